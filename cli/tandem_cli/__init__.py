@@ -1,0 +1,1 @@
+"""The tandem command: thin, it composes the other packages."""

@@ -1,0 +1,184 @@
+"""The router's configuration as the seed writes it: `disaggregated_serving` and `backends`.
+
+One YAML file, read by `load_router_config`; its fields, names and defaults are seed 000's, and
+`EndpointPickerConfig` fields may stand beside them (they are the EPP's own, passed on in `extra`).
+
+Errors: `documents.DocumentError`, with file, line and field.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from .documents import Document, DocumentError, load_documents
+from .durations import parse_duration
+from .paths import Role
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_KNOWN: Final = ("disaggregated_serving", "backends")
+
+
+class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Access to the external store. Never printed: `repr` shows that there are some, no more."""
+
+    access_key: str
+    secret_key: str
+
+    def __repr__(self) -> str:
+        return "Credentials(redacted)"
+
+
+class ExternalStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where KV tensors may be kept outside the pods."""
+
+    endpoint: str
+    kv_namespace: str = "inference/kv-cache"
+    credentials: Credentials | None = None
+
+
+class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether and how requests are split; durations in seconds once loaded."""
+
+    enabled: bool = False
+    prefill_timeout: float = 30.0
+    """All prefill attempts of a request together. Too low: fallbacks under load."""
+    kv_transfer_timeout: float = 10.0
+    """The KV pull. Too low: recomputes on slow fabrics."""
+    fallback_to_unified: bool = True
+    """Serve without the split when it is impossible; false: an error instead."""
+    default_external_storage: ExternalStorage | None = None
+
+
+class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine (or sidecar) the router may choose."""
+
+    name: str
+    url: str
+    role: Role = Role.UNIFIED
+    weight: int = 1
+    """Share of the load beside others of its role; at least 1."""
+    external_storage: ExternalStorage | None = None
+    models: tuple[str, ...] = ()
+    """Model names it serves; empty: any."""
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the URL, port 80 or 443 when it names none."""
+        parts = urlsplit(self.url)
+        return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+class RouterConfig(msgspec.Struct, frozen=True):
+    """The file as a whole."""
+
+    disaggregated_serving: DisaggregatedServing = msgspec.field(
+        default_factory=DisaggregatedServing
+    )
+    backends: tuple[Backend, ...] = ()
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Top-level fields that are not the seed's: the EPP's scheduling configuration."""
+
+
+def load_router_config(file: Path, environ: Mapping[str, str] = os.environ) -> RouterConfig:
+    """Read, check and resolve `file`.
+
+    Raises DocumentError when it is no single YAML mapping, a field is unknown or of the wrong
+    type, a duration does not parse, a `${VAR}` in credentials is not set, a weight is below 1,
+    a URL is not http(s), or two backends share a name.
+    """
+    documents = load_documents(file)
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        raise DocumentError(f"{file}:1: expected one YAML mapping with {' and '.join(_KNOWN)}")
+    return router_config(documents[0], environ)
+
+
+def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfig:
+    """The configuration in a loaded document; raises as `load_router_config`."""
+    data = dict(document.data)
+    _resolve_durations(document, data)
+    _resolve_credentials(document, data, environ)
+    known = {key: data.pop(key) for key in _KNOWN if data.get(key) is not None}
+    try:
+        config = msgspec.convert({**known, "extra": data}, type=RouterConfig)
+    except msgspec.ValidationError as err:
+        message, _, path = str(err).partition(" - at `")
+        raise document.error(path.rstrip("`").removeprefix("$").removeprefix("."), message) from err
+    _check_backends(document, config)
+    return config
+
+
+def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
+    section = data.get("disaggregated_serving")
+    if not isinstance(section, dict):
+        return
+    resolved = dict(section)
+    for name in ("prefill_timeout", "kv_transfer_timeout"):
+        if name not in resolved:
+            continue
+        path = f"disaggregated_serving.{name}"
+        if not isinstance(resolved[name], str):
+            raise document.error(path, f'{resolved[name]!r} has no unit: write "30s" or "250ms"')
+        try:
+            resolved[name] = parse_duration(resolved[name])
+        except ValueError as err:
+            raise document.error(path, str(err)) from err
+    data["disaggregated_serving"] = resolved
+
+
+def _resolve_credentials(document: Document, data: dict[str, Any], env: Mapping[str, str]) -> None:
+    """Put the environment's values for `${VAR}` in every `credentials`, wherever one stands."""
+
+    def walk(node: Any, path: tuple[str | int, ...]) -> Any:
+        if isinstance(node, list):
+            return [walk(value, (*path, i)) for i, value in enumerate(node)]
+        if isinstance(node, dict):
+            return {key: walk(value, (*path, key)) for key, value in node.items()}
+        if isinstance(node, str) and "credentials" in path:
+            return _expand(document, path, node, env)
+        return node
+
+    for key in _KNOWN:
+        if key in data:
+            data[key] = walk(data[key], (key,))
+
+
+def _expand(
+    document: Document, path: tuple[str | int, ...], text: str, env: Mapping[str, str]
+) -> str:
+    for name in _VARIABLE.findall(text):
+        if name not in env:
+            raise document.error(path, f"${{{name}}} is not set in the environment: export {name}")
+    return _VARIABLE.sub(lambda match: env[match[1]], text)
+
+
+def _check_backends(document: Document, config: RouterConfig) -> None:
+    first: dict[str, int] = {}
+    for i, backend in enumerate(config.backends):
+        at = f"backends[{i}]"
+        if backend.name in first:
+            other = document.where(f"backends[{first[backend.name]}].name")
+            raise document.error(
+                f"{at}.name",
+                f"{backend.name!r} is taken by the backend at {other}: names are unique",
+            )
+        first[backend.name] = i
+        if not backend.name:
+            raise document.error(f"{at}.name", "is empty: give every backend a name")
+        if backend.weight < 1:
+            raise document.error(f"{at}.weight", f"{backend.weight} is below 1")
+        _check_url(document, f"{at}.url", backend.url)
+
+
+def _check_url(document: Document, path: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        usable = None
+    if not usable:
+        raise document.error(path, f"{url!r} is not a URL: write http://HOST:PORT")

@@ -1,0 +1,107 @@
+"""YAML documents that know where each value stands, so that an error can name file and line.
+
+    document = load_documents(path)[0]
+    document.where("spec.model.name")  ->  "pools.yaml:7"
+
+Errors: `DocumentError`, one line: `file:line: path: what is wrong`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+Path_ = Sequence[str | int]
+_STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used; the message holds file, line, path and cause."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document: plain dicts, lists and scalars in `data`, and where they stood."""
+
+    file: str
+    data: Any
+    _marks: Any = field(repr=False, compare=False, default=None)
+
+    def where(self, path: str | Path_) -> str:
+        """`file:line` of the value at `path` (`backends[1].role`), or of its nearest parent."""
+        return f"{self.file}:{self._line(steps(path))}"
+
+    def error(self, path: str | Path_, message: str) -> DocumentError:
+        """The error that `message` is wrong with the value at `path`."""
+        dotted = path if isinstance(path, str) else dotted_path(path)
+        return DocumentError(f"{self.where(path)}: {dotted + ': ' if dotted else ''}{message}")
+
+    def _line(self, path: Path_) -> int:
+        node, line = self._marks, getattr(getattr(self._marks, "lc", None), "line", 0) or 0
+        for step in path:
+            if isinstance(node, CommentedMap) and step in node:
+                line = node.lc.key(step)[0]
+            elif isinstance(node, CommentedSeq) and isinstance(step, int) and step < len(node):
+                line = node.lc.item(step)[0]
+            else:
+                break
+            node = node[step]
+        return int(line) + 1
+
+
+def load_documents(file: Path) -> list[Document]:
+    """Every non-empty document of `file`. Raises DocumentError when it cannot be read as YAML."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as err:
+        raise DocumentError(f"{file}: cannot read it: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        line = file.read_bytes()[: err.start].count(b"\n") + 1
+        raise DocumentError(f"{file}:{line}: not UTF-8 (byte {err.start})") from err
+    return parse_documents(text, str(file))
+
+
+def parse_documents(text: str, file: str) -> list[Document]:
+    """The same from a text that came from `file`."""
+    try:
+        loaded = list(YAML(typ="rt").load_all(text))
+    except MarkedYAMLError as err:
+        mark = err.problem_mark or err.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise DocumentError(f"{file}{line}: not YAML: {err.problem or err.context}") from err
+    except YAMLError as err:
+        raise DocumentError(f"{file}: not YAML: {err}") from err
+    return [Document(file, _plain(node), node) for node in loaded if node is not None]
+
+
+def steps(path: str | Path_) -> list[str | int]:
+    """`$.backends[1].role` as steps."""
+    if not isinstance(path, str):
+        return list(path)
+    found = _STEP.findall(path.removeprefix("$"))
+    return [int(index) if index else name for name, index in found]
+
+
+def dotted_path(path: Path_) -> str:
+    """Steps as `backends[1].role`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def _plain(node: Any) -> Any:
+    """Builtin types only: ruamel's scalars carry formatting nobody past this edge wants."""
+    if isinstance(node, dict):
+        return {_plain(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    if isinstance(node, CommentedBase):
+        return str(node)
+    return node

@@ -1,0 +1,32 @@
+"""Durations as people write them: `250ms`, `30s`, `2m` (seed 000), `1h`."""
+
+import re
+from typing import Final
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`.
+
+    >>> parse_duration("1.5s")
+    1.5
+
+    Raises ValueError when `text` is not one non-negative number followed by `ms`, `s`, `m` or `h`.
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a duration: write a number and a unit, like 250ms, 30s or 2m"
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` the way `parse_duration` reads it, in the largest unit that keeps it whole."""
+    millis = round(seconds * 1000)
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if millis and millis % size == 0:
+            return f"{millis // size}{unit}"
+    return f"{millis}ms"

@@ -1,0 +1,29 @@
+"""The error body every Tandem server answers with: OpenAI's shape, as vLLM writes it."""
+
+from typing import Final
+
+import msgspec
+
+TYPES: Final = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    408: "RequestTimeoutError",
+    413: "RequestEntityTooLargeError",
+    429: "TooManyRequestsError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+
+
+def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}` for an HTTP `status`."""
+    kind = TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    )
+
+
+def error_event(status: int, message: str) -> bytes:
+    """The same as one server-sent event, for a stream whose 200 has already gone out."""
+    return b"data: " + error_body(status, message) + b"\n\n"

@@ -1,0 +1,121 @@
+"""`x-tandem-plan`: the EPP's decision, signed, as the sidecar reads it.
+
+    v1.<key id>.<payload>.<mac>        payload: base64url JSON array; mac: HMAC-SHA256 over
+                                       everything before its dot, base64url, 128 bits
+
+Keys are the files of a directory: name = key id, content = secret. The newest name (greatest in
+string order) signs, all verify, so a rotation adds a file, waits, and removes the old one.
+
+Errors: `PlanRejected`: malformed, unsigned, signed by an unknown key, tampered with, or expired.
+"""
+
+import hashlib
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .paths import RoutingPath
+
+_VERSION: Final = "v1"
+_MAC_BYTES: Final = 16
+_MIN_SECRET: Final = 16
+
+
+class PlanRejected(ValueError):
+    """A plan the sidecar must not follow; the message says why, never what it held."""
+
+
+class Target(msgspec.Struct, frozen=True, array_like=True):
+    """A backend by name and by address (`host:port`)."""
+
+    name: str
+    address: str
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One request's decision."""
+
+    path: RoutingPath
+    """The path wanted; the sidecar reports the one taken."""
+    reason: str
+    """Why, one of a few words: a metric label."""
+    decode: Target
+    """The pod this request was sent to."""
+    prefill: tuple[Target, ...] = ()
+    """Ordered prefill candidates; empty unless `path` is prefill_then_decode."""
+    cached_tokens: int = 0
+    """Prompt tokens believed to be on the decode pod."""
+    request_id: str = ""
+    """The request the plan is for; a plan is not good for another."""
+    expires: float = 0.0
+    """Unix seconds after which the plan is void."""
+
+
+_decoder: Final = msgspec.json.Decoder(Plan)
+
+
+def load_keys(directory: Path) -> dict[str, bytes]:
+    """Key id → secret, from the files of `directory` (hidden files skipped: Kubernetes' own).
+
+    Raises ValueError naming the file when a secret is shorter than 16 bytes or an id has a dot.
+    """
+    keys = {}
+    for file in sorted(directory.iterdir()):
+        if file.name.startswith(".") or not file.is_file():
+            continue
+        secret = file.read_bytes().strip()
+        if len(secret) < _MIN_SECRET:
+            raise ValueError(
+                f"{file}: a plan key is at least {_MIN_SECRET} bytes, this has {len(secret)}"
+            )
+        if "." in file.name:
+            raise ValueError(f"{file}: a plan key's file name is its id and may hold no dot")
+        keys[file.name] = secret
+    return keys
+
+
+def sign(plan: Plan, keys: Mapping[str, bytes]) -> str:
+    """The header value, signed with the newest key. Raises ValueError without any key."""
+    if not keys:
+        raise ValueError("no plan key to sign with")
+    key_id = max(keys)
+    head = f"{_VERSION}.{key_id}.{_b64(msgspec.json.encode(plan))}"
+    return f"{head}.{_mac(head, keys[key_id])}"
+
+
+def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float) -> Plan:
+    """The plan in a header value.
+
+    Raises PlanRejected unless a key of `keys` signed it for `request_id` and it has not expired
+    at `now` (Unix seconds).
+    """
+    head, _, mac = value.rpartition(".")
+    version, _, rest = head.partition(".")
+    key_id, _, payload = rest.partition(".")
+    if version != _VERSION or not payload:
+        raise PlanRejected("the plan is malformed")
+    if key_id not in keys:
+        raise PlanRejected("the plan is signed with an unknown key")
+    if not hmac.compare_digest(mac.encode(), _mac(head, keys[key_id]).encode()):
+        raise PlanRejected("the plan's signature is wrong")
+    try:
+        plan = _decoder.decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (ValueError, msgspec.MsgspecError) as err:
+        raise PlanRejected("the plan's payload is malformed") from err
+    if plan.request_id != request_id:
+        raise PlanRejected("the plan is for another request")
+    if plan.expires < now:
+        raise PlanRejected("the plan has expired")
+    return plan
+
+
+def _mac(head: str, secret: bytes) -> str:
+    return _b64(hmac.new(secret, head.encode(), hashlib.sha256).digest()[:_MAC_BYTES])
+
+
+def _b64(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode().rstrip("=")

@@ -1,0 +1,1 @@
+"""Moving KV blocks between engines over TCP: hold, pull, verify, release."""

@@ -1,0 +1,1 @@
+"""Open-loop load: traces, a streaming client that measures, and the report."""

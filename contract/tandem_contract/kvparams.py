@@ -76,7 +76,7 @@ class _Wire(msgspec.Struct):
     remote_request_id: str | None = None
     remote_host: str | None = None
     remote_port: int | None = None
-    remote_block_ids: list[list[int]] | list[int] | None = None
+    remote_block_ids: list[list[int] | int] | None = None
     remote_num_tokens: int | None = None
     remote_prefill_cached_tokens: int | None = None
     tp_size: int | None = None
@@ -116,12 +116,18 @@ def _checked(wire: _Wire | None, raw: bytes) -> KvTransferParams:
     for name in _REQUIRED:
         if getattr(wire, name) in (None, "", []):
             raise ParamsUnusable(f"{FIELD}.{name} is missing")
+    groups = _groups(wire.remote_block_ids or [])
+    if not any(groups):
+        raise ParamsUnusable(f"{FIELD}.remote_block_ids names no block")
+    port = int(wire.remote_port or 0)
+    if not 1 <= port <= 65535:
+        raise ParamsUnusable(f"{FIELD}.remote_port {port} is no port")
     return KvTransferParams(
         remote_engine_id=str(wire.remote_engine_id),
         remote_request_id=str(wire.remote_request_id),
         remote_host=str(wire.remote_host),
-        remote_port=int(wire.remote_port or 0),
-        remote_block_ids=_groups(wire.remote_block_ids or []),
+        remote_port=port,
+        remote_block_ids=groups,
         remote_num_tokens=wire.remote_num_tokens,
         remote_prefill_cached_tokens=wire.remote_prefill_cached_tokens,
         tp_size=wire.tp_size or 1,

@@ -1,0 +1,159 @@
+"""kv_transfer_params: what a reader needs, and every other field kept."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract.kvparams import (
+    CLIENT_FORBIDDEN,
+    FIELD,
+    PREFILL_LEG,
+    KvTransferParams,
+    ParamsUnusable,
+    params_from_object,
+    parse_params,
+)
+
+ANSWER: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "engine-1",
+    "remote_request_id": "cmpl-1",
+    "remote_host": "10.0.0.7",
+    "remote_port": 5600,
+    "remote_block_ids": [[4, 5, 9]],
+    "remote_num_tokens": 40,
+    "remote_prefill_cached_tokens": 16,
+    "tp_size": 2,
+}
+REQUIRED = (
+    "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids",
+)  # fmt: skip
+
+
+def encoded(**changes: Any) -> bytes:
+    return json.dumps({**ANSWER, **changes}).encode()
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in ANSWER.items() if key != name}
+
+
+def test_every_field_a_reader_needs_is_read() -> None:
+    assert parse_params(encoded()) == KvTransferParams(
+        remote_engine_id="engine-1",
+        remote_request_id="cmpl-1",
+        remote_host="10.0.0.7",
+        remote_port=5600,
+        remote_block_ids=((4, 5, 9),),
+        remote_num_tokens=40,
+        remote_prefill_cached_tokens=16,
+        tp_size=2,
+    )
+
+
+def test_raw_is_what_the_producer_wrote_byte_for_byte() -> None:
+    raw = b'{ "transfer_mode":"pull", "big": 18446744073709551617,' + encoded()[1:]
+    assert parse_params(raw).raw == raw
+
+
+def test_unknown_fields_do_no_harm() -> None:
+    assert parse_params(encoded(transfer_mode="pull", future={"a": [1]})).remote_port == 5600
+
+
+def test_null_fields_count_as_absent() -> None:
+    params = parse_params(encoded(remote_num_tokens=None, tp_size=None))
+    assert params.remote_num_tokens is None
+    assert params.tp_size == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "groups"),
+    [
+        ([4, 5, 9], ((4, 5, 9),)),
+        ([[4, 5], [9]], ((4, 5), (9,))),
+        ([[4], []], ((4,), ())),
+        ([0], ((0,),)),
+    ],
+)
+def test_blocks_are_read_flat_and_grouped(
+    blocks: list[Any], groups: tuple[tuple[int, ...], ...]
+) -> None:
+    assert parse_params(encoded(remote_block_ids=blocks)).remote_block_ids == groups
+    object_ = {**ANSWER, "remote_block_ids": blocks}
+    assert params_from_object(object_).remote_block_ids == groups
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+@pytest.mark.parametrize("how", ["absent", "null"])
+def test_a_missing_field_is_named(name: str, how: str) -> None:
+    value = without(name) if how == "absent" else {**ANSWER, name: None}
+    with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):
+        parse_params(json.dumps(value).encode())
+    with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):
+        params_from_object(value)
+
+
+@pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
+def test_params_without_a_block_name_nothing_to_pull(blocks: list[Any]) -> None:
+    with pytest.raises(ParamsUnusable, match="remote_block_ids"):
+        parse_params(encoded(remote_block_ids=blocks))
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_a_port_outside_the_range_is_unusable(port: int) -> None:
+    with pytest.raises(ParamsUnusable, match="remote_port"):
+        parse_params(encoded(remote_port=port))
+
+
+def test_an_answer_that_does_not_offer_its_kv_is_unusable() -> None:
+    with pytest.raises(ParamsUnusable, match="do_remote_prefill"):
+        parse_params(encoded(do_remote_prefill=False))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"null", b"[]", b"3", b"", b"{", b"\xff", b'{"do_remote_prefill": 1}',
+        b'{"remote_port": "5600"}', b'{"remote_block_ids": ["a"]}',
+    ],
+)  # fmt: skip
+def test_what_is_no_params_object_is_unusable(raw: bytes) -> None:
+    with pytest.raises(ParamsUnusable, match=FIELD):
+        parse_params(raw)
+
+
+def test_an_object_of_wrong_types_is_unusable() -> None:
+    with pytest.raises(ParamsUnusable, match="remote_host"):
+        params_from_object({**ANSWER, "remote_host": 7})
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_give_params_or_the_one_error(raw: bytes) -> None:
+    with contextlib.suppress(ParamsUnusable):
+        assert parse_params(raw).raw == raw
+
+
+def test_what_a_producer_encodes_a_reader_parses() -> None:
+    params = parse_params(encoded())
+    again = parse_params(json.dumps(params.encode(transfer_mode="pull")).encode())
+    assert again == params
+    assert json.loads(again.raw)["transfer_mode"] == "pull"
+
+
+def test_the_prefill_leg_offers_and_asks_for_nothing() -> None:
+    leg = json.loads(PREFILL_LEG)
+    assert leg.pop("do_remote_decode") is True
+    assert leg.pop("do_remote_prefill") is False
+    assert set(leg.values()) == {None}
+
+
+def test_a_client_may_not_send_the_params() -> None:
+    assert FIELD in CLIENT_FORBIDDEN
+
+
+def test_the_raw_object_is_not_printed() -> None:
+    assert "transfer_mode" not in repr(parse_params(encoded(transfer_mode="pull")))

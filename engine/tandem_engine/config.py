@@ -1,0 +1,157 @@
+"""What an engine is started with: `EngineConfig`, and vLLM's `--kv-transfer-config` as a type.
+
+Errors: `ConfigError`, one line saying which value is wrong and what would be right.
+"""
+
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tandem_contract import ports
+
+from .types import EngineError, LoadFailurePolicy
+
+DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+CONNECTOR: Final = "NixlConnector"
+"""The one value of `kv_connector` this engine plays: its hand-off has NixlConnector's protocol."""
+
+
+class ConfigError(EngineError, ValueError):
+    """A setting that cannot be used; shown as a usage error."""
+
+
+class KvRole(StrEnum):
+    """vLLM's `kv_role`: which legs of a hand-off this engine takes."""
+
+    PRODUCER = "kv_producer"
+    CONSUMER = "kv_consumer"
+    BOTH = "kv_both"
+
+    @property
+    def produces(self) -> bool:
+        return self is not KvRole.CONSUMER
+
+    @property
+    def consumes(self) -> bool:
+        return self is not KvRole.PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransferConfig:
+    """The engine's part in hand-offs."""
+
+    role: KvRole
+    engine_id: str
+    """Names this incarnation: a restarted engine has another, so that its old KV is void."""
+    lease: float = 30.0
+    """Seconds a finished prompt's blocks wait for a reader. Too low: recomputes when decode
+    queues; too high: blocks of vanished readers stay taken."""
+    policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
+    """What follows when KV cannot be loaded. Recompute, unlike vLLM 0.32: a request is worth
+    more than the seconds it costs."""
+    side_channel_host: str = "127.0.0.1"
+    """Address readers are told to connect to, and the one listened on."""
+    side_channel_port: int = ports.SIDE_CHANNEL
+    """0 takes a free port."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything `Engine` needs; flags and their help are in `main`."""
+
+    model: Path
+    """Hugging Face directory: config.json and *.safetensors."""
+    served_model_name: str | None = None
+    """None: the directory as given, as vLLM does."""
+    dtype: DType = "auto"
+    """Of weights, activations and KV. auto: what config.json says."""
+    block_size: int = 16
+    """Tokens per KV block. Both sides of a hand-off need the same."""
+    num_blocks: int | None = None
+    """KV blocks; None: as many as `kv_bytes` holds."""
+    kv_bytes: int | None = None
+    """KV cache in bytes; None: 1 GiB on CPU, 80 % of the free memory on CUDA."""
+    max_model_len: int | None = None
+    """Prompt and answer together, in tokens; None: the model's own limit."""
+    max_num_seqs: int = 64
+    """Sequences in one step. More raises throughput and every token's latency."""
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step. Lower: long prompts delay running decodes less, and take longer."""
+    seed: int = 0
+    """Of requests that bring no seed."""
+    device: Device = "auto"
+    """auto: CUDA when there is one."""
+    kv_transfer: KvTransferConfig | None = None
+    """None: no hand-offs; a request that asks for one is served whole."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("num_blocks", "kv_bytes", "max_model_len"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or str(self.model)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} is {value}: it must be at least 1")
+
+
+class _Wire(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's KVTransferConfig; the fields that mean nothing here are read and left alone."""
+
+    kv_connector: str
+    kv_role: KvRole
+    engine_id: str | None = None
+    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
+    kv_connector_extra_config: dict[str, Any] = {}
+    kv_buffer_device: str | None = None
+    kv_buffer_size: float | None = None
+    kv_rank: int | None = None
+    kv_parallel_size: int | None = None
+    kv_ip: str | None = None
+    kv_port: int | None = None
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool = False
+
+
+def parse_kv_transfer_config(
+    text: str, *, side_channel_host: str, side_channel_port: int
+) -> KvTransferConfig:
+    """vLLM's JSON as a type; an absent engine id becomes a new one.
+
+    Raises ConfigError when `text` is no such object, names a connector this engine does not play,
+    an unknown field, role or policy, or a lease that is not above 0 seconds.
+    """
+    try:
+        wire = msgspec.json.decode(text, type=_Wire)
+    except (msgspec.MsgspecError, UnicodeEncodeError) as err:
+        raise ConfigError(f"--kv-transfer-config: {err}") from err
+    if wire.kv_connector != CONNECTOR:
+        raise ConfigError(
+            f"--kv-transfer-config: kv_connector {wire.kv_connector!r}: this engine has {CONNECTOR}"
+        )
+    lease = wire.kv_connector_extra_config.get("kv_lease_duration", 30.0)
+    if isinstance(lease, bool) or not isinstance(lease, int | float) or lease <= 0:
+        raise ConfigError(
+            f"--kv-transfer-config: kv_lease_duration {lease!r}: write seconds above 0"
+        )
+    return KvTransferConfig(
+        role=wire.kv_role,
+        engine_id=wire.engine_id or uuid.uuid4().hex,
+        lease=float(lease),
+        policy=wire.kv_load_failure_policy,
+        side_channel_host=side_channel_host,
+        side_channel_port=side_channel_port,
+    )

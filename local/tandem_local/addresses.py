@@ -1,0 +1,76 @@
+"""One address of 127.0.0.0/8 for each pod, so that every pod keeps its standard ports.
+
+Linux routes the whole block to the loopback interface; other systems configure 127.0.0.1 alone.
+"""
+
+import errno
+import hashlib
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Final
+
+from .errors import Refused
+
+UNDECIDED: Final = "127.0.0.1"
+"""Stands for a pod's address before it has one."""
+_ATTEMPTS: Final = 16
+"""Networks tried before giving up; each other stack on the machine takes one."""
+_MOST_PODS: Final = 250
+
+
+def allocate(pods: Mapping[str, Sequence[int]], seed: str) -> dict[str, str]:
+    """Pod name → address, given the ports each pod will listen on.
+
+    The same names and seed give the same addresses, unless another process holds one of them.
+    Raises Refused where the machine has no such addresses, or none with these ports free.
+    """
+    if len(pods) > _MOST_PODS:
+        raise Refused(f"{len(pods)} pods: one machine runs up to {_MOST_PODS}")
+    for attempt in range(_ATTEMPTS):
+        network = _network(f"{seed}#{attempt}")
+        chosen = {name: f"{network}.{i}" for i, name in enumerate(sorted(pods), start=1)}
+        if all(_free(chosen[name], ports) for name, ports in pods.items()):
+            return chosen
+    raise Refused("no free addresses in 127.0.0.0/8: stop what else listens there")
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether this process could listen on `host:port` now."""
+    return _free(host, (port,))
+
+
+def free_port(host: str) -> int:
+    """A port nobody listens on at `host`."""
+    with closing(socket.socket()) as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
+def _network(seed: str) -> str:
+    digest = hashlib.sha256(seed.encode()).digest()
+    return f"127.{1 + digest[0] % 254}.{digest[1]}"
+
+
+def _free(address: str, ports: Iterable[int]) -> bool:
+    for port in (0, *ports):
+        with closing(socket.socket()) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((address, port))
+            except OSError as err:
+                if err.errno == errno.EADDRNOTAVAIL:
+                    raise Refused(_no_such_address(address)) from err
+                if err.errno in (errno.EADDRINUSE, errno.EACCES):
+                    return False
+                raise
+    return True
+
+
+def _no_such_address(address: str) -> str:
+    system = os.uname().sysname
+    return (
+        f"{system} cannot listen on {address}: every pod needs its own address in 127.0.0.0/8. "
+        f"Linux has them all; on macOS add each: sudo ifconfig lo0 alias {address} up"
+    )

@@ -1,0 +1,231 @@
+"""Pods as processes: what starts after what, when a pod is ready, how it ends.
+
+Init containers run first, in order; one with `restartPolicy: Always` is a sidecar: the next
+container starts once it has started, and it ends after the pod's other containers. An init
+container that fails is not retried. Ending: every preStop hook, then SIGTERM, then SIGKILL when
+the pod's grace period is over, or `stop_timeout` when that is shorter.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from . import addresses
+from .container import Container
+from .errors import Refused, StartFailed
+from .machine import Machine
+from .podspec import PodSpec, parse_pod, pod_name
+from .process import tail
+
+
+class RunningPod:
+    """One pod's containers."""
+
+    def __init__(
+        self, spec: PodSpec, init: Sequence[tuple[Container, bool]], containers: Sequence[Container]
+    ) -> None:
+        self.spec = spec
+        self._init = init
+        self.containers = tuple(containers)
+        self.sidecars = tuple(container for container, sidecar in init if sidecar)
+        self._starting: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Every container and sidecar is ready."""
+        return all(container.ready for container in (*self.sidecars, *self.containers))
+
+    @property
+    def restarts(self) -> int:
+        """Of all containers together."""
+        return sum(container.restarts for container in (*self.sidecars, *self.containers))
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Container → process group of what runs of it now."""
+        running = (*(container for container, _ in self._init), *self.containers)
+        return {c.spec.name: c.pid for c in running if c.pid is not None}
+
+    def fallen(self) -> Container | None:
+        """A container that ended and should not have."""
+        for container, sidecar in self._init:
+            if container.exit_code if not sidecar else container.exit_code is not None:
+                return container
+        return next((c for c in self.containers if c.exit_code is not None), None)
+
+    def start(self, changes: "Changes") -> None:
+        """Begin to start its containers, in order."""
+        self._starting = asyncio.create_task(self._start(changes), name=f"pod {self.spec.name}")
+
+    async def _start(self, changes: "Changes") -> None:
+        for container, sidecar in self._init:
+            container.start()
+            if sidecar:
+                await changes.until(partial(_has_started, container))
+            elif await container.wait() != 0:
+                return
+        for container in self.containers:
+            container.start()
+
+    async def stop(self, stop_timeout: float) -> None:
+        """End all its containers; returns when none of its processes is left."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        grace = min(self.spec.grace, stop_timeout)
+        ends = asyncio.get_running_loop().time() + grace
+
+        def left() -> float:
+            return max(0.0, ends - asyncio.get_running_loop().time())
+
+        everyone = (*(container for container, _ in self._init), *self.containers)
+        await asyncio.gather(*(container.pre_stop(grace) for container in everyone))
+        await asyncio.gather(*(container.stop(left()) for container in self.containers))
+        for container, _ in reversed(self._init):
+            await container.stop(left())
+
+
+class Changes:
+    """Wakes whoever waits for something about the pods to become true."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Something changed."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition()` is true; it is asked after every change."""
+        while not condition():
+            await self._event.wait()
+
+
+class Runner:
+    """Runs pods on this machine below one directory.
+
+    runner = Runner(run_dir, secrets={"keys": directory})
+    pods = runner.add(documents)
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    …
+    await runner.stop()
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        secrets: Mapping[str, Path] | None = None,
+        machine: Machine | None = None,
+        stop_timeout: float = 10.0,
+    ) -> None:
+        """`secrets`: secret name → directory of its files. `stop_timeout`: seconds, per pod."""
+        self.changes = Changes()
+        self.pods: dict[str, RunningPod] = {}
+        self._run_dir = run_dir
+        self._secrets = dict(secrets or {})
+        self._machine = machine or Machine.here()
+        self._stop_timeout = stop_timeout
+        self._http: aiohttp.ClientSession | None = None
+
+    def add(self, documents: Sequence[Mapping[str, Any]]) -> tuple[RunningPod, ...]:
+        """Check the Pods and give each an address; nothing is started. Raises Refused."""
+        names = [pod_name(document) for document in documents]
+        for name in names:
+            if names.count(name) > 1 or name in self.pods:
+                raise Refused(f"pod {name}: two pods have this name: give each its own")
+        checked = [self._parse(document, addresses.UNDECIDED) for document in documents]
+        listens = {p.name: [port for c in p.every_container for port in c.ports] for p in checked}
+        given = addresses.allocate(listens, f"{self._run_dir}/{len(self.pods)}")
+        specs = [self._parse(d, given[name]) for name, d in zip(names, documents, strict=True)]
+        added = tuple(self._prepare(spec) for spec in specs)
+        self.pods.update((pod.spec.name, pod) for pod in added)
+        return added
+
+    def start(self, pods: Sequence[RunningPod]) -> None:
+        """Begin to start `pods`, all at once."""
+        for pod in pods:
+            pod.start(self.changes)
+
+    async def wait_ready(self, pods: Sequence[RunningPod], timeout: float = 300.0) -> None:
+        """Return once all are ready.
+
+        Raises StartFailed when a container ends before, or after `timeout` seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self.changes.until(
+                    lambda: all(pod.ready for pod in pods) or any(pod.fallen() for pod in pods)
+                )
+        except TimeoutError:
+            slow = next(pod for pod in pods if not pod.ready)
+            container = next(c for c in (*slow.sidecars, *slow.containers) if not c.ready)
+            raise StartFailed(_story(slow, container, f"not ready after {timeout:.0f} s")) from None
+        for pod in pods:
+            if (fallen := pod.fallen()) is not None:
+                raise StartFailed(_story(pod, fallen, f"ended with {fallen.exit_code}"))
+
+    async def stop(self) -> None:
+        """End every pod, all at once; returns when no process of theirs is left."""
+        await asyncio.gather(*(pod.stop(self._stop_timeout) for pod in self.pods.values()))
+        self.pods.clear()
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    def _parse(self, document: Mapping[str, Any], address: str) -> PodSpec:
+        pod = pod_name(document)
+
+        def volume(name: str, raw: Mapping[str, Any]) -> Path:
+            if "hostPath" in raw:
+                path = Path(raw["hostPath"]["path"])
+                if not path.exists():
+                    raise Refused(f"pod {pod}: volume {name}: {path} does not exist here")
+                return path
+            if "secret" in raw:
+                secret = raw["secret"]["secretName"]
+                if secret not in self._secrets:
+                    raise Refused(f"pod {pod}: volume {name}: no secret {secret!r} is known here")
+                return self._secrets[secret]
+            if "emptyDir" not in raw:
+                raise Refused(f"pod {pod}: volume {name}: is of no kind the local runner knows")
+            path = self._run_dir / "pods" / pod / "volumes" / name
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+
+        return parse_pod(document, address=address, volume=volume)
+
+    def _prepare(self, pod: PodSpec) -> RunningPod:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+        directory = self._run_dir / "pods" / pod.name
+        directory.mkdir(parents=True, exist_ok=True)
+        made = {}
+        for raw in pod.every_container:
+            spec, env = self._machine.prepare(pod, raw)
+            made[spec.name] = Container(
+                spec,
+                env=env,
+                log=directory / f"{spec.name}.log",
+                http=self._http,
+                changed=self.changes.notify,
+            )
+        init = [(made[spec.name], sidecar) for spec, sidecar in pod.init]
+        return RunningPod(pod, init, [made[spec.name] for spec in pod.containers])
+
+
+def _has_started(container: Container) -> bool:
+    return container.started
+
+
+def _story(pod: RunningPod, container: Container, what: str) -> str:
+    name = f"{pod.spec.name}/{container.spec.name}"
+    reason = f" ({container.reason})" if container.reason else ""
+    lines = [f"{name} | {line}" for line in tail(container.log)]
+    return "\n".join([*lines, f"{name}: {what}{reason}; its log: {container.log}"])

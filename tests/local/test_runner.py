@@ -1,0 +1,221 @@
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tandem_local.errors import Refused, StartFailed
+from tandem_local.runner import Runner
+
+from .pods import container, get, group_is_gone, pod, until
+
+pytestmark = pytest.mark.component
+
+
+async def test_two_pods_keep_their_port_on_addresses_of_their_own(runner: Runner) -> None:
+    pods = runner.add([pod("a"), pod("b")])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    me = [await get(p.spec.address, "/me") for p in pods]
+    assert pods[0].spec.address != pods[1].spec.address
+    assert [m["env"]["POD_IP"] for m in me] == [p.spec.address for p in pods]
+    groups = [pid for p in pods for pid in p.pids.values()]
+    await runner.stop()
+    assert all(group_is_gone(group) for group in groups)
+
+
+async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    made = container(
+        args=("--keys=/var/keys/k1", "/models/x/y", "$(SCRATCH)", "$$(NAME)", "$(NOBODY)"),
+        env=[
+            {"name": "SCRATCH", "value": "/scratch/$(NAME)"},
+            {"name": "UID_", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            {"name": "LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a/b']"}}},
+        ],
+        volumeMounts=[
+            {"name": "keys", "mountPath": "/var/keys", "readOnly": True},
+            {"name": "model", "mountPath": "/models/x"},
+            {"name": "scratch", "mountPath": "/scratch"},
+        ],
+    )
+    volumes = [
+        {"name": "keys", "secret": {"secretName": "plan-keys"}},
+        {"name": "model", "hostPath": {"path": str(tmp_path / "model"), "type": "Directory"}},
+        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+    ]
+    pods = runner.add([pod("a", made, volumes=volumes)])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    me = await get(pods[0].spec.address, "/me")
+    scratch = tmp_path / "run/pods/a/volumes/scratch"
+    assert me["argv"] == [
+        f"--keys={tmp_path}/keys/k1",
+        f"{tmp_path}/model/y",
+        f"{scratch}/web",
+        "$(NAME)",
+        "$(NOBODY)",
+    ]
+    assert scratch.is_dir()
+    assert (me["env"]["UID_"], me["env"]["LABEL"]) == ("uid-a", "c")
+
+
+async def test_a_sidecar_starts_first_and_ends_last(runner: Runner, tmp_path: Path) -> None:
+    events = {"name": "EVENTS", "value": str(tmp_path / "events")}
+    hook = {"httpGet": {"path": f"/touch?{tmp_path}/events", "port": 8000}}
+    side = container(
+        "side", 8001, env=[events], restartPolicy="Always",
+        startupProbe={"httpGet": {"path": "/", "port": 8001}, "failureThreshold": 30},
+    )  # fmt: skip
+    # The main container may only start once the sidecar accepts connections.
+    probe = "import os, socket; socket.create_connection((os.environ['POD_IP'], 8001)).close()"
+    once = container("once", command=["python", "-c", probe])
+    main = container("main", env=[events], lifecycle={"preStop": hook})
+    pods = runner.add([pod("a", main, initContainers=[side, once])])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    await runner.stop()
+    written = (tmp_path / "events").read_text().splitlines()
+    assert written == ["prestop main", "sigterm main", "sigterm side"]
+
+
+async def test_a_crashed_container_is_restarted(runner: Runner) -> None:
+    pods = runner.add([pod("a")])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    first = await get(pods[0].spec.address, "/me")
+    with pytest.raises(aiohttp.ClientError):
+        await get(pods[0].spec.address, "/exit?3")
+    await until(lambda: not pods[0].ready)
+    await until(lambda: pods[0].ready)
+    assert pods[0].restarts == 1
+    assert (await get(pods[0].spec.address, "/me"))["pid"] != first["pid"]
+
+
+async def test_a_container_that_is_not_alive_is_restarted(runner: Runner, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    alive.touch()
+    check = {"exec": {"command": ["test", "-e", str(alive)]}}
+    made = container(livenessProbe={**check, "periodSeconds": 0.05, "failureThreshold": 1})
+    pods = runner.add([pod("a", made)])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    alive.unlink()
+    await until(lambda: pods[0].containers[0].exit_code is not None)
+    alive.touch()
+    await until(lambda: pods[0].restarts > 0 and pods[0].ready)
+    assert "liveness" in pods[0].containers[0].reason
+
+
+async def test_readiness_comes_and_goes(runner: Runner, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    probe = {"exec": {"command": ["test", "-e", str(flag)]}, "periodSeconds": 0.05}
+    pods = runner.add([pod("a", container(readinessProbe={**probe, "failureThreshold": 1}))])
+    runner.start(pods)
+    await until(lambda: pods[0].containers[0].started)
+    assert not pods[0].ready
+    flag.touch()
+    await runner.wait_ready(pods)
+    flag.unlink()
+    await until(lambda: not pods[0].ready)
+    assert pods[0].restarts == 0
+
+
+async def test_what_dies_before_it_is_ready_is_told_with_its_log(runner: Runner) -> None:
+    bad = container("bad", command=["python", "-c", "print('no such model'); raise SystemExit(7)"])
+    pods = runner.add([pod("a", bad), pod("b")])
+    runner.start(pods)
+    with pytest.raises(StartFailed) as failure:
+        await runner.wait_ready(pods)
+    assert "a/bad | no such model" in str(failure.value)
+    assert "a/bad: ended with 7" in str(failure.value)
+
+
+async def test_what_never_gets_ready_is_named(runner: Runner) -> None:
+    pods = runner.add([pod("a", container(readinessProbe={"exec": {"command": ["false"]}}))])
+    runner.start(pods)
+    with pytest.raises(StartFailed, match="a/web: not ready after 1 s"):
+        await runner.wait_ready(pods, timeout=1)
+
+
+async def test_a_failing_startup_probe_is_the_reason(runner: Runner) -> None:
+    probe = {"tcpSocket": {"port": 1}, "periodSeconds": 0.1, "failureThreshold": 1}
+    pods = runner.add([pod("a", container(startupProbe=probe))])
+    runner.start(pods)
+    with pytest.raises(StartFailed, match="its startup probe failed"):
+        await runner.wait_ready(pods)
+
+
+async def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    runner = Runner(tmp_path / "run", stop_timeout=0.2)
+    pods = runner.add([pod("a", container(args=("--stubborn", "--grandchild")))])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    group = pods[0].pids["web"]
+    await runner.stop()
+    assert group_is_gone(group)
+
+
+async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
+    slow = container("slow", readinessProbe={"exec": {"command": ["sleep", "600"]}})
+    slow["readinessProbe"]["timeoutSeconds"] = 600
+    pods = runner.add([pod("a", slow)])
+    runner.start(pods)
+    await until(lambda: bool(pods[0].pids))
+    groups = list(pods[0].pids.values())
+    await runner.stop()
+    assert all(group_is_gone(group) for group in groups)
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"hostNetwork": True}, "pod a: spec.hostNetwork: the local runner cannot honour this"),
+        ({"volumes": [{"name": "v", "nfs": {}}]}, r"spec.volumes\[0\].nfs: the local"),
+        ({"volumes": [{"name": "v"}]}, "volume v: is of no kind"),
+        ({"volumes": [{"name": "v", "secret": {"secretName": "x"}}]}, "no secret 'x' is known"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/no/such"}}]}, "/no/such does not exist"),
+        ({"containers": "web"}, "spec.containers: the local runner cannot honour this"),
+    ],
+)
+async def test_pods_that_cannot_run_here(runner: Runner, spec: object, message: str) -> None:
+    document = pod("a")
+    document["spec"].update(spec)
+    with pytest.raises(Refused, match=message):
+        runner.add([document])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"command": None}, "web: image python:3.11 cannot be run as a process"),
+        ({"command": ["no-such-program"]}, "no-such-program .* is not on PATH"),
+        ({"readinessProbe": {"grpc": {"port": 1}}}, r"containers\[0\].readinessProbe.grpc"),
+        ({"readinessProbe": {"httpGet": {"port": "x"}}}, "no port .* is named 'x'"),
+        ({"volumeMounts": [{"name": "x", "mountPath": "/x"}]}, "no volume is named 'x'"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "99"}}}, "asks for 99 nvidia.com/gpu"),
+        ({"resources": {"limits": {"rdma/hca": "1"}}}, "asks for rdma/hca"),
+        ({"ports": [{"containerPort": "x"}]}, "pod a: not a Pod: "),
+    ],
+)
+async def test_containers_that_cannot_run_here(
+    runner: Runner, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        runner.add([pod("a", container(**fields))])
+
+
+async def test_two_pods_of_one_name(runner: Runner) -> None:
+    with pytest.raises(Refused, match="pod a: two pods have this name"):
+        runner.add([pod("a"), pod("a")])
+
+
+async def test_what_only_kubernetes_needs_is_ignored(runner: Runner) -> None:
+    document = pod(
+        "a",
+        container(securityContext={"runAsUser": 1}, imagePullPolicy="Never"),
+        nodeSelector={"x": "y"},
+        tolerations=[{"operator": "Exists"}],
+        affinity={"podAffinity": {}},
+    )
+    assert runner.add([document])[0].spec.name == "a"

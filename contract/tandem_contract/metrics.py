@@ -3,6 +3,7 @@
 The seed's six keep its names exactly; counters are listed with the `_total` that Prometheus sees.
 """
 
+from enum import StrEnum
 from typing import Final
 
 # Exported by the sidecar (seed 000).
@@ -12,6 +13,14 @@ DECODE_SECONDS: Final = "disaggregated_decode_duration_seconds"
 KV_TRANSFER_SECONDS: Final = "disaggregated_kv_transfer_duration_seconds"
 FALLBACKS: Final = "disaggregated_fallback_total"
 ERRORS: Final = "disaggregated_errors_total"
+
+# Their labels.
+ROUTING_PATH_LABEL: Final = "routing_path"
+"""Of REQUESTS: a `RoutingPath` value."""
+PHASE_LABEL: Final = "phase"
+"""Of ERRORS: an `ErrorPhase` value."""
+BACKEND_LABEL: Final = "backend"
+"""Of PREFILL_SECONDS and DECODE_SECONDS: a backend's name."""
 
 # Exported by every engine under vLLM's names, read by the EPP, the demo and `tandem status`.
 ENGINE_RUNNING: Final = "vllm:num_requests_running"
@@ -28,3 +37,27 @@ ENGINE_XFER_SECONDS: Final = "vllm:nixl_xfer_time_seconds"
 ENGINE_XFER_BYTES: Final = "vllm:nixl_bytes_transferred"
 ENGINE_XFER_FAILED: Final = "vllm:nixl_num_failed_transfers_total"
 ENGINE_KV_EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
+PROCESS_START_TIME: Final = "process_start_time_seconds"
+"""Unix seconds; a new value means a new process, whose caches are empty."""
+ENGINE_WAITING_BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
+"""Label `reason`: `capacity`, or `deferred` for those waiting for remote KV."""
+ENGINE_PROMPT_BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
+"""Label `source`: a `PromptSource` value."""
+ENGINE_SUCCESS: Final = "vllm:request_success_total"
+"""Label `finished_reason`."""
+ENGINE_PREEMPTIONS: Final = "vllm:num_preemptions_total"
+ENGINE_TTFT_SECONDS: Final = "vllm:time_to_first_token_seconds"
+ENGINE_ITL_SECONDS: Final = "vllm:inter_token_latency_seconds"
+ENGINE_E2E_SECONDS: Final = "vllm:e2e_request_latency_seconds"
+
+# Exported by the reference engine only; vLLM has no name for it.
+ENGINE_HELD: Final = "tandem_engine_held_requests"
+"""Finished prompts whose KV waits for a reader: a prefill pod may stop when it is zero."""
+
+
+class PromptSource(StrEnum):
+    """Where the KV of prompt tokens came from (vLLM's values)."""
+
+    COMPUTED = "local_compute"
+    CACHED = "local_cache_hit"
+    EXTERNAL = "external_kv_transfer"

@@ -1,0 +1,204 @@
+"""An OpenAI client that measures, and the drivers over it.
+
+    async with Client("http://127.0.0.1:8080", "tiny") as client:
+        result = await client.send(Call("Once upon a time", max_tokens=16))
+        results = await run_open_loop(client.send, [Timed(0.0, call), Timed(0.25, other)])
+        results = await converse(client.send, script)
+
+A request that fails raises nothing: `Result.error` says why its answer is not whole.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from time import perf_counter
+from typing import Final, Self
+
+import aiohttp
+import msgspec
+from tandem_contract import headers
+from tandem_contract.paths import RoutingPath
+
+from .answers import AnswerBuilder, AnswerError, error_message, parse_answer
+from .calls import Answer, Call, Result
+from .conversations import Script
+from .sse import EventParser
+
+Send = Callable[[Call], Awaitable[Result]]
+
+_PATHS: Final = {path.value: path for path in RoutingPath}
+
+
+class Client:
+    """One endpoint and one model name; connections are pooled, any number at a time."""
+
+    def __init__(self, url: str, model: str, *, timeout: float = 300.0) -> None:
+        """`url` with or without `/v1`; `timeout` in seconds for a whole answer."""
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def send(self, call: Call, *, request_id: str | None = None) -> Result:
+        """Post one call and read its answer to the end."""
+        exchange = _Exchange(call)
+        try:
+            await self._post(exchange, request_id)
+        except AnswerError as err:
+            exchange.error = str(err)
+        except UnicodeDecodeError:
+            exchange.error = "the stream is not UTF-8"
+        except TimeoutError:
+            exchange.error = f"timed out after {self._timeout:g} s"
+        except (aiohttp.ClientError, OSError) as err:
+            exchange.error = f"{type(err).__name__}: {err}".rstrip(": ")
+        return exchange.result()
+
+    async def _post(self, exchange: "_Exchange", request_id: str | None) -> None:
+        call = exchange.call
+        request_headers = {"content-type": "application/json"}
+        if request_id:
+            request_headers[headers.REQUEST_ID] = request_id
+        async with self._session.post(
+            self._url + call.path,
+            data=msgspec.json.encode(call.body(self._model)),
+            headers=request_headers,
+            allow_redirects=False,
+        ) as response:
+            exchange.status, exchange.headers = response.status, response.headers
+            if response.status != 200:
+                raise AnswerError(f"HTTP {response.status}: {error_message(await response.read())}")
+            if call.stream:
+                await exchange.read_stream(response.content)
+            else:
+                exchange.answer = parse_answer(await response.read())
+
+
+class _Exchange:
+    """One request while it goes on."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.status: int | None = None
+        self.headers: Mapping[str, str] = {}
+        self.answer = Answer()
+        self.error: str | None = None
+        self._token_times: list[float] = []
+        self._started = perf_counter()
+
+    async def read_stream(self, content: aiohttp.StreamReader) -> None:
+        """Take events to the stream's end; what came is kept when it breaks off."""
+        parser, builder = EventParser(), AnswerBuilder()
+        try:
+            async for data in content.iter_any():
+                now = perf_counter()
+                for event in parser.feed(data):
+                    if builder.add(event):
+                        self._token_times.append(now)
+            builder.finish()
+        finally:
+            self.answer = builder.so_far()
+
+    def result(self) -> Result:
+        """The exchange, ended now."""
+        times = self._token_times
+        return Result(
+            call=self.call,
+            status=self.status,
+            routing_path=_PATHS.get(self.headers.get(headers.ROUTING_PATH, "")),
+            prefill_backend=self.headers.get(headers.PREFILL_BACKEND),
+            decode_backend=self.headers.get(headers.DECODE_BACKEND),
+            answer=self.answer,
+            ttft=times[0] - self._started if times else None,
+            itls=tuple(later - earlier for earlier, later in pairwise(times)),
+            total=perf_counter() - self._started,
+            error=self.error,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A call and when to send it, seconds after the start."""
+
+    at: float
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come."""
+
+    total: int
+    sent: int = 0
+    finished: int = 0
+    """Failed ones too."""
+    failed: int = 0
+
+
+async def run_open_loop(
+    send: Send,
+    calls: Sequence[Timed],
+    *,
+    max_in_flight: int = 1000,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> list[Result]:
+    """Send every call at its time, whatever the answers do; results in the order of `calls`.
+
+    A call whose time comes while `max_in_flight` answers are still awaited is not sent later, as
+    that would hide the overload: it fails, and its result says so. Cancelling the run closes
+    every connection it has open. `on_progress` hears of each call sent and each one ended.
+    """
+    results = [Result(timed.call, error="not sent") for timed in calls]
+    progress = Progress(len(calls))
+    clock = asyncio.get_running_loop().time
+
+    async def one(index: int) -> None:
+        results[index] = await send(calls[index].call)
+        end(index)
+
+    def end(index: int) -> None:
+        nonlocal progress
+        failed = progress.failed + (not results[index].ok)
+        progress = replace(progress, finished=progress.finished + 1, failed=failed)
+        on_progress(progress)
+
+    start = clock()
+    async with asyncio.TaskGroup() as group:
+        for index in sorted(range(len(calls)), key=lambda i: calls[i].at):
+            await asyncio.sleep(max(0.0, start + calls[index].at - clock()))
+            in_flight = progress.sent - progress.finished
+            progress = replace(progress, sent=progress.sent + 1)
+            on_progress(progress)
+            if in_flight >= max_in_flight:
+                reason = f"not sent: {in_flight} requests were in flight already"
+                results[index] = replace(results[index], error=reason)
+                end(index)
+            else:
+                group.create_task(one(index))
+    return results
+
+
+async def converse(
+    send: Send, script: Script, *, on_result: Callable[[Result], None] = lambda _: None
+) -> list[Result]:
+    """Run a conversation, each step after the one before; it ends early where a step fails."""
+    results: list[Result] = []
+    for step in range(len(script.steps)):
+        result = await send(script.call(step, [r.answer.text for r in results]))
+        results.append(result)
+        on_result(result)
+        if not result.ok:
+            break
+    return results

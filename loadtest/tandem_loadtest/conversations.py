@@ -1,0 +1,145 @@
+"""The demo's workload: conversations over long shared documents, and short prompts.
+
+    for script in workload(Shape(), seed=7):
+        answers = []
+        for step in range(len(script.steps)):
+            call = script.call(step, answers)
+            answers.append(await ask(call))
+
+Everything follows from the seed but the answers, which each next turn carries. Text is words of a
+fixed list, plain ASCII: a tokenizer makes at most one token of a character.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .calls import Call, Message
+
+_WORDS: Final = """
+river stone engine paper window garden signal harbor copper bridge market valley lantern ladder
+number letter morning evening winter summer station carriage timber village orchard weather compass
+anchor kettle basket meadow thunder silver granite ribbon pocket hammer carries opens follows
+gathers measures answers crosses repairs counts watches builds turns slowly quietly often again
+always nearly below beyond across under before after early late old small bright heavy narrow
+distant quiet warm cold open round steady plain common
+"""
+_VOCABULARY: Final = tuple(_WORDS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the workload is; lengths in characters."""
+
+    groups: int = 2
+    """Shared documents."""
+    users: int = 3
+    """Conversations over each document."""
+    turns: int = 3
+    """Questions per conversation; the last is asked twice."""
+    document: int = 1200
+    """Of each shared document, exactly."""
+    question: int = 60
+    shorts: int = 6
+    """Conversations of one short prompt that shares nothing."""
+    short: int = 40
+    max_tokens: int = 16
+    """Of each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a script: which question, and how it is asked."""
+
+    question: int
+    """Index; one that was asked before is the same prompt once more."""
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One user's requests, to be sent one after the other."""
+
+    name: str
+    document: str
+    """What every prompt begins with; empty for none."""
+    questions: tuple[str, ...]
+    steps: tuple[Step, ...]
+    chat: bool
+    max_tokens: int
+
+    def call(self, step: int, answers: Sequence[str]) -> Call:
+        """The request of `step`, given the answers to all steps before it.
+
+        Raises ValueError when there are fewer answers than earlier steps.
+        """
+        if len(answers) < step:
+            raise ValueError(f"step {step} continues {step} answers, {len(answers)} are here")
+        now = self.steps[step]
+        said: dict[int, str] = {}
+        for earlier, answer in zip(self.steps[:step], answers, strict=False):
+            said.setdefault(earlier.question, answer)
+        turns = [(self.questions[i], said[i]) for i in range(now.question)]
+        question = self.questions[now.question]
+        prompt = self._chat(turns, question) if self.chat else self._text(turns, question)
+        return Call(prompt, max_tokens=self.max_tokens, stream=now.stream)
+
+    def _chat(self, turns: Sequence[tuple[str, str]], question: str) -> tuple[Message, ...]:
+        messages = [Message("system", self.document)] if self.document else []
+        for asked, answered in turns:
+            messages += [Message("user", asked), Message("assistant", answered)]
+        return (*messages, Message("user", question))
+
+    def _text(self, turns: Sequence[tuple[str, str]], question: str) -> str:
+        parts = [self.document] if self.document else []
+        for asked, answered in turns:
+            parts += [f"Question: {asked}", f"Answer:{answered}"]
+        return "\n".join([*parts, f"Question: {question}", "Answer:"])
+
+
+def workload(shape: Shape, *, seed: int = 0) -> list[Script]:
+    """Every script: long conversations first, those of a group beside each other, then the shorts.
+
+    Chat and completions alternate between conversations, streaming and not between requests.
+    A group uses one endpoint throughout, so that its users share the document's prefix.
+    """
+    drawn = random.Random(seed)
+    scripts = []
+    for group in range(shape.groups):
+        document = _text(drawn, shape.document)
+        for user in range(shape.users):
+            questions = tuple(_text(drawn, shape.question) for _ in range(shape.turns))
+            steps = [Step(turn, stream=(user + turn) % 2 == 0) for turn in range(shape.turns)]
+            again = Step(shape.turns - 1, stream=not steps[-1].stream)
+            scripts.append(
+                Script(
+                    name=f"group-{group}-user-{user}",
+                    document=document,
+                    questions=questions,
+                    steps=(*steps, again),
+                    chat=group % 2 == 0,
+                    max_tokens=shape.max_tokens,
+                )
+            )
+    return scripts + [_short(drawn, shape, i) for i in range(shape.shorts)]
+
+
+def _short(drawn: random.Random, shape: Shape, index: int) -> Script:
+    return Script(
+        name=f"short-{index}",
+        document="",
+        questions=(_text(drawn, shape.short),),
+        steps=(Step(0, stream=index // 2 % 2 == 0),),
+        chat=index % 2 == 0,
+        max_tokens=shape.max_tokens,
+    )
+
+
+def _text(drawn: random.Random, length: int) -> str:
+    """Sentences of exactly `length` characters."""
+    text = ""
+    while len(text) < length:
+        words = drawn.choices(_VOCABULARY, k=drawn.randint(5, 11))
+        text += " ".join(words).capitalize() + ". "
+    return text[: length - 1].rstrip().ljust(length, ".")[:length]

@@ -1,0 +1,100 @@
+"""Figures of a run, per routing path. All times in seconds.
+
+Percentiles interpolate linearly between the two nearest ranks (numpy's default), so that figures
+compare with vLLM's own benchmark.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil, floor
+from statistics import fmean
+from typing import Final
+
+from .calls import Result
+
+UNROUTED: Final = "unrouted"
+"""Path of results whose server named none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slos:
+    """What a good request keeps to, in seconds."""
+
+    ttft: float
+    itl: float
+    """Mean of one request's times between tokens."""
+
+    def met_by(self, result: Result) -> bool:
+        """Whether a whole, streamed answer kept both; what was not streamed shows neither."""
+        if not result.ok or result.ttft is None or result.ttft > self.ttft:
+            return False
+        return not result.itls or fmean(result.itls) <= self.itl
+
+
+@dataclass(frozen=True, slots=True)
+class PathFigures:
+    """Figures of the requests of one path; None where nothing was measured.
+
+    Times are those of whole, streamed answers; ITL percentiles are over every gap of all of them.
+    """
+
+    requests: int
+    failed: int
+    ttft_p50: float | None
+    ttft_p99: float | None
+    itl_p50: float | None
+    itl_p99: float | None
+    goodput: float | None = None
+    """Requests per second that met the SLOs; None without SLOs."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The `percent`-th percentile, linear between ranks. Raises ValueError for no values."""
+    if not values or not 0 <= percent <= 100:
+        raise ValueError("a percentile is of at least one value, from 0 to 100")
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    low, high = ordered[floor(rank)], ordered[ceil(rank)]
+    return min(high, low + (high - low) * (rank - floor(rank)))
+
+
+def summarize(
+    results: Iterable[Result], *, slos: Slos | None = None, seconds: float | None = None
+) -> dict[str, PathFigures]:
+    """Figures by routing path, in the paths' alphabetical order.
+
+    Goodput needs `slos` and the run's `seconds`. Raises ValueError for SLOs without a duration.
+    """
+    by_path: dict[str, list[Result]] = {}
+    for result in results:
+        by_path.setdefault(result.routing_path or UNROUTED, []).append(result)
+    return {path: figures(by_path[path], slos=slos, seconds=seconds) for path in sorted(by_path)}
+
+
+def figures(
+    results: Sequence[Result], *, slos: Slos | None = None, seconds: float | None = None
+) -> PathFigures:
+    """The same of all results together."""
+    if slos and not seconds:
+        raise ValueError("goodput is per second: give the run's duration")
+    whole = [r for r in results if r.ok]
+    ttfts = [r.ttft for r in whole if r.ttft is not None]
+    itls = [itl for r in whole for itl in r.itls]
+    return PathFigures(
+        requests=len(results),
+        failed=len(results) - len(whole),
+        ttft_p50=_percentile(ttfts, 50),
+        ttft_p99=_percentile(ttfts, 99),
+        itl_p50=_percentile(itls, 50),
+        itl_p99=_percentile(itls, 99),
+        goodput=sum(map(slos.met_by, results)) / seconds if slos and seconds else None,
+    )
+
+
+def to_json(by_path: dict[str, PathFigures]) -> dict[str, dict[str, float | int | None]]:
+    """Plain values, path → figure → value."""
+    return {path: asdict(value) for path, value in by_path.items()}
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return percentile(values, percent) if values else None

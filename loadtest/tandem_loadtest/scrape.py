@@ -1,0 +1,108 @@
+"""Counters of engines and sidecars, read from their metrics pages, and differences of them.
+
+    before = await scrape(session, urls)
+    ...
+    moved = await scrape(session, urls) - before
+
+Errors: `ScrapeError`: a page cannot be had or read; the message names its URL.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from tandem_contract import metrics
+
+
+class ScrapeError(Exception):
+    """A metrics page that is not to be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals over all pages read; a counter no page shows is 0.
+
+    A difference is negative where an engine restarted in between.
+    """
+
+    kv_bytes: float = 0
+    """KV bytes moved, as the engines that pulled them counted."""
+    transfers: float = 0
+    transfer_seconds: float = 0
+    transfers_failed: float = 0
+    kv_expired: float = 0
+    """Prompts whose KV no reader fetched within the lease."""
+    fallbacks: float = 0
+    paths: Mapping[str, float] = field(default_factory=dict)
+    """Requests by routing path, as the sidecars counted."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Errors by phase, as the sidecars counted."""
+
+    def __add__(self, other: "Counters") -> "Counters":
+        return self._plus(other, 1)
+
+    def __sub__(self, other: "Counters") -> "Counters":
+        return self._plus(other, -1)
+
+    def _plus(self, other: "Counters", sign: int) -> "Counters":
+        return Counters(
+            kv_bytes=self.kv_bytes + sign * other.kv_bytes,
+            transfers=self.transfers + sign * other.transfers,
+            transfer_seconds=self.transfer_seconds + sign * other.transfer_seconds,
+            transfers_failed=self.transfers_failed + sign * other.transfers_failed,
+            kv_expired=self.kv_expired + sign * other.kv_expired,
+            fallbacks=self.fallbacks + sign * other.fallbacks,
+            paths=_joined(self.paths, other.paths, sign),
+            errors=_joined(self.errors, other.errors, sign),
+        )
+
+
+def _joined(left: Mapping[str, float], right: Mapping[str, float], sign: int) -> dict[str, float]:
+    return {key: left.get(key, 0) + sign * right.get(key, 0) for key in sorted({*left, *right})}
+
+
+def read_page(text: str) -> Counters:
+    """The counters of one page. Raises ValueError when it is not in Prometheus' text format."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    paths: defaultdict[str, float] = defaultdict(float)
+    errors: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            totals[sample.name] += sample.value
+            if sample.name == metrics.REQUESTS:
+                paths[sample.labels.get(metrics.ROUTING_PATH_LABEL, "")] += sample.value
+            elif sample.name == metrics.ERRORS:
+                errors[sample.labels.get(metrics.PHASE_LABEL, "")] += sample.value
+    return Counters(
+        kv_bytes=totals[f"{metrics.ENGINE_XFER_BYTES}_sum"],
+        transfers=totals[f"{metrics.ENGINE_XFER_SECONDS}_count"],
+        transfer_seconds=totals[f"{metrics.ENGINE_XFER_SECONDS}_sum"],
+        transfers_failed=totals[metrics.ENGINE_XFER_FAILED],
+        kv_expired=totals[metrics.ENGINE_KV_EXPIRED],
+        fallbacks=totals[metrics.FALLBACKS],
+        paths=dict(paths),
+        errors=dict(errors),
+    )
+
+
+async def scrape(session: aiohttp.ClientSession, urls: Iterable[str]) -> Counters:
+    """The sum over the pages at `urls`, read at the same time. Raises ScrapeError."""
+    pages = await asyncio.gather(*(_page(session, url) for url in urls))
+    return sum(pages, start=Counters())
+
+
+async def _page(session: aiohttp.ClientSession, url: str) -> Counters:
+    try:
+        async with session.get(url) as response:
+            text = await response.text()
+    except (aiohttp.ClientError, OSError, UnicodeDecodeError) as err:
+        raise ScrapeError(f"{url}: {type(err).__name__}: {err}") from err
+    if response.status != 200:
+        raise ScrapeError(f"{url}: HTTP {response.status}")
+    try:
+        return read_page(text)
+    except ValueError as err:
+        raise ScrapeError(f"{url}: no metrics page: {err}") from err

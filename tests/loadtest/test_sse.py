@@ -1,0 +1,48 @@
+"""Server-sent events, however the network cuts them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_loadtest.sse import Event, EventParser
+
+STREAM = (
+    "\ufeff: a comment\n\ndata: one\n\ndata:two\r\ndata: lines\r\n\r\n"
+    "event: error\rid: 7\rretry: 9\rdata: häßlich\r\rdata\n\nevent: lost\n\ndata: [DONE]\n\n"
+    "data: never ended\n"
+).encode()
+EVENTS = [
+    Event("one"),
+    Event("two\nlines"),
+    Event("häßlich", "error"),
+    Event(""),
+    Event("[DONE]"),
+]
+
+
+def test_events_of_every_form_are_read() -> None:
+    assert EventParser().feed(STREAM) == EVENTS
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=30))
+def test_cuts_anywhere_change_nothing(cuts: list[int]) -> None:
+    ends = sorted({*cuts, len(STREAM)})
+    parser = EventParser()
+    found = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        found += parser.feed(STREAM[start:end])
+    assert found == EVENTS
+
+
+def test_bytes_one_by_one_change_nothing() -> None:
+    parser = EventParser()
+    assert [e for byte in STREAM for e in parser.feed(bytes([byte]))] == EVENTS
+
+
+def test_a_name_does_not_outlive_its_event() -> None:
+    events = EventParser().feed(b"event: error\ndata: a\n\ndata: b\n\n")
+    assert [e.name for e in events] == ["error", "message"]
+
+
+def test_what_is_not_utf8_is_an_error() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        EventParser().feed(b"data: \xff\n\n")

@@ -3,6 +3,7 @@
 LocalError
   Refused        the input cannot be run here as it stands: change it (usage, nothing was started)
   StartFailed    a process died or never got ready; the message ends with its log's last lines
+  NoStack        there is no running stack to tell about: start one, or name its run directory
 """
 
 
@@ -16,3 +17,7 @@ class Refused(LocalError):
 
 class StartFailed(LocalError):
     """A container ended or stayed unready while the stack came up: everything was stopped."""
+
+
+class NoStack(LocalError):
+    """There is no running stack to tell about."""

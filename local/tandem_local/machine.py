@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +87,7 @@ class Machine:
             if resource != GPU and count > 0:
                 raise Refused(f"{where}: asks for {resource}: the local runner cannot give it")
         wanted = spec.resources.get(GPU, 0)
-        taken = [gpu for gpu, _ in zip(self._next_gpu, range(wanted), strict=False)]
+        taken = list(islice(self._next_gpu, wanted))
         if len(taken) < wanted:
             raise Refused(
                 f"{where}: asks for {wanted} {GPU} and this machine has {len(self._gpus)} in all: "

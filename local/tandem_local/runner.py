@@ -100,10 +100,14 @@ class Changes:
         self._event.set()
         self._event = asyncio.Event()
 
+    async def next(self) -> None:
+        """Return at the next change."""
+        await self._event.wait()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return once `condition()` is true; it is asked after every change."""
         while not condition():
-            await self._event.wait()
+            await self.next()
 
 
 class Runner:
@@ -153,16 +157,28 @@ class Runner:
         for pod in pods:
             pod.start(self.changes)
 
-    async def wait_ready(self, pods: Sequence[RunningPod], timeout: float = 300.0) -> None:
-        """Return once all are ready.
+    async def wait_ready(
+        self,
+        pods: Sequence[RunningPod],
+        *,
+        timeout: float = 300.0,
+        progress: Callable[[RunningPod], None] = lambda _pod: None,
+    ) -> None:
+        """Return once all are ready; `progress` is called with each pod as it becomes so.
 
         Raises StartFailed when a container ends before, or after `timeout` seconds.
         """
+        unseen = list(pods)
+
+        def settled() -> bool:
+            for pod in [pod for pod in unseen if pod.ready]:
+                unseen.remove(pod)
+                progress(pod)
+            return all(pod.ready for pod in pods) or any(pod.fallen() for pod in pods)
+
         try:
             async with asyncio.timeout(timeout):
-                await self.changes.until(
-                    lambda: all(pod.ready for pod in pods) or any(pod.fallen() for pod in pods)
-                )
+                await self.changes.until(settled)
         except TimeoutError:
             slow = next(pod for pod in pods if not pod.ready)
             container = next(c for c in (*slow.sidecars, *slow.containers) if not c.ready)

@@ -1,0 +1,57 @@
+"""`tandem`: subcommands are imported when they are asked for, so that `--help` is quick."""
+
+import importlib
+from importlib.metadata import version
+from typing import Final
+
+import click
+
+from .options import SETTINGS
+
+_COMMANDS: Final = {
+    "completion": ("tandem_cli.completion", "completion"),
+    "demo": ("tandem_cli.demo", "demo"),
+    "render": ("tandem_cli.render", "render"),
+    "status": ("tandem_cli.status", "status"),
+    "up": ("tandem_cli.up", "up"),
+}
+"""Subcommand → module and attribute of its click command."""
+
+_SUMMARIES: Final = {
+    "completion": "Print the script that completes this command in a shell.",
+    "demo": "Serve a model disaggregated on this machine and check every answer.",
+    "render": "Print the Pods that pools become.",
+    "status": "Show the running stack.",
+    "up": "Run pools on this machine.",
+}
+"""What `tandem --help` says, without importing any of them."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module when the subcommand is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The subcommands' names."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The subcommand, imported now."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - _COMMANDS names commands only
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of subcommands in `--help`, from the summaries."""
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_SUMMARIES.items()))
+
+
+@click.command(
+    "tandem", cls=LazyGroup, context_settings={**SETTINGS, "auto_envvar_prefix": "TANDEM"}
+)
+@click.version_option(version("tandem-llm"), prog_name="tandem")
+def main() -> None:
+    """Serve large language models with prefill and decode on separate pods."""

@@ -1,0 +1,21 @@
+"""Runs one pod with a grandchild until killed; prints its process group. See test_process."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tandem_local.runner import Runner
+
+from .pods import container, pod
+
+
+async def main() -> None:
+    runner = Runner(Path(sys.argv[1]))
+    pods = runner.add([pod("a", container(args=("--stubborn", "--grandchild")))])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    print(pods[0].pids["web"], flush=True)
+    await asyncio.Event().wait()
+
+
+asyncio.run(main())

@@ -1,0 +1,35 @@
+import errno
+import socket
+
+import pytest
+from tandem_local import addresses
+from tandem_local.errors import Refused
+
+pytestmark = pytest.mark.component
+
+
+def test_the_same_pods_get_the_same_addresses() -> None:
+    first = addresses.allocate({"a": [8000], "b": [8000]}, "seed")
+    assert first == addresses.allocate({"b": [8000], "a": [8000]}, "seed")
+    assert len(set(first.values())) == 2
+
+
+def test_an_address_whose_port_is_taken_is_not_given() -> None:
+    taken = addresses.allocate({"a": [8000]}, "busy")["a"]
+    with socket.create_server((taken, 8000)):
+        assert not addresses.is_free(taken, 8000)
+        assert addresses.allocate({"a": [8000]}, "busy")["a"] != taken
+
+
+def test_too_many_pods() -> None:
+    with pytest.raises(Refused, match="one machine runs up to"):
+        addresses.allocate({str(i): [] for i in range(251)}, "seed")
+
+
+def test_a_system_with_one_loopback_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(_self: socket.socket, _address: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "no")
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    with pytest.raises(Refused, match=r"every pod needs its own address .* ifconfig lo0 alias"):
+        addresses.allocate({"a": []}, "seed")

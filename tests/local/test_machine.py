@@ -1,0 +1,52 @@
+import pytest
+from tandem_local.errors import Refused
+from tandem_local.machine import Machine, image_name
+from tandem_local.podspec import ContainerSpec, PodSpec
+
+POD = PodSpec("a", {}, "127.1.1.1", ())
+
+
+def spec(image: str = "tandem-engine", *command: str, gpus: int = 0, **env: str) -> ContainerSpec:
+    return ContainerSpec(
+        "c", image, command, env=env, has_command=bool(command), resources={"nvidia.com/gpu": gpus}
+    )
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("tandem", "tandem"),
+        ("registry.example:5000/team/tandem-engine:1.2@sha256:0", "tandem-engine"),
+        ("ghcr.io/x/tandem@sha256:0", "tandem"),
+    ],
+)
+def test_the_name_of_an_image(image: str, name: str) -> None:
+    assert image_name(image) == name
+
+
+def test_each_gpu_is_given_once() -> None:
+    machine = Machine({}, ("0", "1", "2"))
+    given = [machine.prepare(POD, spec(gpus=n))[1]["CUDA_VISIBLE_DEVICES"] for n in (2, 0, 1)]
+    assert given == ["0,1", "", "2"]
+    with pytest.raises(Refused, match=r"asks for 1 nvidia.com/gpu and this machine has 3 in all"):
+        machine.prepare(POD, spec(gpus=1))
+
+
+def test_engines_get_one_thread_unless_told_otherwise() -> None:
+    def threads(environ: dict[str, str], **env: str) -> str | None:
+        return Machine(environ, ()).prepare(POD, spec(**env))[1].get("OMP_NUM_THREADS")
+
+    assert threads({}) == "1"
+    assert threads({"OMP_NUM_THREADS": "4"}) == "4"
+    assert threads({}, OMP_NUM_THREADS="2") == "2"
+
+
+def test_settings_of_this_process_do_not_reach_the_pods() -> None:
+    _, env = Machine({"TANDEM_SIDECAR_RETRIES": "9", "LANG": "C"}, ()).prepare(POD, spec())
+    assert "TANDEM_SIDECAR_RETRIES" not in env
+    assert env["LANG"] == "C"
+
+
+def test_our_images_have_an_entrypoint() -> None:
+    prepared, _ = Machine({}, ()).prepare(POD, spec())
+    assert prepared.command[0].endswith("/bin/tandem-engine")

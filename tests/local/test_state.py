@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+from tandem_contract.paths import Role
+from tandem_local.errors import NoStack, Refused
+from tandem_local.state import PodState, RunDir, State, default_run_dir, read_state
+
+STATE = State(
+    7, "http://127.0.0.1:8080", (PodState("a", Role.DECODE, "m", "127.1.1.1", True, 0, {"c": 9}),)
+)
+
+
+def test_a_running_stack_can_be_read(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as held:
+        held.write(STATE)
+        assert read_state(tmp_path / "run") == STATE
+
+
+def test_one_that_ended_is_not_there(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as held:
+        held.write(STATE)
+    with pytest.raises(NoStack, match="no stack runs in"):
+        read_state(tmp_path)
+
+
+def test_one_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as held:
+        held.write(STATE)
+        left = (tmp_path / "state.json").read_bytes()
+    (tmp_path / "state.json").write_bytes(left)
+    with pytest.raises(NoStack, match=r"is gone \(process 7 was killed"):
+        read_state(tmp_path)
+
+
+def test_a_run_directory_is_for_one_stack(tmp_path: Path) -> None:
+    with (
+        RunDir(tmp_path),
+        pytest.raises(Refused, match="a stack already runs in"),
+        RunDir(tmp_path),
+    ):
+        pass
+    with RunDir(tmp_path):
+        pass
+
+
+def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(Refused, match="cannot keep the run's files there"),
+        RunDir(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_the_default_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    assert default_run_dir() == Path("/run/user/1/tandem")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
+    assert default_run_dir() == Path("/c/tandem/run")

@@ -1,0 +1,176 @@
+"""Blocks of the paged cache as bytes, and one layer's segment into and out of a socket.
+
+    plan = block_plan(block_ids, block_bytes)      once per run of blocks, the same for all layers
+    memory.outgoing(layer, plan)                   batches of views to send
+    memory.incoming(layer, plan)                   batches of views to fill
+
+A batch is small enough to still lie in the processor's cache when it is hashed before it is sent
+or after it was received, and it is one system call. Everything here blocks and runs in worker
+threads.
+
+Errors: KvBroken for a wrong digest and for blocks that were given away during a send.
+"""
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+import torch
+import xxhash
+
+from ..types import KvBroken, KvLayout
+from .wire import DIGEST_BYTES, Segment, pack, receive_into, unfilled
+
+BATCH_BYTES: Final = 1 << 19
+"""Half of a common core's second-level cache: source and kernel buffer fit together."""
+BATCH_VIEWS: Final = 1024
+"""IOV_MAX on Linux: more buffers in one system call are an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Some blocks of a plan, each run of adjacent blocks as one slice of a layer's bytes."""
+
+    slices: tuple[slice, ...]
+    blocks: tuple[int, ...]
+
+
+BlockPlan = tuple[BlockBatch, ...]
+
+
+def block_plan(block_ids: Sequence[int], block_bytes: int) -> BlockPlan:
+    """The blocks in their order, cut into batches of at most BATCH_BYTES (at least one block)."""
+    per_batch = min(BATCH_VIEWS, max(1, BATCH_BYTES // block_bytes))
+    return tuple(
+        _batch(tuple(block_ids[i : i + per_batch]), block_bytes)
+        for i in range(0, len(block_ids), per_batch)
+    )
+
+
+def _batch(blocks: tuple[int, ...], size: int) -> BlockBatch:
+    starts = [0, *(i for i, (a, b) in enumerate(pairwise(blocks), 1) if b != a + 1), len(blocks)]
+    slices = tuple(slice(blocks[i] * size, (blocks[j - 1] + 1) * size) for i, j in pairwise(starts))
+    return BlockBatch(slices, blocks)
+
+
+class BlockMemory(Protocol):
+    """A paged cache whose blocks can go over a socket."""
+
+    def outgoing(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
+        """The blocks' bytes, batch by batch; a batch is valid until the next is asked for."""
+
+    def incoming(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
+        """Room for the blocks' bytes; a batch is in the cache once the next is asked for."""
+
+
+def block_memory(layers: Sequence[torch.Tensor], layout: KvLayout) -> BlockMemory:
+    """The layers' blocks as bytes.
+
+    Raises ValueError when a tensor is not contiguous, of another dtype or shape than the layout
+    says, or the layers are not all of one length.
+    """
+    shape = (2, layout.block_size, layout.kv_heads, layout.head_dim)
+    if len(layers) != layout.layers:
+        raise ValueError(f"the layout has {layout.layers} layers, the cache {len(layers)}")
+    for i, layer in enumerate(layers):
+        found = (tuple(layer.shape[1:]), len(layer), str(layer.dtype).removeprefix("torch."))
+        wanted = (shape, len(layers[0]), layout.dtype)
+        if found != wanted or not layer.is_contiguous():
+            raise ValueError(f"layer {i} of the cache is {found}, the layout says {wanted}")
+    if layers[0].device.type == "cpu":
+        return HostMemory(layers)
+    return StagedMemory(layers, layout.block_bytes)
+
+
+class HostMemory:
+    """A cache in host memory: the socket reads and writes the blocks in place."""
+
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        self._bases = [_as_bytes(layer).numpy().data for layer in layers]
+
+    def outgoing(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
+        base = self._bases[layer]
+        for batch in plan:
+            yield [base[where] for where in batch.slices]
+
+    incoming = outgoing
+
+
+class StagedMemory:
+    """A cache on a device: each batch passes through page-locked host memory.
+
+    Copies run on the device's default stream, so they come after the work queued there before.
+    """
+
+    def __init__(self, layers: Sequence[torch.Tensor], block_bytes: int) -> None:
+        self._layers = [_as_bytes(layer).view(len(layer), block_bytes) for layer in layers]
+
+    def outgoing(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
+        stage = self._stage(plan)
+        for batch in plan:
+            rows = stage[: len(batch.blocks)]
+            rows.copy_(self._layers[layer].index_select(0, self._ids(batch)))
+            yield [rows.view(-1).numpy().data]
+
+    def incoming(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
+        target, stage = self._layers[layer], self._stage(plan)
+        for batch in plan:
+            rows = stage[: len(batch.blocks)]
+            yield [rows.view(-1).numpy().data]
+            target.index_copy_(0, self._ids(batch), rows.to(target.device))
+
+    def _ids(self, batch: BlockBatch) -> torch.Tensor:
+        return torch.tensor(batch.blocks, device=self._layers[0].device)
+
+    def _stage(self, plan: BlockPlan) -> torch.Tensor:
+        layer = self._layers[0]
+        most = max((len(batch.blocks) for batch in plan), default=0)
+        return torch.empty((most, layer.shape[1]), dtype=torch.uint8, pin_memory=layer.is_cuda)
+
+
+def _as_bytes(layer: torch.Tensor) -> torch.Tensor:
+    return layer.detach().view(torch.uint8).view(-1)
+
+
+def send_segment(
+    sock: socket.socket,
+    segment: Segment,
+    batches: Iterator[list[memoryview]],
+    renew: Callable[[], None],
+    still_held: Callable[[], bool],
+) -> None:
+    """Send one layer's blocks, then their digest.
+
+    `renew` is called whenever bytes have moved. When the blocks are no longer held after the last
+    byte was taken from them, the digest is withheld and the segment can not count as loaded.
+    Raises KvBroken then, OSError and TimeoutError of the socket.
+    """
+    digest = xxhash.xxh3_64()
+    sock.sendall(pack(segment), socket.MSG_MORE)
+    for views in batches:
+        for view in views:
+            digest.update(view)
+        while views:
+            views = unfilled(views, sock.sendmsg(views, (), socket.MSG_MORE))
+            renew()
+        if not still_held():
+            raise KvBroken("the blocks were given away during the read")
+    sock.sendall(digest.digest())
+
+
+def receive_segment(sock: socket.socket, batches: Iterator[list[memoryview]]) -> None:
+    """Fill one layer's blocks and check their digest.
+
+    Raises KvBroken when it is wrong or the stream ends; OSError, TimeoutError of the socket.
+    """
+    digest = xxhash.xxh3_64()
+    for views in batches:
+        receive_into(sock, views)
+        for view in views:
+            digest.update(view)
+    expected = memoryview(bytearray(DIGEST_BYTES))
+    receive_into(sock, [expected])
+    if digest.digest() != expected:
+        raise KvBroken("the checksum is wrong")

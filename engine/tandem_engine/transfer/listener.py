@@ -1,0 +1,113 @@
+"""Accepts connections, and bounds how many there are.
+
+A connection is a stranger until it has said a proper Hello. When all places are taken the oldest
+stranger makes room, so that silent connections cannot lock readers out.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from .wire import Limits, prepare
+
+_log = logging.getLogger(__name__)
+_ACCEPT_PAUSE = 0.1
+"""Seconds to wait when the process is out of file descriptors; others may close some."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """One accepted connection; its socket is non-blocking and closed when it has been served."""
+
+    sock: socket.socket
+    peer: str
+    greeted: Callable[[], None]
+    """To be called when the peer has proved to be no stranger."""
+
+
+class Listener:
+    """A listening socket whose connections are served by `serve`, each in a task."""
+
+    def __init__(
+        self, serve: Callable[[Connection], Coroutine[None, None, None]], limits: Limits
+    ) -> None:
+        self._serve = serve
+        self._limits = limits
+        self._sock: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; the address bound. Raises OSError when it cannot be bound."""
+        loop = asyncio.get_running_loop()
+        family, kind, protocol, _, address = (
+            await loop.getaddrinfo(
+                host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        )[0]
+        self._sock = socket.socket(family, kind, protocol)
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.bind(address)
+            self._sock.listen(self._limits.connections)
+            self._sock.setblocking(False)
+        except OSError:
+            self._sock.close()
+            raise
+        self._accepting = asyncio.create_task(self._accept(self._sock))
+        bound_host, bound_port = self._sock.getsockname()[:2]
+        return bound_host, bound_port
+
+    async def close(self) -> None:
+        """Stop listening and end every connection; returns when all are closed."""
+        tasks = [*self._connections, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sock is not None:
+            self._sock.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, address = await loop.sock_accept(listening)
+            except OSError as err:
+                _log.warning("cannot accept a connection: %s", err)
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            peer = f"{address[0]}:{address[1]}"
+            if not self._has_room():
+                _log.warning("%s: turned away, %d are served", peer, self._limits.connections)
+                sock.close()
+                continue
+            self._admit(sock, peer)
+
+    def _has_room(self) -> bool:
+        if len(self._connections) < self._limits.connections:
+            return True
+        if not self._strangers:
+            return False
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        oldest.cancel()
+        return True
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        def greeted() -> None:
+            self._strangers.pop(task, None)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            sock.close()
+            self._connections.discard(task)
+            self._strangers.pop(task, None)
+
+        sock.setblocking(False)
+        prepare(sock, self._limits)
+        task = asyncio.create_task(self._serve(Connection(sock, peer, greeted)))
+        self._connections.add(task)
+        self._strangers[task] = None
+        task.add_done_callback(ended)

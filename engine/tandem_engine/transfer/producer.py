@@ -1,0 +1,274 @@
+"""The side that has the KV: holds finished prompts' blocks under a lease and serves readers.
+
+    engine                      Producer                          reader
+    open ──────────────────────► known, may be read
+    progress … (any thread) ───► more may be read ──────────────► segments
+    complete ──────────────────► leased ────────────────────────► the rest
+    ◄──── on_free(id, reason) ── read │ released │ expired ◄───── Done, Release, or nothing
+
+Blocks are never given back under a running send: a lease is renewed by every byte that moves, and
+a release or an expiry first ends the reader. `discard` alone does not wait; the reader cannot
+count what it got of the segment under way, because its digest is withheld.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from ..types import KvLayout, KvLoadError, KvRefused
+from .blockio import block_memory
+from .holds import FreeReason, Hold
+from .listener import Connection, Listener
+from .sending import ReadSession
+from .threads import shut_down
+from .wire import (
+    MAX_FRAME,
+    MAX_ID,
+    Done,
+    Hello,
+    Limits,
+    Ok,
+    Read,
+    Refused,
+    Release,
+    Renew,
+    ToProducer,
+    Welcome,
+    disagreement,
+    receive_frame_async,
+    send_frames_async,
+    to_producer,
+)
+
+__all__ = ["FreeReason", "Producer"]
+
+_log = logging.getLogger(__name__)
+
+
+class Producer:
+    """Holds requests' blocks and serves reads.
+
+    All methods but `progress` and `wanted` are for the event loop that ran `start`. `on_free` is
+    called there, exactly once for each request that was completed; until then its blocks must
+    stay as they are.
+    """
+
+    def __init__(  # noqa: PLR0917 - whom, what, where, how long: each is always given
+        self,
+        layers: Sequence[torch.Tensor],
+        layout: KvLayout,
+        engine_id: str,
+        host: str,
+        port: int,
+        lease: float,
+        on_free: Callable[[str, FreeReason], None],
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """`lease` in seconds; raises ValueError when `layers` are not as `layout` says."""
+        self._memory = block_memory(layers, layout)
+        self._blocks = len(layers[0])
+        self._layout = layout
+        self._engine_id = engine_id
+        self._address = (host, port)
+        self._lease = lease
+        self._on_free = on_free
+        self._limits = limits
+        self._holds: dict[str, Hold] = {}
+        self._threads = ThreadPoolExecutor(limits.connections, "kv-send")
+        self._listener = Listener(self._serve, limits)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where readers connect: the address bound, once started."""
+        return self._address
+
+    @property
+    def held(self) -> int:
+        """Requests opened and neither discarded nor freed."""
+        return len(self._holds)
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be bound."""
+        self._loop = asyncio.get_running_loop()
+        self._address = await self._listener.start(*self._address)
+
+    async def close(self) -> None:
+        """End every reader and free what is held (`aborted`)."""
+        await self._listener.close()
+        self._threads.shutdown()
+        for hold in list(self._holds.values()):
+            self._end(hold, FreeReason.ABORTED)
+        self._holds.clear()
+
+    def open(self, request_id: str) -> None:
+        """A prompt will be prefilled for a reader, which may attach from now on.
+
+        Raises ValueError when the id is open already or too long.
+        """
+        if request_id in self._holds or not 0 < len(request_id) <= MAX_ID:
+            raise ValueError(f"request id {request_id[:MAX_ID]!r} is open, empty or too long")
+        self._holds[request_id] = Hold(request_id, self._lease)
+
+    def wanted(self, request_id: str) -> bool:
+        """Whether a reader is attached, so that early progress is of use; from any thread."""
+        hold = self._holds.get(request_id)
+        return hold is not None and hold.reader is not None
+
+    def progress(self, request_id: str, block_ids: Sequence[int], tokens: int, layers: int) -> None:
+        """The KV of the first `tokens` prompt tokens is final in the first `layers` layers.
+
+        Callable from any thread, one at a time per request. `block_ids` are the prompt's blocks in
+        order, at least as many as `tokens` fill. Blocks once named stay with the request: whoever
+        takes them back (a preemption) must `discard` first. An unknown request is ignored, since
+        a discard may come in between. Raises ValueError for blocks the cache does not have.
+        """
+        hold = self._holds.get(request_id)
+        if hold is None or hold.progress.complete:
+            return
+        blocks = tuple(block_ids)
+        if len(blocks) * self._layout.block_size < tokens:
+            raise ValueError(f"{len(blocks)} blocks do not hold {tokens} tokens")
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self._blocks:
+            raise ValueError(f"the cache has {self._blocks} blocks, request names {max(blocks)}")
+        hold.progress = hold.progress.advanced(blocks, tokens, layers, self._layout.layers)
+        if hold.reader is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(hold.changed.set)
+
+    def complete(self, request_id: str, tokens: int) -> None:
+        """The prefill has finished with `tokens` prompt tokens; the lease starts.
+
+        A request that was read or released meanwhile is freed before this returns. Raises
+        KeyError when it is not open, ValueError when its blocks were never named by `progress`.
+        """
+        hold = self._holds[request_id]
+        if len(hold.progress.block_ids) * self._layout.block_size < tokens:
+            raise ValueError(f"no progress named the blocks of {request_id!r}'s {tokens} tokens")
+        hold.progress = hold.progress.completed(tokens)
+        hold.changed.set()
+        hold.renew()
+        self._watch_lease(hold)
+        self._settle(hold)
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request that will not be completed; its blocks may be reused at once.
+
+        A waiting reader is refused. A reader in the middle of a segment is cut off, and never gets
+        the digest without which the bytes do not count. No effect on a completed request, whose
+        lease or reader ends it, nor on an unknown one.
+        """
+        hold = self._holds.get(request_id)
+        if hold is not None and not hold.progress.complete:
+            self._end(hold, FreeReason.ABORTED)
+            del self._holds[request_id]
+
+    def _watch_lease(self, hold: Hold) -> None:
+        """Look again when the lease would end; renewals only move the deadline."""
+        remaining = hold.deadline - time.monotonic()
+        if remaining <= 0:
+            self._end(hold, FreeReason.EXPIRED)
+        elif self._loop is not None:
+            hold.timer = self._loop.call_later(remaining, self._watch_lease, hold)
+
+    def _end(self, hold: Hold, reason: FreeReason) -> None:
+        """Start a request's end; it is freed once no reader is attached any more."""
+        if hold.ending is None:
+            hold.ending = reason
+            hold.changed.set()
+            if hold.sending and hold.reader is not None:
+                shut_down(hold.reader)
+        self._settle(hold)
+
+    def _settle(self, hold: Hold) -> None:
+        """Free a request whose end has begun, unless a reader or the prefill still has it."""
+        if hold.ending is None or hold.reader is not None or not hold.progress.complete:
+            return
+        if self._holds.get(hold.request_id) is hold:
+            del self._holds[hold.request_id]
+            if hold.timer is not None:
+                hold.timer.cancel()
+            self._on_free(hold.request_id, hold.ending)
+
+    async def _serve(self, connection: Connection) -> None:
+        """One connection, from its Hello to its end."""
+        try:
+            await self._converse(connection)
+        except KvRefused as err:
+            _log.info("%s: refused: %s", connection.peer, err)
+            await self._refuse(connection, str(err))
+        except TimeoutError:
+            _log.info("%s: silent for too long", connection.peer)
+        except (KvLoadError, OSError) as err:
+            _log.info("%s: %s", connection.peer, err)
+
+    async def _refuse(self, connection: Connection, reason: str) -> None:
+        """Say no, then read to the end: closing on unread bytes could void what was just sent."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.greeting):
+                await send_frames_async(connection.sock, Refused(reason))
+                connection.sock.shutdown(socket.SHUT_WR)
+                while await loop.sock_recv(connection.sock, MAX_FRAME):
+                    pass
+        except (OSError, TimeoutError) as err:
+            _log.info("%s: left without reading the refusal: %s", connection.peer, err)
+
+    async def _converse(self, connection: Connection) -> None:
+        async with asyncio.timeout(self._limits.greeting):
+            hello = await receive_frame_async(connection.sock, to_producer)
+            if not isinstance(hello, Hello):
+                raise KvRefused("the first frame is no Hello")
+            if (wrong := disagreement(hello, self._engine_id, self._layout)) is not None:
+                raise KvRefused(wrong)
+            connection.greeted()
+            command = await receive_frame_async(connection.sock, to_producer)
+            hold = self._find(command)
+            await send_frames_async(connection.sock, Welcome(self._lease))
+            if isinstance(command, Renew | Release):
+                self._apply(command, hold)
+                await send_frames_async(connection.sock, Ok())
+        if isinstance(command, Read):
+            await self._serve_read(connection, hold, command)
+
+    def _find(self, command: ToProducer) -> Hold:
+        if isinstance(command, Hello | Done):
+            raise KvRefused("the second frame is no Read, Renew or Release")
+        hold = self._holds.get(command.request_id)
+        if hold is None or hold.ending is not None:
+            raise KvRefused(
+                f"request {command.request_id!r} is not held: "
+                "never opened, already read, released or expired"
+            )
+        return hold
+
+    def _apply(self, command: Renew | Release, hold: Hold) -> None:
+        if isinstance(command, Renew):
+            hold.renew()
+        else:
+            self._end(hold, FreeReason.RELEASED)
+
+    async def _serve_read(self, connection: Connection, hold: Hold, read: Read) -> None:
+        if hold.reader is not None:
+            raise KvRefused(f"request {hold.request_id!r} is being read by another")
+        hold.reader = connection.sock
+        try:
+            session = ReadSession(
+                connection.sock,
+                hold,
+                read,
+                memory=self._memory,
+                layout=self._layout,
+                limits=self._limits,
+            )
+            await session.run(self._threads)
+        finally:
+            hold.reader = None
+            self._settle(hold)
+        self._end(hold, FreeReason.READ)
+        await send_frames_async(connection.sock, Ok())

@@ -1,0 +1,234 @@
+"""The side that needs the KV: pulls a prompt's blocks into its own cache, or lets them go.
+
+    queued     keep_alive(params) ──Renew──►  every sixth of the lease, until cancelled
+    admitted   pull(params, blocks, …)        returns Pulled, or raises and nothing counts
+    unwanted   release(params)                freed on the producer without a read
+
+Nothing writes into the blocks of a pull that has returned, raised or been cancelled.
+
+Errors: KvRefused when the producer says no, KvBroken when it is away, silent or wrong.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from tandem_contract.kvparams import KvTransferParams
+
+from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, Pulled
+from .blockio import block_memory, receive_segment
+from .reading import Reading
+from .threads import run_on_socket, shut_down
+from .wire import (
+    VERSION,
+    Done,
+    Frame,
+    Hello,
+    Limits,
+    Ok,
+    Read,
+    Refused,
+    Release,
+    Renew,
+    Segment,
+    ToReader,
+    Waiting,
+    Welcome,
+    pack,
+    prepare,
+    receive_frame,
+    receive_frame_async,
+    send_frames_async,
+    to_reader,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class KeepAlive:
+    """Renews one request's lease until it is cancelled or the producer knows it no more."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        """Stop renewing; harmless when it has stopped already."""
+        self._task.cancel()
+
+
+class Puller:
+    """Reads from any producer into one paged cache. For one event loop."""
+
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        layout: KvLayout,
+        *,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """Raises ValueError when `layers` are not as `layout` says."""
+        self._memory = block_memory(layers, layout)
+        self._blocks = len(layers[0])
+        self._layout = layout
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(limits.connections, "kv-pull")
+        self._pulls: set[socket.socket] = set()
+        self._beats: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def close(self) -> None:
+        """Break off what runs and stop every keep-alive; returns when no thread is left."""
+        self._closed = True
+        beats = list(self._beats)
+        for beat in beats:
+            beat.cancel()
+        for sock in self._pulls:
+            shut_down(sock)
+        await asyncio.gather(*beats, return_exceptions=True)
+        self._threads.shutdown()
+
+    def keep_alive(self, params: KvTransferParams) -> KeepAlive:
+        """Renew the lease while the request waits in a queue, at once and every sixth of it."""
+        task = asyncio.create_task(self._beat(params))
+        self._beats.add(task)
+        task.add_done_callback(self._beats.discard)
+        return KeepAlive(task)
+
+    async def release(self, params: KvTransferParams) -> None:
+        """Free on the producer without a read; one that is unknown or unreachable is logged."""
+        try:
+            await self._ask(params, Release(params.remote_request_id))
+        except KvLoadError as err:
+            _log.info("release of %s: %s", params.remote_request_id, err)
+
+    async def pull(
+        self, params: KvTransferParams, block_ids: Sequence[int], skip_blocks: int, tokens: int
+    ) -> Pulled:
+        """Load the KV of the first `tokens` prompt tokens into the blocks `block_ids`.
+
+        `block_ids` are the whole prompt's, in order; the first `skip_blocks` hold their KV already
+        and are left alone. May start before the producer's prefill has ended. Returns when every
+        block is verified; the producer has then been told to free. Raises KvRefused, KvBroken;
+        ValueError when the blocks are not this cache's or are too few.
+        """
+        reading = Reading(self._layout, tuple(block_ids), skip_blocks, tokens)
+        reading.check(self._blocks)
+        with _errors_of(params, self._limits.idle):
+            async with asyncio.timeout(self._limits.greeting):
+                sock = await _connect(params, self._limits)
+            with sock:
+                if self._closed:
+                    raise KvBroken("the puller is closed")
+                self._pulls.add(sock)
+                try:
+                    seconds = await run_on_socket(
+                        self._threads, sock, lambda: self._read(sock, params, reading)
+                    )
+                finally:
+                    self._pulls.discard(sock)
+        return Pulled(reading.new_tokens, reading.new_bytes, seconds)
+
+    def _read(self, sock: socket.socket, params: KvTransferParams, reading: Reading) -> float:
+        """The whole conversation, in a worker thread; the seconds it took to have all blocks."""
+        sock.settimeout(self._limits.idle)
+        started = time.perf_counter()
+        read = Read(
+            params.remote_request_id, reading.skip_blocks, reading.tokens, self._limits.idle
+        )
+        sock.sendall(pack(self._hello(params), read))
+        _expect(receive_frame(sock, to_reader), Welcome)
+        while reading.missing:
+            frame = receive_frame(sock, to_reader)
+            if isinstance(frame, Waiting):
+                continue
+            segment = _expect(frame, Segment)
+            plan = reading.accept(segment)
+            receive_segment(sock, self._memory.incoming(segment.layer, plan))
+        seconds = time.perf_counter() - started
+        self._confirm(sock, params)
+        return seconds
+
+    def _confirm(self, sock: socket.socket, params: KvTransferParams) -> None:
+        """Tell the producer to free. Its silence spoils nothing: every block is verified."""
+        try:
+            sock.sendall(pack(Done()))
+            _expect(receive_frame(sock, to_reader), Ok)
+        except (KvLoadError, OSError) as err:
+            _log.warning("%s was read, not confirmed: %s", params.remote_request_id, err)
+
+    async def _beat(self, params: KvTransferParams) -> None:
+        pause = self._limits.greeting
+        while True:
+            try:
+                lease = await self._ask(params, Renew(params.remote_request_id))
+                pause = lease / 6
+            except KvRefused as err:
+                _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
+                return
+            except KvBroken as err:
+                _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
+            await asyncio.sleep(pause)
+
+    async def _ask(self, params: KvTransferParams, command: Renew | Release) -> float:
+        """Have a command answered; the producer's lease in seconds. Raises as `pull`."""
+        with _errors_of(params, self._limits.greeting):
+            async with asyncio.timeout(self._limits.greeting):
+                with await _connect(params, self._limits) as sock:
+                    await send_frames_async(sock, self._hello(params), command)
+                    welcome = _expect(await receive_frame_async(sock, to_reader), Welcome)
+                    _expect(await receive_frame_async(sock, to_reader), Ok)
+                    return welcome.lease
+
+    def _hello(self, params: KvTransferParams) -> Hello:
+        return Hello(VERSION, params.remote_engine_id, self._layout)
+
+
+_F = TypeVar("_F", bound=Frame)
+
+
+def _expect(frame: ToReader, kind: type[_F]) -> _F:
+    """The frame, when it is of the kind that is due. Raises KvRefused, KvBroken."""
+    if isinstance(frame, Refused):
+        raise KvRefused(frame.reason)
+    if not isinstance(frame, kind):
+        raise KvBroken(f"{type(frame).__name__} came where {kind.__name__} was due")
+    return frame
+
+
+async def _connect(params: KvTransferParams, limits: Limits) -> socket.socket:
+    """A non-blocking connection to the producer's side channel. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    family, kind, protocol, _, address = (
+        await loop.getaddrinfo(params.remote_host, params.remote_port, type=socket.SOCK_STREAM)
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        prepare(sock, limits)
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextmanager
+def _errors_of(params: KvTransferParams, silence: float) -> Iterator[None]:
+    """What goes wrong with the producer, as a KvLoadError that names it."""
+    peer = f"producer {params.remote_host}:{params.remote_port}"
+    try:
+        yield
+    except KvRefused as err:
+        raise KvRefused(f"{peer} refused: {err}") from err
+    except KvBroken as err:
+        raise KvBroken(f"{peer}: {err}") from err
+    except TimeoutError as err:
+        raise KvBroken(f"{peer}: silent for {silence:g} s") from err
+    except OSError as err:
+        raise KvBroken(f"{peer}: {err}") from err

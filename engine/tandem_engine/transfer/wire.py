@@ -1,0 +1,224 @@
+"""What producer and reader say to each other, and how a frame gets over a socket.
+
+    reader                                  producer
+      ── Hello, Read ────────────────────────►     engine id, layout, request id, tokens wanted
+      ◄───────────────────────────── Welcome ──    or Refused, naming the field and both values
+      ◄── Segment │ payload │ digest ─────────┐    one layer, a run of the prompt's blocks;
+      ◄── Segment │ payload │ digest          │    as soon as the prefill published them
+      ◄── Waiting ────────────────────────────┘    nothing ready: a sign of life
+      ── Done ───────────────────────────────►     every digest was right
+      ◄────────────────────────────────── Ok ──    the blocks are freed
+
+      ── Hello, Renew ──►  ◄── Welcome, Ok ──      the lease starts again
+      ── Hello, Release ─► ◄── Welcome, Ok ──      freed without a read
+
+A frame is four bytes of length, big-endian, and a msgpack map tagged `type`, at most MAX_FRAME
+bytes. The payload of a Segment is raw: the blocks in prompt order, each `layers[l][block]` as it
+lies in memory; its length follows from the layout. The digest is xxh3-64 of the payload, eight
+bytes, big-endian, and comes last: the producer withholds it when it lost the blocks meanwhile.
+The reader names no block: the producer knows which blocks a request has.
+
+Errors: KvBroken for a closed connection and for bytes that are no frame. OSError and TimeoutError
+of the socket pass through: the caller knows the peer's name.
+"""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from ..types import KvBroken, KvLayout
+
+VERSION: Final = 1
+"""Raised when an older peer could misread a frame; both sides must have the same."""
+MAX_FRAME: Final = 8192
+"""Bytes of a frame's body; the longest, Hello with two ids at their limit, needs a third."""
+MAX_ID: Final = 512
+"""Characters of an engine or request id."""
+DIGEST_BYTES: Final = 8
+_LENGTH_BYTES: Final = 4
+
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on peers that are slow, silent or many; both sides have theirs."""
+
+    greeting: float = 5.0
+    """Seconds to connect and to exchange the first frames. Too low: refusals on a loaded host."""
+    idle: float = 10.0
+    """Seconds without a byte moving before a peer counts as gone; the hand-off's own time limit
+    is 10 s too. Too low: broken pulls when a host pauses; too high: a dead peer is noticed late."""
+    connections: int = 128
+    """Peers served, or pulls running, at the same time; each may need a thread. Too low: pulls
+    are turned away in a burst."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """Root of all frames; the tag is the class's name."""
+
+
+class Hello(Frame, frozen=True):
+    """First frame of every connection: whom the reader expects, and how its own cache is laid."""
+
+    version: int
+    engine_id: _Id
+    layout: KvLayout
+
+
+class Read(Frame, frozen=True):
+    """Send the KV of the first `tokens` prompt tokens but for the first `skip_blocks` blocks."""
+
+    request_id: _Id
+    skip_blocks: _Count
+    tokens: _Count
+    patience: _Seconds
+    """Seconds of silence after which the reader gives up; Waiting comes three times as often."""
+
+
+class Renew(Frame, frozen=True):
+    """The reader is queued and will read: start the lease again."""
+
+    request_id: _Id
+
+
+class Release(Frame, frozen=True):
+    """Nobody will read: free."""
+
+    request_id: _Id
+
+
+class Done(Frame, frozen=True):
+    """All segments came and every digest was right."""
+
+
+class Welcome(Frame, frozen=True):
+    """Engine id and layout agree."""
+
+    lease: _Seconds
+
+
+class Refused(Frame, frozen=True):
+    """The answer is no, and the connection ends."""
+
+    reason: str
+
+
+class Segment(Frame, frozen=True):
+    """Payload and digest follow: blocks `first` to `first + blocks` of the prompt, one layer."""
+
+    layer: _Count
+    first: _Count
+    blocks: _Count
+
+
+class Waiting(Frame, frozen=True):
+    """The prefill is still running and nothing is ready to be sent."""
+
+
+class Ok(Frame, frozen=True):
+    """The answer to Renew, Release and Done."""
+
+
+ToProducer: TypeAlias = Hello | Read | Renew | Release | Done
+ToReader: TypeAlias = Welcome | Refused | Segment | Waiting | Ok
+
+to_producer: Final = msgspec.msgpack.Decoder[ToProducer](ToProducer)
+to_reader: Final = msgspec.msgpack.Decoder[ToReader](ToReader)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+_T = TypeVar("_T")
+
+
+def pack(*frames: Frame) -> bytes:
+    """The frames as they go over the wire, one after the other."""
+    bodies = [_encode(frame) for frame in frames]
+    return b"".join(len(body).to_bytes(_LENGTH_BYTES, "big") + body for body in bodies)
+
+
+def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
+    """The first field in which a reader's Hello differs, with both values; None if none does."""
+    pairs = [("version", hello.version, VERSION), ("engine_id", hello.engine_id, engine_id)]
+    pairs += [
+        (f"layout.{name}", getattr(hello.layout, name), getattr(layout, name))
+        for name in KvLayout.__dataclass_fields__
+    ]
+    for name, theirs, ours in pairs:
+        if theirs != ours:
+            return f"{name}: the reader expects {theirs!r}, the producer has {ours!r}"
+    return None
+
+
+def prepare(sock: socket.socket, limits: Limits) -> None:
+    """Options for a connection: no delay for small frames, an end to a peer that is unplugged."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.idle * 1000))
+
+
+def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
+    """The next frame from a blocking socket. Raises KvBroken, OSError, TimeoutError."""
+    head = memoryview(bytearray(_LENGTH_BYTES))
+    receive_into(sock, [head])
+    body = memoryview(bytearray(_body_length(head)))
+    receive_into(sock, [body])
+    return _decode(decoder, body)
+
+
+def receive_into(sock: socket.socket, buffers: list[memoryview]) -> None:
+    """Fill the buffers from a blocking socket. Raises KvBroken at the end of the stream."""
+    while buffers:
+        count = sock.recvmsg_into(buffers)[0]
+        if count == 0:
+            raise KvBroken("the peer closed the connection")
+        buffers = unfilled(buffers, count)
+
+
+def unfilled(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """What remains of the buffers once their first `count` bytes are done."""
+    for i, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[i + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+async def receive_frame_async(sock: socket.socket, decoder: msgspec.msgpack.Decoder[_T]) -> _T:
+    """The next frame from a non-blocking socket. Raises KvBroken, OSError."""
+    length = _body_length(await _receive_exactly(sock, _LENGTH_BYTES))
+    return _decode(decoder, await _receive_exactly(sock, length))
+
+
+async def send_frames_async(sock: socket.socket, *frames: Frame) -> None:
+    """Send the frames over a non-blocking socket. Raises OSError."""
+    await asyncio.get_running_loop().sock_sendall(sock, pack(*frames))
+
+
+async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    received = b""
+    while len(received) < count:
+        more = await loop.sock_recv(sock, count - len(received))
+        if not more:
+            raise KvBroken("the peer closed the connection")
+        received += more
+    return received
+
+
+def _body_length(head: bytes | memoryview) -> int:
+    length = int.from_bytes(head, "big")
+    if not 0 < length <= MAX_FRAME:
+        raise KvBroken(f"malformed frame: a length of {length} bytes, the limit is {MAX_FRAME}")
+    return length
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes | memoryview) -> _T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as err:
+        raise KvBroken(f"malformed frame: {err}") from err

@@ -16,6 +16,8 @@ SIDE_CHANNEL: Final = 5600
 """KV hand-off side channel, plus the data-parallel rank."""
 KV_EVENTS: Final = 5557
 """KV events over ZMQ, plus the data-parallel rank."""
+KV_EVENTS_REPLAY: Final = 5657
+"""Missed KV events asked for again, plus the data-parallel rank."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_METRICS: Final = 9090

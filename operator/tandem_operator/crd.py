@@ -1,0 +1,48 @@
+"""The packaged CustomResourceDefinitions: the one source of defaults and validation.
+
+A wheel carries them beside this module; a checkout has them in `crds/`.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NewType
+
+from ruamel.yaml import YAML
+
+Schema = NewType("Schema", dict[str, Any])
+"""An OpenAPI v3 structural schema, as `openAPIV3Schema` holds one."""
+
+PRESERVE_UNKNOWN: Final = "x-kubernetes-preserve-unknown-fields"
+RULES: Final = "x-kubernetes-validations"
+LIST_TYPE: Final = "x-kubernetes-list-type"
+LIST_MAP_KEYS: Final = "x-kubernetes-list-map-keys"
+
+PREFILL_POOL: Final = "PrefillPool"
+DECODE_POOL: Final = "DecodePool"
+KINDS: Final = (PREFILL_POOL, DECODE_POOL)
+
+_PACKAGED: Final = Path(__file__).parent / "crds"
+_CHECKOUT: Final = Path(__file__).parents[2] / "crds"
+
+
+def crd_directory() -> Path:
+    """Where the CRD files lie."""
+    return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+
+
+@cache
+def load_crd(kind: str) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind of `KINDS`, as written."""
+    crd: dict[str, Any] = YAML(typ="safe").load(crd_directory() / f"{kind.lower()}s.yaml")
+    return crd
+
+
+@cache
+def load_schema(kind: str) -> Schema:
+    """The schema of a kind, with what the API server adds to every object: its metadata."""
+    schema = Schema(dict(load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    metadata = schema["properties"]["metadata"]
+    named = {**metadata, "required": ["name"], PRESERVE_UNKNOWN: True}
+    schema["properties"] = {**schema["properties"], "metadata": named}
+    schema["required"] = [*schema["required"], "metadata"]
+    return schema

@@ -1,0 +1,79 @@
+"""From what a user wrote to a spec with every choice made.
+
+These are the defaults that may change from release to release, which is why no schema holds them;
+a revision pins them when it is made, so that upgrading the operator restarts no engine. The
+defaults that never change are the CRD's.
+"""
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.metadata import version
+from typing import Any, Final
+
+from tandem_contract import ports
+
+from .crd import DECODE_POOL
+from .schema import defaulted_spec
+
+VLLM_VERSION: Final = "0.32.0"
+"""The vLLM this release's command lines and hand-offs are made for."""
+
+LEASE: Final = "30s"
+"""vLLM's own lease. Shorter loses hand-offs when decode queues."""
+
+_TAG: Final = re.compile(r":v?(\d+\.\d+(?:\.\d+)?[^@]*)(?:@sha256:[0-9a-f]+)?$")
+
+
+def image_version(image: str) -> str | None:
+    """The version in an image's tag; None when the tag is none."""
+    match = _TAG.search(image)
+    return match[1] if match else None
+
+
+def own_version() -> str:
+    """Of this distribution, whose images carry the same tag."""
+    return version("tandem-llm")
+
+
+def resolve(kind: str, name: str, user: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of pool `name`, complete, from `user`: its valid spec, inheritance applied."""
+    spec = deepcopy(dict(user))
+    _resolve_model(spec["model"])
+    _resolve_engine(spec.setdefault("engine", {}))
+    _resolve_devices(spec)
+    transfer = spec.setdefault("transfer", {})
+    transfer.setdefault("connector", "nixl")
+    transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
+    transfer.setdefault("leaseDuration", LEASE)
+    transfer.setdefault("loadFailurePolicy", "recompute")
+    if kind == DECODE_POOL:
+        spec.setdefault("routing", {}).setdefault("endpoint", name)
+    return defaulted_spec(kind, spec)
+
+
+def _resolve_model(model: dict[str, Any]) -> None:
+    model.setdefault("servedNames", [model["name"]])
+
+
+def _resolve_engine(engine: dict[str, Any]) -> None:
+    kind = engine.setdefault("type", "vllm")
+    tagged = image_version(engine.get("image", ""))
+    default = tagged or (VLLM_VERSION if kind == "vllm" else own_version())
+    release = engine.setdefault("version", default)
+    upstream = "vllm/vllm-openai:v" if kind == "vllm" else "tandem-engine:"
+    engine.setdefault("image", f"{upstream}{release}")
+    engine.setdefault("dtype", "auto")
+    engine.setdefault("kvCacheDtype", "auto")
+
+
+def _resolve_devices(spec: dict[str, Any]) -> None:
+    """Each of accelerator.count and parallelism follows from the other where it is left out."""
+    accelerator = spec.setdefault("accelerator", {})
+    count = accelerator.get("count")
+    if "parallelism" not in spec:
+        spec["parallelism"] = {"tensor": count or 1}
+    if count is None:
+        sizes = spec["parallelism"]
+        devices = sizes.get("tensor", 1) * sizes.get("pipeline", 1) * sizes.get("data", 1)
+        accelerator["count"] = 0 if spec["engine"]["type"] == "torch" else devices

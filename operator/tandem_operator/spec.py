@@ -1,0 +1,248 @@
+"""The custom resources' spec as types, every choice made: no field here has a default.
+
+A field that may be None means "the engine's own choice". Names are the CRD's, in snake case; what
+each means is its description there. Durations are seconds.
+"""
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from tandem_contract.durations import parse_duration
+from tandem_contract.paths import Role
+
+T = TypeVar("T")
+
+
+class Seconds(float):
+    """A duration; `30s` in the custom resource."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A mapping of the spec."""
+
+
+class SecretKey(Section, frozen=True, kw_only=True):
+    name: str
+    key: str
+
+
+class HuggingFaceSource(Section, frozen=True, kw_only=True):
+    repository: str | None = None
+    token_secret_ref: SecretKey | None = None
+
+
+class ClaimSource(Section, frozen=True, kw_only=True):
+    claim_name: str
+    path: str | None = None
+
+
+class ModelSource(Section, frozen=True, kw_only=True):
+    """At most one is given; none is Hugging Face by the model's name."""
+
+    huggingface: HuggingFaceSource | None = None
+    pvc: ClaimSource | None = None
+    path: str | None = None
+
+
+class LoraAdapter(Section, frozen=True, kw_only=True):
+    name: str
+    path: str
+
+
+class ModelSpec(Section, frozen=True, kw_only=True):
+    name: str
+    source: ModelSource = ModelSource()
+    revision: str | None = None
+    served_names: tuple[str, ...]
+    lora_adapters: tuple[LoraAdapter, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything clients may ask for: the served names, then the adapters'."""
+        return (*self.served_names, *(adapter.name for adapter in self.lora_adapters))
+
+
+class EngineSpec(Section, frozen=True, kw_only=True):
+    type: Literal["vllm", "torch"]
+    version: str
+    image: str
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    extra_args: tuple[str, ...] = ()
+    env: tuple[dict[str, Any], ...] = ()
+    """As a container has them."""
+
+
+class Parallelism(Section, frozen=True, kw_only=True):
+    tensor: int
+    pipeline: int
+    data: int
+    expert: bool
+    all2all_backend: str | None = None
+    nodes: int
+
+
+class Accelerator(Section, frozen=True, kw_only=True):
+    resource: str
+    count: int
+    type: str | None = None
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """As a Pod has them."""
+
+
+class Storage(Section, frozen=True, kw_only=True):
+    endpoint: str
+    kv_namespace: str | None = None
+    credentials_secret_ref: dict[str, str] | None = None
+
+
+class ChainedConnector(Section, frozen=True, kw_only=True):
+    connector: str
+    extra_config: dict[str, Any] = {}
+
+
+class Transfer(Section, frozen=True, kw_only=True):
+    connector: str
+    backends: tuple[str, ...] = ()
+    buffer_device: str | None = None
+    side_channel_port: int
+    lease_duration: Seconds
+    require_rdma: bool = False
+    storage: Storage | None = None
+    connectors: tuple[ChainedConnector, ...] = ()
+    load_failure_policy: Literal["recompute", "fail"]
+
+
+class Slo(Section, frozen=True, kw_only=True):
+    ttft: Seconds | None = None
+    itl: Seconds | None = None
+
+
+class Ratio(Section, frozen=True, kw_only=True):
+    min: float | None = None
+    max: float | None = None
+
+
+class ScaleToZero(Section, frozen=True, kw_only=True):
+    enabled: bool
+    idle_after: Seconds | None = None
+
+
+class Scaling(Section, frozen=True, kw_only=True):
+    min_replicas: int
+    max_replicas: int
+    slo: Slo = Slo()
+    ratio: Ratio = Ratio()
+    gpu_budget: int | None = None
+    scale_to_zero: ScaleToZero | None = None
+
+
+class Rollout(Section, frozen=True, kw_only=True):
+    max_surge: int | str | None = None
+    max_unavailable: int | str | None = None
+    progress_deadline: Seconds | None = None
+
+
+class Drain(Section, frozen=True, kw_only=True):
+    timeout: Seconds
+
+
+class Placement(Section, frozen=True, kw_only=True):
+    topology_key: str
+
+
+class Template(Section, frozen=True, kw_only=True):
+    """Merged over the rendered Pod."""
+
+    metadata: dict[str, Any] = {}
+    spec: dict[str, Any] = {}
+
+
+class PoolSpec(Section, frozen=True, kw_only=True):
+    """What both kinds have."""
+
+    model: ModelSpec
+    engine: EngineSpec
+    parallelism: Parallelism
+    accelerator: Accelerator
+    transfer: Transfer
+    replicas: int | None = None
+    scaling: Scaling | None = None
+    rollout: Rollout = Rollout()
+    drain: Drain
+    placement: Placement | None = None
+    paused: bool
+    template: Template = Template()
+
+    @property
+    def initial_replicas(self) -> int:
+        """Pods before anything scales: `replicas`, else scaling's fewest, else one."""
+        if self.replicas is not None:
+            return self.replicas
+        return self.scaling.min_replicas if self.scaling else 1
+
+
+class PrefillSpec(PoolSpec, frozen=True, kw_only=True):
+    """A PrefillPool's."""
+
+
+class PrefillRef(Section, frozen=True, kw_only=True):
+    name: str
+
+
+class Sidecar(Section, frozen=True, kw_only=True):
+    prefill_timeout: Seconds
+    kv_transfer_timeout: Seconds
+    fallback_to_unified: bool
+    retries: int
+
+
+class EppSpec(Section, frozen=True, kw_only=True):
+    enabled: bool
+    replicas: int | None = None
+    config: dict[str, Any] | None = None
+
+
+class Switch(Section, frozen=True, kw_only=True):
+    enabled: bool
+
+
+class GatewayRef(Section, frozen=True, kw_only=True):
+    name: str
+    namespace: str | None = None
+    section_name: str | None = None
+
+
+class Routing(Section, frozen=True, kw_only=True):
+    endpoint: str
+    epp: EppSpec
+    envoy: Switch
+    inference_pool: Switch
+    gateway_ref: GatewayRef | None = None
+    split: Literal["auto", "off"]
+
+
+class DecodeSpec(PoolSpec, frozen=True, kw_only=True):
+    """A DecodePool's, with what it inherits."""
+
+    prefill_ref: PrefillRef | None = None
+    role: Role
+    sidecar: Sidecar
+    routing: Routing
+
+
+def typed(spec: dict[str, Any], kind: type[T]) -> T:
+    """A resolved and valid spec as a type."""
+    return msgspec.convert(spec, type=kind, dec_hook=_decode)
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Seconds:
+        return Seconds(parse_duration(value))
+    raise NotImplementedError(kind)

@@ -222,6 +222,17 @@ def _scaled_prompt(arrival: Arrival, factor: Fraction) -> tuple[int, int]:
     return block, max(1, arrival.prompt_tokens * block // arrival.block_tokens)
 
 
+def pace(arrivals: Sequence[Arrival], rate: float) -> float:
+    """The `time_factor` by which `arrivals` come at `rate` per second on average.
+
+    Raises ValueError when they all come at once, which no factor can stretch.
+    """
+    span = arrivals[-1].at if arrivals else 0.0
+    if not span or not rate > 0:
+        raise ValueError("arrivals at one moment have no rate, and a rate is above 0")
+    return (len(arrivals) - 1) / span / rate
+
+
 def synthetic(
     count: int, *, rate: float, prompt_tokens: int, output_tokens: int, seed: int = 0
 ) -> list[Arrival]:

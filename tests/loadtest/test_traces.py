@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tandem_loadtest.traces import Arrival, TraceError, load_trace, scale, synthetic, token_ids
+from tandem_loadtest.traces import (
+    Arrival,
+    TraceError,
+    load_trace,
+    pace,
+    scale,
+    synthetic,
+    token_ids,
+)
 
 MOONCAKE = [
     {"timestamp": 2000, "input_length": 1100, "output_length": 7, "hash_ids": [0, 1, 2]},
@@ -227,3 +235,23 @@ def test_synthetic_arrivals_keep_their_rate() -> None:
 def test_synthetic_arrivals_need_counts_above_zero(count: int, rate: float, tokens: int) -> None:
     with pytest.raises(ValueError, match="above 0"):
         synthetic(count, rate=rate, prompt_tokens=tokens, output_tokens=1)
+
+
+def test_arrivals_are_paced_to_a_rate() -> None:
+    arrivals = [Arrival(i, at, 1, 1) for i, at in enumerate((0.0, 1.0, 2.0, 9.0, 10.0))]
+    factor = pace(arrivals, rate=8)
+    scaled = scale(arrivals, max_prompt_tokens=1, max_output_tokens=1, time_factor=factor)
+    assert [a.at for a in scaled] == pytest.approx([0, 0.05, 0.1, 0.45, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "rate"),
+    [
+        ([], 1),
+        ([Arrival(0, 0.0, 1, 1), Arrival(1, 0.0, 1, 1)], 1),
+        ([Arrival(0, 0.0, 1, 1), Arrival(1, 2.0, 1, 1)], 0),
+    ],
+)
+def test_arrivals_at_one_moment_have_no_rate(arrivals: list[Arrival], rate: float) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        pace(arrivals, rate)

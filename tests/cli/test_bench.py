@@ -1,0 +1,139 @@
+"""`tandem bench` against real servers."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+from tandem_cli.bench import VOCABULARY, command
+from tandem_contract import headers
+
+from tests.loadtest.servers import DONE, Handler, answering, chunk, serving, streaming
+
+GOOD = streaming(
+    chunk("a", 1), chunk("b", 2, "length"), DONE, **{headers.ROUTING_PATH: "fast_decode"}
+)
+
+
+@contextmanager
+def background(handler: Handler) -> Iterator[str]:
+    """The URL of a server that runs beside the command, on a loop of its own."""
+    up, urls = threading.Event(), []
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        async with serving(handler) as url:
+            urls.append(url)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert up.wait(10)
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def bench(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(
+        command, ["--model", "tiny", *arguments], env=environment, auto_envvar_prefix="TANDEM_BENCH"
+    )
+
+
+FAST = ("--limit", "5", "--rate", "1000")
+
+
+def test_a_run_is_reported_as_table_and_json(tmp_path: Path) -> None:
+    with background(GOOD) as url:
+        done = bench(
+            url, *FAST, "--json", str(tmp_path / "out"), "--slo-ttft", "9s", "--slo-itl", "9s"
+        )
+    assert done.exit_code == 0, done.output
+    assert "fast_decode" in done.stdout
+    written = json.loads((tmp_path / "out").read_text())
+    row = written["paths"]["fast_decode"]
+    assert (row["requests"], row["failed"]) == (5, 0)
+    assert written["all"] == row
+    assert row["goodput"] == pytest.approx(5 / written["seconds"])
+
+
+def test_a_trace_is_scaled_and_replayed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 1024, "output_length": 30, "hash_ids": [0, 1]},
+        {"timestamp": 90000, "input_length": 512, "output_length": 15, "hash_ids": [0]},
+        {"timestamp": 99999, "input_length": 0, "output_length": 0, "hash_ids": []},
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return await GOOD(request)
+
+    with background(handler) as url:
+        done = bench(
+            url, "--trace", str(trace), "--limit", "2", "--rate", "100",
+            "--prompt-tokens", "64", "--output-tokens", "10",
+        )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    long, short = bodies
+    assert (len(long["prompt"]), long["max_tokens"]) == (64, 10)
+    assert short["prompt"] == long["prompt"][:32]
+    assert short["max_tokens"] == 5
+    assert set(long["prompt"]) <= set(VOCABULARY)
+    assert long["ignore_eos"] is True
+
+
+def test_failures_are_told_and_make_it_fail() -> None:
+    with background(answering({"error": {"message": "no such model"}}, 404)) as url:
+        done = bench(url, *FAST)
+    assert done.exit_code == 1
+    assert done.stderr.endswith("error: 5 of 5 requests failed: 5 × HTTP 404: no such model\n")
+    assert "unrouted" in done.stdout
+
+
+def test_flags_may_come_from_the_environment() -> None:
+    with background(GOOD) as url:
+        done = bench(url, "--limit", "2", TANDEM_BENCH_RATE="1000")
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ftp://host"], "write http://HOST:PORT"),
+        (["http://host:99999"], "write http://HOST:PORT"),
+        (["http://h", "--rate", "0"], "--rate"),
+        (["http://h", "--limit", "-1"], "--limit"),
+        (["http://h", "--timeout", "30"], "is not a duration"),
+        (["http://h", "--slo-ttft", "1s"], "go together"),
+        (["http://h", "--json", "/nowhere/at/all"], "no directory /nowhere/at"),
+        (["http://h", "--trace", "/nowhere/trace"], "/nowhere/trace: cannot read it"),
+        (["http://h", "--nonsense"], "No such option"),
+        ([], "Missing argument 'URL'"),
+    ],
+)
+def test_a_usage_error_exits_with_2_and_says_what(arguments: list[str], says: str) -> None:
+    done = bench(*arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_a_bad_trace_names_file_and_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01,x,1\n")
+    done = bench("http://h", "--trace", str(trace))
+    assert done.exit_code == 2
+    assert f"{trace}:2: ContextTokens" in done.stderr.replace("\n", "")

@@ -1,0 +1,150 @@
+"""A request body's bytes as a checked object, and what its `kv_transfer_params` ask for.
+
+Pure. Errors: `ApiError`, with the HTTP status and the field that is wrong.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from tandem_contract import kvparams
+from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, params_from_object
+
+from .types import RemoteDecode
+
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    """The request cannot be served: `status` and `message` are the answer, `param` the field."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+
+
+KvIntent = RemoteDecode | KvTransferParams | None
+
+
+def decode_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError saying at which line and column it breaks."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+        raise ApiError(400, _why_not_json(body, err)) from err
+    if not isinstance(decoded, dict):
+        raise ApiError(400, "the request body is not a JSON object")
+    return decoded
+
+
+def _why_not_json(body: bytes, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "the request body is nested too deeply"
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as err:
+        return f"the request body is not UTF-8: {_position(body, err.start)}"
+    try:
+        # The standard library says where; msgspec says it for some errors only.
+        json.loads(text)
+    except json.JSONDecodeError as err:
+        return (
+            f"the request body is not JSON: {err.msg.lower()}"
+            f" at line {err.lineno}, column {err.colno}"
+        )
+    match = re.search(r" ?\(byte (\d+)\)", str(error))
+    if match is None:
+        return f"the request body is not JSON: {error}"
+    reason = str(error).replace(match[0], "")
+    return f"the request body is not JSON: {reason} at {_position(body, int(match[1]))}"
+
+
+def _position(body: bytes, offset: int) -> str:
+    before = body[:offset]
+    line_start = before.rfind(b"\n") + 1
+    line = before.count(b"\n") + 1
+    return f"line {line}, column {offset - line_start + 1}"
+
+
+def kv_intent(body: Mapping[str, Any]) -> KvIntent:
+    """What the body's `kv_transfer_params` ask for: to keep the KV, to pull it, or nothing.
+
+    Raises ApiError when they ask for both, or name nothing to pull.
+    """
+    value = body.get(kvparams.FIELD)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{kvparams.FIELD} is not an object", param=kvparams.FIELD)
+    pull, keep = value.get("do_remote_prefill"), value.get("do_remote_decode")
+    if pull and keep:
+        raise ApiError(
+            400,
+            f"{kvparams.FIELD} asks for do_remote_prefill and do_remote_decode: one leg does one",
+            param=kvparams.FIELD,
+        )
+    if keep:
+        return RemoteDecode()
+    if not pull:
+        return None
+    try:
+        return params_from_object(value)
+    except ParamsUnusable as err:
+        raise ApiError(400, f"{err}: nothing can be pulled", param=kvparams.FIELD) from err
+
+
+def convert(value: Any, kind: type[T], name: str = "") -> T:
+    """`value` as `kind`. Raises ApiError naming the field; `name` is where `value` stands."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as err:
+        message, _, path = str(err).partition(" - at `")
+        place = (name + path.rstrip("`").removeprefix("$")).removeprefix(".") or "the request body"
+        param = re.split(r"[.\[]", place)[0]
+        text = message.replace("`", "").replace("Expected", "expected")
+        raise ApiError(400, f"{place}: {text}", param=param) from err
+
+
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Fields this engine does not honour → values (beside null) that ask for nothing."""
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raises ApiError when a field asks for something that would be silently left undone."""
+    for name, neutral in _NEUTRAL.items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            raise ApiError(400, f"{name} is not supported by this engine", param=name)

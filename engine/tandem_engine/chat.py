@@ -1,0 +1,142 @@
+"""Chat messages to a prompt, by the model directory's own Jinja template.
+
+The template comes from `chat_template.jinja` or from `tokenizer_config.json`, and runs in a
+sandbox. Content is text or a list of text parts; anything else is refused.
+
+Errors: `ApiError` for messages that cannot be rendered; `ChatTemplateUnusable` at start.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .body import ApiError
+from .types import EngineError
+
+TEMPLATE_FILE: Final = "chat_template.jinja"
+CONFIG_FILE: Final = "tokenizer_config.json"
+_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class ChatTemplateUnusable(EngineError):
+    """The model's chat template or tokenizer_config.json is malformed; the message says where."""
+
+
+class ChatTemplate:
+    """The template of a model directory; without one, every chat request is refused."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ChatTemplateUnusable."""
+        config = _read_config(directory / CONFIG_FILE)
+        self._tokens = {name: _token(config.get(name)) for name in _TOKENS if config.get(name)}
+        source = _source(directory / TEMPLATE_FILE, config)
+        try:
+            self._template = None if source is None else _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as err:
+            raise ChatTemplateUnusable(
+                f"{directory}: chat template, line {err.lineno}: {err.message}"
+            ) from err
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """The prompt of `messages`; `options` are further variables of the template.
+
+        Raises ApiError when there is no template, a message has no role or a part that is not
+        text, or the template refuses.
+        """
+        if self._template is None:
+            raise ApiError(
+                400,
+                f"this model has no chat template: use /v1/completions, or put {TEMPLATE_FILE}"
+                " in the model's directory",
+            )
+        plain = [_plain(index, message) for index, message in enumerate(messages)]
+        try:
+            return self._template.render({**self._tokens, **options, "messages": plain})
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as err:
+            raise ApiError(400, f"the chat template refused: {err}", param="messages") from err
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as err:
+        raise ChatTemplateUnusable(f"{file}: cannot read it: {err}") from err
+    if not isinstance(config, dict):
+        raise ChatTemplateUnusable(f"{file}: not a JSON object")
+    return config
+
+
+def _source(file: Path, config: Mapping[str, Any]) -> str | None:
+    """The template's text; several named ones in the configuration: the default."""
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token(value: Any) -> str:
+    """A special token stands as a string or as an object with `content`."""
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
+
+
+def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with its content as one string."""
+    where = f"messages[{index}]"
+    if not isinstance(message.get("role"), str):
+        raise ApiError(400, f"{where}.role is missing or not a string", param="messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    elif content is not None and not isinstance(content, str):
+        raise ApiError(
+            400, f"{where}.content is neither a string nor a list of parts", param="messages"
+        )
+    return {**message, "content": content}
+
+
+def _part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind != "text" or not isinstance(text, str):
+        what = f"of type {kind!r}" if isinstance(kind, str) and kind != "text" else "malformed"
+        raise ApiError(
+            400, f'{where} is {what}: this engine takes {{"type": "text", "text": …}} only',
+            param="messages",
+        )  # fmt: skip
+    return text
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    # Templates are written for these names, which transformers provides.
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    """Jinja's own escapes HTML, which would reach the model."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().astimezone().strftime(layout)

@@ -1,0 +1,211 @@
+"""KV cache events over ZMQ in vLLM's wire format, with replay.
+
+    PUB     topic | 8-byte big-endian sequence | msgpack [ts, [event, …], data-parallel rank]
+    ROUTER  a DEALER asks ["", first sequence] and gets ["", topic, sequence, payload] for each
+            batch still kept, then ["", "", sequence −1, ""]
+
+An event is a map tagged `type`. Events of one turn of the event loop leave as one batch. Nobody
+listening costs nothing: PUB drops, it never waits.
+
+Errors: `EventsUnusable`: the configuration is wrong or an endpoint cannot be had.
+"""
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+import zmq
+import zmq.asyncio
+from tandem_contract import ports
+
+from .blocks import AllBlocksCleared, BlockEvent, BlocksRemoved, BlocksStored
+from .types import EngineError
+
+_END: Final = (-1).to_bytes(8, "big", signed=True)
+_MEDIUM: Final = "GPU"
+"""vLLM's name of the cache the engine computes in, whatever the device."""
+
+
+class EventsUnusable(EngineError):
+    """The message says which setting is wrong, or which endpoint and why."""
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's `--kv-events-config`."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    """None is zmq when events are enabled."""
+    endpoint: str = f"tcp://*:{ports.KV_EVENTS}"
+    """Bound when it holds `*` or `::` or is no tcp endpoint; else connected to."""
+    replay_endpoint: str | None = None
+    """None: no replay; a subscriber that misses a batch must drop what it knows."""
+    buffer_steps: int = 10_000
+    """Batches kept for replay."""
+    hwm: int = 100_000
+    """Batches a slow subscriber may lag behind before it loses some."""
+    max_queue_size: int = 100_000
+    """vLLM's thread queue, which this engine does not need."""
+    topic: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to publish to."""
+        return self.enable_kv_cache_events and self.publisher != "null"
+
+
+def parse_kv_events_config(text: str) -> KvEventsConfig:
+    """The flag's JSON. Raises EventsUnusable."""
+    try:
+        config = msgspec.json.decode(text, type=KvEventsConfig)
+    except (msgspec.MsgspecError, UnicodeEncodeError) as err:
+        raise EventsUnusable(f"--kv-events-config: {err}") from err
+    for name in ("buffer_steps", "hwm"):
+        if getattr(config, name) < 1:
+            raise EventsUnusable(f"--kv-events-config: {name} must be at least 1")
+    return config
+
+
+class BlockStored(msgspec.Struct, tag=True):
+    """Wire form of `BlocksStored`. No adapters and no multimodal keys here: those are null."""
+
+    block_hashes: tuple[bytes, ...]
+    parent_block_hash: bytes | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = _MEDIUM
+    lora_name: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True):
+    """Wire form of `BlocksRemoved`."""
+
+    block_hashes: tuple[bytes, ...]
+    medium: str | None = _MEDIUM
+
+
+class AllCleared(msgspec.Struct, tag="AllBlocksCleared"):
+    """Wire form of `AllBlocksCleared`."""
+
+
+WireEvent = BlockStored | BlockRemoved | AllCleared
+
+
+def wire_event(event: BlockEvent) -> WireEvent:
+    """`event` as it is written."""
+    match event:
+        case BlocksStored(hashes, parent_hash, token_ids, block_size):
+            return BlockStored(hashes, parent_hash, token_ids, block_size)
+        case BlocksRemoved(hashes):
+            return BlockRemoved(hashes)
+        case AllBlocksCleared():
+            return AllCleared()
+
+
+class KvEventPublisher:
+    """Publishes on the event loop it was started on.
+
+    publisher = KvEventPublisher(config)
+    publisher.start()
+    publisher.publish(event)
+    await publisher.stop()
+    """
+
+    def __init__(self, config: KvEventsConfig, *, rank: int = 0) -> None:
+        self._config = config
+        self._rank = rank
+        self._topic = config.topic.encode()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._replay: zmq.asyncio.Socket | None = None
+        self._replaying: asyncio.Task[None] | None = None
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._sequence = 0
+        self._pending: list[WireEvent] = []
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def start(self) -> None:
+        """Open the endpoints. Raises EventsUnusable, with nothing left open."""
+        self._pub.set_hwm(self._config.hwm)
+        self._pub.linger = 0
+        try:
+            _open(self._pub, self._config.endpoint)
+            if self._config.replay_endpoint is not None:
+                self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
+                # A whole buffer goes out at once; the buffer's own size bounds it.
+                self._replay.sndhwm = 0
+                self._replay.linger = 0
+                _open(self._replay, self._config.replay_endpoint)
+        except EventsUnusable:
+            self._close()
+            raise
+        if self._replay is not None:
+            self._replaying = asyncio.create_task(self._serve_replay(self._replay))
+
+    @property
+    def endpoint(self) -> str:
+        """Where subscribers connect, with the port a `*` port became."""
+        return _address(self._pub)
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """The same for replay."""
+        return None if self._replay is None else _address(self._replay)
+
+    def publish(self, event: BlockEvent) -> None:
+        """Send `event` with all others of this turn of the loop."""
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pending.append(wire_event(event))
+
+    async def stop(self) -> None:
+        """Send what is pending and close."""
+        self._flush()
+        if self._replaying is not None:
+            self._replaying.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._replaying
+        self._close()
+
+    def _flush(self) -> None:
+        if not self._pending or self._pub.closed:
+            return
+        payload = self._encoder.encode((time.time(), self._pending, self._rank))
+        self._pending = []
+        sequence = self._sequence.to_bytes(8, "big")
+        self._sequence += 1
+        self._kept.append((sequence, payload))
+        self._pub.send_multipart((self._topic, sequence, payload), zmq.NOBLOCK)
+
+    async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await router.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
+                continue
+            client, _, first = frames
+            for sequence, payload in list(self._kept):
+                if sequence >= first:
+                    await router.send_multipart((client, b"", self._topic, sequence, payload))
+            await router.send_multipart((client, b"", b"", _END, b""))
+
+    def _close(self) -> None:
+        self._pub.close()
+        if self._replay is not None:
+            self._replay.close()
+        self._context.term()
+
+
+def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str) -> None:
+    bind = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    try:
+        (socket.bind if bind else socket.connect)(endpoint)
+    except zmq.ZMQError as err:
+        raise EventsUnusable(f"KV events endpoint {endpoint}: {err.strerror}") from err
+
+
+def _address(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> str:
+    return socket.get_string(zmq.LAST_ENDPOINT).replace("0.0.0.0", "127.0.0.1")

@@ -1,0 +1,111 @@
+"""Endpoints that start no sequence: tokenizing, the model list, metrics, the version."""
+
+import time
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from .body import ApiError, convert, decode_json
+from .protocol import check_token_ids
+from .served import ServedModel
+
+
+class TokenizeBody(msgspec.Struct):
+    """`/tokenize`: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """None: as the completion or chat endpoint would."""
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """`/detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+def info_routes(model: ServedModel, registry: CollectorRegistry) -> list[web.RouteDef]:
+    """Routes of these endpoints for `model`; errors are raised as `ApiError`."""
+    info = _Info(model, registry)
+    return [
+        web.post("/tokenize", info.tokenize),
+        web.post("/detokenize", info.detokenize),
+        web.get("/v1/models", info.models),
+        web.get("/metrics", info.metrics),
+        web.get("/version", info.version),
+    ]
+
+
+class _Info:
+    def __init__(self, model: ServedModel, registry: CollectorRegistry) -> None:
+        self._model = model
+        self._registry = registry
+        self._created = int(time.time())
+
+    async def tokenize(self, http: web.Request) -> web.Response:
+        raw = decode_json(await http.read())
+        body = convert(raw, TokenizeBody)
+        self._model.check_name(body.model)
+        chat = body.messages is not None
+        if (body.prompt is None) != chat:
+            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
+        text = body.prompt or ""
+        if body.messages is not None:
+            generation = body.add_generation_prompt is not False
+            text = self._model.render(body.messages, {"add_generation_prompt": generation})
+        special = (not chat) if body.add_special_tokens is None else body.add_special_tokens
+        tokens = await self._model.encode(text, add_special_tokens=special)
+        names = [self._model.tokenizer.token_text(i) for i in tokens]
+        return _json(
+            {
+                "count": len(tokens),
+                "max_model_len": self._model.max_model_len,
+                "tokens": tokens,
+                "token_strs": names if body.return_token_strs else None,
+            }
+        )
+
+    async def detokenize(self, http: web.Request) -> web.Response:
+        body = convert(decode_json(await http.read()), DetokenizeBody)
+        self._model.check_name(body.model)
+        check_token_ids(body.tokens, self._model.vocab_size, "tokens")
+        text = self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return _json({"prompt": text})
+
+    async def models(self, _: web.Request) -> web.Response:
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": self._created,
+                        "owned_by": "tandem",
+                        "root": self._model.root,
+                        "parent": None,
+                        "max_model_len": self._model.max_model_len,
+                    }
+                    for name in self._model.names
+                ],
+            }
+        )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        page = generate_latest(self._registry)
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json({"version": version("tandem-llm")})
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

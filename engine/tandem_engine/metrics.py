@@ -1,0 +1,233 @@
+"""The engine's metrics under vLLM's names, on a registry of their own.
+
+Engine-side figures come through the observer methods, request-side ones from the server, gauges
+from the engine's `stats` at each scrape.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from tandem_contract import metrics as names
+
+from .blocks import BlockEvent
+from .types import FinishReason, Pulled
+
+_LABELS: Final = ("model_name", "engine")
+_RANK: Final = "0"
+"""Label `engine`: the data-parallel rank; this engine has one."""
+_TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_E2E_BUCKETS: Final = (
+    0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
+    240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TRANSFER_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0,
+)  # fmt: skip
+_BYTES_BUCKETS: Final = tuple(2.0**power for power in range(11, 36, 2))
+
+
+class StatsView(Protocol):
+    """What the gauges show of an engine at one moment."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def waiting_for_kv(self) -> int: ...
+    @property
+    def kv_usage(self) -> float: ...
+    @property
+    def held_requests(self) -> int: ...
+
+
+class EngineMetrics:
+    """Every metric the engine exports; an `EngineObserver`."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._labels = (model_name, _RANK)
+        self._prefix_queries = self._counter(names.ENGINE_PREFIX_QUERIES, "Prompt tokens looked up")
+        self._prefix_hits = self._counter(names.ENGINE_PREFIX_HITS, "Prompt tokens found cached")
+        self._external_queries = self._counter(
+            names.ENGINE_EXTERNAL_QUERIES, "Prompt tokens asked of a producer"
+        )
+        self._external_hits = self._counter(
+            names.ENGINE_EXTERNAL_HITS, "Prompt tokens whose KV a producer sent"
+        )
+        self._prompt = self._counter(names.ENGINE_PROMPT_TOKENS, "Prompt tokens processed")
+        by_source = Counter(
+            names.ENGINE_PROMPT_BY_SOURCE,
+            "Prompt tokens by where their KV came from",
+            (*_LABELS, "source"),
+            registry=self.registry,
+        )
+        self._by_source = {
+            source: by_source.labels(*self._labels, source) for source in names.PromptSource
+        }
+        self._generated = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated")
+        self._preemptions = self._counter(
+            names.ENGINE_PREEMPTIONS, "Sequences set back because blocks ran out"
+        )
+        self._pull_seconds = self._histogram(
+            names.ENGINE_XFER_SECONDS, "Seconds a KV pull took", _TRANSFER_BUCKETS
+        )
+        self._pull_bytes = self._histogram(
+            names.ENGINE_XFER_BYTES, "Bytes a KV pull brought", _BYTES_BUCKETS
+        )
+        self._pull_failed = self._counter(names.ENGINE_XFER_FAILED, "KV pulls that failed")
+        self._expired = self._counter(
+            names.ENGINE_KV_EXPIRED, "Requests whose KV no reader fetched before its lease ended"
+        )
+        self._ttft = self._histogram(
+            names.ENGINE_TTFT_SECONDS, "Seconds from arrival to the first token", _TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            names.ENGINE_ITL_SECONDS, "Seconds between tokens of a sequence", _ITL_BUCKETS
+        )
+        self._e2e = self._histogram(
+            names.ENGINE_E2E_SECONDS, "Seconds from arrival to the last token", _E2E_BUCKETS
+        )
+        self._success = Counter(
+            names.ENGINE_SUCCESS,
+            "Sequences ended, by reason",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(*self._labels, reason)
+
+    def watch(self, stats: Callable[[], StatsView], *, block_size: int, num_blocks: int) -> None:
+        """Export the gauges, read from `stats` at each scrape."""
+        self._gauge(names.ENGINE_RUNNING, "Sequences running", lambda: stats().running)
+        self._gauge(
+            names.ENGINE_WAITING,
+            "Sequences waiting, those waiting for remote KV included",
+            lambda: stats().waiting,
+        )
+        waiting = Gauge(
+            names.ENGINE_WAITING_BY_REASON,
+            "Sequences waiting, by what for",
+            (*_LABELS, "reason"),
+            registry=self.registry,
+        )
+        waiting.labels(*self._labels, "capacity").set_function(
+            lambda: stats().waiting - stats().waiting_for_kv
+        )
+        waiting.labels(*self._labels, "deferred").set_function(lambda: stats().waiting_for_kv)
+        self._gauge(names.ENGINE_KV_USAGE, "KV blocks in use, 0 to 1", lambda: stats().kv_usage)
+        self._gauge(
+            names.ENGINE_HELD,
+            "Finished prompts whose KV waits for a reader",
+            lambda: stats().held_requests,
+        )
+        Gauge(
+            names.ENGINE_CACHE_CONFIG,
+            "The KV cache's size, in its labels; always 1",
+            (*_LABELS, "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        ).labels(*self._labels, str(block_size), str(num_blocks)).set(1)
+
+    # What the engine observes.
+
+    def prefix_cache(self, queries: int, hits: int) -> None:
+        """Prompt tokens looked up in the prefix cache, and found."""
+        self._prefix_queries.inc(queries)
+        self._prefix_hits.inc(hits)
+
+    def external_cache(self, queries: int, hits: int) -> None:
+        """Prompt tokens asked of a producer, and got."""
+        self._external_queries.inc(queries)
+        self._external_hits.inc(hits)
+
+    def prompt_tokens(self, computed: int, cached: int, external: int) -> None:
+        """One prompt is through; where its tokens' KV came from."""
+        self._prompt.inc(computed + cached + external)
+        self._by_source[names.PromptSource.COMPUTED].inc(computed)
+        self._by_source[names.PromptSource.CACHED].inc(cached)
+        self._by_source[names.PromptSource.EXTERNAL].inc(external)
+
+    def generated(self, tokens: int) -> None:
+        """A step said `tokens` tokens."""
+        self._generated.inc(tokens)
+
+    def preempted(self) -> None:
+        """A sequence was set back."""
+        self._preemptions.inc()
+
+    def pulled(self, pulled: Pulled) -> None:
+        """A KV pull arrived whole."""
+        self._pull_seconds.observe(pulled.seconds)
+        self._pull_bytes.observe(pulled.bytes)
+
+    def pull_failed(self) -> None:
+        """A KV pull failed."""
+        self._pull_failed.inc()
+
+    def kv_expired(self) -> None:
+        """A lease ended unread."""
+        self._expired.inc()
+
+    def kv_event(self, event: BlockEvent) -> None:
+        """Not a figure: `main` sends these to the publisher."""
+
+    # What the server observes.
+
+    def sequence(self) -> "SequenceTimes":
+        """Clock for a sequence that arrives now."""
+        return SequenceTimes(self)
+
+    def first_token(self, seconds: float) -> None:
+        """Arrival to first token."""
+        self._ttft.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Between two deliveries of one sequence."""
+        self._itl.observe(seconds)
+
+    def finished(self, reason: FinishReason, seconds: float) -> None:
+        """A sequence ended, `seconds` after its arrival."""
+        self._success.labels(*self._labels, reason).inc()
+        self._e2e.observe(seconds)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets)
+        return made.labels(*self._labels)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        gauge = Gauge(name, text, _LABELS, registry=self.registry)
+        gauge.labels(*self._labels).set_function(value)
+
+
+class SequenceTimes:
+    """When one sequence arrived and last said something."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        self._arrived = time.perf_counter()
+        self._last: float | None = None
+
+    def tokens(self) -> None:
+        """Tokens came."""
+        now = time.perf_counter()
+        if self._last is None:
+            self._metrics.first_token(now - self._arrived)
+        else:
+            self._metrics.next_token(now - self._last)
+        self._last = now
+
+    def finished(self, reason: FinishReason) -> None:
+        """The sequence ended."""
+        self._metrics.finished(reason, time.perf_counter() - self._arrived)

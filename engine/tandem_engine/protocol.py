@@ -1,0 +1,291 @@
+"""Request bodies as types: `/v1/completions` and `/v1/chat/completions` in vLLM's shapes.
+
+    bytes ──body.decode_json──► dict ──parse_completion, parse_chat──► Call
+    Call + prompt ids ──resolve──► SamplingParams, once lengths are known
+
+Pure. Fields vLLM does not know are ignored, as it ignores them; fields that would change the
+answer and that this engine does not honour are refused unless they ask for nothing.
+
+Errors: `body.ApiError`, with the HTTP status and the field that is wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypedDict, TypeVar
+
+import msgspec
+from tandem_contract import kvparams
+
+from .body import ApiError, KvIntent, convert, refuse_unsupported
+from .output import TextOptions
+from .types import SamplingParams
+
+MAX_LOGPROBS: Final = 20
+"""vLLM's default `--max-logprobs`."""
+MAX_SEQUENCES: Final = 256
+"""Of one request: prompts × n. Each is a sequence with blocks of its own."""
+MAX_STOPS: Final = 64
+_COMPLETION_MAX_TOKENS: Final = 16
+_SEED_LIMIT: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request body, checked. Either `prompts` or `messages` is set."""
+
+    sampling: SamplingParams
+    """`max_tokens` is settled by `resolve`, once the prompt's length is known."""
+    max_tokens: int | None
+    text: TextOptions
+    model: str | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    messages: tuple[dict[str, Any], ...] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    kv: KvIntent = None
+
+
+class StreamOptions(msgspec.Struct):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Common(msgspec.Struct):
+    """Fields both endpoints take; null is the same as absent."""
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionBody(_Common):
+    """`/v1/completions`."""
+
+    prompt: Any = None
+    logprobs: int | None = None
+
+
+class ChatBody(_Common):
+    """`/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def parse_completion(raw: Mapping[str, Any], kv: KvIntent) -> Call:
+    """A `/v1/completions` body. Raises ApiError."""
+    body = _convert(raw, CompletionBody)
+    sampling = _sampling(body, body.logprobs, "logprobs")
+    call = Call(
+        **_shared(body, kv),
+        sampling=sampling,
+        max_tokens=_positive(raw.get("max_tokens", _COMPLETION_MAX_TOKENS), "max_tokens"),
+        prompts=_prompts(body.prompt),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    return _counted(call, len(call.prompts))
+
+
+def parse_chat(raw: Mapping[str, Any], kv: KvIntent) -> Call:
+    """A `/v1/chat/completions` body. Raises ApiError."""
+    body = _convert(raw, ChatBody)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if not body.messages:
+        raise ApiError(400, "messages is missing or empty", param="messages")
+    sampling = _sampling(body, body.top_logprobs or 0 if body.logprobs else None, "top_logprobs")
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    call = Call(
+        **_shared(body, kv),
+        sampling=sampling,
+        max_tokens=_positive(getattr(body, name), name),
+        messages=tuple(body.messages),
+        template_kwargs={
+            **(body.chat_template_kwargs or {}),
+            "add_generation_prompt": body.add_generation_prompt is not False,
+        },
+        add_special_tokens=body.add_special_tokens is True,
+    )
+    return _counted(call, 1)
+
+
+def resolve(call: Call, prompt: tuple[int, ...], max_model_len: int, vocab: int) -> SamplingParams:
+    """The sampling parameters of one prompt of `call`.
+
+    Raises ApiError when the prompt is empty, holds an id outside the `vocab` of the model, or
+    does not fit in `max_model_len` together with the tokens asked for.
+    """
+    if not prompt:
+        raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
+    check_token_ids(prompt, vocab, "prompt")
+    room = max_model_len - len(prompt)
+    wanted = call.max_tokens if call.max_tokens is not None else room
+    if room < 1 or wanted > room:
+        raise ApiError(
+            400,
+            f"this model's maximum context length is {max_model_len} tokens: the prompt has"
+            f" {len(prompt)} and max_tokens is {call.max_tokens or 'at least 1'}",
+            param="max_tokens" if room >= 1 else "prompt",
+        )
+    if call.sampling.min_tokens > wanted:
+        raise ApiError(
+            400,
+            f"min_tokens ({call.sampling.min_tokens}) is above max_tokens ({wanted})",
+            param="min_tokens",
+        )
+    return replace(call.sampling, max_tokens=wanted)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab: int, param: str) -> None:
+    """Raises ApiError when an id is outside a vocabulary of `vocab` tokens."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab):
+        wrong = next(i for i in token_ids if not 0 <= i < vocab)
+        raise ApiError(
+            400, f"{param}: token id {wrong} is outside the vocabulary of {vocab}", param=param
+        )
+
+
+B = TypeVar("B", bound=_Common)
+
+
+def _convert(raw: Mapping[str, Any], kind: type[B]) -> B:
+    refuse_unsupported(raw)
+    return convert(raw, kind)
+
+
+class _Shared(TypedDict):
+    model: str | None
+    text: TextOptions
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    kv: KvIntent
+
+
+def _shared(body: _Common, kv: KvIntent) -> _Shared:
+    options = body.stream_options or StreamOptions()
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    return _Shared(
+        model=body.model,
+        text=TextOptions(
+            stop=_stops(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            min_tokens=body.min_tokens or 0,
+            include_stop_str_in_output=body.include_stop_str_in_output is True,
+            skip_special_tokens=body.skip_special_tokens is not False,
+        ),
+        n=_within("n", 1 if body.n is None else body.n, 1, MAX_SEQUENCES),
+        stream=body.stream is True,
+        include_usage=options.include_usage is True,
+        continuous_usage=options.continuous_usage_stats is True,
+        return_token_ids=body.return_token_ids is True,
+        kv=kv,
+    )
+
+
+def _sampling(body: _Common, logprobs: int | None, logprobs_name: str) -> SamplingParams:
+    if body.top_p is not None and not 0 < body.top_p <= 1:
+        raise ApiError(400, f"top_p is {body.top_p}: it must be above 0, at most 1", param="top_p")
+    temperature = 1.0 if body.temperature is None else body.temperature
+    if temperature < 0:
+        raise ApiError(
+            400, f"temperature is {temperature}: it must not be negative", param="temperature"
+        )
+    if logprobs is not None:
+        _within(logprobs_name, logprobs, 0, MAX_LOGPROBS)
+    if body.seed is not None:
+        _within("seed", body.seed, -_SEED_LIMIT, _SEED_LIMIT - 1)
+    return SamplingParams(
+        min_tokens=_within("min_tokens", body.min_tokens or 0, 0, None),
+        temperature=temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        # vLLM takes -1 and 0 for off.
+        top_k=max(0, _within("top_k", body.top_k or 0, -1, None)),
+        seed=body.seed,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos is True,
+        logprobs=logprobs,
+    )
+
+
+def _within(name: str, value: int, low: int, high: int | None) -> int:
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        raise ApiError(400, f"{name} is {value}: it must be {bounds}", param=name)
+    return value
+
+
+def _positive(value: int | None, name: str) -> int | None:
+    return None if value is None else _within(name, value, 1, None)
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
+        raise ApiError(400, "stop holds an empty string", param="stop")
+    if len(stops) > MAX_STOPS:
+        raise ApiError(400, f"stop holds {len(stops)} strings: at most {MAX_STOPS}", param="stop")
+    return stops
+
+
+def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
+    """A string, a list of strings, token ids, or a list of such."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not isinstance(prompt, list) or not prompt:
+        what = (
+            "is missing" if prompt is None else "is empty" if prompt == [] else "has a wrong type"
+        )
+        raise ApiError(
+            400, f"prompt {what}: a string, token ids, or a list of either", param="prompt"
+        )
+    if isinstance(prompt[0], str):
+        return tuple(convert(prompt, list[str], "prompt"))
+    if isinstance(prompt[0], list):
+        return tuple(tuple(ids) for ids in convert(prompt, list[list[int]], "prompt"))
+    return (tuple(convert(prompt, list[int], "prompt")),)
+
+
+def _counted(call: Call, prompts: int) -> Call:
+    sequences = prompts * call.n
+    if sequences > MAX_SEQUENCES:
+        raise ApiError(
+            400,
+            f"{prompts} prompts × n {call.n} are more than {MAX_SEQUENCES} sequences",
+            param="n",
+        )
+    if call.kv is not None and sequences > 1:
+        raise ApiError(
+            400,
+            f"{kvparams.FIELD} hand over the KV of one sequence: this request has {sequences}",
+            param=kvparams.FIELD,
+        )
+    return call

@@ -1,0 +1,280 @@
+"""The HTTP side in vLLM's shapes, as an aiohttp application.
+
+    body ──protocol──► Call ──admit──► RunningSequences ──► one object, or a stream of chunks
+
+A client that goes away ends its sequences at once. A decode leg that is refused before the engine has it makes the
+engine tell the producer, so that no blocks wait for a reader who never comes.
+
+Every error is OpenAI's error object. Once a stream's 200 has gone out an error is an event, and
+the stream ends without `[DONE]`.
+"""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final
+
+from aiohttp import web
+from tandem_contract import headers
+from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.openai_errors import error_body, error_event
+
+from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
+from .body import ApiError, KvIntent, decode_json, kv_intent
+from .info import info_routes
+from .metrics import EngineMetrics
+from .output import OutputText
+from .protocol import Call, parse_chat, parse_completion, resolve
+from .sequences import RunningSequence, ServedEngine, merged
+from .served import ServedModel
+from .types import Request, RequestRejected, SamplingParams
+
+DEFAULT_BODY_LIMIT: Final = 32 * 2**20
+_LAST_WRITES: Final = 5.0
+"""Seconds for answers that are written when the server stops; `drain` has waited already."""
+Parse = Callable[[Mapping[str, Any], KvIntent], Call]
+
+
+class EngineServer:
+    """Serves `engine`; `drain` ends it gracefully."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        model: ServedModel,
+        metrics: EngineMetrics,
+        *,
+        body_limit: int = DEFAULT_BODY_LIMIT,
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._metrics = metrics
+        self._body_limit = body_limit
+        self._active: set[RunningSequence] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def runner(self) -> web.AppRunner:
+        """The application, set up so that a client's leaving cancels its handler."""
+        app = web.Application(client_max_size=self._body_limit, middlewares=[self._errors])
+        app.add_routes(
+            [
+                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", self._chat),
+                web.get("/health", self._health),
+                *info_routes(self._model, self._metrics.registry),
+            ]
+        )
+        return web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WRITES
+        )
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new requests, let running ones finish, abort those left after `timeout` seconds.
+
+        Whether all finished. Aborted requests get an error, not a shortened answer.
+        """
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            for sequence in self._active:
+                sequence.abort()
+            return False
+        finally:
+            await asyncio.gather(*self._releases)
+        return True
+
+    @web.middleware
+    async def _errors(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Errors in OpenAI's shape, aiohttp's own for routes and methods included."""
+        try:
+            return await handler(request)
+        except ApiError as err:
+            return _error(err.status, err.message, param=err.param)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self._body_limit
+            return _error(413, f"the request body is larger than {limit} bytes")
+        except web.HTTPException as err:
+            if err.status < 400:
+                raise
+            what = f"{request.method} {request.path}: {err.reason}"
+            allow = {k: v for k, v in err.headers.items() if k.lower() == "allow"}
+            return _error(err.status, what, extra=allow)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, parse_completion, CompletionAnswer)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generate(request, parse_chat, ChatAnswer)
+
+    async def _generate(
+        self, http: web.Request, parse: Parse, kind: type[Answer]
+    ) -> web.StreamResponse:
+        raw = decode_json(await http.read())
+        kv = kv_intent(raw)
+        request_id = http.headers.get(headers.REQUEST_ID) or uuid.uuid4().hex
+        try:
+            call = parse(raw, kv)
+            sequences = await self._admit(call, request_id)
+        except (ApiError, asyncio.CancelledError):
+            if isinstance(kv, KvTransferParams):
+                self._release(kv)
+            raise
+        answer = kind(
+            self._model.tokenizer,
+            Head(request_id, int(time.time()), call.model or self._model.names[0]),
+            logprobs=call.sampling.logprobs,
+            token_ids=call.return_token_ids,
+        )
+        try:
+            respond = self._stream if call.stream else self._whole
+            return await respond(http, call, answer, sequences)
+        finally:
+            self._ended(sequences)
+
+    async def _admit(self, call: Call, request_id: str) -> list[RunningSequence]:
+        """Submit every sequence of `call`, or none. Raises ApiError."""
+        if self._draining:
+            raise ApiError(503, "the engine is shutting down")
+        self._model.check_name(call.model)
+        prompts = await self._model.prompt_ids(call)
+        samplings = [
+            resolve(call, prompt, self._model.max_model_len, self._model.vocab_size)
+            for prompt in prompts
+        ]
+        sequences: list[RunningSequence] = []
+        try:
+            for prompt, sampling in zip(prompts, samplings, strict=True):
+                for copy in range(call.n):
+                    engine_id = f"{request_id}-{secrets.token_hex(4)}"
+                    request = Request(engine_id, prompt, _seeded(sampling, copy), call.kv)
+                    sequences.append(self._submit(request, call, len(sequences)))
+        except RequestRejected as err:
+            for sequence in sequences:
+                sequence.close()
+            raise ApiError(400, str(err)) from err
+        self._active.update(sequences)
+        self._idle.clear()
+        return sequences
+
+    def _submit(self, request: Request, call: Call, index: int) -> RunningSequence:
+        prompt = request.prompt_token_ids
+        return RunningSequence(
+            self._engine,
+            request,
+            choice=Choice(index, prompt),
+            output=OutputText(self._model.tokenizer, call.text, prompt),
+            times=self._metrics.sequence(),
+        )
+
+    def _ended(self, sequences: Sequence[RunningSequence]) -> None:
+        for sequence in sequences:
+            sequence.close()
+        self._active.difference_update(sequences)
+        if not self._active:
+            self._idle.set()
+
+    async def _whole(
+        self, _: web.Request, call: Call, answer: Answer, sequences: Sequence[RunningSequence]
+    ) -> web.StreamResponse:
+        async with aclosing(merged(sequences)) as pieces:
+            async for sequence, piece in pieces:
+                sequence.choice.add(piece)
+        body = answer.body(
+            [sequence.choice for sequence in sequences],
+            _usage(call, sequences),
+            sequences[0].kv_transfer_params,
+        )
+        return web.Response(body=body, content_type="application/json", headers=_timing(sequences))
+
+    async def _stream(
+        self, http: web.Request, call: Call, answer: Answer, sequences: Sequence[RunningSequence]
+    ) -> web.StreamResponse:
+        """Headers go with the first piece: they say how it came about."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        try:
+            async with aclosing(merged(sequences)) as pieces:
+                async for sequence, piece in pieces:
+                    if not response.prepared:
+                        response.headers.update(_timing(sequences))
+                        await response.prepare(http)
+                    usage = _usage(call, [sequence]) if call.continuous_usage else None
+                    first = not sequence.started
+                    sequence.started = True
+                    await response.write(answer.event(sequence.choice, piece, usage, first=first))
+        except ApiError as err:
+            if not response.prepared:
+                raise
+            await response.write(error_event(err.status, err.message))
+            response.force_close()
+            return response
+        if call.include_usage:
+            await response.write(answer.usage_event(_usage(call, sequences)))
+        await response.write(DONE)
+        return response
+
+    async def _health(self, _: web.Request) -> web.Response:
+        if not self._engine.healthy:
+            raise ApiError(503, "the engine has failed: its log says why")
+        if self._draining:
+            raise ApiError(503, "the engine is shutting down")
+        return web.Response()
+
+    def _release(self, params: KvTransferParams) -> None:
+        """Off the request's way: its client need not wait for a producer that may be gone."""
+        task = asyncio.create_task(self._engine.release_remote(params))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+
+def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:
+    """Sequences of one prompt differ, and are the same in every run."""
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=sampling.seed + copy)
+
+
+def _usage(call: Call, sequences: Sequence[RunningSequence]) -> Usage:
+    """Sequences of one prompt count it once."""
+    prompts = sequences[:: call.n]
+    return Usage(
+        prompt=sum(sequence.prompt_tokens for sequence in prompts),
+        completion=sum(sequence.completion_tokens for sequence in sequences),
+        cached=sum(_cached(call, sequence) for sequence in prompts),
+    )
+
+
+def _cached(call: Call, sequence: RunningSequence) -> int:
+    """What the engine that computed the prompt had cached: here, or where its KV came from."""
+    remote = call.kv.remote_prefill_cached_tokens if isinstance(call.kv, KvTransferParams) else None
+    if remote is not None:
+        return remote
+    return (sequence.timing.cached if sequence.timing else None) or 0
+
+
+def _timing(sequences: Sequence[RunningSequence]) -> dict[str, str]:
+    value = next((s.timing.encode() for s in sequences if s.timing is not None), "")
+    return {headers.TIMING: value} if value else {}
+
+
+def _error(
+    status: int, message: str, *, param: str | None = None, extra: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        status=status,
+        body=error_body(status, message, param=param),
+        content_type="application/json",
+        headers=extra,
+    )

@@ -1,0 +1,190 @@
+"""Text in, text out: tokenizer, incremental detokenizer, stop strings.
+
+    Tokenizer(directory)          text ↔ token ids, from `tokenizer.json`
+    Detokenizer(tokenizer)        token ids → text, never half a character
+    StopStrings(("\\n\\n",))        text → text up to the first stop string
+
+Errors: `TokenizerUnusable`: the model directory's tokenizer cannot be read.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer as _HfTokenizer
+
+from .types import EngineError
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_MAX_PENDING: Final = 3
+"""A character of UTF-8 has at most four bytes, so at most three can wait for the rest."""
+_WINDOW: Final = 32
+_CONTEXT: Final = 12
+"""Tokens kept when the window is cut: more than `_MAX_PENDING` replacement characters span."""
+
+
+class TokenizerUnusable(EngineError):
+    """The tokenizer file is missing or malformed; the message names it."""
+
+
+class Tokenizer:
+    """A Hugging Face `tokenizer.json`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TokenizerUnusable."""
+        file = directory / TOKENIZER_FILE
+        try:
+            self._hf = _HfTokenizer.from_str(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as err:
+            raise TokenizerUnusable(f"{file}: cannot read it: {err}") from err
+        # tokenizers raises nothing narrower than Exception for a malformed file.
+        except Exception as err:
+            raise TokenizerUnusable(f"{file}: not a tokenizer: {err}") from err
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        self.special_ids: Final = frozenset(
+            token_id
+            for token_id, token in self._hf.get_added_tokens_decoder().items()
+            if token.special
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids the tokenizer knows; the model's embedding may hold more."""
+        return int(self._hf.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of `text`; `add_special_tokens` adds the frame the tokenizer gives a prompt."""
+        return tuple(self._hf.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        return str(self._hf.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself, special tokens by name."""
+        return self.decode((token_id,), skip_special_tokens=False)
+
+
+class Detokenizer:
+    """Token ids in, text out, as soon as it is certain.
+
+    A character's bytes may be spread over several tokens, and until the last has come they
+    decode to U+FFFD; such a tail is held back until it is resolved, or until `flush`.
+    `prompt_ids` are context only: a first word keeps the space that separates it from them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window = [i for i in prompt_ids[-_CONTEXT:] if i not in self._skipped]
+        self._text = self._decode(self._window)
+        self._given = len(self._text)
+        """Characters of `_text` that are out, or the prompt's."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that `token_ids` make certain."""
+        self._window += [i for i in token_ids if i not in self._skipped]
+        self._text = self._decode(self._window)
+        settled = len(self._text) - _pending(self._text)
+        new = self._text[self._given : settled]
+        self._given = max(self._given, settled)
+        if len(self._window) > _WINDOW:
+            self._cut()
+        return new
+
+    def flush(self) -> str:
+        """What was held back: nothing more comes."""
+        rest = self._text[self._given :]
+        self._given = len(self._text)
+        return rest
+
+    def _cut(self) -> None:
+        """Decode from a few tokens back only, so that a step's cost does not grow."""
+        held = len(self._text) - self._given
+        self._window = self._window[-_CONTEXT:]
+        self._text = self._decode(self._window)
+        self._given = len(self._text) - held
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _pending(text: str) -> int:
+    """How many characters at the end may still change."""
+    return min(_MAX_PENDING, len(text) - len(text.rstrip(_REPLACEMENT)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What `StopStrings.push` lets out: `text`, and the stop string that ended it, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopStrings:
+    """Lets text through up to the first stop string, also one spread over several pushes.
+
+    A tail that may yet become a stop string is held back. `keep` leaves the stop string itself
+    in the text (`include_stop_str_in_output`).
+    """
+
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._keep = keep
+        self._held = ""
+        self._exempt = 0
+        """Characters at the start of `_held` in which no stop string may end."""
+
+    def push(self, text: str, *, armed: bool = True) -> Stopped:
+        """`armed=False` (below min_tokens): no stop string may end within `text`."""
+        if not self._stops:
+            return Stopped(text)
+        self._held += text
+        if not armed:
+            self._exempt = len(self._held)
+        found = self._first()
+        if found is not None:
+            start, stop = found
+            out = self._held[: start + len(stop) * self._keep]
+            self._held = ""
+            return Stopped(out, stop)
+        safe = len(self._held) - self._possible_tail()
+        out, self._held = self._held[:safe], self._held[safe:]
+        self._exempt = max(0, self._exempt - safe)
+        return Stopped(out)
+
+    def flush(self) -> str:
+        """What was held back: no stop string came of it."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _first(self) -> tuple[int, str] | None:
+        """Earliest stop string; of two at one place, the first listed."""
+        found = []
+        for order, stop in enumerate(self._stops):
+            start = self._held.find(stop, max(0, self._exempt - len(stop) + 1))
+            if start >= 0:
+                found.append((start, order, stop))
+        if not found:
+            return None
+        start, _, stop = min(found)
+        return start, stop
+
+    def _possible_tail(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0

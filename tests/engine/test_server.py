@@ -1,0 +1,425 @@
+"""The HTTP side over real sockets, with a scripted engine behind it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tandem_contract import headers
+from tandem_contract.kvparams import PREFILL_LEG, KvTransferParams
+from tandem_contract.timing import parse_timing
+from tandem_engine.chat import ChatTemplate
+from tandem_engine.metrics import EngineMetrics
+from tandem_engine.served import ServedModel
+from tandem_engine.server import EngineServer
+from tandem_engine.text import Tokenizer
+from tandem_engine.types import Delta, RemoteDecode, Request, RequestRejected, TokenLogprobs
+
+from .fake_engine import TIMING, FakeEngine, says, write_tokenizer
+
+REMOTE = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "p",
+    "remote_request_id": "r1",
+    "remote_host": "127.0.0.9",
+    "remote_port": 5600,
+    "remote_block_ids": [[1, 2]],
+    "remote_num_tokens": 5,
+    "remote_prefill_cached_tokens": 2,
+    "tp_size": 1,
+}
+
+
+@dataclass
+class Client:
+    engine: FakeEngine
+    server: EngineServer
+    http: aiohttp.ClientSession
+    port: int
+
+    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
+        async with self.http.post(path, json=body, **options) as response:
+            return response.status, await response.json()
+
+    async def complete(self, **body: object) -> dict[str, Any]:
+        status, answer = await self.post("/v1/completions", {"prompt": "hello", **body})
+        assert status == 200, answer
+        return answer
+
+    async def refused(self, body: object, path: str = "/v1/completions") -> tuple[int, str, str]:
+        status, answer = await self.post(path, body)
+        error = answer["error"]
+        assert error["code"] == status
+        return status, error["message"], error["param"]
+
+    async def events(self, path: str, **body: object) -> list[Any]:
+        async with self.http.post(path, json={"stream": True, **body}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            return [_event(part) for part in (await response.text()).split("\n\n") if part]
+
+
+def _event(part: str) -> Any:
+    payload = part.removeprefix("data: ")
+    return payload if payload == "[DONE]" else json.loads(payload)
+
+
+Connect = Callable[..., Awaitable[Client]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    directory = tmp_path_factory.mktemp("model")
+    write_tokenizer(directory)
+    return ServedModel(
+        ("tiny", "alias"), "/models/tiny", 64, 300, Tokenizer(directory), ChatTemplate(directory)
+    )
+
+
+@pytest.fixture
+async def connect(model: ServedModel) -> AsyncIterator[Connect]:
+    async with AsyncExitStack() as stack:
+
+        async def _connect(engine: FakeEngine, **options: Any) -> Client:
+            server = EngineServer(engine, model, EngineMetrics("tiny"), **options)
+            runner = server.runner()
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            http = await stack.enter_async_context(
+                aiohttp.ClientSession(f"http://127.0.0.1:{port}")
+            )
+            return Client(engine, server, http, port)
+
+        yield _connect
+
+
+async def test_a_completion_in_vllms_shape(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("world")))
+    async with client.http.post(
+        "/v1/completions",
+        json={"prompt": "hello", "model": "alias"},
+        headers={"X-Request-Id": "r7"},
+    ) as response:
+        answer = await response.json()
+        assert parse_timing(response.headers[headers.TIMING]) == TIMING
+    created = answer.pop("created")
+    assert isinstance(created, int)
+    assert answer == {
+        "id": "cmpl-r7",
+        "object": "text_completion",
+        "model": "alias",
+        "choices": [
+            {
+                "index": 0,
+                "text": "world",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+                "token_ids": None,
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 5,
+            "total_tokens": 10,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        },
+        "kv_transfer_params": None,
+    }
+    (request,) = client.engine.requests
+    assert request.request_id.startswith("r7-")
+    assert request.prompt_token_ids == tuple(b"hello")
+    assert request.sampling.max_tokens == 16
+
+
+async def test_sampling_fields_reach_the_engine(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("x")))
+    fields = {
+        "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 11,
+        "stop_token_ids": [9], "ignore_eos": True, "logprobs": 2,
+    }  # fmt: skip
+    await client.complete(**fields, unknown={"a": 1}, frequency_penalty=0, echo=False)
+    sampling = client.engine.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in fields} == {**fields, "stop_token_ids": (9,)}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", [b"ab"]),
+        (["ab", "c"], [b"ab", b"c"]),
+        ([97, 98], [b"ab"]),
+        ([[97], [98, 99]], [b"a", b"bc"]),
+    ],
+)
+async def test_every_form_of_prompt(connect: Connect, prompt: object, expected: Any) -> None:
+    client = await connect(FakeEngine(says("xy")))
+    answer = await client.complete(prompt=prompt, n=2, seed=5)
+    assert [request.prompt_token_ids for request in client.engine.requests] == [
+        tuple(ids) for ids in expected for _ in range(2)
+    ]
+    assert [request.sampling.seed for request in client.engine.requests] == [5, 6] * len(expected)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * len(expected)))
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, expected))
+    assert answer["usage"]["completion_tokens"] == 4 * len(expected)
+
+
+async def test_a_chat_is_rendered_by_the_models_template(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("hi")))
+    content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    body = {"messages": [{"role": "user", "content": content}], "return_token_ids": True}
+    status, answer = await client.post("/v1/chat/completions", body)
+    assert status == 200
+    prompt = (256, *b"user: one\ntwo\nassistant:")
+    (request,) = client.engine.requests
+    assert request.prompt_token_ids == prompt
+    assert request.sampling.max_tokens == 64 - len(prompt)
+    assert answer["object"] == "chat.completion"
+    assert answer["prompt_token_ids"] == list(prompt)
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": []},
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": list(b"hi"),
+        }
+    ]
+
+
+async def test_a_completion_stream(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("ä!")))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, usage, done = await client.events(
+        "/v1/completions", prompt="hello", stream_options=options, return_token_ids=True
+    )
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 3
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    choices = [chunk["choices"][0] for chunk in chunks]
+    # Half of the character waits for its other half.
+    assert [choice["text"] for choice in choices] == ["", "ä", "!", ""]
+    assert [choice["token_ids"] for choice in choices] == [[0xC3], [0xA4], [0x21], []]
+    assert [choice["prompt_token_ids"] for choice in choices] == [list(b"hello"), None, None, None]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
+
+
+async def test_a_chat_stream(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("ok")))
+    *chunks, done = await client.events(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "hello"}],
+        return_token_ids=True,
+    )
+    assert done == "[DONE]"
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": "o"}, {"content": "k"}, {"content": ""},
+    ]  # fmt: skip
+    assert chunks[0]["prompt_token_ids"][0] == 256
+    assert "prompt_token_ids" not in chunks[1]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_stream_headers_wait_for_the_first_piece(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    pending = asyncio.ensure_future(
+        client.http.post("/v1/completions", json={"prompt": "hello", "stream": True})
+    )
+    await client.engine.submitted.wait()
+    assert not pending.done()
+    client.engine.generations[0].say(Delta(token_ids=(97,), timing=TIMING))
+    response = await pending
+    assert parse_timing(response.headers[headers.TIMING]) == TIMING
+    assert b'"text":"a"' in await response.content.readline()
+    client.engine.generations[0].say(Delta(finish_reason="length"))
+    assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_sequences_of_a_stream_are_told_apart(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("abc")))
+    *chunks, _ = await client.events("/v1/completions", prompt=["x", "y"], n=2)
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == ["abc"] * 4
+
+
+async def test_a_stop_string_ends_the_sequence_in_the_engine(connect: Connect) -> None:
+    client = await connect(FakeEngine(lambda _: [Delta(token_ids=(b,)) for b in b"one END two"]))
+    answer = await client.complete(stop=["END", "never"])
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+        "one ",
+        "stop",
+        "END",
+    )
+    assert answer["usage"]["completion_tokens"] == len("one END")
+    assert client.engine.aborted == [client.engine.requests[0].request_id]
+
+
+async def test_a_stop_token_leaves_no_text_but_counts(connect: Connect) -> None:
+    deltas = [Delta(token_ids=(97,)), Delta(token_ids=(98,), finish_reason="stop", stop_token=98)]
+    client = await connect(FakeEngine(lambda _: deltas))
+    answer = await client.complete(stop_token_ids=[98], return_token_ids=True)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["stop_reason"], choice["token_ids"]) == ("a", 98, [97, 98])
+    assert client.engine.aborted == []
+    assert (await client.complete())["choices"][0]["stop_reason"] is None
+
+
+def _with_logprobs(_: Request) -> list[Delta]:
+    top = ((97, -0.5), (98, float("-inf")))
+    return [
+        Delta(token_ids=(97,), logprobs=(TokenLogprobs(-0.5, top),)),
+        Delta(token_ids=(99,), logprobs=(TokenLogprobs(-2.0, top),), finish_reason="length"),
+    ]
+
+
+async def test_logprobs_of_a_completion(connect: Connect) -> None:
+    client = await connect(FakeEngine(_with_logprobs))
+    answer = await client.complete(logprobs=2)
+    assert answer["choices"][0]["logprobs"] == {
+        "tokens": ["a", "c"],
+        "token_logprobs": [-0.5, -2.0],
+        "top_logprobs": [{"a": -0.5, "b": -9999.0}, {"c": -2.0, "a": -0.5, "b": -9999.0}],
+        "text_offset": [0, 1],
+    }
+    *chunks, _ = await client.events("/v1/completions", prompt="x", logprobs=2)
+    assert [c["choices"][0]["logprobs"]["text_offset"] for c in chunks] == [[0], [1]]
+
+
+async def test_logprobs_of_a_chat(connect: Connect) -> None:
+    client = await connect(FakeEngine(_with_logprobs))
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
+    _, answer = await client.post("/v1/chat/completions", body)
+    assert client.engine.requests[0].sampling.logprobs == 1
+    first, _ = answer["choices"][0]["logprobs"]["content"]
+    assert (first["token"], first["logprob"], first["bytes"]) == ("a", -0.5, [97])
+    assert first["top_logprobs"][1]["logprob"] == -9999.0
+
+
+async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("x", kv_transfer_params=REMOTE)))
+    answer = await client.complete(max_tokens=1, kv_transfer_params=json.loads(PREFILL_LEG))
+    assert client.engine.requests[0].kv == RemoteDecode()
+    assert answer["kv_transfer_params"] == REMOTE
+
+
+async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("x")))
+    answer = await client.complete(kv_transfer_params={**REMOTE, "new_field": [1]})
+    kv = client.engine.requests[0].kv
+    assert isinstance(kv, KvTransferParams)
+    assert (kv.remote_host, kv.remote_block_ids) == ("127.0.0.9", ((1, 2),))
+    # The prefill's figure, not what this engine found.
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert client.engine.released == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({"model": "unknown"}, 404),
+        ({"temperature": -1}, 400),
+        ({"top_k": "many"}, 400),
+        ({"prompt": [1] * 64}, 400),
+        ({"max_tokens": 1000}, 400),
+        ({"n": 2}, 400),
+    ],
+)
+async def test_a_refused_decode_leg_frees_the_producer(
+    connect: Connect, wrong: dict[str, object], status: int
+) -> None:
+    client = await connect(FakeEngine())
+    body = {"prompt": "x", "kv_transfer_params": REMOTE, **wrong}
+    assert (await client.refused(body))[0] == status
+    await client.engine.release_seen.wait()
+    assert [params.remote_request_id for params in client.engine.released] == ["r1"]
+    assert client.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"do_remote_prefill": True}, "remote_engine_id is missing"),
+        ({**REMOTE, "remote_block_ids": None}, "remote_block_ids is missing"),
+        ({**REMOTE, "remote_port": "x"}, "remote_port"),
+        ({**REMOTE, "do_remote_decode": True}, "one leg does one"),
+        ([], "not an object"),
+    ],
+)
+async def test_params_that_name_nothing_to_pull(
+    connect: Connect, params: object, message: str
+) -> None:
+    client = await connect(FakeEngine())
+    status, text, param = await client.refused({"prompt": "x", "kv_transfer_params": params})
+    assert (status, param) == (400, "kv_transfer_params")
+    assert message in text
+
+
+async def test_what_the_engine_rejects_is_a_400(connect: Connect) -> None:
+    def script(request: Request) -> list[Delta]:
+        if len(client.engine.requests) == 1:
+            raise RequestRejected("more blocks than there are")
+        return []
+
+    client = await connect(FakeEngine(script))
+    status, message, _ = await client.refused({"prompt": ["a", "b"]})
+    assert (status, message) == (400, "more blocks than there are")
+    assert client.engine.aborted == [client.engine.requests[0].request_id]
+
+
+async def test_an_engine_error_before_the_first_byte(connect: Connect) -> None:
+    client = await connect(FakeEngine(lambda _: [Delta(finish_reason="error", error="no KV")]))
+    for stream in (False, True):
+        status, message, _ = await client.refused({"prompt": "x", "stream": stream})
+        assert (status, message) == (500, "no KV")
+
+
+async def test_an_engine_error_in_mid_stream_is_an_event_and_no_done(connect: Connect) -> None:
+    deltas = [Delta(token_ids=(97,)), Delta(finish_reason="error", error="the device is gone")]
+    client = await connect(FakeEngine(lambda _: deltas))
+    first, last = await client.events("/v1/completions", prompt="x")
+    assert first["choices"][0]["text"] == "a"
+    assert last["error"]["message"] == "the device is gone"
+    assert last["error"]["code"] == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_aborts_its_sequences(connect: Connect, stream: bool) -> None:
+    client = await connect(FakeEngine())
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    body = json.dumps({"prompt": "hello", "n": 2, "stream": stream}).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(body), body)
+    )
+    await client.engine.submitted.wait()
+    client.engine.generations[0].say(Delta(token_ids=(97,)))
+    if stream:
+        await reader.readuntil(b"data: ")
+    writer.close()
+    await writer.wait_closed()
+    await client.engine.abort_seen.wait()
+    assert sorted(client.engine.aborted) == sorted(r.request_id for r in client.engine.requests)
+    assert await client.server.drain(60)
+    async with client.http.get("/metrics") as response:
+        page = await response.text()
+    assert 'request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 2.0' in page

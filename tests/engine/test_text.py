@@ -1,0 +1,122 @@
+"""Detokenizing byte by byte, and stop strings across any cut."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_engine.text import Detokenizer, Stopped, StopStrings, Tokenizer, TokenizerUnusable
+
+from .fake_engine import write_tokenizer
+
+EOS = 257
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("model")
+    write_tokenizer(directory)
+    return Tokenizer(directory)
+
+
+def test_text_survives_the_way_through_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("Grüße, 世界 🙂")) == "Grüße, 世界 🙂"
+    assert tokenizer.vocab_size == 258
+    assert tokenizer.special_ids == {256, 257}
+    assert tokenizer.token_text(EOS) == "</s>"
+
+
+@given(text=st.text(min_size=1))
+def test_no_half_character_leaves(tokenizer: Tokenizer, text: str) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    out = [detokenizer.push((i,)) for i in text.encode()]
+    for piece, byte in zip(out, text.encode(), strict=True):
+        # What is out after each byte is a prefix of the text: nothing is taken back.
+        assert "\ufffd" not in piece or "\ufffd" in text, byte
+    assert "".join(out) + detokenizer.flush() == text
+
+
+@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(1, 5)))
+def test_bytes_that_are_no_utf8_come_out_as_replacement_characters(
+    tokenizer: Tokenizer, data: bytes, cuts: list[int]
+) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    out, rest = "", list(data)
+    for cut in cuts:
+        out += detokenizer.push(rest[:cut])
+        rest = rest[cut:]
+    out += detokenizer.push(rest) + detokenizer.flush()
+    assert out == data.decode(errors="replace")
+
+
+def test_a_long_answer_is_decoded_in_a_bounded_window(tokenizer: Tokenizer) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    text = "日本語と🙂" * 200
+    assert "".join(detokenizer.push((i,)) for i in text.encode()) == text
+    assert len(detokenizer._window) <= 33
+
+
+def test_special_tokens_leave_no_text_unless_asked_for(tokenizer: Tokenizer) -> None:
+    ids = (*b"a", EOS, *b"b")
+    assert Detokenizer(tokenizer).push(ids) == "ab"
+    assert Detokenizer(tokenizer, skip_special_tokens=False).push(ids) == "a</s>b"
+
+
+def test_the_prompt_is_context_and_no_text(tokenizer: Tokenizer) -> None:
+    assert Detokenizer(tokenizer, prompt_ids=tuple(b"prompt ")).push(b"answer") == "answer"
+
+
+def test_an_unusable_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerUnusable, match="cannot read it"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerUnusable, match=r"tokenizer\.json: not a tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def test_a_possible_beginning_is_held_back() -> None:
+    stops = StopStrings(["END"])
+    assert stops.push("one E") == Stopped("one ")
+    assert stops.push("N") == Stopped("")
+    assert stops.push("x") == Stopped("ENx")
+    assert stops.push(" EN") == Stopped(" ")
+    assert stops.push("D of it") == Stopped("", "END")
+
+
+def test_the_stop_string_stays_when_asked_for() -> None:
+    assert StopStrings(["\n\n"], keep=True).push("a\n\nb") == Stopped("a\n\n", "\n\n")
+
+
+def test_what_was_held_back_comes_out_at_the_end() -> None:
+    stops = StopStrings(["abc"])
+    assert stops.push("xab") == Stopped("x")
+    assert stops.flush() == "ab"
+
+
+def test_no_stop_string_may_end_before_min_tokens() -> None:
+    stops = StopStrings(["ab"])
+    assert stops.push("ab a", armed=False) == Stopped("ab ")
+    assert stops.push("b") == Stopped("", "ab")
+
+
+LETTERS = st.text("ab", max_size=30)
+
+
+@given(text=LETTERS, stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_letter_by_letter_is_the_same_as_at_once(text: str, stops: list[str]) -> None:
+    machine = StopStrings(stops)
+    out, stopped = "", None
+    for letter in text:
+        result = machine.push(letter)
+        out += result.text
+        if (stopped := result.stop) is not None:
+            break
+    else:
+        out += machine.flush()
+    ends = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
+    if not ends:
+        assert (out, stopped) == (text, None)
+        return
+    first = min(end for end, _ in ends)
+    assert (first, stopped) in ends
+    assert out == text[: first - len(stopped or "")]

@@ -3,10 +3,10 @@
 import click
 from click.shell_completion import get_completion_class
 
-from .options import command
+from .options import SETTINGS
 
 
-@command("completion")
+@click.command("completion", context_settings=SETTINGS)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

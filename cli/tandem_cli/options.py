@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from tandem_contract.commandline import config_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,8 +17,12 @@ SETTINGS: Final = {
 
 
 def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """`click.command` with this program's settings."""
-    return click.command(name, context_settings=SETTINGS)
+    """`click.command` with this program's settings and `--config FILE`."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        return config_option(click.command(name, context_settings=SETTINGS)(function))
+
+    return decorate
 
 
 def run_dir_option(function: F) -> F:

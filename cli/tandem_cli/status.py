@@ -32,6 +32,8 @@ def status(run_dir: Path | None, as_json: bool, watch: bool) -> None:
             _watch(where)
             return
         seen = _observe(where)
+    except KeyboardInterrupt:
+        return
     except NoStack as err:
         fail(str(err))
     if as_json:

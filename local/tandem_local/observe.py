@@ -72,11 +72,11 @@ async def _page(http: aiohttp.ClientSession, url: str | None) -> Samples:
         return []
     try:
         async with http.get(url) as answer:
-            text = await answer.text()
-    except (aiohttp.ClientError, TimeoutError):
+            answer.raise_for_status()
+            return [
+                (sample.name, sample.labels, sample.value)
+                for family in text_string_to_metric_families(await answer.text())
+                for sample in family.samples
+            ]
+    except (aiohttp.ClientError, TimeoutError, ValueError):
         return []
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    ]

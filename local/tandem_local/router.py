@@ -59,7 +59,7 @@ def epp_pod(config: Path, plan_keys: Path) -> dict[str, Any]:
     ):
         command += [flag, f"$(POD_IP):{port}"]
     listens = [ports.EPP_GRPC, ports.EPP_HEALTH, ports.EPP_METRICS]
-    ready = {"tcpSocket": {"port": ports.EPP_GRPC}, "periodSeconds": 5}
+    ready = {"httpGet": {"path": "/readyz", "port": ports.EPP_HEALTH}, "periodSeconds": 5}
     return _pod(EPP, "tandem", command, listens, ready)
 
 

@@ -1,0 +1,5 @@
+"""`python -m tandem_cli` is `tandem`."""
+
+from .main import main
+
+main()

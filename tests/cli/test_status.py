@@ -1,0 +1,57 @@
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tandem_contract.paths import Role
+from tandem_local.state import PodState, RunDir, State
+
+pytestmark = pytest.mark.component
+
+STATE = State(
+    1,
+    "http://127.0.0.1:8080",
+    (
+        PodState("decode-0", Role.DECODE, "tiny", "127.1.1.1", True, 2, {"engine": 5}),
+        PodState("epp", None, "", "127.1.1.2", False, 0, {}),
+    ),
+)
+
+
+async def tandem(*args: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tandem_cli", *args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_tables(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as held:
+        held.write(STATE)
+        code, out, _ = await tandem("status", "--run-dir", str(tmp_path))
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["decode-0", "decode", "tiny", "yes", "2", "-", "-", "-"] in rows
+    assert ["epp", "router", "-", "no", "0", "-", "-", "-"] in rows
+    assert "http://127.0.0.1:8080" in out
+
+
+async def test_json(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as held:
+        held.write(STATE)
+        code, out, _ = await tandem("status", "--run-dir", str(tmp_path), "--json")
+    seen = json.loads(out)
+    assert code == 0
+    assert seen["paths"] == {}
+    assert seen["pods"][0]["role"] == "decode"
+    assert seen["pods"][0]["running"] is None
+
+
+async def test_no_stack(tmp_path: Path) -> None:
+    code, out, err = await tandem("status", "--run-dir", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: no stack runs in {tmp_path}: start one with tandem up")

@@ -1,0 +1,59 @@
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from tandem_contract import metrics
+from tandem_contract.paths import Role
+from tandem_local.observe import observe
+from tandem_local.state import PodState, State
+
+pytestmark = pytest.mark.component
+
+ENGINE = f"""
+# TYPE {metrics.ENGINE_RUNNING} gauge
+{metrics.ENGINE_RUNNING}{{engine="0",model_name="m"}} 2.0
+{metrics.ENGINE_RUNNING}{{engine="1",model_name="m"}} 1.0
+# TYPE {metrics.ENGINE_WAITING} gauge
+{metrics.ENGINE_WAITING}{{model_name="m"}} 4.0
+# TYPE {metrics.ENGINE_KV_USAGE} gauge
+{metrics.ENGINE_KV_USAGE}{{model_name="m"}} 0.25
+"""
+SIDECAR = f"""
+# TYPE disaggregated_requests counter
+{metrics.REQUESTS}{{routing_path="unified"}} 3.0
+{metrics.REQUESTS}{{routing_path="prefill_then_decode"}} 5.0
+"""
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    app = web.Application()
+    for path, text in (("/engine", ENGINE), ("/sidecar", SIDECAR)):
+
+        async def page(_request: web.Request, text: str = text) -> web.Response:
+            return web.Response(text=text)
+
+        app.router.add_get(path, page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def pod(name: str, engine: str | None, sidecar: str | None = None) -> PodState:
+    return PodState(name, Role.DECODE, "m", "127.1.1.1", True, 0, {}, engine, sidecar)
+
+
+async def test_load_and_paths(url: str) -> None:
+    pods = (pod("d0", f"{url}/engine", f"{url}/sidecar"), pod("d1", None, f"{url}/sidecar"))
+    seen = await observe(State(1, "http://x", pods))
+    assert seen.paths == {"unified": 6, "prefill_then_decode": 10}
+    assert (seen.pods[0].running, seen.pods[0].waiting, seen.pods[0].kv_usage) == (3, 4, 0.25)
+    assert seen.pods[1].running is None
+
+
+async def test_a_pod_that_does_not_answer_is_left_blank(url: str) -> None:
+    pods = (pod("gone", "http://127.0.0.1:1/metrics"), pod("odd", f"{url}/nothing-here"))
+    seen = await observe(State(1, "http://x", pods))
+    assert [load.running for load in seen.pods] == [None, None]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
-from tandem_contract.commandline import DURATION, config_option, fail
+from tandem_contract.commandline import DURATION, fail
 from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.client import Client, Progress, Timed, run_open_loop
 from tandem_loadtest.report import PathFigures, Slos, figures, summarize, to_json
@@ -59,7 +59,7 @@ _COUNT: Final = click.IntRange(min=1)
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Also write the figures to this file, times in seconds.",
 )
-def bench(
+def command(
     *,
     url: str,
     model: str,
@@ -102,9 +102,6 @@ def bench(
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(shown)) + b"\n")
     if everything.failed:
         fail(_why(results))
-
-
-command = config_option(bench)
 
 
 def _check_url(url: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from .crd import RULES, Schema
+from .crd import RULES
 
 if TYPE_CHECKING:
     from celpy import Environment, Runner
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TRANSITION: Final = re.compile(r"\boldSelf\b")
 
 
-def broken_rules(schema: Schema, value: Any) -> Iterator[Mapping[str, Any]]:
+def broken_rules(schema: Mapping[str, Any], value: Any) -> Iterator[Mapping[str, Any]]:
     """Rules of this node (not of those below it) that `value`, defaults applied, breaks.
 
     A rule that cannot be evaluated is broken, as in the API server.
@@ -28,7 +28,7 @@ def broken_rules(schema: Schema, value: Any) -> Iterator[Mapping[str, Any]]:
             yield rule
 
 
-def _holds(expression: str, schema: Schema, value: Any) -> bool:
+def _holds(expression: str, schema: Mapping[str, Any], value: Any) -> bool:
     from celpy.evaluation import CELEvalError  # noqa: PLC0415 - see the module's docstring
 
     try:

@@ -12,24 +12,23 @@ Errors: `errors.PoolsError`, all faults at once, each with file and line.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NewType
 
-from tandem_contract import labels
 from tandem_contract.documents import Document, DocumentError
 from tandem_contract.paths import Role
 
-from .crd import DECODE_POOL, KINDS, PREFILL_POOL
-from .errors import InvalidPool, InvalidSet
+from .crd import DECODE_POOL, PREFILL_POOL
+from .errors import InvalidSet
 from .inherit import Mismatch, inherit, mismatches, shared
+from .objects import PoolObject, valid_objects
 from .resolve import resolve
-from .schema import Path_, defaulted, nearest, problems
+from .schema import nearest, problems
 from .spec import DecodeSpec, PrefillSpec, typed
 
 Revision = NewType("Revision", str)
 CompatHash = NewType("CompatHash", str)
 
-_DEFAULT_NAMESPACE: Final = "default"
 _NOT_IN_TEMPLATE: Final = frozenset(
     {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
 )
@@ -95,99 +94,14 @@ def parse_pools(documents: Sequence[Document]) -> Pools:
     Raises InvalidPool when an object is no valid pool, InvalidSet when valid ones do not fit
     together. No document at all gives no set.
     """
-    objects = _valid_objects(documents)
+    objects = valid_objects(documents)
     _require_unique(objects)
     return _sets(objects)
 
 
-@dataclass(frozen=True)
-class _Object:
-    """One valid custom resource and where it was written."""
-
-    document: Document
-    data: Mapping[str, Any] = field(repr=False)
-    """With the schema's defaults."""
-
-    @property
-    def kind(self) -> str:
-        return str(self.data["kind"])
-
-    @property
-    def name(self) -> str:
-        return str(self.data["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.data["metadata"].get("namespace", _DEFAULT_NAMESPACE))
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        spec: dict[str, Any] = self.data["spec"]
-        return spec
-
-    @property
-    def prefill_key(self) -> tuple[str, str] | None:
-        """Namespace and name of the PrefillPool of its set; None for a pool that stands alone."""
-        if self.kind == PREFILL_POOL:
-            return self.namespace, self.name
-        ref = self.spec.get("prefillRef")
-        return (self.namespace, ref["name"]) if ref else None
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
-
-
-def _valid_objects(documents: Sequence[Document]) -> list[_Object]:
-    faults: list[DocumentError] = []
-    objects = []
-    for document in documents:
-        found = list(_no_pool(document)) or list(_no_json(document, document.data, ()))
-        if not found:
-            data = defaulted(document.data["kind"], document.data)
-            found = [document.error(p.path, p.message) for p in problems(data["kind"], data)]
-            objects.append(_Object(document, data))
-        faults += found
-    if faults:
-        raise InvalidPool(faults)
-    return objects
-
-
-def _no_pool(document: Document) -> Iterator[DocumentError]:
-    """Why a document is not one of our objects at all."""
-    data = document.data
-    if not isinstance(data, dict):
-        yield document.error("", f"expected a mapping with apiVersion, kind, metadata and spec of a"
-                                 f" {' or '.join(KINDS)}")  # fmt: skip
-        return
-    for name, known in (("apiVersion", (labels.API_VERSION,)), ("kind", KINDS)):
-        value = data.get(name)
-        if value is None:
-            yield document.error(name, f"is required: {' or '.join(known)}")
-        elif value not in known:
-            yield document.error(name, f"{value!r} is not {' or '.join(known)}"
-                                       f"{nearest(value, known)}")  # fmt: skip
-
-
-def _no_json(document: Document, value: Any, path: Path_) -> Iterator[DocumentError]:
-    """YAML holds more than an API object can: dates, sets, keys that are no strings."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                yield document.error(path, f"key {key!r} is no string: put it in quotes")
-            else:
-                yield from _no_json(document, item, (*path, key))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _no_json(document, item, (*path, i))
-    elif value is not None and not isinstance(value, str | int | float):
-        yield document.error(path, f"{value} is no JSON value: put it in quotes")
-    elif isinstance(value, float) and not abs(value) < float("inf"):
-        yield document.error(path, f"{value} is no JSON number")
-
-
-def _require_unique(objects: Sequence[_Object]) -> None:
+def _require_unique(objects: Sequence[PoolObject]) -> None:
     faults = []
-    seen: dict[tuple[str, str, str], _Object] = {}
+    seen: dict[tuple[str, str, str], PoolObject] = {}
     for one in objects:
         first = seen.setdefault((one.kind, one.namespace, one.name), one)
         if first is not one:
@@ -202,7 +116,7 @@ def _require_unique(objects: Sequence[_Object]) -> None:
         raise InvalidSet(faults)
 
 
-def _sets(objects: Sequence[_Object]) -> Pools:
+def _sets(objects: Sequence[PoolObject]) -> Pools:
     prefills = {one.prefill_key: one for one in objects if one.kind == PREFILL_POOL}
     members: dict[tuple[str, ...] | None, list[DecodePool]] = {}
     faults: list[DocumentError] = []
@@ -225,7 +139,7 @@ def _sets(objects: Sequence[_Object]) -> Pools:
 
 
 def _misfits(
-    one: _Object, prefills: Mapping[tuple[str, str] | None, _Object]
+    one: PoolObject, prefills: Mapping[tuple[str, str] | None, PoolObject]
 ) -> Iterator[DocumentError]:
     """What keeps a DecodePool from its set: no such PrefillPool, or contradictions."""
     if (key := one.prefill_key) is None:
@@ -252,7 +166,7 @@ def _misfits(
             )
 
 
-def _contradiction(mismatch: Mismatch, one: _Object, prefill: _Object) -> str:
+def _contradiction(mismatch: Mismatch, one: PoolObject, prefill: PoolObject) -> str:
     where = prefill.document.where(("spec", *mismatch.path))
     return (
         f"{mismatch.field} is {_said(mismatch.decode)} here and {_said(mismatch.prefill)} in"
@@ -275,7 +189,7 @@ def _not_rendered(document: Document, spec: Mapping[str, Any]) -> Iterator[Docum
             )
 
 
-def _prefill_pool(one: _Object) -> PrefillPool:
+def _prefill_pool(one: PoolObject) -> PrefillPool:
     spec = resolve(PREFILL_POOL, one.name, one.spec)
     return PrefillPool(
         one.name, one.namespace, _revision(one.kind, one.spec, {}), _compat(spec),
@@ -283,7 +197,7 @@ def _prefill_pool(one: _Object) -> PrefillPool:
     )  # fmt: skip
 
 
-def _decode_pool(one: _Object, prefill: _Object | None) -> DecodePool:
+def _decode_pool(one: PoolObject, prefill: PoolObject | None) -> DecodePool:
     user = inherit(prefill.spec, one.spec) if prefill else one.spec
     spec = resolve(DECODE_POOL, one.name, user)
     routing = spec["routing"]

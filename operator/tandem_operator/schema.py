@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from .cel import broken_rules
-from .crd import LIST_MAP_KEYS, LIST_TYPE, PRESERVE_UNKNOWN, RULES, Schema, load_schema
+from .crd import LIST_MAP_KEYS, LIST_TYPE, PRESERVE_UNKNOWN, RULES, load_schema
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -96,7 +96,7 @@ def _validators(kind: str) -> tuple["Validator", "Validator"]:
 
 
 def _properties(
-    validator: Any, fields: Mapping[str, Any], value: Any, schema: Schema
+    validator: Any, fields: Mapping[str, Any], value: Any, schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
 
@@ -111,7 +111,7 @@ def _properties(
 
 
 def _list_type(
-    _validator: Any, kind: str, value: Any, schema: Schema
+    _validator: Any, kind: str, value: Any, schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
     """Sets and maps hold no item, or no key, twice."""
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
@@ -129,7 +129,7 @@ def _list_type(
 
 
 def _rules(
-    _validator: Any, _rules_: Any, value: Any, schema: Schema
+    _validator: Any, _rules_: Any, value: Any, schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
 

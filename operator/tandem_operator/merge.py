@@ -1,0 +1,53 @@
+"""A pool's `template` over the rendered Pod: Kubernetes' strategic merge, as `kubectl patch` does.
+
+Mappings merge field by field, null removes a field. A list of objects that have a key in
+Kubernetes (containers by name, ports by number) merges object by object; every other list is
+replaced. `$patch: delete` removes an object of a list, `$patch: replace` replaces a mapping whole.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_KEYS: Final = {
+    "containers": "name", "initContainers": "name", "ephemeralContainers": "name",
+    "volumes": "name", "imagePullSecrets": "name", "resourceClaims": "name", "env": "name",
+    "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
+    "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
+}  # fmt: skip
+"""List → the field that tells its objects apart."""
+
+_DIRECTIVE: Final = "$patch"
+
+
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `patch` merged over it; neither is changed."""
+    if patch.get(_DIRECTIVE) == "replace":
+        return {key: value for key, value in patch.items() if key != _DIRECTIVE}
+    merged = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+        elif isinstance(value, list) and isinstance(merged.get(key), list) and key in _KEYS:
+            merged[key] = _merge_list(merged[key], value, _KEYS[key])
+        else:
+            merged[key] = value
+    return merged
+
+
+def _merge_list(base: list[Any], patch: list[Any], key: str) -> list[Any]:
+    """Objects of `base` in their order, patched; new ones after them."""
+    if not all(isinstance(item, Mapping) for item in patch):
+        return patch
+    merged = list(base)
+    for item in patch:
+        at = next((i for i, old in enumerate(merged) if old.get(key) == item.get(key)), None)
+        if item.get(_DIRECTIVE) == "delete":
+            merged = [old for i, old in enumerate(merged) if i != at]
+        elif at is None:
+            merged.append(dict(item))
+        else:
+            merged[at] = merge(merged[at], item)
+    return merged

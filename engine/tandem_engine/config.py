@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
-
 from tandem_contract import ports
 
 from .types import EngineError, LoadFailurePolicy

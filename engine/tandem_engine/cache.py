@@ -1,0 +1,75 @@
+"""The paged KV cache: per layer one tensor, so that a block of a layer lies in one piece.
+
+    layers[l]  [num_blocks, 2, block_size, kv_heads, head_dim]      2: keys, values
+
+The transfer sends blocks from here and writes pulled ones here. Contents are raw: which block
+belongs to whom is `blocks`' business.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .config import ConfigError, EngineConfig
+from .types import KvLayout
+from .weights import ModelConfig
+
+_CPU_BYTES: Final = 1 << 30
+_CUDA_SHARE: Final = 0.8
+
+
+class KvCache:
+    """All layers' KV, zeroed; make it after the weights, so that free memory is what is left.
+
+    Raises ConfigError when not even one block fits in what the configuration gives it.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        fingerprint: str,
+    ) -> None:
+        self.layout = KvLayout(
+            model=fingerprint,
+            dtype=str(dtype).removeprefix("torch."),
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            block_size=config.block_size,
+        )
+        self.num_blocks = _num_blocks(config, self.layout, device)
+        shape = (self.num_blocks, 2, config.block_size, model.kv_heads, model.head_dim)
+        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.layers)]
+
+    def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
+        """Store `kv` [tokens, 2, kv_heads, head_dim] in the rows `slots` [tokens, 2] name."""
+        rows = self.layers[layer].view(-1, kv.shape[2] * kv.shape[3])
+        rows.index_put_((slots,), kv.flatten(2))
+
+    def gather(self, layer: int, halves: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `halves` [2, sequences, blocks], each
+        [sequences, kv_heads, blocks × block_size, head_dim]."""
+        stored = self.layers[layer]
+        picked = stored.view(2 * self.num_blocks, -1).index_select(0, halves.flatten())
+        kv = picked.view(2, halves.shape[1], -1, *stored.shape[3:]).transpose(2, 3)
+        return kv[0], kv[1]
+
+
+def _num_blocks(config: EngineConfig, layout: KvLayout, device: torch.device) -> int:
+    if config.num_blocks is not None:
+        return config.num_blocks
+    available = config.kv_bytes
+    if available is None and device.type == "cuda":
+        available = int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+    blocks = (available or _CPU_BYTES) // (layout.layers * layout.block_bytes)
+    if blocks < 1:
+        raise ConfigError(
+            f"kv_bytes is {available}: one block of {layout.block_size} tokens takes "
+            f"{layout.layers * layout.block_bytes} bytes"
+        )
+    return blocks

@@ -1,0 +1,122 @@
+"""The producer leg's side of hand-offs: what of a prompt may be read, and the hold after it.
+
+submitted ──open──► computed, published as it goes ──complete──► held until the producer frees
+              └──── aborted, preempted ──discard──► readers are refused
+"""
+
+import logging
+from collections.abc import Callable
+
+from tandem_contract.kvparams import KvTransferParams
+
+from .blocks import BlockManager
+from .cache import KvCache
+from .config import ConfigError, KvTransferConfig
+from .observer import EngineObserver
+from .step import Chunk, Sequence
+from .transfer.producer import FreeReason, Producer
+
+_log = logging.getLogger(__name__)
+
+
+class KeptPrompts:
+    """All prompts this engine computes for readers; for its event loop."""
+
+    def __init__(
+        self,
+        config: KvTransferConfig,
+        cache: KvCache,
+        blocks: BlockManager,
+        observer: EngineObserver,
+        freed: Callable[[], None],
+    ) -> None:
+        """`freed` is called when a hold has ended."""
+        self._config = config
+        self._blocks = blocks
+        self._observer = observer
+        self._freed = freed
+        self._layers = cache.layout.layers
+        self._producer = Producer(
+            cache.layers,
+            cache.layout,
+            config.engine_id,
+            config.side_channel_host,
+            config.side_channel_port,
+            config.lease,
+            self._hold_ended,
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where readers connect."""
+        return self._producer.address
+
+    async def start(self) -> None:
+        """Listen for readers. Raises ConfigError when the address cannot be bound."""
+        try:
+            await self._producer.start()
+        except OSError as err:
+            where = f"{self._config.side_channel_host}:{self._config.side_channel_port}"
+            raise ConfigError(f"side channel {where}: cannot listen: {err.strerror}") from err
+
+    async def close(self) -> None:
+        """End every reader and every hold."""
+        await self._producer.close()
+
+    def open(self, seq: Sequence) -> None:
+        """A reader may attach from now on and waits for the prefill."""
+        self._producer.open(seq.id)
+
+    def discard(self, seq: Sequence) -> None:
+        """The prompt will not be completed: its blocks may be reused at once."""
+        self._producer.discard(seq.id)
+
+    def reopen(self, seq: Sequence) -> None:
+        """The prompt starts again in other blocks: who was reading is refused."""
+        self._producer.discard(seq.id)
+        self._producer.open(seq.id)
+
+    def early_progress(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
+        """Publishes each layer as it is written, from the worker thread; None without readers."""
+        producer = self._producer
+        read = [
+            (chunk.sequence.id, chunk.blocks, chunk.end)
+            for chunk in chunks
+            if chunk.sequence.is_kept and producer.wanted(chunk.sequence.id)
+        ]
+        if not read:
+            return None
+
+        def publish(layers: int) -> None:
+            for request_id, blocks, tokens in read:
+                producer.progress(request_id, blocks, tokens, layers)
+
+        return publish
+
+    def computed(self, chunk: Chunk) -> None:
+        """A chunk's KV is in the cache, in all layers."""
+        self._producer.progress(chunk.sequence.id, chunk.blocks, chunk.end, self._layers)
+
+    def hold(self, seq: Sequence) -> None:
+        """The prompt is complete and its blocks are held: the lease starts."""
+        self._producer.complete(seq.id, seq.prompt_tokens)
+
+    def params(self, seq: Sequence) -> dict[str, object]:
+        """What the decode side needs to read this prompt's KV."""
+        host, port = self._producer.address
+        return KvTransferParams(
+            remote_engine_id=self._config.engine_id,
+            remote_request_id=seq.id,
+            remote_host=host,
+            remote_port=port,
+            remote_block_ids=(self._blocks.table(seq.id),),
+            remote_num_tokens=seq.prompt_tokens,
+            remote_prefill_cached_tokens=seq.cached,
+        ).encode()
+
+    def _hold_ended(self, request_id: str, reason: FreeReason) -> None:
+        self._blocks.release_hold(request_id)
+        if reason is FreeReason.EXPIRED:
+            _log.warning("%s: nobody read its KV within the lease", request_id)
+            self._observer.kv_expired()
+        self._freed()

@@ -1,0 +1,107 @@
+"""The decode leg's side of hand-offs: leases kept while queued, pulls, releases.
+
+    queued ──keep_alive──► begin ──► pull ends whole            the producer frees by itself
+       │                        └──► fails or is cancelled ──►  release
+       └──► not needed, refused, aborted ────────────────────►  release
+
+Every request given to `begin` is reported to `ended` exactly once, when nobody writes into its
+blocks any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tandem_contract.kvparams import KvTransferParams
+
+from .step import Sequence
+from .transfer.puller import KeepAlive, Puller
+from .types import KvBroken, KvLoadError, Pulled
+
+_log = logging.getLogger(__name__)
+
+Ended = Callable[[Sequence, Pulled | KvLoadError | None], None]
+"""Called with what came of a sequence's pull; None: it was cancelled."""
+
+
+def refusal(params: KvTransferParams, prompt_tokens: int, block_size: int) -> str | None:
+    """Why a prompt can not be answered from this remote KV; None when it can.
+
+    Another length means another prompt (a differing template, a batch): never read it.
+    """
+    theirs = params.remote_num_tokens
+    if theirs is not None and theirs != prompt_tokens:
+        return f"remote_num_tokens is {theirs}, the prompt has {prompt_tokens} tokens"
+    blocks = len(params.remote_block_ids[0])
+    if blocks * block_size < prompt_tokens:
+        return f"remote_block_ids names {blocks} blocks, the prompt has {prompt_tokens} tokens"
+    return None
+
+
+@dataclass(slots=True)
+class Pulls:
+    """All of one engine's pulls; for its event loop."""
+
+    puller: Puller
+    ended: Ended
+    _leases: dict[str, KeepAlive] = field(default_factory=dict)
+    _running: dict[str, asyncio.Task[Pulled]] = field(default_factory=dict)
+    _releases: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def keep_alive(self, request_id: str, params: KvTransferParams) -> None:
+        """Renew the lease until the request is begun or dropped."""
+        self._leases[request_id] = self.puller.keep_alive(params)
+
+    def begin(self, seq: Sequence, blocks: tuple[int, ...], skip: int) -> None:
+        """Start pulling the whole prompt's KV into `blocks`, but for the first `skip`."""
+        params = seq.remote
+        if params is None:
+            raise ValueError(f"{seq.id} has no remote KV")
+        self._stop_renewing(seq.id)
+        task = asyncio.create_task(self.puller.pull(params, blocks, skip, seq.prompt_tokens))
+        self._running[seq.id] = task
+        task.add_done_callback(partial(self._done, seq, params))
+
+    def cancel(self, request_id: str) -> None:
+        """Break a pull off; `ended` follows."""
+        self._running[request_id].cancel()
+
+    def drop(self, request_id: str, params: KvTransferParams) -> None:
+        """The request does not need its remote KV, and was not begun."""
+        self._stop_renewing(request_id)
+        task = asyncio.create_task(self.puller.release(params))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def close(self) -> None:
+        """Break every pull off; returns once all have ended and every release was sent."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        while self._running or self._releases:
+            await asyncio.gather(*self._releases)
+            await asyncio.sleep(0)
+        await self.puller.close()
+
+    def _stop_renewing(self, request_id: str) -> None:
+        if (lease := self._leases.pop(request_id, None)) is not None:
+            lease.cancel()
+
+    def _done(self, seq: Sequence, params: KvTransferParams, task: asyncio.Task[Pulled]) -> None:
+        del self._running[seq.id]
+        outcome: Pulled | KvLoadError | None
+        if task.cancelled():
+            outcome = None
+        elif (err := task.exception()) is None:
+            outcome = task.result()
+        elif isinstance(err, KvLoadError):
+            outcome = err
+        else:
+            _log.error("the pull for %s", seq.id, exc_info=err)
+            outcome = KvBroken(f"internal error: {err}")
+        if not isinstance(outcome, Pulled):
+            self.drop(seq.id, params)
+        self.ended(seq, outcome)

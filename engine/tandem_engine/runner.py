@@ -1,0 +1,127 @@
+"""A planned step on the model: chunks in, tokens out. Runs in the engine's worker thread."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .cache import KvCache
+from .config import ConfigError, EngineConfig
+from .model import Batch, DecodeRows, Llama, PrefillRows
+from .sampler import sample
+from .step import Chunk, Sampled
+from .weights import ModelConfig, fingerprint, load_config, load_weights, resolve_dtype
+
+_Ints = NDArray[np.int64]
+
+
+class Runner:
+    """Model, weights and KV cache, ready to run."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load everything, which takes as long as reading the weights does.
+
+        Raises ModelError for the model directory, ConfigError for a device or a length that is
+        not there.
+        """
+        self.model_config = load_config(config.model)
+        self.max_model_len = _max_model_len(config, self.model_config)
+        self._device = _device(config)
+        dtype = resolve_dtype(config.dtype, self.model_config)
+        weights = load_weights(config.model, self.model_config, dtype, self._device)
+        self.cache = KvCache(
+            self.model_config,
+            config,
+            dtype=dtype,
+            device=self._device,
+            fingerprint=fingerprint(config.model, self.model_config),
+        )
+        self._model = Llama(self.model_config, weights, self.cache, self.max_model_len)
+
+    @torch.inference_mode()
+    def run(
+        self, chunks: Sequence[Chunk], on_layer: Callable[[int], None] | None = None
+    ) -> list[Sampled | None]:
+        """Compute the chunks; per chunk the token chosen, None where more of a prompt follows.
+
+        `on_layer` as in `Llama.forward`, called from this thread.
+        """
+        order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].token_ids) > 1)
+        batch = self._batch([chunks[i] for i in order])
+        logits = self._model.forward(batch, on_layer)
+        results: list[Sampled | None] = [None] * len(chunks)
+        choosing = [i for i in order if chunks[i].draw is not None]
+        draws = [draw for i in choosing if (draw := chunks[i].draw) is not None]
+        if draws:
+            for i, sampled in zip(choosing, sample(logits, draws), strict=True):
+                results[i] = sampled
+        return results
+
+    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
+        """The chunks as tensors; those of one token come first."""
+        bounds = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+        singles = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
+        prefills = zip(chunks[len(singles) :], pairwise(bounds[len(singles) :]), strict=True)
+        rows = [end - 1 for chunk, end in zip(chunks, bounds[1:], strict=True) if chunk.draw]
+        return Batch(
+            token_ids=self._tensor([t for chunk in chunks for t in chunk.token_ids]),
+            positions=self._tensor(np.concatenate([_positions(chunk) for chunk in chunks])),
+            slots=self._tensor(np.concatenate([self._slots(chunk) for chunk in chunks])),
+            decodes=self._decode_rows(singles) if singles else None,
+            prefills=tuple(self._prefill_rows(chunk, *span) for chunk, span in prefills),
+            logit_rows=self._tensor(rows),
+        )
+
+    def _slots(self, chunk: Chunk) -> _Ints:
+        """Rows of one head-width in the cache: [tokens, (key, value)]."""
+        size = self.cache.layout.block_size
+        block, offset = np.divmod(_positions(chunk), size)
+        keys = np.asarray(chunk.blocks)[block] * (2 * size) + offset
+        return np.stack((keys, keys + size), 1)
+
+    def _decode_rows(self, chunks: Sequence[Chunk]) -> DecodeRows:
+        lengths = np.array([chunk.end for chunk in chunks])
+        tables = np.zeros((len(chunks), max(len(chunk.blocks) for chunk in chunks)), np.int64)
+        for row, chunk in zip(tables, chunks, strict=True):
+            row[: len(chunk.blocks)] = chunk.blocks
+        places = np.arange(tables.shape[1] * self.cache.layout.block_size)
+        mask = self._tensor(places < lengths[:, None])
+        return DecodeRows(len(chunks), self._halves(tables), mask[:, None, None])
+
+    def _prefill_rows(self, chunk: Chunk, begin: int, end: int) -> PrefillRows:
+        if chunk.start == 0:
+            return PrefillRows(begin, end)
+        mask = np.arange(chunk.end) <= _positions(chunk)[:, None]
+        return PrefillRows(begin, end, self._halves(np.array([chunk.blocks])), self._tensor(mask))
+
+    def _halves(self, tables: _Ints) -> Tensor:
+        """Key and value halves of the blocks, [2, *tables]."""
+        return self._tensor(np.stack((2 * tables, 2 * tables + 1)))
+
+    def _tensor(self, values: Iterable[int] | NDArray[np.generic]) -> Tensor:
+        array = values if isinstance(values, np.ndarray) else np.array(values, np.int64)
+        return torch.from_numpy(array).to(self._device)
+
+
+def _positions(chunk: Chunk) -> _Ints:
+    return np.arange(chunk.start, chunk.end)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device is cuda and torch finds none: say cpu or auto")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if (wanted := config.max_model_len) is None:
+        return model.max_position
+    if wanted > model.max_position:
+        raise ConfigError(
+            f"max_model_len is {wanted}: the model goes up to {model.max_position} tokens"
+        )
+    return wanted

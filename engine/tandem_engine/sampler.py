@@ -1,0 +1,85 @@
+"""Logits to tokens, all rows of a step together.
+
+A draw's randomness is a hash of the request's seed and the token's index: it depends neither on
+what else is in the batch, nor on preemption, nor on which engine decodes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .step import Draw, Sampled
+from .types import TokenLogprobs
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    """The next token of each row of `logits` [rows, vocabulary].
+
+    Log-probabilities are the model's own: before temperature, top_k and top_p, as vLLM's.
+    """
+    raw = logits
+    if any(draw.banned for draw in draws):
+        logits = logits.clone()
+        for row, draw in enumerate(draws):
+            logits[row, list(draw.banned)] = -torch.inf
+    chosen = logits.argmax(-1)
+    random = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    if random:
+        chosen[random] = _draw(logits[random], [draws[row] for row in random])
+    tokens: list[int] = chosen.tolist()
+    wanted = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    if not wanted:
+        return [Sampled(token) for token in tokens]
+    logprobs = dict(zip(wanted, torch.log_softmax(_wide(raw[wanted]), -1), strict=True))
+    return [
+        Sampled(token, _report(logprobs[row], token, draw.sampling.logprobs or 0))
+        if row in logprobs
+        else Sampled(token)
+        for row, (token, draw) in enumerate(zip(tokens, draws, strict=True))
+    ]
+
+
+def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """One token per row by inverting the cumulative distribution of what top_k and top_p leave.
+
+    top_p keeps the most probable tokens up to and including the one that reaches it.
+    """
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=scaled.dtype, device=scaled.device).unsqueeze(1)
+
+    scaled = _wide(logits)
+    scaled = scaled / column([draw.sampling.temperature for draw in draws])
+    probs, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    ks = [draw.sampling.top_k for draw in draws]
+    top_k = column([k if k > 0 else probs.shape[1] for k in ks])
+    probs = probs.masked_fill(rank >= top_k, 0)
+    probs = probs / probs.sum(-1, keepdim=True)
+    before = probs.cumsum(-1) - probs
+    top_p = column([draw.sampling.top_p for draw in draws])
+    probs = probs.masked_fill((before >= top_p) & (rank > 0), 0)
+    reached = probs.cumsum(-1)
+    point = column([_uniform(draw) for draw in draws]) * reached[:, -1:]
+    last = (probs > 0).sum(-1, keepdim=True) - 1
+    index = (reached <= point).sum(-1, keepdim=True).minimum(last)
+    return order.gather(1, index).squeeze(1)
+
+
+def _uniform(draw: Draw) -> float:
+    """In [0, 1), from 53 bits of a hash."""
+    digest = hashlib.blake2b(f"{draw.seed}:{draw.index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """At least float32: half precision cannot hold a vocabulary's cumulative sums."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _report(logprobs: Tensor, token: int, count: int) -> TokenLogprobs:
+    values, ids = logprobs.topk(min(count, len(logprobs)))
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(chosen=float(logprobs[token]), top=top)

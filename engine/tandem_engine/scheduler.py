@@ -1,0 +1,184 @@
+"""Which tokens of which sequences run in the next step. Bookkeeping only: no torch, no clock.
+
+First come, first served. In one step: every decode's next token, then chunks of prompts that
+have begun, then new sequences, as far as the token budget, the places and the blocks go. A prompt
+gets all its blocks when it is admitted, so only decodes can run out; then the youngest running
+sequence gives up its blocks and is computed again later.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from tandem_contract.kvparams import KvTransferParams
+
+from .blocks import BlockManager, extend_chain
+from .step import Chunk, Phase, Sequence
+
+_order = attrgetter("order")
+
+
+@dataclass(slots=True)
+class Step:
+    """One step's work and what else changed while it was planned."""
+
+    budget: int
+    """Tokens that still fit."""
+    chunks: list[Chunk] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    """Got blocks for the first time; `cached` is known."""
+    loads: list[Sequence] = field(default_factory=list)
+    """Got blocks, and their remote KV is to be pulled now."""
+    spared: list[tuple[Sequence, KvTransferParams]] = field(default_factory=list)
+    """Their remote KV is not needed: the prompt is cached here."""
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """The queue and the running sequences. Raises nothing: what cannot run yet waits."""
+
+    def __init__(self, blocks: BlockManager, *, max_seqs: int, max_tokens: int) -> None:
+        self._blocks = blocks
+        self._max_seqs = max_seqs
+        self._max_tokens = max_tokens
+        self._waiting: list[Sequence] = []
+        self._loading: list[Sequence] = []
+        self._loaded: list[Sequence] = []
+        self._running: list[Sequence] = []
+
+    @property
+    def running(self) -> int:
+        """Sequences with a place in the steps."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for blocks or a place."""
+        return len(self._waiting) + len(self._loaded)
+
+    @property
+    def loading(self) -> int:
+        """Sequences whose KV is on its way."""
+        return len(self._loading)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for group in (self._running, self._loaded, self._loading, self._waiting):
+            yield from group
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence."""
+        insort(self._waiting, seq, key=_order)
+
+    def schedule(self) -> Step:
+        """Plan the next step; `chunks` is empty when nothing can run."""
+        step = Step(self._max_tokens)
+        decodes = [seq for seq in self._running if seq.pending == 1]
+        prefills = [seq for seq in self._running if seq.pending > 1]
+        for seq in (*decodes, *prefills):
+            if step.budget and seq.phase is Phase.RUNNING and self._make_room(seq, step):
+                self._plan(seq, step)
+        while self._loaded and self._has_place(step):
+            self._start(self._loaded.pop(0), step)
+        if not step.preempted:
+            self._admit(step)
+        return step
+
+    def loaded(self, seq: Sequence, computed: int) -> None:
+        """A pull ended, whole or not: `computed` tokens have their KV, the rest is ours."""
+        self._loading.remove(seq)
+        seq.phase, seq.remote = Phase.WAITING, None
+        self._count(seq, computed)
+        insort(self._loaded, seq, key=_order)
+
+    def advance(self, chunk: Chunk, token: int | None) -> None:
+        """A chunk was computed and, when it was the last, `token` chosen."""
+        self._count(chunk.sequence, chunk.end)
+        if token is not None:
+            chunk.sequence.tokens.append(token)
+
+    def end(self, seq: Sequence, *, hold: bool = False) -> None:
+        """Take a sequence out; its blocks go back, or are held under its id."""
+        for group in (self._running, self._loaded, self._loading, self._waiting):
+            if seq in group:
+                group.remove(seq)
+        seq.phase = Phase.ENDED
+        if hold:
+            self._blocks.hold(seq.id)
+        else:
+            self._blocks.free(seq.id)
+
+    def _count(self, seq: Sequence, computed: int) -> None:
+        seq.computed = computed
+        if computed // self._blocks.block_size > len(seq.chain):
+            extend_chain(seq.chain, seq.tokens, self._blocks.block_size)
+        self._blocks.register(seq.id, seq.chain, seq.tokens, computed)
+
+    def _has_place(self, step: Step) -> bool:
+        return step.budget > 0 and len(self._running) < self._max_seqs
+
+    def _make_room(self, seq: Sequence, step: Step) -> bool:
+        """Blocks for every token of `seq`, at younger ones' cost; False when it lost its own."""
+        while not self._blocks.extend(seq.id, self._blocks.blocks_for(len(seq.tokens))):
+            victim = self._running.pop()
+            self._blocks.free(victim.id)
+            victim.phase, victim.computed = Phase.WAITING, 0
+            victim.preemptions += 1
+            insort(self._waiting, victim, key=_order)
+            step.preempted.append(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _admit(self, step: Step) -> None:
+        while self._waiting:
+            seq = self._waiting[0]
+            if seq.remote is None and not self._has_place(step):
+                return
+            if not self._allocate(seq, step):
+                return
+            self._waiting.pop(0)
+            if seq.remote is not None:
+                seq.phase = Phase.LOADING
+                self._loading.append(seq)
+                step.loads.append(seq)
+            elif self._has_place(step):
+                self._start(seq, step)
+            else:
+                insort(self._loaded, seq, key=_order)
+
+    def _allocate(self, seq: Sequence, step: Step) -> bool:
+        size = self._blocks.block_size
+        extend_chain(seq.chain, seq.tokens, size)
+        matched = self._blocks.match_prefix(seq.chain)
+        is_cached = len(matched) * size >= len(seq.tokens) - 1
+        if len(matched) * size == len(seq.tokens):
+            matched.pop()  # the last token is computed in any case: its logits are wanted
+        if not self._blocks.allocate(seq.id, matched, self._blocks.blocks_for(len(seq.tokens))):
+            return False
+        seq.computed = len(matched) * size
+        if not seq.preemptions:
+            seq.cached = seq.computed
+            step.admitted.append(seq)
+        if seq.remote is not None and is_cached:
+            step.spared.append((seq, seq.remote))
+            seq.remote = None
+        return True
+
+    def _start(self, seq: Sequence, step: Step) -> None:
+        seq.phase = Phase.RUNNING
+        insort(self._running, seq, key=_order)
+        self._plan(seq, step)
+
+    def _plan(self, seq: Sequence, step: Step) -> None:
+        end = min(len(seq.tokens), seq.computed + step.budget)
+        step.budget -= end - seq.computed
+        step.chunks.append(
+            Chunk(
+                sequence=seq,
+                token_ids=tuple(seq.tokens[seq.computed : end]),
+                start=seq.computed,
+                blocks=self._blocks.table(seq.id)[: self._blocks.blocks_for(end)],
+                draw=seq.draw() if end == len(seq.tokens) else None,
+            )
+        )

@@ -51,13 +51,14 @@ def _program(expression: str) -> "Runner":
 
 
 def _to_cel(schema: Mapping[str, Any], value: Any) -> Any:
-    """`value` as CEL sees it. The schema decides: in a field of type number, 1 is a double."""
+    """`value` as CEL sees it: fields without a schema are hidden, and in a number 1 is a double."""
     from celpy import celtypes as cel  # noqa: PLC0415 - see the module's docstring
 
     if isinstance(value, dict):
-        fields, rest = schema.get("properties", {}), schema.get("additionalProperties", {})
+        fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
+        known = {key: fields.get(key, rest) for key in value}
         return cel.MapType(
-            {cel.StringType(k): _to_cel(fields.get(k, rest), v) for k, v in value.items()}
+            {cel.StringType(k): _to_cel(s, value[k]) for k, s in known.items() if s is not None}
         )
     if isinstance(value, list):
         return cel.ListType([_to_cel(schema.get("items", {}), item) for item in value])

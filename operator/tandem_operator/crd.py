@@ -21,6 +21,13 @@ PREFILL_POOL: Final = "PrefillPool"
 DECODE_POOL: Final = "DecodePool"
 KINDS: Final = (PREFILL_POOL, DECODE_POOL)
 
+_NAMESPACE: Final = {
+    "type": "string",
+    "description": "Namespace of the pool.",
+    "maxLength": 63,
+    "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+}
+
 _PACKAGED: Final = Path(__file__).parent / "crds"
 _CHECKOUT: Final = Path(__file__).parents[2] / "crds"
 
@@ -42,7 +49,8 @@ def load_schema(kind: str) -> Schema:
     """The schema of a kind, with what the API server adds to every object: its metadata."""
     schema = Schema(dict(load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
     metadata = schema["properties"]["metadata"]
-    named = {**metadata, "required": ["name"], PRESERVE_UNKNOWN: True}
-    schema["properties"] = {**schema["properties"], "metadata": named}
+    fields = {**metadata["properties"], "namespace": _NAMESPACE}
+    named = {"properties": fields, "required": ["name"], PRESERVE_UNKNOWN: True}
+    schema["properties"] = {**schema["properties"], "metadata": {**metadata, **named}}
     schema["required"] = [*schema["required"], "metadata"]
     return schema

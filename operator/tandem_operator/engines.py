@@ -52,11 +52,13 @@ def command(pool: Pool, port: int, *, hands_off: bool) -> tuple[list[str], list[
     """
     spec = pool.spec
     model = model_argument(spec.model)
+    names = spec.model.served_names
     if spec.engine.type == "torch":
         words, args = ["tandem-engine"], ["--model", model]
+        args += [word for name in names for word in ("--served-model-name", name)]
     else:
-        words, args = ["vllm", "serve"], [model]
-    args += ["--served-model-name", *spec.model.served_names, "--host", POD_IP, "--port", str(port)]
+        words, args = ["vllm", "serve"], [model, "--served-model-name", *names]
+    args += ["--host", POD_IP, "--port", str(port)]
     for flag, value in _flags(pool):
         args += [flag] if value is True else [flag, str(value)]
     args += ["--kv-events-config", _json(_kv_events_config(pool))]
@@ -150,9 +152,14 @@ def _flags(pool: Pool) -> Iterator[tuple[str, object]]:
         ("--max-model-len", engine.max_model_len),
         ("--max-num-seqs", engine.max_num_seqs),
         ("--max-num-batched-tokens", engine.max_num_batched_tokens),
-        *(_vllm_flags(pool, engine) if engine.type == "vllm" else ()),
+        *(_vllm_flags(pool, engine) if engine.type == "vllm" else _torch_flags(pool)),
     ]
     yield from ((flag, value) for flag, value in every if value is not None and value is not False)
+
+
+def _torch_flags(pool: Pool) -> Iterator[tuple[str, object]]:
+    # Where pods are processes, a GPU that is nobody's in the pools is in sight all the same.
+    yield "--device", None if pool.spec.accelerator.count else "cpu"
 
 
 def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:

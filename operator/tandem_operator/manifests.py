@@ -10,6 +10,7 @@ Containers of a pod find each other at the pod's address. A pod's engine is not 
 place: its engine id would outlive the KV blocks it named, so the pod is replaced instead.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -156,7 +157,7 @@ def _pod_spec(pool: PrefillPool | DecodePool) -> dict[str, Any]:
     accelerator, placement = pool.spec.accelerator, pool.spec.placement
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": int(pool.spec.drain.timeout) + _GRACE,
+        "terminationGracePeriodSeconds": math.ceil(pool.spec.drain.timeout) + _GRACE,
         "automountServiceAccountToken": False,
         # A Service called tandem-sidecar would otherwise set the sidecar's flags.
         "enableServiceLinks": False,
@@ -250,6 +251,7 @@ def _sidecar_arguments(pool: DecodePool) -> list[str]:
         *("--kv-transfer-timeout", format_duration(sidecar.kv_transfer_timeout)),
         fallback,
         *("--retries", str(sidecar.retries)),
+        *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
         *("--pod-name", "$(POD_NAME)"),
     ]
     if pool.spec.routing.epp.enabled:

@@ -9,6 +9,7 @@ a null counts as left out, and rules are asked only of what is structurally righ
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -88,8 +89,9 @@ def _validators(kind: str) -> tuple["Validator", "Validator"]:
 
     standard: dict[str, Any] = dict(Draft202012Validator.VALIDATORS)
     walk: dict[str, Any] = {name: standard[name] for name in ("items", "properties")}
-    keywords = {**standard, "properties": _properties, LIST_TYPE: _list_type}
-    structural = validators.create({}, keywords, type_checker=Draft202012Validator.TYPE_CHECKER)
+    ours: dict[str, Any] = {"properties": _properties, "pattern": _pattern, LIST_TYPE: _list_type}
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
+    structural = validators.create({}, {**standard, **ours}, type_checker=types)
     rules = validators.create({}, {**walk, RULES: _rules})
     schema = load_schema(kind)
     return structural(schema), rules(schema)
@@ -108,6 +110,16 @@ def _properties(
         elif not schema.get(PRESERVE_UNKNOWN):
             hint = nearest(name, list(fields)) or f": known are {', '.join(fields)}"
             yield ValidationError(f"unknown field{hint}", path=(name,))
+
+
+def _pattern(
+    _validator: Any, pattern: str, value: Any, _schema: Mapping[str, Any]
+) -> Iterator["ValidationError"]:
+    """Whole values: Python's `$` would let a line end pass, RE2's does not."""
+    from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
+
+    if isinstance(value, str) and not re.fullmatch(pattern, value):
+        yield ValidationError(pattern)
 
 
 def _list_type(

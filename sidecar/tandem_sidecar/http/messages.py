@@ -1,0 +1,179 @@
+"""Requests as the server read them, response heads as an engine wrote them, and both as bytes.
+
+Errors: `BadHead`: a response head that HTTP/1.1 does not allow.
+"""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from .framing import BadFraming, Chunked, Framing, Sized, UntilClose
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case; order and repetitions as sent."""
+
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"expect",
+        b"content-length",
+    }
+)
+"""Of a request: valid for one connection only, or written anew for the body that is sent."""
+
+_RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
+_REASONS: Final = {s.value: s.phrase.encode() for s in HTTPStatus}
+
+
+class BadHead(ValueError):
+    """A response head that cannot be read."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A client's request, read whole."""
+
+    method: bytes
+    target: bytes
+    """As on the request line: path and query, undecoded."""
+    headers: Headers
+    body: bytes
+    http10: bool
+    keep_alive: bool
+
+    def one(self, name: str) -> bytes | None:
+        """The value of a header that may stand once; None when absent.
+
+        Raises ValueError when it stands more than once: whose is it then?
+        """
+        wanted = name.encode()
+        values = [value for key, value in self.headers if key == wanted]
+        if len(values) > 1:
+            raise ValueError(f"{name} stands {len(values)} times")
+        return values[0] if values else None
+
+
+def listed_in_connection(headers: Headers) -> frozenset[bytes]:
+    """Names that `Connection` declares hop-by-hop."""
+    names = (value.lower().split(b",") for key, value in headers if key == b"connection")
+    return frozenset(name.strip() for part in names for name in part)
+
+
+def request_bytes(
+    method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> bytes:
+    """A request on the wire; framing headers are added for `body`."""
+    lines = [b"%b %b HTTP/1.1" % (method, target)]
+    lines += [b"%b: %b" % pair for pair in headers]
+    if body or method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def response_bytes(
+    status: int, lines: bytes, body: bytes, *, close: bool, head: bool = False
+) -> bytes:
+    """A whole response of ours in JSON, with header `lines`; `head` leaves the body out."""
+    return (
+        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
+        % (
+            status,
+            _REASONS.get(status, b""),
+            len(body),
+            lines,
+            b"connection: close\r\n" if close else b"",
+            b"" if head else body,
+        )
+    )
+
+
+class ResponseHead:
+    """An engine's response head; the lines to pass on are kept as they were written."""
+
+    __slots__ = ("_lines", "framing", "headers", "reusable", "status", "status_line")
+
+    def __init__(self, block: bytes, method: bytes) -> None:
+        """Read the lines up to the empty one. Raises BadHead."""
+        first, *lines = block.split(b"\r\n")
+        version, _, rest = first.partition(b" ")
+        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
+            raise BadHead("the status line is no HTTP/1.1")
+        self.status = int(rest[:3])
+        self.status_line = b"HTTP/1.1 " + rest
+        self._lines = lines
+        self.headers: Headers = []
+        for line in lines:
+            name, colon, value = line.partition(b":")
+            if not colon or not name or name[-1:].isspace() or name[:1].isspace():
+                raise BadHead("a header line is malformed")
+            self.headers.append((name.lower(), value.strip()))
+        self.framing = self._framing(method)
+        connection = listed_in_connection(self.headers)
+        persistent = version == b"HTTP/1.1" or b"keep-alive" in connection
+        self.reusable = (
+            persistent and b"close" not in connection and not isinstance(self.framing, UntilClose)
+        )
+
+    def value(self, name: bytes) -> bytes:
+        """The last value of a header, empty when absent."""
+        return next((v for k, v in reversed(self.headers) if k == name), b"")
+
+    @property
+    def event_stream(self) -> bool:
+        """Whether the body is server-sent events."""
+        return self.value(b"content-type").lower().startswith(b"text/event-stream")
+
+    def encode(self, drop: frozenset[bytes], extra: bytes, *, close: bool, plain: bool) -> bytes:
+        """The head for the client: our `extra` lines in, hop-by-hop and `drop` out.
+
+        `plain` says that the chunked coding is taken off, for clients of HTTP/1.0.
+        """
+        dropped = _RESPONSE_HOP | drop | listed_in_connection(self.headers)
+        chunked = isinstance(self.framing, Chunked)
+        if plain:
+            dropped |= {b"transfer-encoding", b"trailer"}
+        if chunked:
+            dropped |= {b"content-length"}
+        kept = [
+            line
+            for line, (name, _) in zip(self._lines, self.headers, strict=True)
+            if name not in dropped
+        ]
+        if close:
+            kept.append(b"connection: close")
+        return b"\r\n".join([self.status_line, *kept]) + b"\r\n" + extra + b"\r\n"
+
+    def _framing(self, method: bytes) -> Framing:
+        if method == b"HEAD" or self.status in (204, 304):
+            return Sized(0)
+        coding = [value.lower() for key, value in self.headers if key == b"transfer-encoding"]
+        if coding:
+            if coding != [b"chunked"]:
+                raise BadHead("a transfer coding other than chunked")
+            return Chunked()
+        lengths = {value for key, value in self.headers if key == b"content-length"}
+        if not lengths:
+            return UntilClose()
+        if len(lengths) > 1 or not (length := lengths.pop()).isdigit():
+            raise BadHead("content-length is no single number")
+        return Sized(int(length))
+
+
+__all__ = [
+    "HOP_BY_HOP",
+    "BadFraming",
+    "BadHead",
+    "Headers",
+    "Request",
+    "ResponseHead",
+    "listed_in_connection",
+    "request_bytes",
+    "response_bytes",
+]

@@ -1,0 +1,54 @@
+"""Headers and ids of what the sidecar sends: to the engines, and back to the client."""
+
+import re
+import secrets
+from typing import Final
+
+from tandem_contract import headers
+from tandem_contract.commandline import HostPort
+
+from .http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
+
+REQUEST_ID: Final = headers.REQUEST_ID.encode()
+AUTHORIZATION: Final = b"authorization"
+INTERNAL: Final = frozenset(name.encode() for name in headers.INTERNAL)
+"""Not a client's to say, nor an engine's to tell the client."""
+
+ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID}
+"""Of an engine's answer to a generation: the sidecar says these itself."""
+
+_NOT_FORWARDED: Final = HOP_BY_HOP | INTERNAL | {REQUEST_ID, b"host"}
+_PREFILL_TOO: Final = frozenset({b"accept-encoding", b"accept"})
+"""The prefill answer is read here: plain JSON."""
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def request_id(request: Request) -> str:
+    """The client's id, or a new one when it gave none or none that may stand in a log line."""
+    try:
+        given = request.one(headers.REQUEST_ID)
+    except ValueError:
+        given = None
+    return given.decode() if given and _ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def fresh_id(base: str) -> str:
+    """An engine's id for one attempt: engines match legs by it, and clients reuse theirs."""
+    return f"{base}-{secrets.token_hex(6)}"
+
+
+def engine_request(
+    request: Request, engine: HostPort, engine_id: str, body: bytes, *, prefill: bool = False
+) -> bytes:
+    """The client's request for an engine, with `body` in place of its own."""
+    skip = _NOT_FORWARDED | listed_in_connection(request.headers)
+    if prefill:
+        skip |= _PREFILL_TOO
+    kept: Headers = [(b"host", str(engine).encode()), (REQUEST_ID, engine_id.encode())]
+    kept += [pair for pair in request.headers if pair[0] not in skip]
+    return request_bytes(request.method, request.target, kept, body)
+
+
+def header_lines(pairs: dict[str, str]) -> bytes:
+    """Header lines of ours; an empty value leaves its line out."""
+    return b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in pairs.items() if v)

@@ -1,0 +1,84 @@
+"""What a client of a generation gets: an engine's answer or an error, under Tandem's headers."""
+
+from dataclasses import dataclass
+
+from tandem_contract import headers
+from tandem_contract.openai_errors import error_body
+from tandem_contract.paths import RoutingPath
+from tandem_contract.timing import Timing
+
+from .http.collect import Answer
+from .http.messages import Request, ResponseHead, response_bytes
+from .http.relay import Relay
+from .http.server import Client
+from .outbound import ANSWER_DROPPED, header_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """By whom, as the headers tell it."""
+
+    request_id: str
+    path: RoutingPath
+    decode: str
+    prefill: str = ""
+    """Empty when none was asked."""
+    timing: Timing | None = None
+    """For the router, which takes it off; None without one."""
+
+    def lines(self) -> bytes:
+        """The headers on the wire."""
+        split = self.path is RoutingPath.PREFILL_THEN_DECODE
+        return header_lines(
+            {
+                headers.ROUTING_PATH: self.path.value,
+                headers.PREFILL_BACKEND: self.prefill if split else "",
+                headers.DECODE_BACKEND: self.decode,
+                headers.REQUEST_ID: self.request_id,
+                headers.TIMING: self.timing.encode() if self.timing else "",
+            }
+        )
+
+
+class Reply:
+    """The one response to one request."""
+
+    def __init__(self, client: Client, request: Request) -> None:
+        self._client = client
+        self._request = request
+        self._relay = Relay(client, request)
+
+    def begin(self, head: ResponseHead, served: Served, *, close: bool) -> None:
+        """Pass an engine's answer on from here; `close` the connection after it."""
+        self._relay.begin(head, ANSWER_DROPPED, served.lines(), close=close)
+
+    def body(self, data: bytes, *, last: bool) -> None:
+        """Bytes of the answer begun."""
+        self._relay.body(data, last=last)
+
+    def cut(self, status: int, message: str, *, between_chunks: bool) -> None:
+        """End the answer begun so that nobody takes it for whole."""
+        self._relay.cut(status, message, between_chunks=between_chunks)
+
+    def whole(self, answer: Answer, served: Served, *, close: bool) -> None:
+        """Give an engine's collected answer."""
+        close = close or not self._request.keep_alive
+        drop = ANSWER_DROPPED | {b"content-length"}
+        extra = served.lines() + b"content-length: %d\r\n" % len(answer.body)
+        self._client.write(answer.head.encode(drop, extra, close=close, plain=True) + answer.body)
+        self._client.finish(keep=not close)
+
+    def error(self, status: int, message: str, served: Served, *, close: bool) -> None:
+        """Give an error of ours."""
+        refuse(self._client, self._request, status, message, served.lines(), close=close)
+
+
+def refuse(
+    client: Client, request: Request, status: int, message: str, lines: bytes, *, close: bool
+) -> None:
+    """Answer with an error of ours and `lines` of headers."""
+    close = close or not request.keep_alive
+    body = error_body(status, message)
+    head = request.method == b"HEAD"
+    client.write(response_bytes(status, lines, body, close=close, head=head))
+    client.finish(keep=not close)

@@ -1,0 +1,139 @@
+"""Whom to believe about prefill pods, and which path a request is to take.
+
+    keys, valid plan                        the plan's path and targets
+    keys, bad plan or unsigned header       unified, and an orchestration error: nothing is trusted
+    no keys, header inside the allow-list   prefill_then_decode
+    neither                                 unified
+
+Pure but for the arguments; `plan_keys` reads the keys.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_contract import headers
+from tandem_contract.commandline import HostPort, parse_host_port
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, PlanRejected, Target, verify
+
+from .http.messages import Request
+
+UNROUTED: Final = "unrouted"
+"""Reason when nothing named a prefill pod."""
+NOT_TRUSTED: Final = "not_trusted"
+"""Reason when what named one cannot be believed."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A prefill pod to ask."""
+
+    name: str
+    address: HostPort
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a request is to be served."""
+
+    path: RoutingPath
+    reason: str
+    """Why, one word: a metric label."""
+    candidates: tuple[Candidate, ...] = ()
+    decode_name: str = ""
+    """This pod's name as the plan has it."""
+    routed: bool = False
+    """Whether a router sent this request, who takes the timing off again."""
+    ignored: int = 0
+    """Candidates outside the allow-list."""
+    error: str | None = None
+    """Why what was said is not trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """Prefill pods that may be named without a signature."""
+
+    networks: tuple[Network, ...] = ()
+    addresses: frozenset[HostPort] = frozenset()
+
+    def __contains__(self, address: object) -> bool:
+        if address in self.addresses:
+            return True
+        try:
+            ip = ipaddress.ip_address(address.host) if isinstance(address, HostPort) else None
+        except ValueError:
+            return False
+        return ip is not None and any(ip in network for network in self.networks)
+
+
+def parse_allow(entries: tuple[str, ...]) -> AllowList:
+    """`CIDR` or `HOST:PORT` each. Raises ValueError naming the entry."""
+    networks, addresses = [], []
+    for entry in entries:
+        try:
+            networks.append(ipaddress.ip_network(entry))
+            continue
+        except ValueError as err:
+            if "/" in entry:
+                raise ValueError(f"{entry!r} is no network: {err}") from err
+        try:
+            addresses.append(parse_host_port(entry))
+        except ValueError as err:
+            raise ValueError(f"{entry!r} is neither a CIDR nor HOST:PORT") from err
+    return AllowList(tuple(networks), frozenset(addresses))
+
+
+def route(
+    request: Request,
+    request_id: str,
+    keys: Mapping[str, bytes],
+    allow: AllowList,
+    now: float,
+) -> Route:
+    """The route of `request`; `now` is Unix seconds, `request_id` the one its plan must be for."""
+    try:
+        plan = request.one(headers.PLAN)
+        prefillers = request.one(headers.PREFILLER_HOST_PORT)
+        if keys:
+            if plan is None and prefillers is None:
+                return Route(RoutingPath.UNIFIED, UNROUTED)
+            value = (plan or b"").decode("ascii")
+            return _planned(verify(value, keys, request_id=request_id, now=now))
+        if prefillers is not None:
+            return _named(prefillers.decode("ascii"), allow)
+    except (PlanRejected, ValueError) as err:
+        return Route(RoutingPath.UNIFIED, NOT_TRUSTED, error=str(err))
+    return Route(RoutingPath.UNIFIED, UNROUTED)
+
+
+def _planned(plan: Plan) -> Route:
+    split = plan.path is RoutingPath.PREFILL_THEN_DECODE
+    return Route(
+        plan.path,
+        plan.reason,
+        tuple(_candidate(target) for target in plan.prefill) if split else (),
+        decode_name=plan.decode.name,
+        routed=True,
+    )
+
+
+def _candidate(target: Target) -> Candidate:
+    return Candidate(target.name or target.address, parse_host_port(target.address))
+
+
+def _named(value: str, allow: AllowList) -> Route:
+    """The candidates of an unsigned header; an address outside the allow-list is passed over."""
+    named = [parse_host_port(part.strip()) for part in value.split(",") if part.strip()]
+    allowed = tuple(Candidate(str(address), address) for address in named if address in allow)
+    ignored = len(named) - len(allowed)
+    error = f"{ignored} prefill addresses are outside --prefill-allow" if ignored else None
+    if not allowed:
+        reason = NOT_TRUSTED if ignored else UNROUTED
+        return Route(RoutingPath.UNIFIED, reason, ignored=ignored, error=error)
+    path = RoutingPath.PREFILL_THEN_DECODE
+    return Route(path, "named", allowed, routed=True, ignored=ignored, error=error)

@@ -1,0 +1,75 @@
+"""A sidecar in this process, between scripted engines and real sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.plan_keys import PlanKeys
+from tandem_sidecar.process import Running, started
+from tandem_sidecar.routing import AllowList
+from tandem_sidecar.settings import Settings
+
+from .peers import FakeDecode, FakePrefill, Script
+
+LOOPBACK = HostPort("127.0.0.1", 0)
+
+
+class World:
+    """One sidecar, its decode engine and any number of prefill engines."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.prefills: list[FakePrefill] = []
+        self.decode: FakeDecode
+        self.running: Running
+        self.http: aiohttp.ClientSession
+
+    async def prefill(self, script: Script | None = None) -> FakePrefill:
+        peer = await self._stack.enter_async_context(FakePrefill(script))
+        self.prefills.append(peer)
+        return peer
+
+    async def start(
+        self, decode: Script | None = None, *, keys: PlanKeys | None = None, **changes: Any
+    ) -> None:
+        self.decode = await self._stack.enter_async_context(FakeDecode(decode))
+        values: dict[str, Any] = {
+            "listen": LOOPBACK,
+            "admin": LOOPBACK,
+            "engine": self.decode.address,
+            "allow": AllowList(addresses=frozenset(p.address for p in self.prefills)),
+            "pod_name": "decode-0",
+        }
+        settings = Settings(**values | changes)
+        context = started(settings, keys or PlanKeys(None))
+        self.running = await self._stack.enter_async_context(context)
+        timeout = aiohttp.ClientTimeout(total=20)
+        session = aiohttp.ClientSession(timeout=timeout)
+        self.http = await self._stack.enter_async_context(session)
+
+    @property
+    def split(self) -> dict[str, str]:
+        """Headers that ask for every prefill engine, in order."""
+        return {"x-prefiller-host-port": ",".join(str(p.address) for p in self.prefills)}
+
+    def url(self, path: str = "/v1/completions") -> str:
+        return f"http://{self.running.listen}{path}"
+
+    def admin(self, path: str) -> str:
+        return f"http://{self.running.admin}{path}"
+
+    async def metric(self, sample: str) -> float:
+        """The value of one line of /metrics, 0 when it is not there."""
+        async with self.http.get(self.admin("/metrics")) as answer:
+            page = await answer.text()
+        lines = [line for line in page.splitlines() if line.startswith(sample + " ")]
+        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        yield World(stack)

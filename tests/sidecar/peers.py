@@ -1,0 +1,190 @@
+"""Engines with a script: real servers that speak the hand-off's protocol, or break it on cue."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from tandem_contract.commandline import HostPort
+
+PARAMS = (
+    b'{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "engine-p",'
+    b' "remote_block_ids": [[1, 2, 3]], "remote_request_id": "cmpl-p-0", "remote_host": "127.0.0.1",'
+    b' "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
+)
+"""Odd in spacing and numbers, so that only a verbatim copy equals it."""
+
+
+@dataclass
+class Received:
+    """One request as an engine got it."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+
+@dataclass
+class Turn:
+    """One request being answered; `gone` is set when the other side closes meanwhile."""
+
+    request: Received
+    writer: asyncio.StreamWriter
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    def answer(self, status: int, body: bytes, *headers: str) -> None:
+        lines = "".join(f"{line}\r\n" for line in headers)
+        head = f"HTTP/1.1 {status} Scripted\r\ncontent-type: application/json\r\n{lines}"
+        self.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+    def stream(self, *headers: str) -> None:
+        lines = "".join(f"{line}\r\n" for line in headers)
+        self.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+            + lines.encode()
+            + b"transfer-encoding: chunked\r\n\r\n"
+        )
+
+    def event(self, text: str) -> None:
+        data = f"data: {text}\n\n".encode()
+        self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end(self) -> None:
+        self.send(b"0\r\n\r\n")
+
+    def die(self) -> None:
+        self.writer.transport.abort()
+
+
+Script = Callable[[Turn], Awaitable[None]]
+
+
+class Peer:
+    """A server on a free port whose answers come from `script`."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script: Script = script or self.default
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.arrived = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close_port(self) -> None:
+        """Refuse connections from now on."""
+        self._server.close()
+
+    async def default(self, turn: Turn) -> None:
+        turn.answer(200, b"{}")
+
+    async def received(self, count: int) -> list[Received]:
+        """The requests, once there are `count`."""
+        async with self.arrived:
+            await asyncio.wait_for(self.arrived.wait_for(lambda: len(self.requests) >= count), 10)
+        return self.requests
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while request := await read_request(reader):
+                await self._turn(request, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _turn(
+        self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        turn = Turn(request, writer)
+        if request.target != "/health":
+            async with self.arrived:
+                self.requests.append(request)
+                self.arrived.notify_all()
+        watch = asyncio.create_task(self._watch(reader, turn))
+        try:
+            await self.script(turn)
+        finally:
+            watch.cancel()
+
+    async def _watch(self, reader: asyncio.StreamReader, turn: Turn) -> None:
+        """Nothing is pipelined, so what can be read is the end."""
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        turn.gone.set()
+
+
+async def read_request(reader: asyncio.StreamReader) -> Received | None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Received(method, target, headers, body)
+
+
+class FakePrefill(Peer):
+    """Answers as a NIXL producer does."""
+
+    async def default(self, turn: Turn) -> None:
+        assert turn.request.json["kv_transfer_params"]["do_remote_decode"] is True
+        body = b'{"id": "cmpl-1", "choices": [], "kv_transfer_params": ' + PARAMS + b"}"
+        turn.answer(200, body, "x-tandem-timing: queue=0.5;compute=1.25;cached=7;computed=9")
+
+
+class FakeDecode(Peer):
+    """Answers as a decode engine does; refuses models it does not serve, as the release needs."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        super().__init__()
+        self.generate: Script = script or self.complete
+        self.releases: list[Received] = []
+        self.released = asyncio.Event()
+
+    async def default(self, turn: Turn) -> None:
+        request = turn.request
+        if request.target == "/health":
+            turn.answer(200, b"")
+        elif request.method == "POST" and request.json.get("model") == "tandem-release-kv":
+            self.requests.remove(request)
+            self.releases.append(request)
+            turn.answer(404, b'{"error": {}}')
+            self.released.set()
+        else:
+            await self.generate(turn)
+
+    async def complete(self, turn: Turn) -> None:
+        timing = "x-tandem-timing: transfer=0.125;bytes=4096"
+        if not turn.request.body or not turn.request.json.get("stream"):
+            turn.answer(200, b'{"choices": [{"text": "hello"}]}', timing)
+            return
+        turn.stream(timing)
+        for word in ("one", "two"):
+            turn.event(f'{{"text": "{word}"}}')
+        turn.event("[DONE]")
+        turn.end()

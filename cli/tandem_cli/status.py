@@ -1,6 +1,7 @@
 """`tandem status`: the pods of the running stack, their load, and the paths requests took."""
 
 import asyncio
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +40,8 @@ def status(run_dir: Path | None, as_json: bool, watch: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(to_json(seen)))
     else:
-        Console().print(tables(seen))
+        # A pipe has no width of its own: names are not cut for its sake.
+        Console(width=None if sys.stdout.isatty() else 160).print(tables(seen))
 
 
 def _observe(run_dir: Path) -> Observation:

@@ -42,6 +42,7 @@ class Machine:
         self._environ["PATH"] = os.pathsep.join((own, environ.get("PATH", os.defpath)))
         self._gpus = gpus
         self._next_gpu: Iterator[str] = iter(gpus)
+        self._taken: dict[str, list[str]] = {}
 
     @classmethod
     def here(cls) -> "Machine":
@@ -87,10 +88,12 @@ class Machine:
             if resource != GPU and count > 0:
                 raise Refused(f"{where}: asks for {resource}: the local runner cannot give it")
         wanted = spec.resources.get(GPU, 0)
-        taken = list(islice(self._next_gpu, wanted))
+        # A pod that is replaced gets the GPUs it had.
+        taken = self._taken.get(where) or list(islice(self._next_gpu, wanted))
         if len(taken) < wanted:
             raise Refused(
                 f"{where}: asks for {wanted} {GPU} and this machine has {len(self._gpus)} in all: "
                 "ask for 0 (accelerator.count: 0) to run on the CPU, or for fewer replicas"
             )
+        self._taken[where] = taken
         return taken

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import msgspec
 
@@ -176,6 +177,8 @@ class _Parser:
         self._spec: Mapping[str, Any] = document["spec"]
         self._name = name
         self._address = address
+        # As the API server would give it: another for each incarnation of the pod.
+        self._uid = self._metadata.get("uid") or str(uuid4())
         self._volumes: dict[str, Path] = {
             v["name"]: volume(v["name"], v) for v in self._spec.get("volumes") or ()
         }
@@ -240,7 +243,7 @@ class _Parser:
         known = {
             "metadata.name": self._name,
             "metadata.namespace": self._metadata.get("namespace", "default"),
-            "metadata.uid": self._metadata.get("uid", self._name),
+            "metadata.uid": self._uid,
             "spec.nodeName": "localhost",
             "status.podIP": self._address,
             "status.podIPs": self._address,

@@ -1,12 +1,7 @@
-"""Pods as processes: what starts after what, when a pod is ready, how it ends.
-
-Init containers run first, in order; one with `restartPolicy: Always` is a sidecar: the next
-container starts once it has started, and it ends after the pod's other containers. An init
-container that fails is not retried. Ending: every preStop hook, then SIGTERM, then SIGKILL when
-the pod's grace period is over, or `stop_timeout` when that is shorter.
-"""
+"""Pods on this machine: addresses, volumes, readiness of all, the end of all."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,96 +13,9 @@ from . import addresses
 from .container import Container
 from .errors import Refused, StartFailed
 from .machine import Machine
+from .pod import Changes, Incarnation, RunningPod
 from .podspec import PodSpec, parse_pod, pod_name
 from .process import tail
-
-
-class RunningPod:
-    """One pod's containers."""
-
-    def __init__(
-        self, spec: PodSpec, init: Sequence[tuple[Container, bool]], containers: Sequence[Container]
-    ) -> None:
-        self.spec = spec
-        self._init = init
-        self.containers = tuple(containers)
-        self.sidecars = tuple(container for container, sidecar in init if sidecar)
-        self._starting: asyncio.Task[None] | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Every container and sidecar is ready."""
-        return all(container.ready for container in (*self.sidecars, *self.containers))
-
-    @property
-    def restarts(self) -> int:
-        """Of all containers together."""
-        return sum(container.restarts for container in (*self.sidecars, *self.containers))
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Container → process group of what runs of it now."""
-        running = (*(container for container, _ in self._init), *self.containers)
-        return {c.spec.name: c.pid for c in running if c.pid is not None}
-
-    def fallen(self) -> Container | None:
-        """A container that ended and should not have."""
-        for container, sidecar in self._init:
-            if container.exit_code if not sidecar else container.exit_code is not None:
-                return container
-        return next((c for c in self.containers if c.exit_code is not None), None)
-
-    def start(self, changes: "Changes") -> None:
-        """Begin to start its containers, in order."""
-        self._starting = asyncio.create_task(self._start(changes), name=f"pod {self.spec.name}")
-
-    async def _start(self, changes: "Changes") -> None:
-        for container, sidecar in self._init:
-            container.start()
-            if sidecar:
-                await changes.until(partial(_has_started, container))
-            elif await container.wait() != 0:
-                return
-        for container in self.containers:
-            container.start()
-
-    async def stop(self, stop_timeout: float) -> None:
-        """End all its containers; returns when none of its processes is left."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-        grace = min(self.spec.grace, stop_timeout)
-        ends = asyncio.get_running_loop().time() + grace
-
-        def left() -> float:
-            return max(0.0, ends - asyncio.get_running_loop().time())
-
-        everyone = (*(container for container, _ in self._init), *self.containers)
-        await asyncio.gather(*(container.pre_stop(grace) for container in everyone))
-        await asyncio.gather(*(container.stop(left()) for container in self.containers))
-        for container, _ in reversed(self._init):
-            await container.stop(left())
-
-
-class Changes:
-    """Wakes whoever waits for something about the pods to become true."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def notify(self) -> None:
-        """Something changed."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def next(self) -> None:
-        """Return at the next change."""
-        await self._event.wait()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once `condition()` is true; it is asked after every change."""
-        while not condition():
-            await self.next()
 
 
 class Runner:
@@ -147,15 +55,19 @@ class Runner:
         checked = [self._parse(document, addresses.UNDECIDED) for document in documents]
         listens = {p.name: [port for c in p.every_container for port in c.ports] for p in checked}
         given = addresses.allocate(listens, f"{self._run_dir}/{len(self.pods)}")
-        specs = [self._parse(d, given[name]) for name, d in zip(names, documents, strict=True)]
-        added = tuple(self._prepare(spec) for spec in specs)
+        added = tuple(
+            RunningPod(
+                partial(self._build, document, given[name]), self.changes, self._stop_timeout
+            )
+            for name, document in zip(names, documents, strict=True)
+        )
         self.pods.update((pod.spec.name, pod) for pod in added)
         return added
 
     def start(self, pods: Sequence[RunningPod]) -> None:
         """Begin to start `pods`, all at once."""
         for pod in pods:
-            pod.start(self.changes)
+            pod.start()
 
     async def wait_ready(
         self,
@@ -181,7 +93,7 @@ class Runner:
                 await self.changes.until(settled)
         except TimeoutError:
             slow = next(pod for pod in pods if not pod.ready)
-            container = next(c for c in (*slow.sidecars, *slow.containers) if not c.ready)
+            container = next(c for c in slow.containers if not c.ready)
             raise StartFailed(_story(slow, container, f"not ready after {timeout:.0f} s")) from None
         for pod in pods:
             if (fallen := pod.fallen()) is not None:
@@ -189,7 +101,7 @@ class Runner:
 
     async def stop(self) -> None:
         """End every pod, all at once; returns when no process of theirs is left."""
-        await asyncio.gather(*(pod.stop(self._stop_timeout) for pod in self.pods.values()))
+        await asyncio.gather(*(pod.stop() for pod in self.pods.values()))
         self.pods.clear()
         if self._http is not None:
             await self._http.close()
@@ -212,12 +124,15 @@ class Runner:
             if "emptyDir" not in raw:
                 raise Refused(f"pod {pod}: volume {name}: is of no kind the local runner knows")
             path = self._run_dir / "pods" / pod / "volumes" / name
-            path.mkdir(parents=True, exist_ok=True)
+            # Empty for each incarnation.
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
             return path
 
         return parse_pod(document, address=address, volume=volume)
 
-    def _prepare(self, pod: PodSpec) -> RunningPod:
+    def _build(self, document: Mapping[str, Any], address: str) -> Incarnation:
+        pod = self._parse(document, address)
         if self._http is None:
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         directory = self._run_dir / "pods" / pod.name
@@ -233,11 +148,7 @@ class Runner:
                 changed=self.changes.notify,
             )
         init = [(made[spec.name], sidecar) for spec, sidecar in pod.init]
-        return RunningPod(pod, init, [made[spec.name] for spec in pod.containers])
-
-
-def _has_started(container: Container) -> bool:
-    return container.started
+        return Incarnation(pod, init, [made[spec.name] for spec in pod.containers])
 
 
 def _story(pod: RunningPod, container: Container, what: str) -> str:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from tandem_local.errors import Refused
 from tandem_local.machine import Machine, image_name
@@ -26,10 +28,16 @@ def test_the_name_of_an_image(image: str, name: str) -> None:
 
 def test_each_gpu_is_given_once() -> None:
     machine = Machine({}, ("0", "1", "2"))
-    given = [machine.prepare(POD, spec(gpus=n))[1]["CUDA_VISIBLE_DEVICES"] for n in (2, 0, 1)]
-    assert given == ["0,1", "", "2"]
+
+    def given(pod: str, gpus: int) -> str:
+        prepared = machine.prepare(replace(POD, name=pod), spec(gpus=gpus))
+        return prepared[1]["CUDA_VISIBLE_DEVICES"]
+
+    assert [given("a", 2), given("b", 0), given("c", 1)] == ["0,1", "", "2"]
+    # The one that takes its place.
+    assert given("a", 2) == "0,1"
     with pytest.raises(Refused, match=r"asks for 1 nvidia.com/gpu and this machine has 3 in all"):
-        machine.prepare(POD, spec(gpus=1))
+        given("d", 1)
 
 
 def test_engines_get_one_thread_unless_told_otherwise() -> None:

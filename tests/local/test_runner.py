@@ -91,6 +91,24 @@ async def test_a_crashed_container_is_restarted(runner: Runner) -> None:
     assert (await get(pods[0].spec.address, "/me"))["pid"] != first["pid"]
 
 
+async def test_a_pod_that_is_not_restarted_in_place_is_replaced(runner: Runner) -> None:
+    uid = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
+    side = container("side", 8001, restartPolicy="Always")
+    document = pod("a", container(env=[uid]), initContainers=[side], restartPolicy="Never")
+    del document["metadata"]["uid"]
+    pods = runner.add([document])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    address = pods[0].spec.address
+    first, first_side = await get(address, "/me"), await get(address, "/me", 8001)
+    with pytest.raises(aiohttp.ClientError):
+        await get(address, "/exit?0")
+    await until(lambda: pods[0].restarts == 1 and pods[0].ready)
+    second, second_side = await get(address, "/me"), await get(address, "/me", 8001)
+    assert first["env"]["POD_UID"] != second["env"]["POD_UID"]
+    assert first_side["pid"] != second_side["pid"]
+
+
 async def test_a_container_that_is_not_alive_is_restarted(runner: Runner, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     alive.touch()

@@ -72,40 +72,40 @@ class ReadSession:
         """Send what is final and not yet sent; whether that was the last."""
         hold = self._hold
         hold.check(self._read)
-        hold.sending = True
-        try:
-            with self._sock.dup() as blocking:
-                blocking.settimeout(self._limits.idle)
-                await run_on_socket(threads, blocking, lambda: self._send_blocking(blocking))
-        finally:
-            hold.sending = False
-        hold.check(self._read)
+        if self._due():
+            hold.sending = True
+            try:
+                with self._sock.dup() as blocking:
+                    blocking.settimeout(self._limits.idle)
+                    await run_on_socket(threads, blocking, lambda: self._send_blocking(blocking))
+            finally:
+                hold.sending = False
+            hold.check(self._read)
         return all(sent == self._wanted for sent in self._sent)
 
-    def _send_blocking(self, sock: socket.socket) -> None:
-        while self._send_round(sock):
-            pass
+    def _due(self) -> list[Segment]:
+        """What is final and not yet sent."""
+        progress, tokens, size = self._hold.progress, self._read.tokens, self._layout.block_size
+        ready = [progress.ready_blocks(layer, tokens, size) for layer in range(len(self._sent))]
+        return [
+            Segment(layer, sent, end - sent)
+            for layer, (sent, end) in enumerate(zip(self._sent, ready, strict=True))
+            if end > sent
+        ]
 
-    def _send_round(self, sock: socket.socket) -> bool:
-        """One pass over the layers; whether there was anything to send."""
-        size, progress, moved = self._layout.block_size, self._hold.progress, False
-        planned, plan = (0, 0), block_plan((), self._layout.block_bytes)
-        for layer, first in enumerate(self._sent):
-            end = progress.ready_blocks(layer, self._read.tokens, size)
-            if end <= first:
-                continue
-            if planned != (first, end):
-                planned = (first, end)
-                plan = block_plan(progress.block_ids[first:end], self._layout.block_bytes)
-            send_segment(
-                sock,
-                Segment(layer, first, end - first),
-                self._memory.outgoing(layer, plan),
-                self._hold.renew,
-                lambda: self._hold.ending is None,
-            )
-            self._sent[layer], moved = end, True
-        return moved
+    def _send_blocking(self, sock: socket.socket) -> None:
+        while due := self._due():
+            ids, size = self._hold.progress.block_ids, self._layout.block_bytes
+            runs = {(segment.first, segment.blocks) for segment in due}
+            plans = {run: block_plan(ids[run[0] : sum(run)], size) for run in runs}
+            for segment in due:
+                plan = plans[segment.first, segment.blocks]
+                batches = self._memory.outgoing(segment.layer, plan)
+                send_segment(sock, segment, batches, self._hold.renew, self._still_held)
+                self._sent[segment.layer] += segment.blocks
+
+    def _still_held(self) -> bool:
+        return self._hold.ending is None
 
     async def _wait(self, heard: "asyncio.Task[ToProducer]", seconds: float) -> bool:
         """Wait for the reader to speak (True), or for progress, an ending, or the time limit.

@@ -1,0 +1,50 @@
+"""Every test here must end with no socket, thread or task left over."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from tandem_engine.transfer.producer import Producer
+from tandem_engine.transfer.puller import Puller
+
+from .support import ENGINE, HOST, LAYOUT, Freed, cache, until
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _transfer_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("kv-")]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left_over() -> AsyncIterator[None]:
+    tasks, files = len(asyncio.all_tasks()), _open_files()
+    yield
+    await until(lambda: len(asyncio.all_tasks()) <= tasks and _open_files() <= files)
+    assert _transfer_threads() == []
+
+
+@pytest.fixture
+def freed() -> Freed:
+    return Freed()
+
+
+@pytest.fixture
+async def producer(freed: Freed) -> AsyncIterator[Producer]:
+    """A cache of seed 1 under a lease longer than any test."""
+    made = Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 60.0, freed)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def puller() -> AsyncIterator[Puller]:
+    """A cache of zeros."""
+    made = Puller([layer.zero_() for layer in cache(2)], LAYOUT)
+    yield made
+    await made.close()

@@ -5,18 +5,24 @@ file given with `--config`; `--help` shows defaults; usage errors exit with 2 an
 """
 
 import ipaddress
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import click
+import msgspec
 
-from .documents import DocumentError, load_documents
+from .documents import Document, DocumentError, load_documents
 from .durations import format_duration, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_HOST_PORT: Final = re.compile(
+    r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})", re.ASCII
+)
 
 
 class HostPort(NamedTuple):
@@ -31,12 +37,12 @@ class HostPort(NamedTuple):
 
 def parse_host_port(text: str) -> HostPort:
     """`host:port` or `[v6]:port`. Raises ValueError saying what is wrong."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    match = _HOST_PORT.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT with a port of 0 to 65535")
-    if host.startswith("["):
-        return HostPort(str(ipaddress.IPv6Address(host.strip("[]"))), int(port))
-    return HostPort(host, int(port))
+    if match["v6"]:
+        return HostPort(str(ipaddress.IPv6Address(match["v6"])), int(match["port"]))
+    return HostPort(match["host"], int(match["port"]))
 
 
 class DurationType(click.ParamType[float]):
@@ -83,16 +89,48 @@ def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None)
         documents = load_documents(file)
         if len(documents) != 1 or not isinstance(documents[0].data, dict):
             raise DocumentError(f"{file}:1: expected one YAML mapping of flag names to values")
-        names = {flag.lstrip("-"): p.name for p in ctx.command.params for flag in p.opts}
+        flags = {
+            name.lstrip("-"): flag
+            for flag in ctx.command.params
+            if flag.expose_value
+            for name in flag.opts
+        }
         values = {}
         for key, value in documents[0].data.items():
-            if (name := names.get(str(key))) is None:
+            if (flag := flags.get(str(key))) is None:
                 raise documents[0].error([key], "no such flag: see --help")
-            values[name] = value
+            values[flag.name] = _flag_value(ctx, flag, documents[0], key, value)
     except DocumentError as err:
         raise click.UsageError(str(err), ctx) from err
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return file
+
+
+def _flag_value(
+    ctx: click.Context, flag: click.Parameter, document: Document, key: str | int, value: Any
+) -> Any:
+    """The value as it would stand on a command line; raises DocumentError when it could not."""
+    if flag.multiple != isinstance(value, list):
+        raise document.error(
+            [key], "expected a list" if flag.multiple else "expected one value, this is a list"
+        )
+    if value is None:
+        raise document.error([key], "has no value: give it one or leave it out")
+    written = [_as_argument(v) for v in value] if flag.multiple else _as_argument(value)
+    try:
+        flag.type_cast_value(ctx, written)
+    except click.BadParameter as err:
+        raise document.error([key], err.message) from err
+    return written
+
+
+def _as_argument(value: Any) -> Any:
+    """Text, but for booleans: a mapping becomes the JSON that flags like vLLM's take."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, dict | list):
+        return msgspec.json.encode(value).decode()
+    return str(value)
 
 
 def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Command]:

@@ -68,9 +68,10 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def address(self) -> str:
-        """`host:port` of the URL, port 80 or 443 when it names none."""
+        """`host:port` (`[v6]:port`) of the URL, port 80 or 443 when it names none."""
         parts = urlsplit(self.url)
-        return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 class RouterConfig(msgspec.Struct, frozen=True):
@@ -102,13 +103,20 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     data = dict(document.data)
     _resolve_durations(document, data)
     _resolve_credentials(document, data, environ)
-    known = {key: data.pop(key) for key in _KNOWN if data.get(key) is not None}
+    for key in data:
+        if not isinstance(key, str):
+            raise document.error([key], "is no field name: field names are text")
+    known = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
     try:
         config = msgspec.convert({**known, "extra": data}, type=RouterConfig)
     except msgspec.ValidationError as err:
         message, _, path = str(err).partition(" - at `")
+        if message.startswith("Invalid enum value"):
+            message += f": a role is {', '.join(Role)}"
         raise document.error(path.rstrip("`").removeprefix("$").removeprefix("."), message) from err
     _check_backends(document, config)
+    storage = config.disaggregated_serving.default_external_storage
+    _check_storage(document, "disaggregated_serving.default_external_storage", storage)
     return config
 
 
@@ -172,12 +180,18 @@ def _check_backends(document: Document, config: RouterConfig) -> None:
         if backend.weight < 1:
             raise document.error(f"{at}.weight", f"{backend.weight} is below 1")
         _check_url(document, f"{at}.url", backend.url)
+        _check_storage(document, f"{at}.external_storage", backend.external_storage)
+
+
+def _check_storage(document: Document, path: str, storage: ExternalStorage | None) -> None:
+    if storage is not None:
+        _check_url(document, f"{path}.endpoint", storage.endpoint)
 
 
 def _check_url(document: Document, path: str, url: str) -> None:
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         usable = None
     if not usable:

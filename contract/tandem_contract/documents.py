@@ -14,7 +14,10 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedBase, CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 Path_ = Sequence[str | int]
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
@@ -45,7 +48,8 @@ class Document:
         node, line = self._marks, getattr(getattr(self._marks, "lc", None), "line", 0) or 0
         for step in path:
             if isinstance(node, CommentedMap) and step in node:
-                line = node.lc.key(step)[0]
+                # A key that came through a merge (`<<: *other`) has no place of its own here.
+                line = node.lc.key(step)[0] if step in node.lc.data else line
             elif isinstance(node, CommentedSeq) and isinstance(step, int) and step < len(node):
                 line = node.lc.item(step)[0]
             else:
@@ -70,13 +74,27 @@ def parse_documents(text: str, file: str) -> list[Document]:
     """The same from a text that came from `file`."""
     try:
         loaded = list(YAML(typ="rt").load_all(text))
+        return [Document(file, _plain(node), node) for node in loaded if node is not None]
+    except DuplicateKeyError as err:
+        # Its own text shows both values, which may be credentials.
+        problem = str(err.problem).partition(" with value")[0]
+        raise DocumentError(f"{file}{_line_of(err)}: not YAML: {problem}") from err
     except MarkedYAMLError as err:
-        mark = err.problem_mark or err.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise DocumentError(f"{file}{line}: not YAML: {err.problem or err.context}") from err
+        problem = err.problem or err.context
+        raise DocumentError(f"{file}{_line_of(err)}: not YAML: {problem}") from err
+    except ReaderError as err:
+        line = text.count("\n", 0, err.position) + 1
+        cause = f"character {err.character!r}: {err.reason}"
+        raise DocumentError(f"{file}:{line}: not YAML: {cause}") from err
     except YAMLError as err:
-        raise DocumentError(f"{file}: not YAML: {err}") from err
-    return [Document(file, _plain(node), node) for node in loaded if node is not None]
+        raise DocumentError(f"{file}: not YAML: {' '.join(str(err).split())}") from err
+    except RecursionError as err:
+        raise DocumentError(f"{file}: nested too deeply, or an alias within itself") from err
+
+
+def _line_of(err: MarkedYAMLError) -> str:
+    mark = err.problem_mark or err.context_mark
+    return f":{mark.line + 1}" if mark else ""
 
 
 def steps(path: str | Path_) -> list[str | int]:
@@ -99,6 +117,8 @@ def _plain(node: Any) -> Any:
         return {_plain(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):
         return [_plain(value) for value in node]
+    if isinstance(node, ScalarBoolean):
+        return bool(node)
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)

@@ -96,7 +96,7 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     head, _, mac = value.rpartition(".")
     version, _, rest = head.partition(".")
     key_id, _, payload = rest.partition(".")
-    if version != _VERSION or not payload:
+    if version != _VERSION or not payload or not value.isascii():
         raise PlanRejected("the plan is malformed")
     if key_id not in keys:
         raise PlanRejected("the plan is signed with an unknown key")

@@ -7,6 +7,7 @@ transfer) for the EPP. Absent figures are left out; unknown names are skipped.
 """
 
 from dataclasses import dataclass, fields
+from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,15 @@ _TYPES = {
 
 
 def parse_timing(value: str) -> Timing:
-    """The figures in a header value; a malformed figure counts as unknown."""
+    """The figures in a header value; one that is malformed, negative or not finite is unknown."""
     known: dict[str, float | int] = {}
     for part in value.split(";"):
         name, _, text = part.strip().partition("=")
         if name in _TYPES:
             try:
-                known[name] = _TYPES[name](text)
+                figure = _TYPES[name](text)
             except ValueError:
                 continue
+            if 0 <= figure < inf:
+                known[name] = figure
     return Timing(**known)  # type: ignore[arg-type]  # names and types come from _TYPES

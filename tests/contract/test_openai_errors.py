@@ -1,0 +1,25 @@
+"""Error bodies in OpenAI's shape."""
+
+import json
+
+import pytest
+from tandem_contract.openai_errors import TYPES, error_body, error_event
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [*TYPES.items(), (500, "InternalServerError"), (599, "InternalServerError"), (418, "BadRequestError")],
+)  # fmt: skip
+def test_a_status_has_its_type(status: int, kind: str) -> None:
+    assert json.loads(error_body(status, "why", param="model")) == {
+        "error": {"message": "why", "type": kind, "param": "model", "code": status}
+    }
+
+
+def test_an_event_is_one_line_whatever_the_message() -> None:
+    event = error_event(502, "two\nlines\r\n\r\nand more")
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"}\n\n")
+    assert event.count(b"\n") == 2
+    assert b"\r" not in event
+    assert json.loads(event[len(b"data: ") :])["error"]["message"] == "two\nlines\r\n\r\nand more"

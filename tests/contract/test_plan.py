@@ -1,0 +1,149 @@
+"""The signed plan: good for one request, one time, one set of keys."""
+
+from base64 import urlsafe_b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, PlanRejected, Target, load_keys, sign, verify
+
+OLD, NEW = {"2026-01": b"o" * 16}, {"2026-02": b"n" * 32}
+PLAN = Plan(
+    path=RoutingPath.PREFILL_THEN_DECODE,
+    reason="split",
+    decode=Target("d-0", "127.0.0.2:8000"),
+    prefill=(Target("p-0", "127.0.0.3:8000"), Target("p-1", "127.0.0.4:8000")),
+    cached_tokens=48,
+    request_id="r-1",
+    expires=1000.0,
+)
+
+
+def verified(value: str, keys: dict[str, bytes] = NEW, request_id: str = "r-1") -> Plan:
+    return verify(value, keys, request_id=request_id, now=999.0)
+
+
+def test_what_was_signed_is_read_back() -> None:
+    assert verified(sign(PLAN, NEW)) == PLAN
+
+
+def test_a_plan_with_defaults_is_read_back() -> None:
+    plan = Plan(RoutingPath.UNIFIED, "short", Target("d", "h:1"), request_id="r-1", expires=1000)
+    assert verified(sign(plan, NEW)) == plan
+
+
+def test_the_value_fits_a_header() -> None:
+    value = sign(PLAN, NEW)
+    assert value.isascii()
+    assert value.isprintable()
+    assert not set(value) & set(' ,;"')
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_change_in_any_part_is_rejected(part: int) -> None:
+    parts = sign(PLAN, NEW).split(".")
+    for position, character in enumerate(parts[part]):
+        other = "A" if character != "A" else "B"
+        changed = parts[part][:position] + other + parts[part][position + 1 :]
+        with pytest.raises(PlanRejected):
+            verified(".".join([*parts[:part], changed, *parts[part + 1 :]]))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_part_left_out_or_emptied_is_rejected(part: int) -> None:
+    parts = sign(PLAN, NEW).split(".")
+    for rest in ([*parts[:part], *parts[part + 1 :]], [*parts[:part], "", *parts[part + 1 :]]):
+        with pytest.raises(PlanRejected):
+            verified(".".join(rest))
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_rejected(value: str) -> None:
+    with pytest.raises(PlanRejected):
+        verified(value)
+
+
+def test_a_header_that_was_not_ascii_is_rejected() -> None:
+    with pytest.raises(PlanRejected, match="malformed"):
+        verified("v1.2026-02.abc.\udcff")
+
+
+def test_an_unsigned_payload_is_rejected() -> None:
+    with pytest.raises(PlanRejected, match="signature is wrong"):
+        verified(f"v1.2026-02.{urlsafe_b64encode(b'[]').decode()}.")
+
+
+def test_a_signed_payload_of_another_shape_is_rejected() -> None:
+    reason: Any = 7
+    value = sign(Plan(RoutingPath.UNIFIED, reason, Target("d", "h:1")), NEW)
+    with pytest.raises(PlanRejected, match="payload is malformed"):
+        verified(value)
+
+
+def test_another_requests_plan_is_rejected() -> None:
+    with pytest.raises(PlanRejected, match="another request"):
+        verified(sign(PLAN, NEW), request_id="r-2")
+
+
+@pytest.mark.parametrize(("now", "good"), [(1000.0, True), (1000.1, False)])
+def test_a_plan_is_good_until_it_expires(now: float, good: bool) -> None:
+    value = sign(PLAN, NEW)
+    if good:
+        assert verify(value, NEW, request_id="r-1", now=now) == PLAN
+    else:
+        with pytest.raises(PlanRejected, match="expired"):
+            verify(value, NEW, request_id="r-1", now=now)
+
+
+def test_a_plan_without_expiry_has_expired() -> None:
+    with pytest.raises(PlanRejected, match="expired"):
+        verified(sign(Plan(PLAN.path, "r", PLAN.decode, request_id="r-1"), NEW))
+
+
+def test_rotation_the_newest_key_signs_and_both_verify() -> None:
+    both = {**OLD, **NEW}
+    assert verified(sign(PLAN, both), NEW) == PLAN
+    assert verified(sign(PLAN, OLD), both) == PLAN
+    with pytest.raises(PlanRejected, match="unknown key"):
+        verified(sign(PLAN, OLD), NEW)
+
+
+def test_a_key_id_does_not_stand_for_its_secret() -> None:
+    with pytest.raises(PlanRejected, match="signature is wrong"):
+        verified(sign(PLAN, {"2026-02": b"x" * 16}), NEW)
+
+
+def test_nothing_is_signed_without_a_key() -> None:
+    with pytest.raises(ValueError, match="no plan key"):
+        sign(PLAN, {})
+
+
+def test_keys_are_the_files_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"s" * 16 + b"\n")
+    (tmp_path / "..data").mkdir()
+    (tmp_path / ".hidden").write_bytes(b"x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert load_keys(tmp_path) == {"a": b"s" * 16, "b": b"s" * 16}
+
+
+def test_a_short_secret_names_its_file_and_not_itself(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"hushhushhush")
+    with pytest.raises(ValueError, match=f"{tmp_path}/a: .*at least 16 bytes, this has 12") as got:
+        load_keys(tmp_path)
+    assert "hush" not in str(got.value)
+
+
+def test_a_key_id_with_a_dot_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.key").write_bytes(b"s" * 16)
+    with pytest.raises(ValueError, match=r"a\.key: .*no dot"):
+        load_keys(tmp_path)
+
+
+def test_a_rejection_does_not_show_the_value() -> None:
+    with pytest.raises(PlanRejected) as caught:
+        verified(sign(PLAN, NEW), request_id="r-2")
+    assert "127.0.0" not in str(caught.value)

@@ -1,0 +1,64 @@
+"""The prefix hash chain."""
+
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract.prefix import text_chain, token_chain
+
+TOKENS = st.lists(st.integers(0, 2), max_size=40)
+
+
+def common(left: list[int], right: list[int]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+
+
+@given(TOKENS, TOKENS, TOKENS, st.integers(1, 5))
+def test_chains_share_the_blocks_that_the_prompts_share(
+    start: list[int], left: list[int], right: list[int], block: int
+) -> None:
+    one, other = start + left, start + right
+    chains = token_chain(one, block), token_chain(other, block)
+    assert common(*chains) == common(one, other) // block
+
+
+@given(st.binary(max_size=60), st.binary(max_size=20), st.integers(1, 9))
+def test_a_longer_text_continues_the_chain(text: bytes, more: bytes, block: int) -> None:
+    chain = text_chain(text, block)
+    assert len(chain) == len(text) // block
+    assert text_chain(text + more, block)[: len(chain)] == chain
+
+
+def test_a_change_in_a_block_changes_all_after_it() -> None:
+    one, other = text_chain(b"abcdefgh", 2), text_chain(b"abXdefgh", 2)
+    assert common(one, other) == 1
+    assert not set(one[1:]) & set(other[1:])
+
+
+def test_equal_blocks_at_different_places_differ() -> None:
+    assert len(set(text_chain(b"ab" * 8, 2))) == 8
+
+
+def test_a_salt_separates() -> None:
+    assert not set(text_chain(b"abcd", 2, b"one")) & set(text_chain(b"abcd", 2, b"two"))
+
+
+def test_each_hash_is_xxh3_of_everything_up_to_its_block() -> None:
+    words = struct.pack("<4I", 1, 2, 3, 4)
+    assert token_chain([1, 2, 3, 4, 5], 2, b"salt") == [
+        xxhash.xxh3_64_intdigest(b"salt" + words[:8]),
+        xxhash.xxh3_64_intdigest(b"salt" + words),
+    ]
+
+
+def test_hashes_fit_in_64_bits() -> None:
+    assert all(0 <= h < 2**64 for h in text_chain(bytes(range(256)), 1))
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_an_id_beyond_32_bits_is_an_error(token: int) -> None:
+    with pytest.raises(OverflowError):
+        token_chain([token], 1)

@@ -1,0 +1,44 @@
+"""The timing header."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract.timing import Timing, parse_timing
+
+SECONDS = st.none() | st.integers(0, 10**9).map(lambda micros: micros / 1e6)
+COUNTS = st.none() | st.integers(0, 2**50)
+
+
+def test_figures_are_written_in_order_and_absent_ones_left_out() -> None:
+    timing = Timing(queue=0.0012, cached=512, bytes=2097152)
+    assert timing.encode() == "queue=0.001200;cached=512;bytes=2097152"
+    assert Timing().encode() == ""
+
+
+@given(st.builds(Timing, SECONDS, SECONDS, COUNTS, COUNTS, SECONDS, COUNTS))
+def test_what_is_written_is_read_back(timing: Timing) -> None:
+    read = parse_timing(timing.encode())
+    assert (read.cached, read.computed, read.bytes) == (
+        timing.cached,
+        timing.computed,
+        timing.bytes,
+    )
+    for name in ("queue", "compute", "transfer"):
+        assert getattr(read, name) == pytest.approx(getattr(timing, name), abs=1e-6)
+
+
+def test_unknown_names_and_spaces_do_no_harm() -> None:
+    assert parse_timing(" future=1 ; queue=2;;cached") == Timing(queue=2.0)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    ["queue=", "queue=x", "queue=nan", "queue=inf", "queue=-1", "cached=1.5", "bytes=-3", "cached=1e3"],
+)  # fmt: skip
+def test_a_figure_that_is_none_is_unknown(figure: str) -> None:
+    assert parse_timing(f"{figure};compute=0.5") == Timing(compute=0.5)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read(value: str) -> None:
+    assert isinstance(parse_timing(value), Timing)

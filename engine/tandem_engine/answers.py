@@ -188,12 +188,16 @@ class CompletionAnswer(Answer):
             "tokens": tokens,
             "token_logprobs": [_finite(entry.chosen) for entry in piece.logprobs],
             "top_logprobs": [
-                {token: _finite(entry.chosen)}
-                | {self._tokenizer.token_text(i): _finite(value) for i, value in entry.top}
-                for token, entry in zip(tokens, piece.logprobs, strict=True)
+                self._top(token, entry) for token, entry in zip(tokens, piece.logprobs, strict=True)
             ],
             "text_offset": offsets,
         }
+
+    def _top(self, token: str, entry: TokenLogprobs) -> dict[str, float]:
+        """The chosen token first; of tokens with one text (halves of characters) it wins."""
+        chosen = {token: _finite(entry.chosen)}
+        top = {self._tokenizer.token_text(i): _finite(value) for i, value in entry.top}
+        return chosen | top | chosen
 
 
 class ChatAnswer(Answer):

@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from tandem_contract import metrics as names
 
 from .blocks import BlockEvent
@@ -51,10 +58,20 @@ class StatsView(Protocol):
 
 
 class EngineMetrics:
-    """Every metric the engine exports; an `EngineObserver`."""
+    """Every metric the engine exports; an `EngineObserver`.
 
-    def __init__(self, model_name: str) -> None:
+    `on_kv_event` gets the block events, which are no figures.
+    """
+
+    def __init__(
+        self, model_name: str, on_kv_event: Callable[[BlockEvent], None] | None = None
+    ) -> None:
+        # Each counter and histogram would bring a series with its creation time.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self.registry = CollectorRegistry()
+        # Its start time tells the EPP a restarted engine, whose caches are empty.
+        ProcessCollector(registry=self.registry)
+        self._on_kv_event = on_kv_event
         self._labels = (model_name, _RANK)
         self._prefix_queries = self._counter(names.ENGINE_PREFIX_QUERIES, "Prompt tokens looked up")
         self._prefix_hits = self._counter(names.ENGINE_PREFIX_HITS, "Prompt tokens found cached")
@@ -178,7 +195,9 @@ class EngineMetrics:
         self._expired.inc()
 
     def kv_event(self, event: BlockEvent) -> None:
-        """Not a figure: `main` sends these to the publisher."""
+        """Blocks became findable, or no longer are."""
+        if self._on_kv_event is not None:
+            self._on_kv_event(event)
 
     # What the server observes.
 

@@ -2,8 +2,8 @@
 
     body ──protocol──► Call ──admit──► RunningSequences ──► one object, or a stream of chunks
 
-A client that goes away ends its sequences at once. A decode leg that is refused before the engine has it makes the
-engine tell the producer, so that no blocks wait for a reader who never comes.
+A client that goes away ends its sequences at once. A decode leg that is refused before the engine
+has it makes the engine tell the producer, so that no blocks wait for a reader who never comes.
 
 Every error is OpenAI's error object. Once a stream's 200 has gone out an error is an event, and
 the stream ends without `[DONE]`.
@@ -124,7 +124,7 @@ class EngineServer:
     ) -> web.StreamResponse:
         raw = decode_json(await http.read())
         kv = kv_intent(raw)
-        request_id = http.headers.get(headers.REQUEST_ID) or uuid.uuid4().hex
+        request_id = _request_id(http)
         try:
             call = parse(raw, kv)
             sequences = await self._admit(call, request_id)
@@ -237,6 +237,12 @@ class EngineServer:
         task = asyncio.create_task(self._engine.release_remote(params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
+
+
+def _request_id(http: web.Request) -> str:
+    """The client's, unless it could not be written in an answer."""
+    given = http.headers.get(headers.REQUEST_ID, "")
+    return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
 
 def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:

@@ -423,3 +423,156 @@ async def test_a_client_that_leaves_aborts_its_sequences(connect: Connect, strea
     async with client.http.get("/metrics") as response:
         page = await response.text()
     assert 'request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 2.0' in page
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", b'{"prompt": "x",\n "n": }', "line 2, column 7"),
+        ("completions", b'{"prompt": "\xff"}', "not UTF-8: line 1, column 13"),
+        ("completions", b"[1]", "not a JSON object"),
+        ("completions", b"", "line 1, column 1"),
+        ("completions", b"[" * 100_000, "nested too deeply"),
+        ("completions", b'{"prompt": "\\ud800"}', "not JSON"),
+        ("completions", b'{"prompt": NaN}', "not JSON"),
+        ("completions", b"{}", "prompt is missing"),
+        ("completions", b'{"prompt": []}', "prompt is empty"),
+        ("completions", b'{"prompt": ""}', "prompt is empty"),
+        ("completions", b'{"prompt": 7}', "prompt has a wrong type"),
+        ("completions", b'{"prompt": ["a", 1]}', "prompt[1]: expected str, got int"),
+        ("completions", b'{"prompt": [[1], [2, "a"]]}', "prompt[1][1]: expected int, got str"),
+        ("completions", b'{"prompt": [300]}', "token id 300 is outside the vocabulary of 300"),
+        ("completions", b'{"prompt": [-1]}', "token id -1 is outside"),
+        ("completions", b'{"prompt": "x", "max_tokens": "5"}', "max_tokens: expected int"),
+        ("completions", b'{"prompt": "x", "max_tokens": 0}', "max_tokens is 0"),
+        ("completions", b'{"prompt": "x", "max_tokens": 64}', "maximum context length is 64"),
+        ("completions", b'{"prompt": "x", "min_tokens": 17}', "min_tokens (17) is above"),
+        ("completions", b'{"prompt": "x", "temperature": -0.1}', "temperature is -0.1"),
+        ("completions", b'{"prompt": "x", "temperature": 1e999}', "out of range"),
+        ("completions", b'{"prompt": "x", "top_p": 0}', "top_p is 0"),
+        ("completions", b'{"prompt": "x", "top_k": -2}', "top_k is -2"),
+        ("completions", b'{"prompt": "x", "seed": 1e3}', "seed: expected int"),
+        ("completions", b'{"prompt": "x", "seed": 9223372036854775808}', "seed is"),
+        ("completions", b'{"prompt": "x", "n": 0}', "n is 0"),
+        ("completions", b'{"prompt": ["x", "y"], "n": 200}', "sequences"),
+        ("completions", b'{"prompt": "x", "logprobs": 21}', "logprobs is 21"),
+        ("completions", b'{"prompt": "x", "stop": ["a", ""]}', "stop holds an empty string"),
+        ("completions", b'{"prompt": "x", "echo": true}', "echo is not supported"),
+        ("completions", b'{"prompt": "x", "min_p": 0.1}', "min_p is not supported"),
+        ("completions", b'{"prompt": "x", "stream_options": {}}', "needs stream: true"),
+        ("chat/completions", b"{}", "messages is missing"),
+        ("chat/completions", b'{"messages": [{}]}', "messages[0].role"),
+        ("chat/completions", b'{"messages": [1]}', "messages[0]: expected object"),
+        (
+            "chat/completions",
+            b'{"messages": [{"role": "user", "content": 1}]}',
+            "content is neither",
+        ),
+        ("chat/completions", b'{"messages": [{"role": "u"}], "top_logprobs": 1}', "logprobs: true"),
+        ("chat/completions", b'{"messages": [{"role": "u"}], "tools": [{}]}', "tools is not supp"),
+        (
+            "chat/completions",
+            b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "messages[0].content[0] is of type 'image_url'",
+        ),
+    ],
+)
+async def test_a_bad_body_is_one_clear_400(
+    connect: Connect, path: str, body: bytes, message: str
+) -> None:
+    client = await connect(FakeEngine())
+    async with client.http.post(f"/v1/{path}", data=body) as response:
+        error = (await response.json())["error"]
+    assert response.status == error["code"] == 400
+    assert error["type"] == "BadRequestError"
+    assert message in error["message"]
+    assert client.engine.requests == []
+
+
+async def test_unknown_models_routes_and_methods(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    status, message, param = await client.refused({"model": "gpt", "prompt": "x"})
+    assert (status, param) == (404, "model")
+    assert message == "the model 'gpt' does not exist: this engine serves tiny, alias"
+    for method, path, expected in (("GET", "/%FF", 404), ("GET", "/v1/completions", 405)):
+        async with client.http.request(method, path) as response:
+            assert response.status == (await response.json())["error"]["code"] == expected
+    assert response.headers["Allow"] == "POST"
+
+
+async def test_a_body_that_is_too_large(connect: Connect) -> None:
+    client = await connect(FakeEngine(), body_limit=100)
+    status, message, _ = await client.refused({"prompt": "x" * 100})
+    assert (status, message) == (413, "the request body is larger than 100 bytes")
+
+
+async def test_an_id_that_cannot_be_written_is_replaced(connect: Connect) -> None:
+    client = await connect(FakeEngine(says("x")))
+    _, answer = await client.post(
+        "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": "ümlaut"}
+    )
+    assert answer["id"].startswith("cmpl-")
+    assert answer["id"].isascii()
+
+
+async def test_draining_lets_requests_finish_and_takes_no_new_ones(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    running = asyncio.create_task(client.complete())
+    await client.engine.submitted.wait()
+    drained = asyncio.create_task(client.server.drain(60))
+    async with client.http.get("/health") as response:
+        assert response.status == 503
+    assert (await client.refused({"prompt": "x"}))[0] == 503
+    client.engine.generations[0].say(Delta(token_ids=(97,), finish_reason="stop"))
+    assert (await running)["choices"][0]["text"] == "a"
+    assert await drained
+
+
+async def test_past_its_time_limit_a_drain_ends_requests_with_an_error(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    streamed = await _first_token(client)
+    whole = asyncio.create_task(client.refused({"prompt": "x"}))
+    client.engine.submitted.clear()
+    await client.engine.submitted.wait()
+    assert not await client.server.drain(0)
+    assert (await whole)[0] == 503
+    text = await streamed.text()
+    assert "shutting down" in text
+    assert "[DONE]" not in text
+
+
+async def _first_token(client: Client) -> aiohttp.ClientResponse:
+    post = asyncio.ensure_future(
+        client.http.post("/v1/completions", json={"prompt": "x", "stream": True})
+    )
+    await client.engine.submitted.wait()
+    client.engine.generations[0].say(Delta(token_ids=(97,)))
+    return await post
+
+
+async def test_health_follows_the_engine(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    async with client.http.get("/health") as response:
+        assert (response.status, await response.read()) == (200, b"")
+    client.engine.healthy = False
+    async with client.http.get("/health") as response:
+        assert response.status == 503
+
+
+async def test_the_other_pages(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    async with client.http.get("/v1/models") as response:
+        models = await response.json()
+    assert [model["id"] for model in models["data"]] == ["tiny", "alias"]
+    assert models["data"][0]["max_model_len"] == 64
+    async with client.http.get("/version") as response:
+        assert (await response.json())["version"]
+    assert await client.post("/tokenize", {"prompt": "ab", "return_token_strs": True}) == (
+        200, {"count": 2, "max_model_len": 64, "tokens": [97, 98], "token_strs": ["a", "b"]},
+    )  # fmt: skip
+    _, chat = await client.post("/tokenize", {"messages": [{"role": "user", "content": "a"}]})
+    assert chat["tokens"] == [256, *b"user: a\nassistant:"]
+    assert await client.post("/detokenize", {"tokens": [256, 97]}) == (200, {"prompt": "<s>a"})
+    assert (await client.refused({"tokens": [-1]}, "/detokenize"))[0] == 400
+    assert (await client.refused({}, "/tokenize"))[0] == 400
+    assert (await client.refused({"prompt": "a", "model": "b"}, "/tokenize"))[0] == 404

@@ -1,0 +1,92 @@
+"""The command's flags as one checked value; nothing is loaded or opened here.
+
+Errors: `ConfigError` and `EventsUnusable`, one line each, shown as usage errors.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tandem_contract import environment, ports
+
+from .chat import CONFIG_FILE
+from .config import ConfigError, EngineConfig, KvTransferConfig, parse_kv_transfer_config
+from .events import KvEventsConfig, parse_kv_events_config
+from .text import TOKENIZER_FILE
+
+_WILDCARDS: Final = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The flags, checked."""
+
+    engine: EngineConfig
+    names: tuple[str, ...]
+    host: str
+    port: int
+    events: KvEventsConfig | None
+    shutdown_timeout: float
+    """Seconds running requests may take to finish after a signal."""
+    body_limit: int
+    """Bytes."""
+
+
+def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that `flags` (by parameter name) and the side channel's variables say.
+
+    Raises ConfigError, EventsUnusable.
+    """
+    _check_model(flags["model"])
+    if not flags["enable_prefix_caching"]:
+        raise ConfigError("--no-enable-prefix-caching: this engine always caches prefixes")
+    names = flags["served_model_name"] or (str(flags["model"]),)
+    events = flags["kv_events_config"]
+    return Settings(
+        engine=EngineConfig(
+            model=flags["model"],
+            served_model_name=names[0],
+            dtype=flags["dtype"],
+            block_size=flags["block_size"],
+            num_blocks=flags["num_gpu_blocks_override"],
+            kv_bytes=flags["kv_cache_memory_bytes"],
+            max_model_len=flags["max_model_len"],
+            max_num_seqs=flags["max_num_seqs"],
+            max_num_batched_tokens=flags["max_num_batched_tokens"],
+            seed=flags["seed"],
+            device=flags["device"],
+            kv_transfer=_kv_transfer(flags["kv_transfer_config"], flags["host"], env),
+        ),
+        names=names,
+        host=flags["host"],
+        port=flags["port"],
+        events=parse_kv_events_config(events) if events is not None else None,
+        shutdown_timeout=flags["shutdown_timeout"],
+        body_limit=flags["max_body_bytes"],
+    )
+
+
+def _check_model(directory: Path) -> None:
+    needs = f"config.json, {TOKENIZER_FILE} and *.safetensors (optional: {CONFIG_FILE})"
+    if not directory.is_dir():
+        raise ConfigError(f"--model {directory}: no such directory: give a local one with {needs}")
+    for pattern in ("config.json", TOKENIZER_FILE, "*.safetensors"):
+        if not any(directory.glob(pattern)):
+            raise ConfigError(f"--model {directory}: no {pattern} there: it needs {needs}")
+
+
+def _kv_transfer(text: str | None, host: str, env: Mapping[str, str]) -> KvTransferConfig | None:
+    """Readers cannot connect to a wildcard, so that stands for this machine."""
+    if text is None:
+        return None
+    port = env.get(environment.SIDE_CHANNEL_PORT) or str(ports.SIDE_CHANNEL)
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{environment.SIDE_CHANNEL_PORT}={port}: a port is 0 to 65535")
+    fallback = "127.0.0.1" if host in _WILDCARDS else host
+    return parse_kv_transfer_config(
+        text,
+        side_channel_host=env.get(environment.SIDE_CHANNEL_HOST) or fallback,
+        side_channel_port=int(port),
+    )

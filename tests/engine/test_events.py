@@ -1,0 +1,163 @@
+"""KV events as a subscriber reads them, with real ZMQ sockets."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from tandem_engine.blocks import AllBlocksCleared, BlocksRemoved, BlocksStored
+from tandem_engine.events import (
+    EventsUnusable,
+    KvEventPublisher,
+    KvEventsConfig,
+    parse_kv_events_config,
+)
+
+STORED = BlocksStored((b"h1", b"h2"), b"h0", (1, 2, 3, 4), 2)
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[zmq.asyncio.Context]:
+    with zmq.asyncio.Context() as made:
+        yield made
+        made.destroy(linger=0)
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[KvEventPublisher]:
+    made = KvEventPublisher(
+        KvEventsConfig(
+            enable_kv_cache_events=True,
+            endpoint=ANY_PORT,
+            replay_endpoint=ANY_PORT,
+            topic="kv@pod@model",
+            buffer_steps=3,
+        )
+    )
+    made.start()
+    yield made
+    await made.stop()
+
+
+async def _subscribe(
+    context: zmq.asyncio.Context, publisher: KvEventPublisher
+) -> tuple[zmq.asyncio.Socket, int]:
+    """A subscriber that is known to be connected, and the last sequence it saw."""
+    socket = context.socket(zmq.SUB)
+    socket.subscribe(b"kv@")
+    socket.connect(publisher.endpoint)
+    published = 0
+    while not await socket.poll(20):
+        publisher.publish(AllBlocksCleared())
+        published += 1
+    last = -1
+    while last < published - 1:
+        _, sequence, _ = await socket.recv_multipart()
+        last = int.from_bytes(sequence, "big")
+    return socket, last
+
+
+async def test_a_turns_events_are_one_batch_in_vllms_form(
+    context: zmq.asyncio.Context, publisher: KvEventPublisher
+) -> None:
+    socket, last = await _subscribe(context, publisher)
+    for event in (STORED, BlocksRemoved((b"h9",)), AllBlocksCleared()):
+        publisher.publish(event)
+    topic, sequence, payload = await socket.recv_multipart()
+    assert topic == b"kv@pod@model"
+    assert sequence == (last + 1).to_bytes(8, "big")
+    ts, events, rank = msgspec.msgpack.decode(payload)
+    assert isinstance(ts, float)
+    assert rank == 0
+    assert events == [
+        {
+            "type": "BlockStored",
+            "block_hashes": [b"h1", b"h2"],
+            "parent_block_hash": b"h0",
+            "token_ids": [1, 2, 3, 4],
+            "block_size": 2,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": None,
+        },
+        {"type": "BlockRemoved", "block_hashes": [b"h9"], "medium": "GPU"},
+        {"type": "AllBlocksCleared"},
+    ]
+
+
+async def _replay(context: zmq.asyncio.Context, endpoint: str, *frames: bytes) -> list[Any]:
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(endpoint)
+        await dealer.send_multipart(frames)
+        answers = []
+        while True:
+            empty, topic, sequence, payload = await dealer.recv_multipart()
+            assert empty == b""
+            number = int.from_bytes(sequence, "big", signed=True)
+            if number < 0:
+                assert (topic, payload) == (b"", b"")
+                return answers
+            answers.append((number, topic, msgspec.msgpack.decode(payload)[1][0]["type"]))
+
+
+async def test_missed_batches_are_replayed_while_they_are_kept(
+    context: zmq.asyncio.Context, publisher: KvEventPublisher
+) -> None:
+    socket, last = await _subscribe(context, publisher)
+    for event in (STORED, BlocksRemoved((b"h9",)), AllBlocksCleared(), STORED):
+        publisher.publish(event)
+        await socket.recv_multipart()
+    endpoint = publisher.replay_endpoint
+    assert endpoint is not None
+    kept = [
+        (last + 2, b"kv@pod@model", "BlockRemoved"),
+        (last + 3, b"kv@pod@model", "AllBlocksCleared"),
+        (last + 4, b"kv@pod@model", "BlockStored"),
+    ]
+    assert await _replay(context, endpoint, b"", bytes(8)) == kept
+    assert await _replay(context, endpoint, b"", (last + 4).to_bytes(8, "big")) == kept[2:]
+
+
+async def test_a_malformed_replay_request_harms_nobody(
+    context: zmq.asyncio.Context, publisher: KvEventPublisher
+) -> None:
+    endpoint = publisher.replay_endpoint
+    assert endpoint is not None
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(endpoint)
+        await dealer.send_multipart([b"what"])
+    assert await _replay(context, endpoint, b"", bytes(8)) == []
+
+
+async def test_an_endpoint_in_use_is_named(publisher: KvEventPublisher) -> None:
+    taken = publisher.endpoint.replace("127.0.0.1", "*")
+    other = KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint=taken))
+    with pytest.raises(EventsUnusable, match=r"endpoint tcp://\*:\d+: Address already in use"):
+        other.start()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "truncated"),
+        ('{"endpoint": 5}', "endpoint"),
+        ('{"topics": ""}', "topics"),
+        ('{"publisher": "kafka"}', "kafka"),
+        ('{"buffer_steps": 0}', "buffer_steps must be at least 1"),
+    ],
+)
+def test_a_bad_configuration_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(EventsUnusable, match=message) as caught:
+        parse_kv_events_config(text)
+    assert str(caught.value).startswith("--kv-events-config: ")
+
+
+def test_events_are_off_unless_enabled() -> None:
+    assert not parse_kv_events_config("{}").active
+    assert parse_kv_events_config('{"enable_kv_cache_events": true}').active
+    assert not parse_kv_events_config(
+        '{"enable_kv_cache_events": true, "publisher": "null"}'
+    ).active

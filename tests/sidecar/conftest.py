@@ -1,5 +1,6 @@
 """A sidecar in this process, between scripted engines and real sockets."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -22,6 +23,8 @@ class World:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.go = asyncio.Event()
+        """For a script to wait until the test says so."""
         self.prefills: list[FakePrefill] = []
         self.decode: FakeDecode
         self.running: Running

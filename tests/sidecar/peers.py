@@ -11,8 +11,8 @@ from tandem_contract.commandline import HostPort
 
 PARAMS = (
     b'{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "engine-p",'
-    b' "remote_block_ids": [[1, 2, 3]], "remote_request_id": "cmpl-p-0", "remote_host": "127.0.0.1",'
-    b' "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
+    b' "remote_block_ids": [[1, 2, 3]], "remote_request_id": "cmpl-p-0",'
+    b' "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
 )
 """Odd in spacing and numbers, so that only a verbatim copy equals it."""
 

@@ -1,9 +1,16 @@
 """Each row of the failure table, over real sockets."""
 
+import asyncio
+import json
+from collections.abc import Awaitable
+from typing import Any
 
+import aiohttp
+import pytest
+from tandem_sidecar.handoff import Policy
 
 from .conftest import World
-from .peers import PARAMS
+from .peers import PARAMS, Script, Turn
 
 BODY = (
     b'{"model": "m", "prompt": "Hi", "seed": 9007199254740993,  "zeta": [1.0, 2e5], "alpha": null}'
@@ -35,3 +42,397 @@ async def test_split_hands_the_producers_object_over_verbatim(world: World) -> N
     )
     assert await world.metric("disaggregated_kv_transfer_duration_seconds_sum") == 0.125
     assert await world.metric("tandem_sidecar_in_flight") == 0
+
+
+async def refused(turn: Turn) -> None:
+    turn.die()
+
+
+async def server_error(turn: Turn) -> None:
+    turn.answer(500, b'{"error": {"message": "engine trouble"}}')
+
+
+async def busy(turn: Turn) -> None:
+    turn.answer(429, b"{}")
+
+
+async def unavailable(turn: Turn) -> None:
+    turn.answer(503, b"{}")
+
+
+async def garbage(turn: Turn) -> None:
+    turn.send(b"not http at all\r\n\r\n")
+
+
+async def silent(turn: Turn) -> None:
+    await turn.gone.wait()
+
+
+FAILING = [refused, server_error, busy, unavailable, garbage]
+
+
+@pytest.mark.parametrize("script", FAILING)
+async def test_failed_prefill_goes_to_the_next_candidate(world: World, script: Script) -> None:
+    await world.prefill(script)
+    second = await world.prefill()
+    await world.start()
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 200
+        assert answer.headers[PATH] == "prefill_then_decode"
+        assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
+    ids = {world.prefills[0].requests[0].headers["x-request-id"]}
+    ids.add(second.requests[0].headers["x-request-id"])
+    assert len(ids) == 2, "an engine id of its own for each attempt"
+    assert world.decode.requests[0].headers["x-request-id"] in ids
+    assert await world.metric('disaggregated_errors_total{phase="prefill"}') == 1
+    assert await world.metric("tandem_sidecar_retries_total") == 1
+    assert await world.metric("disaggregated_fallback_total") == 0
+
+
+@pytest.mark.parametrize("script", FAILING)
+async def test_failed_prefill_without_another_falls_back(world: World, script: Script) -> None:
+    await world.prefill(script)
+    await world.start()
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 200
+        assert answer.headers[PATH] == "fallback"
+        assert "X-Continuum-Prefill-Backend" not in answer.headers
+    assert world.decode.requests[0].body == BODY
+    assert await world.metric("disaggregated_fallback_total") == 1
+    assert await world.metric('disaggregated_requests_total{routing_path="fallback"}') == 1
+
+
+@pytest.mark.parametrize("script", FAILING)
+async def test_failed_prefill_without_fallback_is_a_502(world: World, script: Script) -> None:
+    prefill = await world.prefill(script)
+    await world.start(policy=Policy(fallback_to_unified=False))
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 502
+        error = (await answer.json())["error"]
+        assert error["code"] == 502
+        assert str(prefill.address) in error["message"]
+        assert answer.headers[PATH] == "prefill_then_decode"
+        assert answer.headers["X-Continuum-Decode-Backend"] == "decode-0"
+        assert answer.headers["x-request-id"]
+    assert world.decode.requests == []
+
+
+async def test_unreachable_prefill_goes_to_the_next_candidate(world: World) -> None:
+    first = await world.prefill()
+    await world.prefill()
+    await world.start()
+    first.close_port()
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
+
+
+async def test_retries_bound_the_candidates_asked(world: World) -> None:
+    for _ in range(4):
+        await world.prefill(server_error)
+    await world.start(retries=1)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.headers[PATH] == "fallback"
+    assert [len(p.requests) for p in world.prefills] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_silent_prefill_is_left_at_the_deadline(world: World, fallback: bool) -> None:
+    left = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.gone.wait()
+        left.set()
+
+    await world.prefill(script)
+    await world.start(policy=Policy(fallback), prefill_timeout=0.1)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        expected = (200, "fallback") if fallback else (504, "prefill_then_decode")
+        assert (answer.status, answer.headers[PATH]) == expected
+    await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_prefill_4xx_is_passed_on_as_it_is(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(422, b'{"error":  "too long"}', "x-engine: yes", "x-request-id: engine")
+
+    await world.prefill(script)
+    spare = await world.prefill()
+    await world.start()
+    sent = world.split | {"x-request-id": "mine"}
+    async with world.http.post(world.url(), data=BODY, headers=sent) as answer:
+        assert answer.status == 422
+        assert await answer.read() == b'{"error":  "too long"}'
+        assert answer.headers["x-engine"] == "yes"
+        assert answer.headers.getall("x-request-id") == ["mine"]
+    assert spare.requests == world.decode.requests == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        b"null",
+        b"{}",
+        b"[1]",
+        PARAMS.replace(b"true", b"false", 1),
+        PARAMS.replace(b"5600", b"null"),
+    ],
+)
+async def test_unusable_params_are_left_out(world: World, params: bytes) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(200, b'{"kv_transfer_params": ' + params + b"}")
+
+    await world.prefill(script)
+    await world.start()
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+    assert world.decode.requests[0].body == BODY
+    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+
+
+async def kv_load_error(turn: Turn) -> None:
+    turn.answer(500, b'{"error": {"message": "KV load failure"}}')
+
+
+async def kv_load_error_in_stream(turn: Turn) -> None:
+    turn.stream()
+    turn.event('{"error": {"message": "KV load failure", "code": 500}}')
+    turn.event("[DONE]")
+    turn.end()
+
+
+@pytest.mark.parametrize("failure", [kv_load_error, kv_load_error_in_stream])
+async def test_failed_kv_load_is_retried_locally(world: World, failure: Script) -> None:
+    async def script(turn: Turn) -> None:
+        if "kv_transfer_params" in turn.request.json:
+            await failure(turn)
+        else:
+            await world.decode.complete(turn)
+
+    await world.prefill()
+    await world.start(script)
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+        assert (await answer.text()).endswith("data: [DONE]\n\n")
+    assert world.decode.requests[1].body == STREAM
+    await asyncio.wait_for(world.decode.released.wait(), 10)
+    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+    assert await world.metric("tandem_sidecar_retries_total") == 1
+
+
+async def test_engine_error_on_one_engine_is_passed_on(world: World) -> None:
+    await world.start(server_error)
+    async with world.http.post(world.url(), data=BODY) as answer:
+        assert (answer.status, answer.headers[PATH]) == (500, "unified")
+        assert (await answer.json())["error"]["message"] == "engine trouble"
+    assert len(world.decode.requests) == 1
+    assert await world.metric('disaggregated_errors_total{phase="decode"}') == 1
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_decode_dying_before_the_first_byte_is_a_502(world: World, split: bool) -> None:
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        await turn.writer.drain()
+        turn.die()
+
+    await world.prefill()
+    await world.start(script)
+    headers = world.split if split else {}
+    async with world.http.post(world.url(), data=STREAM, headers=headers) as answer:
+        assert answer.status == 502
+        assert answer.headers[PATH] == ("prefill_then_decode" if split else "unified")
+    assert await world.metric('disaggregated_errors_total{phase="decode"}') == 1
+
+
+async def test_unreachable_decode_is_a_502(world: World) -> None:
+    await world.start()
+    world.decode.close_port()
+    async with world.http.post(world.url(), data=BODY) as answer:
+        assert answer.status == 502
+
+
+@pytest.mark.parametrize("rest", [b"", b'20\r\ndata: {"text": "half an ev'])
+async def test_decode_dying_in_mid_stream_ends_in_an_error_event(world: World, rest: bytes) -> None:
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        turn.send(rest)
+        await turn.writer.drain()
+        await world.go.wait()
+        turn.die()
+
+    await world.prefill()
+    await world.start(script)
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
+        world.go.set()
+        event = await answer.content.read()
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert json.loads(event[6:])["error"]["code"] == 502
+    assert b"half" not in event
+
+
+@pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100"])
+async def test_decode_dying_in_a_plain_answer_breaks_the_connection(
+    world: World, framing: str
+) -> None:
+    async def script(turn: Turn) -> None:
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
+        turn.send(head.encode() + b'4\r\n{"a"\r\n')
+        await turn.writer.drain()
+        await world.go.wait()
+        turn.die()
+
+    await world.start(script)
+    async with world.http.post(world.url(), data=BODY) as answer:
+        assert await answer.content.readany()
+        world.go.set()
+        with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientOSError)):
+            await answer.content.read()
+
+
+async def leave(world: World, body: bytes, headers: dict[str, str], when: Awaitable[Any]) -> None:
+    """Post, wait for `when`, and close the connection."""
+    reader, writer = await asyncio.open_connection(*world.running.listen)
+    lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}"
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    await asyncio.wait_for(when, 10)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_client_leaving_during_prefill_aborts_it(world: World) -> None:
+    left = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.gone.wait()
+        left.set()
+
+    prefill = await world.prefill(script)
+    await world.start()
+    await leave(world, BODY, world.split, prefill.received(1))
+    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert world.decode.requests == world.decode.releases == []
+
+
+async def test_client_leaving_before_admission_releases_the_kv(world: World) -> None:
+    left = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.gone.wait()
+        left.set()
+
+    await world.prefill()
+    await world.start(script)
+    await leave(world, BODY, world.split | {"authorization": "Bearer k"}, world.decode.received(1))
+    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(world.decode.released.wait(), 10)
+    [release] = world.decode.releases
+    assert release.target == "/v1/completions"
+    assert release.headers["authorization"] == "Bearer k"
+    assert PARAMS in release.body
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    path = 'disaggregated_requests_total{routing_path="prefill_then_decode"}'
+    assert await world.metric(path) == 1
+
+
+async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(world: World) -> None:
+    left, started = asyncio.Event(), asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        started.set()
+        await turn.gone.wait()
+        left.set()
+
+    await world.prefill()
+    await world.start(script)
+
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        await answer.content.readuntil(b"\n\n")
+        answer.close()
+    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert world.decode.releases == []
+
+
+async def test_a_slow_client_slows_the_engine_down(world: World) -> None:
+    """The engine cannot write the whole answer before the client reads it."""
+    total, piece = 64 * 2**20, b"x" * 2**16
+    sent = 0
+    stalled = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        nonlocal sent
+        turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % total)
+        while sent < total:
+            turn.send(piece)
+            sent += len(piece)
+            try:
+                await asyncio.wait_for(turn.writer.drain(), 0.5)
+            except TimeoutError:
+                stalled.set()
+                await turn.writer.drain()
+
+    await world.start(script)
+    async with world.http.post(world.url(), data=BODY) as answer:
+        await asyncio.wait_for(stalled.wait(), 20)
+        assert sent < total
+        received = 0
+        async for part in answer.content.iter_chunked(2**20):
+            received += len(part)
+    assert received == total
+
+
+async def test_stream_passes_through_byte_for_byte(world: World) -> None:
+    await world.prefill()
+    await world.start()
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        text = await answer.text()
+    assert text == 'data: {"text": "one"}\n\ndata: {"text": "two"}\n\ndata: [DONE]\n\n'
+    assert world.decode.requests[0].body.startswith(STREAM[:-1])
+
+
+async def test_internal_headers_of_engines_and_clients_are_replaced(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(
+            200,
+            b"{}",
+            "X-Continuum-Routing-Path: fast_decode",
+            "x-tandem-timing: queue=1",
+            "x-request-id: engine",
+            "x-other: kept",
+        )
+
+    await world.start(script)
+    sent = {"x-data-parallel-rank": "3", "x-tandem-timing": "queue=9", "x-request-id": "mine"}
+    async with world.http.post(world.url(), data=BODY, headers=sent) as answer:
+        assert answer.headers.getall(PATH) == ["unified"]
+        assert answer.headers.getall("x-request-id") == ["mine"]
+        assert answer.headers["x-other"] == "kept"
+        assert "x-tandem-timing" not in answer.headers, "nobody routed it, nobody takes it off"
+    got = world.decode.requests[0].headers
+    assert got["x-request-id"].startswith("mine-")
+    assert not {"x-data-parallel-rank", "x-tandem-timing"} & set(got)
+
+
+async def test_concurrent_hand_offs_stay_apart(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        prompt = turn.request.json["prompt"]
+        turn.answer(200, json.dumps({"prompt": prompt}).encode())
+
+    await world.prefill()
+    await world.start(script)
+
+    async def one(i: int) -> bool:
+        body = json.dumps({"prompt": f"p{i}"})
+        async with world.http.post(world.url(), data=body, headers=world.split) as answer:
+            return bool((await answer.json())["prompt"] == f"p{i}")
+
+    assert all(await asyncio.gather(*(one(i) for i in range(100))))
+    ids = [r.headers["x-request-id"] for r in world.decode.requests]
+    assert len(set(ids)) == 100

@@ -62,3 +62,9 @@ METADATA_NAMESPACE: Final = "envoy.lb"
 
 SUBSET_HINT: Final = "subset_hint"
 """Envoy → EPP, below `METADATA_NAMESPACE`: the candidates it allows, comma list of `ip:port`."""
+
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+"""Envoy → EPP: the metadata namespace in which an inference gateway puts the same hint."""
+
+SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+"""The hint's key below `SUBSET_NAMESPACE` (Gateway API Inference Extension)."""

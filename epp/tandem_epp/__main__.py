@@ -1,0 +1,5 @@
+"""`python -m tandem_epp` is `tandem-epp`."""
+
+from .main import main
+
+main()

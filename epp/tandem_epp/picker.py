@@ -1,0 +1,253 @@
+"""One request's pick: parse → candidates → decode pick → split or not → prefill pick → headers.
+
+`EndpointPicker` is the stream logic's `Placer`. It holds what a reload may replace (`Routing`) and
+the shared `Fleet`; it does no I/O. What refuses a request is answered in OpenAI's error shape:
+
+    400 no JSON, or not of its kind     404 no backend has the model     413 body too large
+    503 no backend, or no split where one is required; retryable
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from tandem_contract import headers as wire
+from tandem_contract.config import DisaggregatedServing
+from tandem_contract.openai_errors import error_body
+from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.timing import parse_timing
+
+from .decide import Situation, SplitImpossible, Verdict, decide
+from .messages import HttpRequest, Immediate, Mutation
+from .metrics import Metrics
+from .pods import Fleet, Pod
+from .request import BadRequest, InferenceRequest, Kind, parse_request
+from .scheduling.config import Scheduling
+from .scheduling.profile import Context
+from .stream import Refused
+
+PREFILL_CANDIDATES: Final = 3
+"""The choice and two retries, as many as the sidecar makes by default."""
+PLAN_SECONDS: Final = 60.0
+"""How long a plan may be under way: Envoy's queue and the clocks' difference, not the request."""
+
+_KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
+_INTERNAL: Final = tuple(sorted(wire.INTERNAL))
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the configuration decides."""
+
+    serving: DisaggregatedServing
+    scheduling: Scheduling
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A decision: the pods by rank, and why."""
+
+    verdict: Verdict
+    decode: Sequence[Pod]
+    prefill: Sequence[Pod] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Placement:
+    """A request on its pods. Counted on the decode pod to its end, and on the prefill pod until
+    response headers pass: by then the prefill is done."""
+
+    mutation: Mutation
+    decode: Pod
+    prefill: Pod | None
+    metrics: Metrics
+    _prefilling: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decode.in_flight += 1
+        self._prefilling = self.prefill is not None
+        if self.prefill is not None:
+            self.prefill.in_flight += 1
+
+    def responded(self, timing: str | None) -> None:
+        self._prefilled()
+        if timing is None:
+            return
+        figures = parse_timing(timing)
+        (self.prefill or self.decode).learn(figures)
+        if figures.cached is not None and figures.computed is not None:
+            self.metrics.hit(figures.cached, figures.cached + figures.computed, "measured")
+
+    def end(self) -> None:
+        self._prefilled()
+        self.decode.in_flight -= 1
+
+    def _prefilled(self) -> None:
+        if self.prefill is not None and self._prefilling:
+            self._prefilling = False
+            self.prefill.in_flight -= 1
+
+
+class EndpointPicker:
+    """Decides where requests go."""
+
+    def __init__(self, fleet: Fleet, routing: Routing, metrics: Metrics, random: Random) -> None:
+        self.routing = routing
+        self.plan_keys: Mapping[str, bytes] = {}
+        """Key id → secret; without any, no plan is sent."""
+        self._fleet, self._metrics, self._random = fleet, metrics, random
+
+    def needs_body(self, request: HttpRequest) -> bool:
+        """Prompts in JSON are read; any other request is placed on its head alone."""
+        return _kind(request) is not None
+
+    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+        """Pick pods for `request` and count it there. Raises Refused."""
+        with self._metrics.decision_seconds.time():
+            try:
+                kind = _kind(request)
+                parsed = parse_request(kind, body) if kind is not None else None
+                context = Context(parsed)
+                pick = self._pick(context, request.subset)
+            except BadRequest as err:
+                raise self._refused(400, "bad_request", str(err)) from err
+            except SplitImpossible as err:
+                raise self._refused(503, "no_prefill_backend", f"{err}: try again") from err
+            return self._placed(request, context, pick, now)
+
+    def too_large(self, limit: int) -> Immediate:
+        """The answer to a body of more than `limit` bytes."""
+        message = f"the request body is larger than {limit} bytes"
+        return self._refused(413, "too_large", message).immediate
+
+    def _pick(self, context: Context, subset: frozenset[str] | None) -> Pick:
+        model = context.request.model if context.request else None
+        if model is not None and not self._fleet.serves(model):
+            message = f"The model `{model}` does not exist."
+            raise self._refused(404, "unknown_model", message, param="model")
+        ready = _allowed(self._fleet.ready(model), subset)
+        scheduling = self.routing.scheduling
+        decode = scheduling.decode.run(ready, context, scheduling.endpoints, self._random)
+        if not decode:
+            return self._any_role(ready)
+        situation = self._situation(context, decode[0], ready)
+        verdict = decide(situation, scheduling.rules)
+        prefill: Sequence[Pod] = ()
+        if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
+            ranked = scheduling.prefill.run(ready, context, PREFILL_CANDIDATES + 1, self._random)
+            prefill = [pod for pod in ranked if pod is not decode[0]][:PREFILL_CANDIDATES]
+        return Pick(verdict, decode, prefill, situation.cached_tokens)
+
+    def _situation(self, context: Context, decode: Pod, ready: Sequence[Pod]) -> Situation:
+        request, fleet = context.request, self._fleet
+        prompt_tokens = request.prompt_tokens if request else 0
+        return Situation(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
+            block_tokens=decode.block_tokens,
+            configured=self.routing.serving.enabled and fleet.may_prefill_for(decode),
+            prefill_ready=any(
+                pod is not decode and pod.backend.role.serves(Role.PREFILL) for pod in ready
+            ),
+            one_engine=request.one_engine if request else "passthrough",
+        )
+
+    def _any_role(self, ready: Sequence[Pod]) -> Pick:
+        """No backend may decode: any engine can still serve a request alone (seed 000)."""
+        serving = self.routing.serving
+        if not ready or (serving.enabled and not serving.fallback_to_unified):
+            raise self._refused(503, "no_backend", "no backend can take the request: try again")
+        verdict = Verdict(RoutingPath.FALLBACK, "no_decode_backend")
+        return Pick(verdict, [min(ready, key=lambda pod: pod.load)])
+
+    def _placed(self, request: HttpRequest, context: Context, pick: Pick, now: float) -> Placement:
+        known = request.headers.get(wire.REQUEST_ID)
+        request_id = known or str(uuid.uuid4())
+        headers = {} if known else {wire.REQUEST_ID: request_id}
+        headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(pick.decode)
+        if pick.prefill:
+            headers[wire.PREFILLER_HOST_PORT] = _addresses(pick.prefill)
+        if self.plan_keys:
+            headers[wire.PLAN] = sign(_plan(pick, request_id, now), self.plan_keys)
+        self._record(context.request, pick, request_id)
+        mutation = Mutation(
+            tuple(headers.items()),
+            tuple(name for name in _INTERNAL if name not in headers),
+            destination,
+        )
+        prefill = pick.prefill[0] if pick.prefill else None
+        return Placement(mutation, pick.decode[0], prefill, self._metrics)
+
+    def _record(self, request: InferenceRequest | None, pick: Pick, request_id: str) -> None:
+        """Count the pick, and note in the index what its pods will cache."""
+        path, reason = pick.verdict.path, pick.verdict.reason
+        self._metrics.decisions.labels(path, reason).inc()
+        if request is not None:
+            self._metrics.hit(pick.cached_tokens, request.prompt_tokens, "estimated")
+            for pod in (pick.decode[0], *pick.prefill[:1]):
+                pod.index.add(request.chain(pod.block_tokens))
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "request %s: %s (%s), decode %s, prefill %s, %d of %d tokens cached",
+                request_id,
+                path,
+                reason,
+                pick.decode[0].name,
+                pick.prefill[0].name if pick.prefill else "none",
+                pick.cached_tokens,
+                request.prompt_tokens if request else 0,
+            )
+
+    def _refused(
+        self, status: int, reason: str, message: str, *, param: str | None = None
+    ) -> Refused:
+        self._metrics.decisions.labels("refused", reason).inc()
+        _log.debug("refused: %d %s", status, reason)
+        headers = [("content-type", "application/json")]
+        if status == 503:
+            headers.append(("retry-after", "1"))
+        return Refused(Immediate(status, error_body(status, message, param=param), tuple(headers)))
+
+
+def _kind(request: HttpRequest) -> Kind | None:
+    """The kind of prompt the body holds; None for what passes through unread."""
+    kind = _KINDS.get(request.path.partition("?")[0])
+    if kind is None or request.method != "POST":
+        return None
+    media = request.headers.get("content-type", "application/json").partition(";")[0]
+    return kind if media.strip().lower().endswith(("/json", "+json")) else None
+
+
+def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
+    if subset is None:
+        return pods
+    return tuple(
+        pod
+        for pod in pods
+        if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
+    )
+
+
+def _addresses(pods: Sequence[Pod]) -> str:
+    return ",".join(pod.address for pod in pods if pod.address is not None)
+
+
+def _plan(pick: Pick, request_id: str, now: float) -> Plan:
+    def target(pod: Pod) -> Target:
+        return Target(pod.name, pod.address or "")
+
+    return Plan(
+        path=pick.verdict.path,
+        reason=pick.verdict.reason,
+        decode=target(pick.decode[0]),
+        prefill=tuple(map(target, pick.prefill)),
+        cached_tokens=pick.cached_tokens,
+        request_id=request_id,
+        expires=now + PLAN_SECONDS,
+    )

@@ -1,0 +1,196 @@
+"""What this router knows of each backend: its load, its health, its prefix index.
+
+`Pod` and `Fleet` are the only state that requests share. They live on one event loop; whoever
+scrapes or places a request changes them between two awaits, so nothing locks.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from tandem_contract.config import Backend
+from tandem_contract.paths import Role
+from tandem_contract.timing import Timing
+
+from .index import GENERATIONS, PrefixIndex
+
+BLOCK_TOKENS: Final = 16
+"""Block size of a backend that does not tell its own: vLLM's default."""
+CAPACITY_BLOCKS: Final = 31_250
+"""Index capacity of a backend that does not tell its block count: half a million tokens."""
+REFUSALS: Final = 3
+"""Failed scrapes in a row that make a backend unhealthy; one is enough before its first answer."""
+_RATE_WEIGHT: Final = 0.1
+"""Weight of the newest figure in the learned prefill rate."""
+
+
+_UNLISTED: Final = "\0"
+"""Key of the view for models no backend lists; no model is called so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A backend's own account of its load."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One scrape: the gauges, and what identifies the process and its cache."""
+
+    gauges: Gauges
+    incarnation: bytes
+    """Differs between two processes; empty when the page does not tell."""
+    block_tokens: int | None = None
+    blocks: int | None = None
+
+
+class Pod:
+    """One backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        block_tokens: int = BLOCK_TOKENS,
+        capacity: int = CAPACITY_BLOCKS,
+    ) -> None:
+        self.backend = backend
+        self.address = _literal(backend)
+        """`ip:port`; None while a host name is not resolved, and then it is not chosen."""
+        self.gauges: Gauges | None = None
+        """None until the first scrape."""
+        self.index = PrefixIndex(capacity)
+        self.block_tokens = block_tokens
+        self.in_flight = 0
+        """Requests placed here by this router and not ended."""
+        self.prefill_rate: float | None = None
+        """Prompt tokens computed per second, learned from what the sidecar reports."""
+        self.healthy = True
+        """True until a scrape fails: a backend can serve before it is first scraped."""
+        self._incarnation = b""
+        self._failures = 0
+
+    @property
+    def name(self) -> str:
+        """The backend's name, as plans, metrics and response headers say it."""
+        return self.backend.name
+
+    @property
+    def load(self) -> float:
+        """Requests in flight, divided by the backend's weight."""
+        return self.in_flight / self.backend.weight
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be chosen."""
+        return self.healthy and self.address is not None
+
+    def reported(self, report: Report) -> bool:
+        """Take a scrape in; true when it changes what scorers see."""
+        changed = report.gauges != self.gauges or not self.healthy
+        if report.incarnation != self._incarnation:
+            self._incarnation = report.incarnation
+            self.index.clear()
+        if report.block_tokens and report.block_tokens != self.block_tokens:
+            self.block_tokens = report.block_tokens
+            self.index.clear()
+        if report.blocks:
+            self.index.resize(max(GENERATIONS, report.blocks))
+        self.gauges, self.healthy, self._failures = report.gauges, True, 0
+        return changed
+
+    def unreachable(self) -> bool:
+        """Count a failed scrape; true when it makes the backend unhealthy."""
+        self._failures += 1
+        if not self.healthy or (self.gauges is not None and self._failures < REFUSALS):
+            return False
+        self.healthy = False
+        self.index.clear()
+        return True
+
+    def learn(self, timing: Timing) -> None:
+        """Take in what the sidecar reported of a prefill that ran here."""
+        if timing.computed and timing.compute:
+            rate = timing.computed / timing.compute
+            known = self.prefill_rate
+            self.prefill_rate = rate if known is None else known + _RATE_WEIGHT * (rate - known)
+
+
+class Fleet:
+    """All backends, and views of them that stay the same object until something changes.
+
+    Scorers keep what they computed for a view, so `changed` is called after every change that a
+    scorer could see, and only then.
+    """
+
+    def __init__(self) -> None:
+        self._pods: dict[str, Pod] = {}
+        self._models: frozenset[str] = frozenset()
+        self._views: dict[str | None, tuple[Pod, ...]] = {}
+
+    def __iter__(self) -> Iterator[Pod]:
+        return iter(self._pods.values())
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def apply(
+        self,
+        backends: Iterable[Backend],
+        block_tokens: int = BLOCK_TOKENS,
+        capacity: int = CAPACITY_BLOCKS,
+    ) -> None:
+        """Have exactly these backends; one whose name and URL stay keeps what is known of it.
+
+        `block_tokens` and `capacity` are the index's for a backend that does not tell its own.
+        """
+        pods = {}
+        for backend in backends:
+            pod = self._pods.get(backend.name)
+            if pod is None or pod.backend.url != backend.url:
+                pod = Pod(backend, block_tokens, capacity)
+            pod.backend = backend
+            pods[backend.name] = pod
+        self._pods = pods
+        self._models = frozenset(model for pod in self for model in pod.backend.models)
+        self.changed()
+
+    def changed(self) -> None:
+        """Forget the views: gauges, health or addresses moved."""
+        self._views.clear()
+
+    def serves(self, model: str) -> bool:
+        """Whether some backend, healthy or not, may serve `model`; true when there is none."""
+        return model in self._models or not all(pod.backend.models for pod in self) or not self
+
+    def ready(self, model: str | None) -> tuple[Pod, ...]:
+        """Backends that may be chosen for `model`; one without a list of models serves any."""
+        # Names that no backend lists share one view, so clients cannot grow the table.
+        key = model if model is None or model in self._models else _UNLISTED
+        if (view := self._views.get(key)) is None:
+            view = tuple(
+                pod
+                for pod in self
+                if pod.ready
+                and (key is None or not pod.backend.models or key in pod.backend.models)
+            )
+            self._views[key] = view
+        return view
+
+    def may_prefill_for(self, decode: Pod) -> bool:
+        """Whether the configuration has another backend, healthy or not, to prefill on."""
+        return any(p is not decode and p.backend.role.serves(Role.PREFILL) for p in self)
+
+
+def _literal(backend: Backend) -> str | None:
+    host, _, _ = backend.address.rpartition(":")
+    try:
+        ip_address(host)
+    except ValueError:
+        return None
+    return backend.address

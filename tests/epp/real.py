@@ -1,0 +1,188 @@
+"""Real things for the component tests: HTTP backends, `tandem-epp` and Envoy as processes."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from tandem_contract import headers as wire
+from tandem_contract import metrics as names
+from tandem_contract.timing import Timing
+from tandem_operator.envoy import EnvoySettings, envoy_bootstrap
+
+ROOT = Path(__file__).parents[2]
+ENVOY = ROOT / ".venv-envoy/lib/python3.11/site-packages/envoy/_bin/envoy"
+DEADLINE = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until `condition` holds; fails after DEADLINE."""
+    async with asyncio.timeout(DEADLINE):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Seen:
+    """A request as a backend received it."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Backend:
+    """An HTTP server that answers like a sidecar and remembers what it was asked."""
+
+    name: str
+    port: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    started: float = 1.0
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/metrics":
+            return web.Response(text=self.page())
+        body = await request.read()
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        self.seen.append(Seen(request.path, headers, body))
+        if request.path == "/hang":
+            await self.release.wait()
+        timing = Timing(queue=0.0, compute=0.5, cached=16, computed=48)
+        response = web.StreamResponse(
+            headers={wire.TIMING: timing.encode(), "x-served-by": self.name}
+        )
+        await response.prepare(request)
+        await response.write(b"first ")
+        if request.path == "/slow" or b'"slow"' in body:
+            await self.release.wait()
+        await response.write(b"last")
+        return response
+
+    def page(self) -> str:
+        return (
+            f"{names.PROCESS_START_TIME} {self.started}\n"
+            f'{names.ENGINE_RUNNING}{{engine="0"}} 0.0\n'
+            f'{names.ENGINE_WAITING}{{engine="0"}} 0.0\n'
+            f'{names.ENGINE_CACHE_CONFIG}{{block_size="16",num_gpu_blocks="1000"}} 1.0\n'
+        )
+
+
+@asynccontextmanager
+async def serving(*backends: Backend) -> AsyncIterator[None]:
+    """Run backends on ports of their own."""
+    runners = []
+    try:
+        for backend in backends:
+            app = web.Application(client_max_size=1 << 26)
+            app.router.add_route("*", "/{path:.*}", backend.serve)
+            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+            await runner.setup()
+            runners.append(runner)
+            site = web.TCPSite(runner, "127.0.0.1", backend.port)
+            await site.start()
+            backend.port = runner.addresses[0][1]
+        yield
+    finally:
+        for backend in backends:
+            backend.release.set()
+        for runner in runners:
+            await runner.cleanup()
+
+
+@dataclass
+class Epp:
+    """A running `tandem-epp`."""
+
+    process: asyncio.subprocess.Process
+    grpc: int
+    health: int
+    metrics: int
+
+    async def figures(self) -> dict[str, float]:
+        """Its metrics page: `name{labels}` to value."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self.metrics}/metrics") as response,
+        ):
+            lines = (await response.text()).splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    async def in_flight(self) -> float:
+        figures = await self.figures()
+        return sum(v for k, v in figures.items() if k.startswith("tandem_epp_in_flight{"))
+
+
+@asynccontextmanager
+async def process(*command: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that is ended with SIGTERM, by its pid."""
+    started = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.send_signal(signal.SIGTERM)
+        await started.wait()
+
+
+@asynccontextmanager
+async def epp(config: Path, *flags: str) -> AsyncIterator[Epp]:
+    """`tandem-epp` on free ports, ready."""
+    grpc, health, metrics = free_port(), free_port(), free_port()
+    command = [sys.executable, "-m", "tandem_epp", "--config", str(config), *flags]
+    for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
+        command += [flag, f"127.0.0.1:{port}"]
+    async with process(*command) as started, aiohttp.ClientSession() as session:
+
+        async def ready() -> bool:
+            assert started.returncode is None, "tandem-epp ended at its start"
+            try:
+                async with session.get(f"http://127.0.0.1:{health}/readyz") as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(ready)
+        yield Epp(started, grpc, health, metrics)
+
+
+@asynccontextmanager
+async def envoy(directory: Path, settings: EnvoySettings) -> AsyncIterator[str]:
+    """Envoy with our bootstrap configuration; yields its URL once it is live."""
+    file = directory / "envoy.json"
+    file.write_text(json.dumps(envoy_bootstrap(settings)))
+    command = (ENVOY, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")
+    async with process(*command) as started, aiohttp.ClientSession() as session:
+
+        async def ready() -> bool:
+            assert started.returncode is None, "Envoy ended at its start"
+            try:
+                url = f"http://127.0.0.1:{settings.admin_port}/ready"
+                async with session.get(url) as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(ready)
+        yield f"http://127.0.0.1:{settings.listen_port}"

@@ -1,0 +1,261 @@
+"""The whole picker behind real Envoy, in both body modes, with real HTTP backends."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from tandem_contract import headers as wire
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import load_keys, verify
+from tandem_operator.envoy import BodyMode, EnvoySettings
+
+from .real import ENVOY, Backend, Epp, envoy, epp, free_port, serving, until
+
+pytestmark = [
+    pytest.mark.component,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(not ENVOY.exists(), reason="Envoy is not installed: make setup"),
+]
+
+LONG = "word " * 400
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass
+class Stack:
+    url: str
+    session: aiohttp.ClientSession
+    epp: Epp
+    decode: list[Backend]
+    prefill: Backend
+    keys: Path
+
+    @property
+    def seen(self) -> int:
+        return sum(len(backend.seen) for backend in self.decode)
+
+
+MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+
+
+@asynccontextmanager
+async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
+    """Two decode backends and one prefill backend behind a picker and Envoy."""
+    decode = [Backend("decode-1"), Backend("decode-2")]
+    prefill = Backend("prefill-1")
+    keys = directory / "keys"
+    keys.mkdir()
+    (keys / "k1").write_bytes(b"0123456789abcdef")
+    async with AsyncExitStack() as parts:
+        await parts.enter_async_context(serving(*decode, prefill))
+        config = directory / "router.yaml"
+        config.write_text(router_yaml(decode, prefill))
+        flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20))
+        picker = await parts.enter_async_context(epp(config, *flags))
+        settings = EnvoySettings(
+            epp_address="127.0.0.1",
+            epp_port=picker.grpc,
+            fallback=tuple(f"127.0.0.1:{backend.port}" for backend in decode),
+            listen_address="127.0.0.1",
+            listen_port=free_port(),
+            admin_port=free_port(),
+            body_mode=mode,
+            body_limit=4 << 20,
+        )
+        url = await parts.enter_async_context(envoy(directory, settings))
+        session = await parts.enter_async_context(aiohttp.ClientSession())
+        yield Stack(url, session, picker, decode, prefill, keys)
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["FULL_DUPLEX_STREAMED", "BUFFERED"]
+)
+async def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    async with running(tmp_path_factory.mktemp("envoy"), request.param) as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(shared: Stack) -> Stack:
+    """The shared one, at rest and with nothing remembered. Prompts differ from test to test."""
+    await until(lambda: nothing_in_flight(shared))
+    for backend in (*shared.decode, shared.prefill):
+        backend.seen.clear()
+        backend.release.clear()
+    return shared
+
+
+def router_yaml(decode: list[Backend], prefill: Backend) -> str:
+    return json.dumps(
+        {
+            "disaggregated_serving": {"enabled": True},
+            "backends": [
+                {"name": b.name, "url": f"http://127.0.0.1:{b.port}", "role": role, "models": ["m"]}
+                for b, role in [*((b, "decode") for b in decode), (prefill, "prefill")]
+            ],
+        }
+    )
+
+
+async def post(stack: Stack, body: object, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    # A file, as aiohttp warns of large bodies given as bytes.
+    data = io.BytesIO(json.dumps(body).encode())
+    headers = {"content-type": "application/json", **headers}
+    async with stack.session.post(stack.url + COMPLETIONS, data=data, headers=headers) as response:
+        answer = await response.read()
+        return response.status, answer, {k.lower(): v for k, v in response.headers.items()}
+
+
+async def test_a_long_prompt_is_split_and_its_repetition_is_not(stack: Stack) -> None:
+    body = {"model": "m", "prompt": LONG, "big": 9007199254740993}
+    status, answer, headers = await post(stack, body)
+    assert (status, answer) == (200, b"first last")
+    assert wire.TIMING not in headers
+    (first,) = [b for b in stack.decode if b.seen]
+    request = first.seen[0]
+    assert request.body == json.dumps(body).encode()
+    assert request.headers[wire.PREFILLER_HOST_PORT] == f"127.0.0.1:{stack.prefill.port}"
+    assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID]
+    plan = verify(
+        request.headers[wire.PLAN],
+        load_keys(stack.keys),
+        request_id=request.headers[wire.REQUEST_ID],
+        now=0.0,
+    )
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+    assert (plan.decode.name, plan.prefill[0].name) == (first.name, "prefill-1")
+
+    await post(stack, body)
+    assert len(first.seen) == 2, "the second goes where the prompt is cached"
+    assert wire.PREFILLER_HOST_PORT not in first.seen[1].headers
+    figures = await stack.epp.figures()
+    assert figures['tandem_epp_decisions_total{path="fast_decode",reason="cached"}'] == 1
+    assert figures['tandem_epp_prefill_tokens_per_second{backend="prefill-1"}'] == 96
+
+
+async def test_internal_headers_of_a_client_have_no_effect(stack: Stack) -> None:
+    forged = dict.fromkeys(wire.INTERNAL, "127.0.0.1:1")
+    body = {"model": "m", "prompt": "short"}
+    status, _, headers = await post(stack, body, **forged, **{wire.REQUEST_ID: "mine"})
+    assert status == 200
+    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    kept = {name for name in wire.INTERNAL if name in request.headers}
+    assert kept == {wire.DESTINATION_ENDPOINT, wire.PLAN}
+    assert request.headers[wire.DESTINATION_ENDPOINT] != "127.0.0.1:1"
+    assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID] == "mine"
+
+
+async def test_a_mebibyte_comes_through_whole_and_five_are_refused(stack: Stack) -> None:
+    body = {"model": "m", "prompt": "é" * (1 << 19)}
+    status, _, _ = await post(stack, body)
+    assert status == 200
+    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    assert request.body == json.dumps(body).encode()
+    status, _, _ = await post(stack, {"model": "m", "prompt": "x" * (5 << 20)})
+    assert status == 413
+    assert stack.seen == 1
+
+
+async def test_refusals_are_answered_in_openais_shape(stack: Stack) -> None:
+    status, answer, _ = await post(stack, {"model": "other", "prompt": "x"})
+    assert (status, json.loads(answer)["error"]["param"]) == (404, "model")
+    async with stack.session.post(
+        stack.url + COMPLETIONS, data=b'{"model": }', headers={"content-type": "application/json"}
+    ) as response:
+        assert response.status == 400
+        assert "byte 10" in (await response.json())["error"]["message"]
+    assert stack.seen == 0
+
+
+async def test_what_is_not_understood_passes_through(stack: Stack) -> None:
+    async with stack.session.get(stack.url + "/v1/models") as response:
+        assert response.status == 200
+    blob = bytes(range(256)) * 1024
+    async with stack.session.post(stack.url + "/v1/audio", data=blob) as response:
+        assert response.status == 200
+    requests = [seen for backend in stack.decode for seen in backend.seen]
+    assert sorted(seen.body for seen in requests) == [b"", blob]
+    assert not stack.prefill.seen
+
+
+async def test_parallel_requests_are_spread_and_counted_to_their_end(stack: Stack) -> None:
+    sent = [
+        asyncio.create_task(post(stack, {"model": "m", "prompt": f"{i} slow", "user": "slow"}))
+        for i in range(12)
+    ]
+
+    async def all_placed() -> bool:
+        return stack.seen == 12
+
+    await until(all_placed)
+    # Response headers have gone; the requests have not ended.
+    assert await stack.epp.in_flight() == 12
+    assert [len(backend.seen) for backend in stack.decode] == [6, 6]
+    for backend in stack.decode:
+        backend.release.set()
+    assert {status for status, _, _ in await asyncio.gather(*sent)} == {200}
+    await until(lambda: nothing_in_flight(stack))
+
+
+@pytest.mark.parametrize("path", ["/hang", "/slow"], ids=["before", "within"])
+async def test_a_client_that_leaves_is_counted_no_longer(stack: Stack, path: str) -> None:
+    async def call() -> None:
+        async with stack.session.post(stack.url + path, data=b"x") as response:
+            await response.read()
+
+    call_task = asyncio.create_task(call())
+
+    async def placed() -> bool:
+        return stack.seen == 1 and await stack.epp.in_flight() == 1
+
+    await until(placed)
+    call_task.cancel()
+    await until(lambda: nothing_in_flight(stack))
+
+
+async def nothing_in_flight(stack: Stack) -> bool:
+    return await stack.epp.in_flight() == 0
+
+
+@MODES
+async def test_without_a_picker_decode_pods_are_balanced_over(
+    tmp_path: Path, mode: BodyMode
+) -> None:
+    async with running(tmp_path, mode) as stack:
+        stack.epp.process.kill()
+        await stack.epp.process.wait()
+
+        async def noticed() -> bool:
+            return (await post(stack, {"model": "m", "prompt": "x"}))[0] == 200
+
+        await until(noticed)
+        forged = {wire.DESTINATION_ENDPOINT: f"127.0.0.1:{stack.prefill.port}"}
+        for i in range(8):
+            assert (await post(stack, {"model": "m", "prompt": f"p{i}"}, **forged))[0] == 200
+        assert all(backend.seen for backend in stack.decode)
+        assert not stack.prefill.seen
+
+
+@MODES
+async def test_a_picker_that_stops_cuts_no_answer(tmp_path: Path, mode: BodyMode) -> None:
+    async with running(tmp_path, mode) as stack:
+        slow = asyncio.create_task(post(stack, {"model": "m", "prompt": "x", "user": "slow"}))
+
+        async def placed() -> bool:
+            return stack.seen == 1
+
+        await until(placed)
+        stack.epp.process.terminate()
+        await stack.epp.process.wait()
+        for backend in stack.decode:
+            backend.release.set()
+        assert (await slow)[:2] == (200, b"first last")

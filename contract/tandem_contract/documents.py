@@ -84,7 +84,7 @@ def parse_documents(text: str, file: str) -> list[Document]:
         raise DocumentError(f"{file}{_line_of(err)}: not YAML: {problem}") from err
     except ReaderError as err:
         line = text.count("\n", 0, err.position) + 1
-        cause = f"character {err.character!r}: {err.reason}"
+        cause = f"character U+{err.character:04X}: {err.reason}"
         raise DocumentError(f"{file}:{line}: not YAML: {cause}") from err
     except YAMLError as err:
         raise DocumentError(f"{file}: not YAML: {' '.join(str(err).split())}") from err

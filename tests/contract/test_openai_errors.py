@@ -8,8 +8,13 @@ from tandem_contract.openai_errors import TYPES, error_body, error_event
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [*TYPES.items(), (500, "InternalServerError"), (599, "InternalServerError"), (418, "BadRequestError")],
-)  # fmt: skip
+    [
+        *TYPES.items(),
+        (500, "InternalServerError"),
+        (599, "InternalServerError"),
+        (418, "BadRequestError"),
+    ],
+)
 def test_a_status_has_its_type(status: int, kind: str) -> None:
     assert json.loads(error_body(status, "why", param="model")) == {
         "error": {"message": "why", "type": kind, "param": "model", "code": status}

@@ -33,7 +33,10 @@ def test_unknown_names_and_spaces_do_no_harm() -> None:
 
 @pytest.mark.parametrize(
     "figure",
-    ["queue=", "queue=x", "queue=nan", "queue=inf", "queue=-1", "cached=1.5", "bytes=-3", "cached=1e3"],
+    [
+        "queue=", "queue=x", "queue=nan", "queue=inf", "queue=-1",
+        "cached=1.5", "cached=1e3", "bytes=-3",
+    ],
 )  # fmt: skip
 def test_a_figure_that_is_none_is_unknown(figure: str) -> None:
     assert parse_timing(f"{figure};compute=0.5") == Timing(compute=0.5)

@@ -1,0 +1,232 @@
+"""The router's configuration: the seed's examples, its defaults, and every error with its line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tandem_contract.config import (
+    Backend,
+    Credentials,
+    DisaggregatedServing,
+    ExternalStorage,
+    RouterConfig,
+    load_router_config,
+)
+from tandem_contract.documents import DocumentError
+from tandem_contract.paths import Role
+
+SECRETS = {"STORAGE_ACCESS_KEY": "hush-access", "STORAGE_SECRET_KEY": "hush-secret"}
+STORAGE = ExternalStorage("http://storage-cluster:8080", "inference/kv-cache")
+
+FULL = """\
+disaggregated_serving:
+  enabled: false
+  prefill_timeout: "30s"
+  kv_transfer_timeout: "10s"
+  fallback_to_unified: true
+  default_external_storage:
+    endpoint: "http://storage-cluster:8080"
+    kv_namespace: "inference/kv-cache"
+    credentials:
+      access_key: "${STORAGE_ACCESS_KEY}"
+      secret_key: "${STORAGE_SECRET_KEY}"
+backends:
+  - name: prefill-worker-1
+    url: "http://vllm-prefill-1:8000"
+    role: prefill
+    external_storage:
+      endpoint: "http://storage-cluster:8080"
+      kv_namespace: "inference/kv-cache"
+  - name: decode-worker-1
+    url: "http://vllm-decode-1:8000"
+    role: decode
+    weight: 2
+  - name: unified-fallback
+    url: "http://vllm-unified:8000"
+"""
+
+MINIMAL = """\
+disaggregated_serving:
+  enabled: true
+  default_external_storage:
+    endpoint: "http://storage-cluster:8080"
+
+backends:
+  - name: prefill-gpu
+    url: "http://vllm-prefill:8000"
+    role: prefill
+  - name: decode-gpu-1
+    url: "http://vllm-decode:8000"
+    role: decode
+  - name: decode-gpu-2
+    url: "http://vllm-decode-2:8000"
+    role: decode
+"""
+
+
+def loaded(folder: Path, text: str, **environ: str) -> RouterConfig:
+    file = folder / "router.yaml"
+    file.write_text(text)
+    return load_router_config(file, environ)
+
+
+def test_the_full_example_loads(tmp_path: Path) -> None:
+    config = loaded(tmp_path, FULL, **SECRETS)
+    credentials = Credentials("hush-access", "hush-secret")
+    assert config.disaggregated_serving == DisaggregatedServing(
+        enabled=False,
+        prefill_timeout=30.0,
+        kv_transfer_timeout=10.0,
+        fallback_to_unified=True,
+        default_external_storage=ExternalStorage(
+            "http://storage-cluster:8080", "inference/kv-cache", credentials
+        ),
+    )
+    assert config.backends == (
+        Backend("prefill-worker-1", "http://vllm-prefill-1:8000", Role.PREFILL, 1, STORAGE),
+        Backend("decode-worker-1", "http://vllm-decode-1:8000", Role.DECODE, 2),
+        Backend("unified-fallback", "http://vllm-unified:8000", Role.UNIFIED, 1),
+    )
+
+
+def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
+    config = loaded(tmp_path, MINIMAL)
+    assert config.disaggregated_serving == DisaggregatedServing(
+        enabled=True,
+        prefill_timeout=30.0,
+        kv_transfer_timeout=10.0,
+        fallback_to_unified=True,
+        default_external_storage=STORAGE,
+    )
+    assert [(b.name, b.role) for b in config.backends] == [
+        ("prefill-gpu", "prefill"), ("decode-gpu-1", "decode"), ("decode-gpu-2", "decode"),
+    ]  # fmt: skip
+    assert {b.external_storage for b in config.backends} == {None}
+
+
+@pytest.mark.parametrize("text", ["{}", "disaggregated_serving:\nbackends:\n"])
+def test_what_is_left_out_or_null_is_the_default(tmp_path: Path, text: str) -> None:
+    assert loaded(tmp_path, text) == RouterConfig()
+
+
+def test_other_fields_are_passed_on(tmp_path: Path) -> None:
+    config = loaded(tmp_path, MINIMAL + "plugins: [{type: random-picker}]\nkind: X\n")
+    assert config.extra == {"plugins": [{"type": "random-picker"}], "kind": "X"}
+    assert len(config.backends) == 3
+
+
+def test_credentials_are_in_no_repr_and_no_error(tmp_path: Path) -> None:
+    config = loaded(tmp_path, FULL, **SECRETS)
+    assert "hush" not in repr(config)
+    assert "hush" not in str(config)
+    assert "redacted" in repr(config)
+    with pytest.raises(DocumentError) as caught:
+        loaded(tmp_path, FULL + "    weight: 0\n", **SECRETS)
+    assert "hush" not in str(caught.value)
+
+
+def test_variables_stand_in_credentials_only(tmp_path: Path) -> None:
+    text = """\
+backends:
+- name: a
+  url: http://a
+  external_storage:
+    endpoint: http://s/${NOT_READ}
+    credentials: {access_key: 'x${A}y${A}', secret_key: $A}
+"""
+    (backend,) = loaded(tmp_path, text, A="1").backends
+    assert backend.external_storage == ExternalStorage(
+        "http://s/${NOT_READ}", credentials=Credentials("x1y1", "$A")
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://a:8000", "a:8000"),
+        ("http://a", "a:80"),
+        ("https://a", "a:443"),
+        ("http://[::1]:8000", "[::1]:8000"),
+        ("http://[fd00::2]", "[fd00::2]:80"),
+    ],
+)
+def test_a_backend_has_an_address(url: str, address: str) -> None:
+    assert Backend("a", url).address == address
+
+
+SERVING = "disaggregated_serving:\n  enabled: true\n  "
+FIRST = "backends:\n- name: a\n  url: http://a\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("", 1, "expected one YAML mapping with disaggregated_serving and backends"),
+        ("- a", 1, "expected one YAML mapping"),
+        ("a: 1\n---\nb: 1", 1, "expected one YAML mapping"),
+        ("a: [", 1, "not YAML"),
+        ("a: 1\n2: b", 2, "is no field name"),
+        (SERVING + "prefill_timeout: 30", 3, r'prefill_timeout: 30 has no unit: write "30s"'),
+        (SERVING + "prefill_timeout: thirty", 3, "prefill_timeout: 'thirty' is not a duration"),
+        (SERVING + "kv_transfer_timeout: -1s", 3, "kv_transfer_timeout: '-1s' is not a duration"),
+        (SERVING + "kv_transfer_timeout: null", 3, "kv_transfer_timeout: None has no unit"),
+        (SERVING + "fallback_to_unified: maybe", 3, "fallback_to_unified: Expected `bool`"),
+        (SERVING + "timeout: 1s", 1, "unknown field `timeout`"),
+        ("disaggregated_serving: yes", 1, "disaggregated_serving: Expected `object`"),
+        (SERVING + "default_external_storage: {}", 3, "missing required field `endpoint`"),
+        (SERVING + "default_external_storage: {endpoint: s3}", 3, "endpoint: 's3' is not a URL"),
+        ("backends: {}", 1, "backends: Expected `array`"),
+        ("backends:\n- 3", 2, r"backends\[0\]: Expected `object`"),
+        (FIRST + "- name: b", 4, r"backends\[1\]: Object missing required field `url`"),
+        (FIRST + "- url: http://b", 4, r"backends\[1\]: Object missing required field `name`"),
+        (FIRST + "  rule: decode", 2, r"backends\[0\]: Object contains unknown field `rule`"),
+        (FIRST + "  role: decoder", 4, r"role: .*'decoder': a role is unified, prefill, decode"),
+        (FIRST + "  weight: -1", 4, r"weight: -1 is below 1"),
+        (FIRST + "  weight: 0", 4, r"weight: 0 is below 1"),
+        (FIRST + "  weight: two", 4, "weight: Expected `int`, got `str`"),
+        (FIRST + "  weight: true", 4, "weight: Expected `int`, got `bool`"),
+        (FIRST + "  models: tiny", 4, "models: Expected `array`"),
+        (FIRST + "- name: ''\n  url: http://b", 4, r"backends\[1\].name: is empty"),
+        (FIRST + "  external_storage:\n    endpoint: storage:80", 5, "is not a URL"),
+        (
+            FIRST + "- url: http://b\n  name: a", 5,
+            r"backends\[1\].name: 'a' is taken by the backend at .*:2: names are unique",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_has_file_line_and_field(tmp_path: Path, text: str, line: int, says: str) -> None:
+    with pytest.raises(DocumentError, match=f"^{tmp_path}/router.yaml:{line}: .*{says}") as caught:
+        loaded(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["a:8000", "ftp://a", "http://", "http://a:0", "http://a:99999", "http://[::1", ""]
+)
+def test_a_url_that_is_none_is_an_error(tmp_path: Path, url: str) -> None:
+    with pytest.raises(DocumentError, match=r"router.yaml:3: backends\[0\].url: .* is not a URL"):
+        loaded(tmp_path, f"backends:\n- name: a\n  url: '{url}'\n")
+
+
+def test_a_variable_that_is_not_set_names_itself_and_its_line(tmp_path: Path) -> None:
+    known = {"STORAGE_ACCESS_KEY": "hush"}
+    with pytest.raises(
+        DocumentError,
+        match=r"router.yaml:11: .*credentials\.secret_key: \$\{STORAGE_SECRET_KEY\} is not set",
+    ) as caught:
+        loaded(tmp_path, FULL, **known)
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    ["hush", {"access_key": "hush"}, {"access_key": "hush", "secret_key": ["hush"]},
+     {"access_key": "hush", "secret_key": "hush", "region": "hush"}],
+)  # fmt: skip
+def test_credentials_of_another_shape_are_an_error_that_shows_none(
+    tmp_path: Path, credentials: Any
+) -> None:
+    text = f"{FIRST}  external_storage:\n    endpoint: http://s\n    credentials: {credentials}\n"
+    with pytest.raises(DocumentError, match="credentials") as caught:
+        loaded(tmp_path, text)
+    assert "hush" not in str(caught.value)

@@ -59,7 +59,10 @@ def problems(kind: str, data: Any) -> list[Problem]:
     """Everything wrong with an object of `kind` after `defaulted`; empty when it is valid."""
     structural, rules = _validators(kind)
     found = [_problem(error) for error in structural.iter_errors(data)]
-    return found or [_problem(error) for error in rules.iter_errors(data)]
+    if found:
+        # One is enough of each value: what is empty is malformed, too.
+        return list({problem.path: problem for problem in reversed(found)}.values())[::-1]
+    return [_problem(error) for error in rules.iter_errors(data)]
 
 
 def nearest(name: object, known: Sequence[str]) -> str:

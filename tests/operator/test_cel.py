@@ -1,0 +1,129 @@
+"""Every rule of the CRDs, broken once; and how rules are evaluated."""
+
+from typing import Any
+
+import pytest
+from tandem_operator.cel import broken_rules
+from tandem_operator.crd import KINDS, RULES, load_crd
+from tandem_operator.schema import defaulted, problems
+
+from .pool_yaml import decode_pool, prefill_pool
+from .test_crd import nodes
+
+TORCH = {"type": "torch"}
+LOCAL = {"name": "m", "source": {"path": "/m"}}
+VALUE_FROM = {"secretKeyRef": {"name": "s", "key": "k"}}
+
+# (spec fields, where the error is, a part of its message)
+SHARED: list[tuple[dict[str, Any], str, str]] = [
+    ({"scaling": {"maxReplicas": 2}}, "replicas", "replicas and scaling exclude each other"),
+    ({"accelerator": {"count": 4}, "parallelism": {"tensor": 2}}, "accelerator.count",
+     "must be tensor × pipeline × data"),
+    ({"parallelism": {"nodes": 2}}, "parallelism.nodes", "one pod on one node"),
+    ({"parallelism": {"all2allBackend": "deepep_low_latency"}}, "parallelism.all2allBackend",
+     "needs expert: true"),
+    ({"engine": {"image": "vllm/vllm-openai:latest"}}, "engine.image", "is no version"),
+    ({"engine": {"image": "registry:5000/vllm"}}, "engine.image", "is no version"),
+    ({"engine": {"extraArgs": ["--port=1"]}}, "engine.extraArgs", "are set by Tandem"),
+    ({"engine": {"env": [{"name": "POD_IP", "value": "1"}]}}, "engine.env.0.name",
+     "is set by Tandem"),
+    ({"engine": {"env": [{"name": "A", "value": "1", "valueFrom": VALUE_FROM}]}},
+     "engine.env.0", "exclude each other"),
+    ({"engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "engine.env.0.valueFrom",
+     "give one of"),
+    ({"engine": {"dtype": "float64"}}, "engine.dtype", "float64 needs type: torch"),
+    ({"model": LOCAL, "engine": {**TORCH, "gpuMemoryUtilization": 0.9}}, "engine.type",
+     "neither kvCacheDtype nor"),
+    ({"model": LOCAL, "engine": TORCH, "accelerator": {"count": 2}},
+     "accelerator.count", "one device"),
+    ({"model": LOCAL, "engine": TORCH, "parallelism": {"data": 2}, "accelerator": {}},
+     "parallelism", "one device"),
+    ({"model": LOCAL, "engine": TORCH, "transfer": {"connector": "mooncake"}},
+     "transfer.connector", "by nixl only"),
+    ({"model": {**LOCAL, "loraAdapters": [{"name": "a", "path": "/a"}]}, "engine": TORCH},
+     "model", "no LoRA adapters"),
+    ({"model": {"name": "m"}, "engine": TORCH}, "model", "downloads nothing"),
+    ({"model": {"name": "m", "source": {"path": "/m", "huggingface": {}}}}, "model.source",
+     "one source"),
+    ({"model": {**LOCAL, "revision": "main"}}, "model.revision", "Hugging Face repository"),
+    ({"transfer": {"connector": "multi"}}, "transfer.connectors", "multi needs it"),
+    ({"transfer": {"connectors": [{"connector": "nixl"}]}}, "transfer.connectors", "multi"),
+    ({"transfer": {"connector": "storage"}}, "transfer.storage", "needs storage.endpoint"),
+    ({"transfer": {"leaseDuration": "0.0s"}}, "transfer.leaseDuration", "above 0"),
+    ({"replicas": None, "scaling": {"minReplicas": 3, "maxReplicas": 2}}, "scaling.minReplicas",
+     "above maxReplicas"),
+    ({"rollout": {"maxSurge": "0%", "maxUnavailable": 0}}, "rollout.maxUnavailable",
+     "both zero"),
+]  # fmt: skip
+DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
+    ({"prefillRef": None, "model": {"name": "m"}}, "prefillRef", "or say role: unified"),
+    ({"prefillRef": None, "role": "unified"}, "model", "inherits no model"),
+    ({"sidecar": {"prefillTimeout": "0s"}}, "sidecar.prefillTimeout", "above 0"),
+    ({"sidecar": {"kvTransferTimeout": "0ms"}}, "sidecar.kvTransferTimeout", "above 0"),
+    ({"routing": {"gatewayRef": {"name": "g"}}}, "routing.gatewayRef", "inferencePool.enabled"),
+    ({"replicas": None, "scaling": {"maxReplicas": 1, "ratio": {"min": 1, "max": 0.5}}},
+     "scaling.ratio.min", "above ratio.max"),
+]  # fmt: skip
+
+CASES = [
+    *(("PrefillPool", prefill_pool(**spec), at, said) for spec, at, said in SHARED),
+    *(("DecodePool", decode_pool(**spec), at, said) for spec, at, said in SHARED + DECODE_ONLY),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "at", "said"), CASES)
+def test_a_broken_rule_is_one_error_at_its_field(
+    kind: str, data: dict[str, Any], at: str, said: str
+) -> None:
+    (problem,) = problems(kind, defaulted(kind, data))
+    assert ".".join(map(str, problem.path)) == f"spec.{at}"
+    assert said in problem.message
+
+
+def test_every_rule_is_broken_by_some_case() -> None:
+    schemas = [load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for kind in KINDS]
+    messages = {
+        rule["message"]
+        for schema in schemas
+        for _, node in nodes(schema)
+        for rule in node.get(RULES, ())
+    }
+    broken = {
+        p.message for kind, data, _, _ in CASES for p in problems(kind, defaulted(kind, data))
+    }
+    assert messages == broken
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["vllm/vllm-openai:v0.32.0", "a/b:0.32", "a:1.2.3-cuda12", "a:v0.32.0rc1",
+     "r:5000/a:v0.32.0@sha256:0123abcd"],
+)  # fmt: skip
+def test_an_image_with_a_version_for_a_tag_needs_no_version(image: str) -> None:
+    data = prefill_pool(engine={"image": image})
+    assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
+
+
+def test_a_tagless_image_with_a_version_beside_it_is_fine() -> None:
+    data = prefill_pool(engine={"image": "mine", "version": "0.32.0"})
+    assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
+
+
+def test_a_count_of_zero_is_cpu_whatever_the_parallelism() -> None:
+    data = prefill_pool(accelerator={"count": 0}, parallelism={"tensor": 2})
+    assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
+
+
+def test_transition_rules_hold_on_create() -> None:
+    schema = {"type": "integer", RULES: [{"rule": "self == oldSelf", "message": "immutable"}]}
+    assert list(broken_rules(schema, 1)) == []
+
+
+def test_a_rule_that_cannot_be_evaluated_is_broken() -> None:
+    rule = {"rule": "self.absent == 1", "message": "no"}
+    assert list(broken_rules({"type": "object", "properties": {}, RULES: [rule]}, {})) == [rule]
+
+
+def test_a_number_is_a_double_even_when_written_whole() -> None:
+    schema = {"type": "number", RULES: [{"rule": "self < 1.5", "message": "no"}]}
+    assert list(broken_rules(schema, 1)) == []

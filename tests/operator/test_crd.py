@@ -1,0 +1,135 @@
+"""The CRD files: valid structural schemas, bounded, described, and alike where they must be."""
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from tandem_contract import labels
+from tandem_operator.crd import DECODE_POOL, KINDS, LIST_MAP_KEYS, LIST_TYPE, RULES, load_crd
+
+Node = dict[str, Any]
+
+
+def root(kind: str) -> Node:
+    schema: Node = load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every node below and with `schema`."""
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_node_is_structural(kind: str) -> None:
+    for _, node in nodes(root(kind)):
+        if node.get("x-kubernetes-int-or-string"):
+            assert "type" not in node
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}]
+        else:
+            assert_structural(node)
+
+
+def assert_structural(node: Node) -> None:
+    assert node["type"] in {"object", "array", "string", "integer", "number", "boolean"}
+    assert not {"$ref", "oneOf", "allOf", "anyOf", "not", "nullable", "title"} & set(node)
+    assert not ("properties" in node and "additionalProperties" in node)
+    if node["type"] == "object":
+        known = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+        assert known & set(node)
+        assert set(node.get("required", ())) <= set(node.get("properties", ()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_is_described(kind: str) -> None:
+    # The API server refuses anything but restrictions of name at the root's metadata.
+    bare = [path for path, node in nodes(root(kind)) if "description" not in node]
+    assert bare == [".metadata"]
+    assert set(root(kind)["properties"]["metadata"]) == {"type", "properties"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_and_maps_are_bounded_so_that_rules_cost_little(kind: str) -> None:
+    for path, node in nodes(root(kind)):
+        if node.get("type") == "array":
+            assert node["maxItems"] <= 128, path
+            assert node[LIST_TYPE] in {"atomic", "set", "map"}
+        if node.get(LIST_TYPE) == "map":
+            assert set(node[LIST_MAP_KEYS]) <= set(node["items"]["required"])
+        if "additionalProperties" in node:
+            assert node["maxProperties"] <= 64, path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strings_of_the_spec_are_bounded(kind: str) -> None:
+    for path, node in nodes(root(kind)["properties"]["spec"]):
+        if node.get("type") == "string":
+            assert "enum" in node or "maxLength" in node, path
+        if node.get("type") in {"integer", "number"}:
+            assert {"minimum", "maximum"} <= set(node), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_patterns_cover_the_whole_value(kind: str) -> None:
+    for path, node in nodes(root(kind)):
+        if "pattern" in node:
+            assert node["pattern"].startswith("^"), path
+            assert node["pattern"].endswith("$"), path
+            re.compile(node["pattern"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_say_what_is_wrong_at_fields_that_exist(kind: str) -> None:
+    for path, node in nodes(root(kind)):
+        for rule in node.get(RULES, ()):
+            assert rule["message"], path
+            assert "\n" not in rule["message"]
+            below = node
+            for step in filter(None, rule.get("fieldPath", "").split(".")):
+                below = below["properties"][step]
+
+
+def test_what_both_kinds_have_reads_the_same() -> None:
+    prefill = deepcopy(root("PrefillPool")["properties"])
+    decode = deepcopy(root("DecodePool")["properties"])
+    assert prefill["status"] == decode["status"]
+    assert prefill["metadata"] == decode["metadata"]
+    ours, theirs = prefill["spec"]["properties"], decode["spec"]["properties"]
+    for name in ("prefillRef", "role", "sidecar", "routing"):
+        del theirs[name]
+    del theirs["transfer"]["properties"]["loadFailurePolicy"]
+    for name in ("ratio", "gpuBudget", "scaleToZero"):
+        del theirs["scaling"]["properties"][name]
+    assert ours == theirs
+    shared_rules = prefill["spec"][RULES]
+    assert decode["spec"][RULES][-len(shared_rules) :] == shared_rules
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_columns_and_subresources(kind: str) -> None:
+    spec = load_crd(kind)["spec"]
+    (version,) = spec["versions"]
+    assert (spec["group"], version["name"]) == (labels.GROUP, labels.VERSION)
+    assert spec["names"]["shortNames"] == ["dp" if kind == DECODE_POOL else "pp"]
+    assert spec["names"]["categories"] == ["llm"]
+    assert load_crd(kind)["metadata"]["name"] == f"{spec['names']['plural']}.{labels.GROUP}"
+    columns = version["additionalPrinterColumns"]
+    assert [c["name"].upper() for c in columns if not c.get("priority")] == [
+        "MODEL", "DESIRED", "READY", "UP-TO-DATE", "PAIRED", "STATUS", "REASON", "AGE",
+    ]  # fmt: skip
+    assert [c["name"].upper() for c in columns if c.get("priority")] == [
+        "TP", "ACCEL", "CONNECTOR", "REVISION", "ENDPOINT",
+    ]  # fmt: skip
+    paths = {path for path, _ in nodes(root(kind))}
+    scale = version["subresources"]["scale"]
+    assert set(scale.values()) <= paths
+    assert version["subresources"]["status"] == {}
+    plain = [c["jsonPath"] for c in columns if "[" not in c["jsonPath"]]
+    assert set(plain) - {".metadata.creationTimestamp"} <= paths

@@ -1,0 +1,111 @@
+"""Defaults and structural validation from the packaged CRD."""
+
+from typing import Any
+
+import pytest
+from tandem_operator.schema import Problem, defaulted, problems
+
+from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
+
+
+def found(kind: str, data: Any) -> list[tuple[str, str]]:
+    return [(".".join(map(str, p.path)), p.message) for p in problems(kind, defaulted(kind, data))]
+
+
+def test_the_minimal_pair_is_valid() -> None:
+    assert found("PrefillPool", PREFILL) == []
+    assert found("DecodePool", DECODE) == []
+
+
+def test_defaults_are_filled_in_and_the_input_is_left_alone() -> None:
+    data = decode_pool(sidecar={"retries": 5}, parallelism={"tensor": 1})
+    spec = defaulted("DecodePool", data)["spec"]
+    assert spec["role"] == "decode"
+    assert spec["drain"] == {"timeout": "120s"}
+    assert spec["sidecar"] == {
+        "prefillTimeout": "30s", "kvTransferTimeout": "10s", "fallbackToUnified": True,
+        "retries": 5,
+    }  # fmt: skip
+    assert spec["routing"] == {
+        "epp": {"enabled": True}, "envoy": {"enabled": True}, "inferencePool": {"enabled": False},
+        "split": "auto",
+    }  # fmt: skip
+    assert spec["parallelism"]["pipeline"] == 1
+    assert "replicas" not in defaulted("DecodePool", {"spec": {}})["spec"]
+    assert data["spec"]["sidecar"] == {"retries": 5}
+
+
+def test_a_default_is_never_shared_between_objects() -> None:
+    first = defaulted("DecodePool", DECODE)
+    first["spec"]["drain"]["timeout"] = "1s"
+    assert defaulted("DecodePool", DECODE)["spec"]["drain"] == {"timeout": "120s"}
+
+
+def test_null_counts_as_left_out_except_in_the_template() -> None:
+    data = decode_pool(drain=None, scaling=None, template={"spec": {"hostname": None}})
+    spec = defaulted("DecodePool", data)["spec"]
+    assert spec["drain"] == {"timeout": "120s"}
+    assert "scaling" not in spec
+    assert spec["template"] == {"spec": {"hostname": None}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "message"),
+    [
+        ({"replica": 3}, "spec.replica", "unknown field (did you mean 'replicas'?)"),
+        ({"engine": {"zzz": 1}}, "spec.engine.zzz", "unknown field: known are type, version"),
+        ({"replicas": "3"}, "spec.replicas", "expected an integer, got a string: '3'"),
+        ({"replicas": True}, "spec.replicas", "expected an integer, got a boolean: True"),
+        ({"replicas": 2.0}, "spec.replicas", "expected an integer, got a number: 2.0"),
+        ({"replicas": -1}, "spec.replicas", "-1 is below 0"),
+        ({"replicas": 10**30}, "spec.replicas", "is above 1000"),
+        ({"model": []}, "spec.model", "expected a mapping, got a list: []"),
+        ({"model": {}}, "spec.model.name", "is required"),
+        ({"model": {"name": ""}}, "spec.model.name", "is empty"),
+        ({"model": {"name": "m" * 300}}, "spec.model.name", "is too long: 253 is the most"),
+        ({"engine": {"type": "vlm"}}, "spec.engine.type",
+         "'vlm' is none of vllm, torch (did you mean 'vllm'?)"),
+        ({"drain": {"timeout": "2 minutes"}}, "spec.drain.timeout", "'2 minutes' is malformed"),
+        ({"drain": {"timeout": "2m\n"}}, "spec.drain.timeout", "is malformed"),
+        ({"drain": {"timeout": 120}}, "spec.drain.timeout", "expected a string, got an integer"),
+        ({"rollout": {"maxSurge": "a lot"}}, "spec.rollout.maxSurge", "'a lot' is malformed"),
+        ({"rollout": {"maxSurge": []}}, "spec.rollout.maxSurge",
+         "expected a number or a percentage like 25%, got []"),
+        ({"model": {"name": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames.1",
+         "'a' stands twice: keep one"),
+        ({"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},
+         "spec.engine.env.1", "'A' stands twice: keep one"),
+        ({"accelerator": {"nodeSelector": {"zone": 1}}}, "spec.accelerator.nodeSelector.zone",
+         "expected a string, got an integer: 1"),
+        ({"template": {"containers": []}}, "spec.template.containers", "unknown field"),
+    ],
+)  # fmt: skip
+def test_structural_errors_say_where_and_what(
+    spec: dict[str, Any], path: str, message: str
+) -> None:
+    ((at, said),) = found("PrefillPool", prefill_pool(**spec))
+    assert at == path
+    assert message in said
+
+
+def test_all_errors_are_found_at_once() -> None:
+    assert len(found("PrefillPool", prefill_pool(replica=1, paused="no", drain=[]))) == 3
+
+
+def test_rules_are_asked_only_of_what_is_structurally_right() -> None:
+    both = {"scaling": {"maxReplicas": 2}, "replicas": 1}
+    assert problems("PrefillPool", prefill_pool(**both, paused=1)) == [
+        Problem(("spec", "paused"), "expected true or false, got an integer: 1")
+    ]
+
+
+@pytest.mark.parametrize("name", ["Upper", "a" * 51, "dotted.name", "1st", ""])
+def test_a_pool_name_must_do_for_pods_and_services(name: str) -> None:
+    assert [at for at, _ in found("PrefillPool", {**PREFILL, "metadata": {"name": name}})][:1] == [
+        "metadata.name"
+    ]
+
+
+def test_other_metadata_is_left_to_the_api_server() -> None:
+    metadata = {"name": "p", "labels": {"team": "a"}, "namespace": None, "annotations": {}}
+    assert found("PrefillPool", {**PREFILL, "metadata": metadata}) == []

@@ -111,7 +111,10 @@ class Container:
             self._changed()
             if self._stopping or not self.spec.restarts:
                 return
-            logger.warning("%s: ended with %d: again in %.1f s", self.log, self.exit_code, backoff)
+            logger.warning(
+                "%s ended with %d: again in %.1f s; log: %s",
+                *(self.spec.name, self.exit_code, backoff, self.log),
+            )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             self.restarts += 1

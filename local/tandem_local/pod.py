@@ -152,9 +152,13 @@ class RunningPod:
         backoff = FIRST_BACKOFF
         while True:
             await self._now.start(self._changes)
-            await self._changes.until(lambda: self._now.ended(for_good=True) is not None)
+            while (ended := self._now.ended(for_good=True)) is None:
+                await self._changes.next()
+            logger.warning(
+                "%s/%s ended with %d: a new pod in %.1f s; log: %s",
+                *(self.spec.name, ended.spec.name, ended.exit_code, backoff, ended.log),
+            )
             await self._now.stop(min(self.spec.grace, self._stop_timeout))
-            logger.warning("pod %s is over: a new one in %.1f s", self.spec.name, backoff)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
             self._now = self._build()

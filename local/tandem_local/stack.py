@@ -128,9 +128,12 @@ class Stack:
         def ready(pod: RunningPod) -> None:
             name, address = pod.spec.name, pod.spec.address
             self._console.print(f"  {name} ready at {address} ({clock() - began:.1f} s)")
+            missing = [pod.spec.name for pod in everyone if not pod.ready]
+            status.update(f"Waiting for {', '.join(missing) or 'the first answer'}")
 
-        runner.start(everyone)
-        with self._console.status(f"Starting {len(everyone)} pods; logs in {self.run_dir}"):
+        self._console.print(f"Starting {len(everyone)} pods; logs in {self.run_dir / 'pods'}")
+        with self._console.status("Starting") as status:
+            runner.start(everyone)
             await runner.wait_ready(everyone, timeout=self._start_timeout, progress=ready)
             await self._answers()
 
@@ -154,8 +157,9 @@ class Stack:
     async def _stop(self, runner: Runner) -> None:
         with self._console.status("Stopping"):
             await runner.stop()
-        for pod in (self.run_dir / "pods").glob("*/volumes"):
-            shutil.rmtree(pod, ignore_errors=True)
+        # The logs and the router's configuration stay, to be looked at.
+        for made in (self.run_dir / "plan-keys", *self.run_dir.glob("pods/*/volumes")):
+            shutil.rmtree(made, ignore_errors=True)
 
     async def _publish(self, runner: Runner, held: RunDir) -> None:
         while True:

@@ -1,0 +1,27 @@
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from tandem_cli.main import main
+from tandem_contract.documents import load_documents
+from tandem_local.sources import read_sets
+from tandem_operator.manifests import pods
+
+EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"
+
+
+def rendered(*args: str) -> str:
+    result = CliRunner().invoke(main, ["render", "-f", str(EXAMPLE), *args])
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_yaml_and_json_are_the_pods_that_up_runs(tmp_path: Path) -> None:
+    wanted = [pod for pool_set in read_sets([EXAMPLE]) for pod in pods(pool_set)]
+    assert wanted
+    file = tmp_path / "pods.yaml"
+    file.write_text(rendered())
+    assert [document.data for document in load_documents(file)] == wanted
+    listed = json.loads(rendered("-o", "json"))
+    assert (listed["kind"], listed["items"]) == ("List", wanted)

@@ -1,0 +1,65 @@
+"""Where a body ends, however it is cut up."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, Chunked, Sized, UntilClose, chunk
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    st.sampled_from([b"", b"x-a: b\r\n", b"x-a: b\r\nc: d\r\n"]),
+    st.binary(max_size=5),
+)
+def test_chunked_ends_where_it_ends(
+    parts: list[bytes], cuts: list[int], trailers: bytes, surplus: bytes
+) -> None:
+    message = b"".join(map(chunk, parts)) + b"0;ext=1\r\n" + trailers + b"\r\n"
+    ends = {0}
+    for part in parts:
+        ends.add(max(ends) + len(chunk(part)))
+    data, framing, taken = message + surplus, Chunked(), 0
+    payload: list[bytes] = []
+    sizes = iter(cuts * len(data))
+    while not framing.done:
+        assert not framing.complete_at_eof()
+        piece = data[taken : taken + next(sizes)]
+        end = framing.feed(piece, payload)
+        if framing.whole:
+            assert taken + framing.whole in ends | {len(message)}
+        taken += end
+    assert taken == len(message)
+    assert b"".join(payload) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x\r\n", b"\r\n", b"-1\r\n", b"1_0\r\n", b"0x1\r\n", b"1\n", b"3\r\nabcdef", b"1" * 5000],
+)
+def test_broken_chunks_are_refused(data: bytes) -> None:
+    with pytest.raises(BadFraming):
+        Chunked().feed(data, None)
+
+
+def test_sized() -> None:
+    framing, payload = Sized(5), list[bytes]()
+    assert framing.feed(b"abc", payload) == 3
+    assert not framing.complete_at_eof()
+    assert framing.feed(b"defg", payload) == 2
+    assert framing.done
+    assert payload == [b"abc", b"de"]
+    assert Sized(0).done
+
+
+def test_until_close() -> None:
+    framing = UntilClose()
+    assert framing.feed(b"abc", None) == 3
+    assert not framing.done
+    assert framing.complete_at_eof()
+
+
+def test_last_chunk_ends_a_message() -> None:
+    framing = Chunked()
+    assert framing.feed(LAST_CHUNK, None) == len(LAST_CHUNK)
+    assert framing.done

@@ -1,0 +1,115 @@
+"""Whom to believe about prefill pods."""
+
+import pytest
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, sign
+from tandem_sidecar.http.messages import Request
+from tandem_sidecar.routing import AllowList, Candidate, Route, parse_allow, route
+
+KEYS = {"a": b"0123456789abcdef"}
+NOW = 1000.0
+ALLOW = parse_allow(("10.0.0.0/8", "pod-1:8000", "fd00::/16"))
+SPLIT = RoutingPath.PREFILL_THEN_DECODE
+
+
+def request(*headers: tuple[str, str]) -> Request:
+    pairs = [(k.encode(), v.encode()) for k, v in headers]
+    return Request(b"POST", b"/v1/completions", pairs, b"", http10=False, keep_alive=True)
+
+
+def routed(*headers: tuple[str, str], keys: dict[str, bytes] | None = None) -> Route:
+    return route(request(*headers), "r1", keys or {}, ALLOW, NOW)
+
+
+def plan(path: RoutingPath = SPLIT, **changes: object) -> Plan:
+    values: dict[str, object] = {
+        "path": path,
+        "reason": "long_prompt",
+        "decode": Target("decode-1", "10.0.0.9:8000"),
+        "prefill": (Target("prefill-1", "10.1.2.3:8000"), Target("", "pod-2:9000")),
+        "request_id": "r1",
+        "expires": NOW + 1,
+    }
+    return Plan(**(values | changes))  # type: ignore[arg-type]  # a table of its fields
+
+
+def test_a_valid_plan_is_followed() -> None:
+    chosen = routed(("x-tandem-plan", sign(plan(), KEYS)), keys=KEYS)
+    assert chosen == Route(
+        SPLIT,
+        "long_prompt",
+        (
+            Candidate("prefill-1", HostPort("10.1.2.3", 8000)),
+            Candidate("pod-2:9000", HostPort("pod-2", 9000)),
+        ),
+        decode_name="decode-1",
+        routed=True,
+    )
+
+
+def test_a_plan_without_a_split_has_no_candidates() -> None:
+    signed = sign(plan(RoutingPath.FAST_DECODE), KEYS)
+    chosen = routed(("x-tandem-plan", signed), keys=KEYS)
+    assert (chosen.path, chosen.candidates) == (RoutingPath.FAST_DECODE, ())
+
+
+def test_the_previous_key_still_verifies() -> None:
+    signed = sign(plan(), KEYS)
+    both = KEYS | {"b": b"fedcba9876543210"}
+    assert routed(("x-tandem-plan", signed), keys=both).path is SPLIT
+
+
+BAD = [
+    (("x-tandem-plan", sign(plan(request_id="r2"), KEYS)),),
+    (("x-tandem-plan", sign(plan(expires=NOW - 1), KEYS)),),
+    (("x-tandem-plan", sign(plan(), {"other": b"0123456789abcdef"})),),
+    (("x-tandem-plan", sign(plan(), KEYS)[:-1] + "!"),),
+    (("x-tandem-plan", "v1.nonsense"),),
+    (("x-tandem-plan", "\xff"),),
+    (("x-tandem-plan", sign(plan(), KEYS)), ("x-tandem-plan", sign(plan(), KEYS))),
+    (("x-tandem-plan", sign(plan(prefill=(Target("p", "nonsense"),)), KEYS)),),
+    (("x-prefiller-host-port", "10.0.0.1:8000"),),
+]
+
+
+@pytest.mark.parametrize("headers", BAD)
+def test_with_keys_nothing_unsigned_or_bad_is_trusted(headers: tuple[tuple[str, str]]) -> None:
+    chosen = routed(*headers, keys=KEYS)
+    assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
+    assert chosen.error
+    assert not chosen.routed
+
+
+def test_nothing_named_is_unified_without_an_error() -> None:
+    for keys in ({}, KEYS):
+        assert routed(keys=keys) == Route(RoutingPath.UNIFIED, "unrouted")
+
+
+def test_without_keys_the_allow_list_decides() -> None:
+    named = "10.9.8.7:8000, 192.168.0.1:8000,pod-1:8000,pod-1:8001,[fd00::1]:8000"
+    chosen = routed(("x-prefiller-host-port", named))
+    assert [c.name for c in chosen.candidates] == ["10.9.8.7:8000", "pod-1:8000", "[fd00::1]:8000"]
+    assert (chosen.path, chosen.ignored) == (SPLIT, 2)
+    assert chosen.error
+
+
+@pytest.mark.parametrize("named", ["192.168.0.1:8000", "10.0.0.1", "10.0.0.1:99999", "a b:1"])
+def test_without_an_allowed_candidate_it_is_unified(named: str) -> None:
+    chosen = routed(("x-prefiller-host-port", named))
+    assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
+    assert chosen.error
+
+
+def test_without_keys_a_plan_says_nothing() -> None:
+    assert routed(("x-tandem-plan", sign(plan(), KEYS))).path is RoutingPath.UNIFIED
+
+
+@pytest.mark.parametrize("entry", ["10.0.0.0/33", "10.0.0.1/8", "host", "host:port", "/"])
+def test_an_entry_that_is_no_address_is_named(entry: str) -> None:
+    with pytest.raises(ValueError, match=entry):
+        parse_allow((entry,))
+
+
+def test_an_empty_allow_list_allows_nothing() -> None:
+    assert HostPort("127.0.0.1", 1) not in AllowList()

@@ -9,6 +9,7 @@ import click
 from .options import SETTINGS
 
 _COMMANDS: Final = {
+    "bench": ("tandem_cli.bench", "command"),
     "completion": ("tandem_cli.completion", "completion"),
     "demo": ("tandem_cli.demo", "demo"),
     "render": ("tandem_cli.render", "render"),
@@ -18,6 +19,7 @@ _COMMANDS: Final = {
 """Subcommand → module and attribute of its click command."""
 
 _SUMMARIES: Final = {
+    "bench": "Load an OpenAI endpoint and report TTFT and ITL.",
     "completion": "Print the script that completes this command in a shell.",
     "demo": "Serve a model disaggregated on this machine and check every answer.",
     "render": "Print the Pods that pools become.",

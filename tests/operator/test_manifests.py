@@ -1,0 +1,276 @@
+"""Pods and the router's configuration from pools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract import labels
+from tandem_contract.config import router_config as parse_router_config
+from tandem_contract.documents import Document, load_documents
+from tandem_contract.paths import Role
+from tandem_operator.labelling import label_value
+from tandem_operator.manifests import plan_key_secrets, pods, prefill_pods, router_config
+from tandem_operator.pools import parse_pools
+from tandem_operator.resolve import own_version
+
+from .pool_yaml import decode_pool, documents, pair
+
+HERE = Path(__file__).parent
+TORCH = {
+    "engine": {"type": "torch", "image": "tandem-engine:1.0.0"},
+    "model": {"name": "m", "source": {"path": "/models/m"}},
+    "accelerator": {},
+}
+
+
+def rendered(
+    prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first prefill pod and the first decode pod."""
+    made = pods(pair(prefill, decode)[0])
+    return made[0], made[1]
+
+
+def engine(pod: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = pod["spec"]["containers"][0]
+    return container
+
+
+def sidecar(pod: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = pod["spec"]["initContainers"][0]
+    return container
+
+
+def value_of(flag: str, container: dict[str, Any]) -> str:
+    args: list[str] = container["args"]
+    return args[args.index(flag) + 1]
+
+
+@pytest.mark.parametrize("name", ["torch", "vllm"])
+def test_golden_pods(name: str) -> None:
+    """Whole pods, compared. A wanted change: write what the failure shows into the file."""
+    (pool_set,) = parse_pools(load_documents(HERE / "golden" / f"{name}.yaml"))
+    made = json.dumps(pods(pool_set), indent=2).replace(f"tandem:{own_version()}", "tandem:OWN")
+    assert json.loads(made) == json.loads((HERE / "golden" / f"{name}.json").read_text()), made
+
+
+def test_names_are_pool_revision_index() -> None:
+    (pool_set,) = pair({"replicas": 2}, {"replicas": 3})
+    revision = pool_set.decodes[0].revision
+    assert [p["metadata"]["name"] for p in pods(pool_set)][2:] == [
+        f"d-{revision}-{i}" for i in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        ({"replicas": None}, 1),
+        ({"replicas": 0}, 0),
+        ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 4}}, 2),
+    ],
+)
+def test_how_many_there_are_at_first(spec: dict[str, Any], count: int) -> None:
+    pool = pair(spec)[0].prefill
+    assert pool is not None
+    assert len(prefill_pods(pool)) == count
+
+
+def test_labels_say_pool_role_model_revision_and_compat() -> None:
+    prefill, decode = (pod["metadata"]["labels"] for pod in rendered())
+    assert (prefill[labels.POOL], decode[labels.POOL]) == ("p", "d")
+    assert prefill[labels.MODEL] == "org-model"
+    assert prefill[labels.KV_COMPAT] == decode[labels.KV_COMPAT]
+    assert prefill[labels.REVISION] != decode[labels.REVISION]
+    assert (prefill[labels.LLMD_ROLE], decode[labels.LLMD_ROLE]) == ("prefill", "decode")
+
+
+@given(st.text())
+def test_any_model_name_makes_a_label_value(text: str) -> None:
+    value = label_value(text)
+    assert len(value) <= 63
+    assert not value or (value[0].isalnum() and value[-1].isalnum() and value.isascii())
+
+
+def test_nothing_listens_at_or_connects_to_loopback() -> None:
+    for spec in ({}, TORCH):
+        for pod in rendered(spec, {"accelerator": {}}):
+            assert "127.0.0.1" not in json.dumps(pod)
+            assert "localhost" not in json.dumps(pod)
+
+
+def test_the_two_sides_of_a_hand_off() -> None:
+    prefill, decode = rendered(
+        {"transfer": {"leaseDuration": "1500ms", "backends": ["UCX"], "bufferDevice": "cpu"}},
+        {"transfer": {"loadFailurePolicy": "fail"}},
+    )
+    ours = json.loads(value_of("--kv-transfer-config", engine(prefill)))
+    theirs = json.loads(value_of("--kv-transfer-config", engine(decode)))
+    assert ours == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "engine_id": "$(POD_NAME)-$(POD_UID)",
+        "kv_load_failure_policy": "recompute",
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": {"kv_lease_duration": 1.5, "backends": ["UCX"]},
+    }
+    assert theirs == {**ours, "kv_role": "kv_consumer", "kv_load_failure_policy": "fail"}
+
+
+def test_a_chain_of_connectors() -> None:
+    links = [
+        {"connector": "nixl"},
+        {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": 10**10}},
+    ]
+    prefill, _ = rendered({"transfer": {"connector": "multi", "connectors": links}})
+    config = json.loads(value_of("--kv-transfer-config", engine(prefill)))
+    assert config["kv_connector"] == "MultiConnector"
+    nixl, offloading = config["kv_connector_extra_config"]["connectors"]
+    assert nixl["kv_connector_extra_config"] == {"kv_lease_duration": 30}
+    assert offloading["kv_connector_extra_config"] == {"cpu_bytes_to_use": 10**10}
+
+
+def test_vllm_flags_follow_the_spec() -> None:
+    prefill, _ = rendered(
+        {
+            "model": {"name": "m", "revision": "v1", "servedNames": ["a", "b"],
+                      "loraAdapters": [{"name": "l", "path": "/l"}]},
+            "engine": {"kvCacheDtype": "fp8", "extraArgs": ["--enforce-eager"],
+                       "env": [{"name": "A", "value": "1"}]},
+            "parallelism": {"tensor": 2, "data": 4, "expert": True,
+                            "all2allBackend": "deepep_low_latency"},
+            "accelerator": {"resource": "amd.com/gpu"},
+        }
+    )  # fmt: skip
+    container = engine(prefill)
+    assert container["command"] == ["vllm", "serve"]
+    assert container["args"][:4] == ["m", "--served-model-name", "a", "b"]
+    assert value_of("--revision", container) == "v1"
+    assert value_of("--kv-cache-dtype", container) == "fp8"
+    assert value_of("--tensor-parallel-size", container) == "2"
+    assert value_of("--data-parallel-size", container) == "4"
+    assert "--pipeline-parallel-size" not in container["args"]
+    assert "--enable-expert-parallel" in container["args"]
+    assert value_of("--lora-modules", container) == '{"name":"l","path":"/l"}'
+    assert container["args"][-1] == "--enforce-eager"
+    assert container["env"][-1] == {"name": "A", "value": "1"}
+    assert container["resources"] == {"limits": {"amd.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "argument", "volume"),
+    [
+        (None, "m", None),
+        ({"huggingface": {"repository": "o/r"}}, "o/r", None),
+        ({"pvc": {"claimName": "c", "path": "a/b"}}, "/model/a/b", "persistentVolumeClaim"),
+        ({"pvc": {"claimName": "c"}}, "/model", "persistentVolumeClaim"),
+        ({"path": "/models/x"}, "/models/x", "hostPath"),
+    ],
+)
+def test_where_the_model_lies(
+    source: dict[str, Any] | None, argument: str, volume: str | None
+) -> None:
+    prefill, _ = rendered({"model": {"name": "m", "source": source}})
+    assert engine(prefill)["args"][0] == argument
+    named = {v["name"]: v for v in prefill["spec"]["volumes"]}
+    assert ("model" in named) == (volume is not None)
+    if volume:
+        assert volume in named["model"]
+    mounted = {m["name"] for m in engine(prefill)["volumeMounts"]}
+    assert mounted == set(named)
+
+
+def test_a_token_comes_from_its_secret() -> None:
+    source = {"huggingface": {"tokenSecretRef": {"name": "s", "key": "k"}}}
+    prefill, _ = rendered({"model": {"name": "m", "source": source}})
+    reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+    assert {"name": "HF_TOKEN", "valueFrom": reference} in engine(prefill)["env"]
+
+
+def test_the_sidecar_gets_the_pools_settings() -> None:
+    settings = {"prefillTimeout": "1500ms", "fallbackToUnified": False, "retries": 0}
+    _, decode = rendered({}, {"sidecar": settings, "drain": {"timeout": "1m"}})
+    container = sidecar(decode)
+    assert container["restartPolicy"] == "Always"
+    assert value_of("--prefill-timeout", container) == "1500ms"
+    assert value_of("--retries", container) == "0"
+    assert value_of("--drain-timeout", container) == "1m"
+    assert "--no-fallback-to-unified" in container["args"]
+    assert "startupProbe" not in container
+    assert decode["spec"]["terminationGracePeriodSeconds"] == 75
+
+
+def test_plan_keys_are_the_endpoints_and_absent_without_our_epp() -> None:
+    (pool_set,) = pair({}, {"routing": {"endpoint": "chat"}})
+    assert plan_key_secrets([pool_set]) == {"chat-plan-keys"}
+    mounted = json.dumps(pods(pool_set)[1])
+    assert '"secretName": "chat-plan-keys"' in mounted
+    (foreign,) = pair({}, {"routing": {"epp": {"enabled": False}}})
+    assert plan_key_secrets([foreign]) == frozenset()
+    assert "plan-key" not in json.dumps(pods(foreign))
+
+
+def test_a_pool_that_stands_alone_hands_nothing_off() -> None:
+    alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
+    (pod, _) = pods(parse_pools(documents(alone))[0])
+    assert "--kv-transfer-config" not in engine(pod)["args"]
+    assert pod["metadata"]["labels"][labels.LLMD_ROLE] == "both"
+
+
+def test_a_template_is_merged_and_our_labels_win() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", labels.ROLE: "x"}, "annotations": {"n": "1"}},
+        "spec": {
+            "priorityClassName": "high",
+            "containers": [{"name": "engine", "resources": {"limits": {"memory": "64Gi"}}}],
+            "initContainers": [{"name": "sidecar", "image": "mine"}],
+        },
+    }
+    _, decode = rendered({}, {"template": template})
+    assert decode["metadata"]["labels"]["team"] == "a"
+    assert decode["metadata"]["labels"][labels.ROLE] == "decode"
+    assert decode["metadata"]["annotations"] == {"n": "1"}
+    assert decode["spec"]["priorityClassName"] == "high"
+    assert engine(decode)["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
+    assert sidecar(decode)["image"] == "mine"
+    assert sidecar(decode)["command"] == ["tandem-sidecar"]
+
+
+def test_placement_keeps_a_set_near_but_forces_nothing() -> None:
+    prefill, decode = rendered(
+        {"placement": {"topologyKey": "rack"}}, {"placement": {"topologyKey": "rack"}}
+    )
+    assert prefill["spec"]["affinity"] == decode["spec"]["affinity"]
+    assert list(prefill["spec"]["affinity"]["podAffinity"]) == [
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+
+
+def test_the_routers_configuration_is_the_seeds() -> None:
+    (pool_set,) = pair({}, {"sidecar": {"prefillTimeout": "5s", "fallbackToUnified": False}})
+    addresses = {p["metadata"]["name"]: f"127.0.1.{i}" for i, p in enumerate(pods(pool_set))}
+    made = router_config([pool_set], addresses)
+    config = parse_router_config(Document("router.yaml", made), {})
+    assert config.disaggregated_serving.enabled
+    assert config.disaggregated_serving.prefill_timeout == 5.0
+    assert not config.disaggregated_serving.fallback_to_unified
+    assert [(b.name, b.role, b.address, b.models) for b in config.backends] == [
+        (name, role, f"{address}:8000", ("org/model",))
+        for (name, address), role in zip(
+            addresses.items(), (Role.PREFILL, Role.DECODE, Role.DECODE), strict=True
+        )
+    ]
+
+
+def test_split_off_turns_disaggregation_off() -> None:
+    (pool_set,) = pair({}, {"routing": {"split": "off"}})
+    addresses = {p["metadata"]["name"]: "127.0.1.1" for p in pods(pool_set)}
+    assert not router_config([pool_set], addresses)["disaggregated_serving"]["enabled"]
+
+
+def test_a_pod_without_an_address_is_an_error() -> None:
+    with pytest.raises(KeyError, match="p-"):
+        router_config(pair(), {})

@@ -15,6 +15,7 @@ from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, params_fr
 from .types import RemoteDecode
 
 T = TypeVar("T")
+_HIGHEST_PORT: Final = 65535
 
 
 class ApiError(Exception):
@@ -92,9 +93,14 @@ def kv_intent(body: Mapping[str, Any]) -> KvIntent:
     if not pull:
         return None
     try:
-        return params_from_object(value)
+        params = params_from_object(value)
     except ParamsUnusable as err:
         raise ApiError(400, f"{err}: nothing can be pulled", param=kvparams.FIELD) from err
+    if not 0 < params.remote_port <= _HIGHEST_PORT:
+        raise ApiError(
+            400, f"{kvparams.FIELD}.remote_port is {params.remote_port}", param=kvparams.FIELD
+        )
+    return params
 
 
 def convert(value: Any, kind: type[T], name: str = "") -> T:

@@ -1,0 +1,94 @@
+"""Bodies to calls: whatever a client sends is a call or an `ApiError`, never anything else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_engine.body import ApiError, decode_json, kv_intent, refuse_unsupported
+from tandem_engine.protocol import (
+    ChatBody,
+    CompletionBody,
+    parse_chat,
+    parse_completion,
+    resolve,
+)
+from tandem_engine.types import RemoteDecode, SamplingParams
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+FIELDS = [*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__, "kv_transfer_params"]
+
+
+def _outcome(decide: Callable[[], object]) -> object:
+    """What `decide` returns, or the error it raises."""
+    try:
+        return decide()
+    except ApiError as err:
+        return err
+
+
+@given(body=st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_object_is_a_call_or_a_400(body: dict[str, Any]) -> None:
+    for parse in (parse_completion, parse_chat):
+        outcome = _outcome(lambda: resolve(parse(body, kv_intent(body)), (1, 2), 32, 100))  # noqa: B023
+        assert isinstance(outcome, SamplingParams) or outcome.status == 400
+
+
+@given(body=st.binary(max_size=50) | st.text(max_size=50).map(str.encode))
+def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
+    outcome = _outcome(lambda: decode_json(body))
+    assert isinstance(outcome, dict) or outcome.status == 400
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = [name for name in CompletionBody.__struct_fields__ if name != "max_tokens"]
+    nulls = {**dict.fromkeys(names), "prompt": "x"}
+    assert parse_completion(nulls, None) == parse_completion({"prompt": "x"}, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [({}, 16), ({"max_tokens": 5}, 5), ({"max_tokens": None}, 30)],
+)
+def test_max_tokens_of_a_completion(body: dict[str, Any], expected: int) -> None:
+    call = parse_completion({"prompt": "x", **body}, None)
+    assert resolve(call, (1, 2), 32, 100).max_tokens == expected
+
+
+def test_max_tokens_of_a_chat_is_what_is_left() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    call = parse_chat({"messages": messages}, None)
+    assert resolve(call, (1, 2), 32, 100).max_tokens == 30
+    call = parse_chat({"messages": messages, "max_tokens": 3, "max_completion_tokens": 4}, None)
+    assert resolve(call, (1, 2), 32, 100).max_tokens == 4
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    call = parse_completion({"prompt": "x", "max_tokens": None}, None)
+    with pytest.raises(ApiError, match="maximum context length is 2") as caught:
+        resolve(call, (1, 2), 2, 100)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (None, None),
+        ({}, None),
+        ({"do_remote_decode": False, "do_remote_prefill": False}, None),
+        ({"do_remote_decode": True}, RemoteDecode()),
+    ],
+)
+def test_whose_kv_comes_or_goes(params: object, expected: object) -> None:
+    assert kv_intent({"kv_transfer_params": params}) == expected
+
+
+def test_unsupported_fields_may_ask_for_nothing() -> None:
+    refuse_unsupported({"presence_penalty": 0.0, "response_format": {"type": "text"}, "foo": 1})
+    with pytest.raises(ApiError, match="response_format is not supported"):
+        refuse_unsupported({"response_format": {"type": "json_object"}})

@@ -45,7 +45,7 @@ class Shape:
     """Conversations of one short prompt that shares nothing."""
     short: int = 40
     max_tokens: int = 16
-    """Of each answer."""
+    """Of each answer, exactly: a model that would end at once decodes nothing worth comparing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Script:
         turns = [(self.questions[i], said[i]) for i in range(now.question)]
         question = self.questions[now.question]
         prompt = self._chat(turns, question) if self.chat else self._text(turns, question)
-        return Call(prompt, max_tokens=self.max_tokens, stream=now.stream)
+        return Call(prompt, self.max_tokens, stream=now.stream, ignore_eos=True)
 
     def _chat(self, turns: Sequence[tuple[str, str]], question: str) -> tuple[Message, ...]:
         messages = [Message("system", self.document)] if self.document else []

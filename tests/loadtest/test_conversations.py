@@ -80,6 +80,11 @@ def test_the_last_question_is_asked_again_the_other_way() -> None:
         assert again.stream is not last.stream
 
 
+def test_answers_have_exactly_their_length() -> None:
+    calls = [s.call(0, []) for s in workload(SHAPE)]
+    assert {(c.max_tokens, c.ignore_eos) for c in calls} == {(SHAPE.max_tokens, True)}
+
+
 def test_a_repeated_question_keeps_its_first_answer() -> None:
     steps = (Step(0, True), Step(0, True), Step(1, True))
     script = Script("s", "", ("q0", "q1"), steps, chat=False, max_tokens=1)

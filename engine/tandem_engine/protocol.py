@@ -27,6 +27,9 @@ MAX_SEQUENCES: Final = 256
 MAX_STOPS: Final = 64
 _COMPLETION_MAX_TOKENS: Final = 16
 _SEED_LIMIT: Final = 2**63
+_HIGHEST_TOP_K: Final = 2**31 - 1
+_LOWEST_TEMPERATURE: Final = 0.01
+_HIGHEST_TEMPERATURE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,13 @@ def parse_chat(raw: Mapping[str, Any], kv: KvIntent) -> Call:
 def resolve(call: Call, prompt: tuple[int, ...], max_model_len: int, vocab: int) -> SamplingParams:
     """The sampling parameters of one prompt of `call`.
 
-    Raises ApiError when the prompt is empty, holds an id outside the `vocab` of the model, or
-    does not fit in `max_model_len` together with the tokens asked for.
+    Raises ApiError when the prompt is empty, does not fit in `max_model_len` together with the
+    tokens asked for, or an id is outside the model's `vocab`.
     """
     if not prompt:
         raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
     check_token_ids(prompt, vocab, "prompt")
+    check_token_ids(call.sampling.stop_token_ids, vocab, "stop_token_ids")
     room = max_model_len - len(prompt)
     wanted = call.max_tokens if call.max_tokens is not None else room
     if room < 1 or wanted > room:
@@ -214,26 +218,33 @@ def _shared(body: _Common, kv: KvIntent) -> _Shared:
 def _sampling(body: _Common, logprobs: int | None, logprobs_name: str) -> SamplingParams:
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise ApiError(400, f"top_p is {body.top_p}: it must be above 0, at most 1", param="top_p")
-    temperature = 1.0 if body.temperature is None else body.temperature
-    if temperature < 0:
-        raise ApiError(
-            400, f"temperature is {temperature}: it must not be negative", param="temperature"
-        )
     if logprobs is not None:
         _within(logprobs_name, logprobs, 0, MAX_LOGPROBS)
     if body.seed is not None:
         _within("seed", body.seed, -_SEED_LIMIT, _SEED_LIMIT - 1)
     return SamplingParams(
         min_tokens=_within("min_tokens", body.min_tokens or 0, 0, None),
-        temperature=temperature,
+        temperature=_temperature(body.temperature),
         top_p=1.0 if body.top_p is None else body.top_p,
         # vLLM takes -1 and 0 for off.
-        top_k=max(0, _within("top_k", body.top_k or 0, -1, None)),
+        top_k=max(0, _within("top_k", body.top_k or 0, -1, _HIGHEST_TOP_K)),
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos is True,
         logprobs=logprobs,
     )
+
+
+def _temperature(value: float | None) -> float:
+    """vLLM's lower end: nearer to 0, but not 0, would divide logits into infinities."""
+    if value is None:
+        return 1.0
+    if not 0 <= value <= _HIGHEST_TEMPERATURE:
+        raise ApiError(
+            400, f"temperature is {value}: it must be 0 to {_HIGHEST_TEMPERATURE}",
+            param="temperature",
+        )  # fmt: skip
+    return max(value, _LOWEST_TEMPERATURE) if value else 0.0
 
 
 def _within(name: str, value: int, low: int, high: int | None) -> int:

@@ -146,10 +146,10 @@ class EngineServer:
 
     async def _admit(self, call: Call, request_id: str) -> list[RunningSequence]:
         """Submit every sequence of `call`, or none. Raises ApiError."""
-        if self._draining:
-            raise ApiError(503, "the engine is shutting down")
         self._model.check_name(call.model)
         prompts = await self._model.prompt_ids(call)
+        if self._draining:
+            raise ApiError(503, "the engine is shutting down")
         samplings = [
             resolve(call, prompt, self._model.max_model_len, self._model.vocab_size)
             for prompt in prompts

@@ -137,6 +137,25 @@ async def test_logprobs_of_the_greedy_choice_are_the_highest(start: Start) -> No
         assert chosen == max(top.values())
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 100, "top_k": 2**31 - 1, "top_p": 1e-300},
+        {"temperature": 1, "seed": 2**63 - 1, "n": 3},
+        {"stop_token_ids": [0, 511], "min_tokens": 12, "ignore_eos": False},
+        {"logprobs": 20, "stop": ["\ufffd", "a" * 5000]},
+    ],
+)
+async def test_no_parameter_a_client_may_send_stops_the_engine(
+    start: Start, extreme: dict[str, Any]
+) -> None:
+    served = await start()
+    answer = await served.post({**GREEDY, **extreme})
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+    assert served.engine.healthy
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_frees_its_blocks(start: Start, stream: bool) -> None:
     served = await start()

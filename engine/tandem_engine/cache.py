@@ -45,6 +45,7 @@ class KvCache:
         self.num_blocks = _num_blocks(config, self.layout, device)
         shape = (self.num_blocks, 2, config.block_size, model.kv_heads, model.head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.layers)]
+        self._gathered = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Store `kv` [tokens, 2, kv_heads, head_dim] in the rows `slots` [tokens, 2] name."""
@@ -53,9 +54,17 @@ class KvCache:
 
     def gather(self, layer: int, halves: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `halves` [2, sequences, blocks], each
-        [sequences, kv_heads, blocks × block_size, head_dim]."""
+        [sequences, kv_heads, blocks × block_size, head_dim], valid until the next call.
+
+        They land in memory that is kept: fresh pages would cost more than the copy.
+        """
         stored = self.layers[layer]
-        picked = stored.view(2 * self.num_blocks, -1).index_select(0, halves.flatten())
+        rows = stored.view(2 * self.num_blocks, -1)
+        shape = (halves.numel(), rows.shape[1])
+        if self._gathered.numel() < shape[0] * shape[1]:
+            self._gathered = rows.new_empty(shape).flatten()
+        picked = self._gathered[: shape[0] * shape[1]].view(shape)
+        torch.index_select(rows, 0, halves.flatten(), out=picked)
         kv = picked.view(2, halves.shape[1], -1, *stored.shape[3:]).transpose(2, 3)
         return kv[0], kv[1]
 

@@ -24,7 +24,7 @@ class DecodeRows:
     halves: Tensor
     """[2, count, blocks] rows for `KvCache.gather`, padded with block 0."""
     mask: Tensor
-    """[count, 1, 1, blocks × block_size]: true where the sequence has a token."""
+    """[count, 1, 1, blocks × block_size]: 0 where the sequence has a token, else −∞."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PrefillRows:
     halves: Tensor | None = None
     """[2, 1, blocks] rows for `KvCache.gather`; None when the chunk starts the prompt."""
     mask: Tensor | None = None
-    """[end − begin, context]: true where a token may look; None: plain causal."""
+    """[end − begin, context]: 0 where a token may look, else −∞; None: plain causal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,23 +64,34 @@ class Runner:
         """The chunks as tensors; those of one token come first."""
         bounds = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         singles = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
-        prefills = zip(chunks[len(singles) :], pairwise(bounds[len(singles) :]), strict=True)
-        rows = [end - 1 for chunk, end in zip(chunks, bounds[1:], strict=True) if chunk.draw]
+        prefills = chunks[len(singles) :]
+        spans = pairwise(bounds[len(singles) :])
+        positions = [np.array([chunk.start for chunk in singles], np.int64)]
+        keys = [np.array([self._key_row(chunk) for chunk in singles], np.int64)]
+        positions += [_positions(chunk) for chunk in prefills]
+        keys += [self._key_rows(chunk) for chunk in prefills]
+        rows = np.concatenate(keys)
         return Batch(
             token_ids=self._tensor([t for chunk in chunks for t in chunk.token_ids]),
-            positions=self._tensor(np.concatenate([_positions(chunk) for chunk in chunks])),
-            slots=self._tensor(np.concatenate([self._slots(chunk) for chunk in chunks])),
+            positions=self._tensor(np.concatenate(positions)),
+            slots=self._tensor(np.stack((rows, rows + self.cache.layout.block_size), 1)),
             decodes=self._decode_rows(singles) if singles else None,
-            prefills=tuple(self._prefill_rows(chunk, *span) for chunk, span in prefills),
-            logit_rows=self._tensor(rows),
+            prefills=tuple(
+                self._prefill_rows(c, *span) for c, span in zip(prefills, spans, strict=True)
+            ),
+            logit_rows=self._tensor(
+                [end - 1 for chunk, end in zip(chunks, bounds[1:], strict=True) if chunk.draw]
+            ),
         )
 
-    def _slots(self, chunk: Chunk) -> _Ints:
-        """Rows of one head-width in the cache: [tokens, (key, value)]."""
-        size = self.cache.layout.block_size
-        block, offset = np.divmod(_positions(chunk), size)
-        keys = np.asarray(chunk.blocks)[block] * (2 * size) + offset
-        return np.stack((keys, keys + size), 1)
+    def _key_row(self, chunk: Chunk) -> int:
+        """The cache row, one token's heads wide, of a single token's key."""
+        block, offset = divmod(chunk.start, self.cache.layout.block_size)
+        return chunk.blocks[block] * 2 * self.cache.layout.block_size + offset
+
+    def _key_rows(self, chunk: Chunk) -> _Ints:
+        block, offset = np.divmod(_positions(chunk), self.cache.layout.block_size)
+        return np.array(chunk.blocks)[block] * (2 * self.cache.layout.block_size) + offset
 
     def _decode_rows(self, chunks: Sequence[Chunk]) -> DecodeRows:
         lengths = np.array([chunk.end for chunk in chunks])
@@ -88,18 +99,24 @@ class Runner:
         for row, chunk in zip(tables, chunks, strict=True):
             row[: len(chunk.blocks)] = chunk.blocks
         places = np.arange(tables.shape[1] * self.cache.layout.block_size)
-        mask = self._tensor(places < lengths[:, None])
+        mask = self._mask(places < lengths[:, None])
         return DecodeRows(len(chunks), self._halves(tables), mask[:, None, None])
 
     def _prefill_rows(self, chunk: Chunk, begin: int, end: int) -> PrefillRows:
         if chunk.start == 0:
             return PrefillRows(begin, end)
-        mask = np.arange(chunk.end) <= _positions(chunk)[:, None]
-        return PrefillRows(begin, end, self._halves(np.array([chunk.blocks])), self._tensor(mask))
+        mask = self._mask(np.arange(chunk.end) <= _positions(chunk)[:, None])
+        return PrefillRows(begin, end, self._halves(np.array([chunk.blocks])), mask)
 
     def _halves(self, tables: _Ints) -> Tensor:
         """Key and value halves of the blocks, [2, *tables]."""
         return self._tensor(np.stack((2 * tables, 2 * tables + 1)))
+
+    def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
+        """Added to the scores: a boolean mask would be turned into this in every layer."""
+        hidden = self._tensor(~visible)
+        mask = torch.zeros(hidden.shape, dtype=self.cache.layers[0].dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)
 
     def _tensor(self, values: Iterable[int] | NDArray[np.generic]) -> Tensor:
         array = values if isinstance(values, np.ndarray) else np.array(values, np.int64)

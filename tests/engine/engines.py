@@ -1,0 +1,125 @@
+"""Engines on a tiny model, and what tests ask of them."""
+
+import asyncio
+import functools
+import random
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tandem_engine.blocks import BlockEvent
+from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
+from tandem_engine.engine import Engine, Generation
+from tandem_engine.tiny import make_tiny_model
+from tandem_engine.types import Delta, LoadFailurePolicy, Pulled, SamplingParams
+
+from .dense import DenseLlama
+
+torch.set_num_threads(1)
+
+GREEDY = functools.partial(SamplingParams, temperature=0.0, ignore_eos=True)
+_directory = tempfile.TemporaryDirectory(prefix="tandem-tiny-")
+
+
+@functools.cache
+def tiny_model() -> Path:
+    """One tiny model for the whole test run."""
+    make_tiny_model(Path(_directory.name), layers=2, hidden=64, heads=4, kv_heads=2)
+    return Path(_directory.name)
+
+
+@functools.cache
+def expected(prompt: tuple[int, ...], count: int) -> list[int]:
+    """What the dense reference answers."""
+    return DenseLlama(tiny_model()).greedy(prompt, count)
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Token ids, the same for the same seed."""
+    source = random.Random(seed)
+    return tuple(source.randrange(4, 512) for _ in range(length))
+
+
+class Tally:
+    """An EngineObserver that adds up and remembers."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.events: list[BlockEvent] = []
+
+    def prefix_cache(self, queries: int, hits: int) -> None:
+        self.counts.update(queries=queries, hits=hits)
+
+    def external_cache(self, queries: int, hits: int) -> None:
+        self.counts.update(external_queries=queries, external_hits=hits)
+
+    def prompt_tokens(self, computed: int, cached: int, external: int) -> None:
+        self.counts.update(computed=computed, cached=cached, external=external)
+
+    def generated(self, tokens: int) -> None:
+        self.counts.update(generated=tokens)
+
+    def preempted(self) -> None:
+        self.counts.update(preempted=1)
+
+    def pulled(self, pulled: Pulled) -> None:
+        self.counts.update(pulls=1, pulled_bytes=pulled.bytes)
+
+    def pull_failed(self) -> None:
+        self.counts.update(pull_failures=1)
+
+    def kv_expired(self) -> None:
+        self.counts.update(expired=1)
+
+    def kv_event(self, event: BlockEvent) -> None:
+        self.events.append(event)
+
+
+def transfer(
+    role: KvRole,
+    engine_id: str,
+    *,
+    lease: float = 30.0,
+    policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE,
+) -> KvTransferConfig:
+    """A hand-off configuration on a free port."""
+    return KvTransferConfig(role, engine_id, lease, policy, side_channel_port=0)
+
+
+@asynccontextmanager
+async def running(tally: Tally | None = None, **settings: Any) -> AsyncIterator[Engine]:
+    """A started engine that must have every block back when the test is through with it."""
+    values = {"dtype": "float64", "num_blocks": 64, "device": "cpu", **settings}
+    config = EngineConfig(model=tiny_model(), **values)
+    engine = Engine(config, tally or Tally())
+    await engine.start()
+    try:
+        yield engine
+        if engine.healthy:
+            await until(lambda: all_free(engine))
+    finally:
+        await engine.stop()
+    assert all_free(engine)
+
+
+def all_free(engine: Engine) -> bool:
+    """Whether nobody has a block and nothing is queued."""
+    stats = engine.stats()
+    return stats.free_blocks == stats.num_blocks and stats.running == stats.waiting == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until `condition` holds; fails after 20 s."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def finish(generation: Generation) -> tuple[list[int], Delta]:
+    """All tokens, and the last delta."""
+    deltas = [delta async for delta in generation]
+    return [token for delta in deltas for token in delta.token_ids], deltas[-1]

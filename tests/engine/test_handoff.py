@@ -1,0 +1,205 @@
+"""Two engines in one process, KV over TCP between them."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from tandem_contract.kvparams import KvTransferParams, params_from_object
+from tandem_engine.config import ConfigError, KvRole
+from tandem_engine.engine import Engine
+from tandem_engine.types import LoadFailurePolicy, RemoteDecode, Request
+
+from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
+
+
+class Pair:
+    """A prefill engine P, a decode engine D, and what they counted."""
+
+    def __init__(
+        self,
+        *,
+        lease: float = 30.0,
+        policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE,
+        decode_blocks: int = 64,
+        prefill_tokens: int = 2048,
+    ) -> None:
+        self.counts_p, self.counts_d = Tally(), Tally()
+        self._p = running(
+            self.counts_p,
+            kv_transfer=transfer(KvRole.PRODUCER, "P", lease=lease),
+            max_num_batched_tokens=prefill_tokens,
+        )
+        self._d = running(
+            self.counts_d,
+            kv_transfer=transfer(KvRole.CONSUMER, "D", policy=policy),
+            num_blocks=decode_blocks,
+        )
+        self._stack = AsyncExitStack()
+        self.p: Engine
+        self.d: Engine
+
+    async def __aenter__(self) -> "Pair":
+        self.p = await self._stack.enter_async_context(self._p)
+        self.d = await self._stack.enter_async_context(self._d)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def prefill(self, request_id: str, tokens: tuple[int, ...]) -> KvTransferParams:
+        """P's leg; what it hands on."""
+        request = Request(request_id, tokens, GREEDY(max_tokens=9), RemoteDecode())
+        answer, last = await finish(self.p.submit(request))
+        assert answer == expected(tokens, 1)
+        assert last.finish_reason == "length"
+        assert last.kv_transfer_params is not None
+        return params_from_object(last.kv_transfer_params)
+
+    def decode(self, request_id: str, tokens: tuple[int, ...], params: KvTransferParams) -> Request:
+        return Request(request_id, tokens, GREEDY(max_tokens=8), params)
+
+
+@pytest.mark.parametrize("length", [2, 15, 16, 17, 32, 100])
+async def test_the_answer_is_the_one_of_one_engine(length: int) -> None:
+    async with Pair() as pair:
+        params = await pair.prefill("a", prompt(length))
+        assert params.remote_num_tokens == length
+        generation = pair.d.submit(pair.decode("b", prompt(length), params))
+        first = await anext(generation)
+        rest, _ = await finish(generation)
+        assert [*first.token_ids, *rest] == expected(prompt(length), 8)
+        assert first.timing is not None
+        assert first.timing.bytes == pair.counts_d.counts["pulled_bytes"] > 0
+        await until(lambda: all_free(pair.p))
+    assert pair.counts_d.counts["external_hits"] == pair.counts_d.counts["external"] == length
+    assert pair.counts_p.counts["expired"] == 0
+
+
+async def test_only_what_is_not_cached_is_pulled_and_pulled_blocks_are_cached() -> None:
+    tokens = prompt(100)
+    async with Pair() as pair:
+        await finish(pair.d.submit(Request("warm", tokens[:50], GREEDY(max_tokens=1))))
+        params = await pair.prefill("a", tokens)
+        answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
+        assert answer == expected(tokens, 8)
+        assert pair.counts_d.counts["external_hits"] == 52
+        await finish(pair.d.submit(Request("again", tokens, GREEDY(max_tokens=1))))
+        assert pair.counts_d.counts["hits"] == 48 + 96
+
+
+async def test_kv_that_is_here_already_is_released_unread() -> None:
+    tokens = prompt(64)
+    async with Pair() as pair:
+        await finish(pair.d.submit(Request("warm", tokens, GREEDY(max_tokens=1))))
+        params = await pair.prefill("a", tokens)
+        answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
+        assert answer == expected(tokens, 8)
+        await until(lambda: all_free(pair.p))
+    assert pair.counts_d.counts["pulls"] == 0
+
+
+async def test_a_reader_may_start_before_the_prefill_ends() -> None:
+    tokens = prompt(300)
+    async with Pair(prefill_tokens=16) as pair:
+        prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
+        assert pair.p.side_channel is not None
+        params = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        decode = pair.d.submit(pair.decode("b", tokens, params))
+        answer, _ = await finish(decode)
+        await finish(prefill)
+        assert answer == expected(tokens, 8)
+    assert pair.counts_d.counts["pull_failures"] == 0
+
+
+@pytest.mark.parametrize("policy", list(LoadFailurePolicy))
+@pytest.mark.parametrize("wrong", ["request", "engine", "length", "blocks"])
+async def test_what_follows_a_failed_load(policy: LoadFailurePolicy, wrong: str) -> None:
+    tokens = prompt(50)
+    changes = {
+        "request": {"remote_request_id": "another"},
+        "engine": {"remote_engine_id": "another"},
+        "length": {"remote_num_tokens": 49},
+        "blocks": {"remote_block_ids": ((1, 2, 3),)},
+    }
+    async with Pair(policy=policy) as pair:
+        params = await pair.prefill("a", tokens)
+        generation = pair.d.submit(
+            pair.decode("b", tokens, replace(params, **changes[wrong]))  # type: ignore[arg-type]  # one field each
+        )
+        answer, last = await finish(generation)
+        if policy is LoadFailurePolicy.RECOMPUTE:
+            assert answer == expected(tokens, 8)
+        else:
+            assert (answer, last.finish_reason) == ([], "error")
+            assert "remote KV could not be loaded" in (last.error or "")
+        assert pair.d.healthy
+        assert pair.counts_d.counts["pull_failures"] == 1
+        await pair.d.release_remote(params)
+        await until(lambda: all_free(pair.p))
+
+
+async def test_abort_during_the_pull_frees_both_sides() -> None:
+    tokens = prompt(300)
+    async with Pair(prefill_tokens=16) as pair:
+        prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
+        assert pair.p.side_channel is not None
+        params = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        decode = pair.d.submit(pair.decode("b", tokens, params))
+        await until(lambda: pair.d.stats().waiting_for_kv == 1)
+        pair.d.abort("b")
+        assert (await finish(decode))[1].finish_reason == "abort"
+        await until(lambda: all_free(pair.d))
+        await finish(prefill)
+        await until(lambda: all_free(pair.p))
+    assert pair.counts_p.counts["expired"] == 0
+
+
+async def test_a_decode_leg_waits_for_blocks_with_its_lease_renewed() -> None:
+    tokens = prompt(60)
+    async with Pair(lease=1.0, decode_blocks=6) as pair:
+        first = pair.d.submit(Request("busy", prompt(40, 1), GREEDY(max_tokens=50)))
+        await anext(first)
+        params = await pair.prefill("a", tokens)
+        decode = pair.d.submit(pair.decode("b", tokens, params))
+        gone = pair.d.submit(pair.decode("c", tokens, params))
+        await gone.aclose()
+        (busy, _), (answer, _) = await asyncio.gather(finish(first), finish(decode))
+        assert len(busy) == 49
+        assert answer == expected(tokens, 8)
+
+
+async def test_an_unread_prompt_is_freed_when_its_lease_ends() -> None:
+    async with Pair(lease=0.05) as pair:
+        await pair.prefill("a", prompt(50))
+        await until(lambda: pair.p.stats().held_requests == 0)
+        assert pair.counts_p.counts["expired"] == 1
+        await pair.prefill("b", prompt(50))
+    assert pair.counts_p.counts["hits"] == 48
+
+
+async def test_a_prefill_aborted_before_its_end_is_not_held() -> None:
+    async with Pair(prefill_tokens=16) as pair:
+        generation = pair.p.submit(Request("a", prompt(300), GREEDY(), RemoteDecode()))
+        await until(lambda: pair.p.stats().running == 1)
+        await generation.aclose()
+        await until(lambda: all_free(pair.p))
+
+
+async def test_a_held_id_cannot_be_used_again_and_stop_frees_it() -> None:
+    async with running(kv_transfer=transfer(KvRole.BOTH, "X")) as engine:
+        request = Request("a", prompt(20), GREEDY(), RemoteDecode())
+        await finish(engine.submit(request))
+        assert engine.stats().held_requests == 1
+        engine.abort("a")
+        assert engine.stats().held_requests == 1
+        await engine.stop()
+
+
+async def test_a_taken_side_channel_is_said_at_start() -> None:
+    async with running(kv_transfer=transfer(KvRole.PRODUCER, "X")) as engine:
+        assert engine.side_channel is not None
+        taken = replace(transfer(KvRole.PRODUCER, "Y"), side_channel_port=engine.side_channel[1])
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with running(kv_transfer=taken):
+                pass

@@ -27,6 +27,8 @@ BATCH_BYTES: Final = 1 << 19
 """Half of a common core's second-level cache: source and kernel buffer fit together."""
 BATCH_VIEWS: Final = 1024
 """IOV_MAX on Linux: more buffers in one system call are an error."""
+_MORE: Final = getattr(socket, "MSG_MORE", 0)
+"""Linux: hold small pieces back until the payload follows; elsewhere they go on their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +150,12 @@ def send_segment(
     Raises KvBroken then, OSError and TimeoutError of the socket.
     """
     digest = xxhash.xxh3_64()
-    sock.sendall(pack(segment), socket.MSG_MORE)
+    sock.sendall(pack(segment), _MORE)
     for views in batches:
         for view in views:
             digest.update(view)
         while views:
-            views = unfilled(views, sock.sendmsg(views, (), socket.MSG_MORE))
+            views = unfilled(views, sock.sendmsg(views, (), _MORE))
             renew()
         if not still_held():
             raise KvBroken("the blocks were given away during the read")

@@ -27,8 +27,10 @@ from .listener import Connection, Listener
 from .sending import ReadSession
 from .threads import shut_down
 from .wire import (
+    DEFAULT_LIMITS,
     MAX_FRAME,
     MAX_ID,
+    MAX_SECONDS,
     Done,
     Hello,
     Limits,
@@ -68,9 +70,15 @@ class Producer:
         lease: float,
         on_free: Callable[[str, FreeReason], None],
         *,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`lease` in seconds; raises ValueError when `layers` are not as `layout` says."""
+        """`lease` is in seconds.
+
+        Raises ValueError when it is not above 0 or exceeds a day, and when `layers` are not as
+        `layout` says.
+        """
+        if not 0 < lease <= MAX_SECONDS:
+            raise ValueError(f"a lease of {lease:g} s: it must be above 0 and at most a day")
         self._memory = block_memory(layers, layout)
         self._blocks = len(layers[0])
         self._layout = layout

@@ -26,6 +26,7 @@ from .blockio import block_memory, receive_segment
 from .reading import Reading
 from .threads import run_on_socket, shut_down
 from .wire import (
+    DEFAULT_LIMITS,
     VERSION,
     Done,
     Frame,
@@ -70,7 +71,7 @@ class Puller:
         layers: Sequence[torch.Tensor],
         layout: KvLayout,
         *,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """Raises ValueError when `layers` are not as `layout` says."""
         self._memory = block_memory(layers, layout)
@@ -204,9 +205,14 @@ def _expect(frame: ToReader, kind: type[_F]) -> _F:
 async def _connect(params: KvTransferParams, limits: Limits) -> socket.socket:
     """A non-blocking connection to the producer's side channel. Raises OSError."""
     loop = asyncio.get_running_loop()
-    family, kind, protocol, _, address = (
-        await loop.getaddrinfo(params.remote_host, params.remote_port, type=socket.SOCK_STREAM)
-    )[0]
+    where = (params.remote_host, params.remote_port)
+    try:
+        found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await loop.getaddrinfo(*where, type=socket.SOCK_STREAM)
+    except (ValueError, OverflowError) as err:
+        raise KvBroken(f"no address: {err}") from err
+    family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)

@@ -37,12 +37,14 @@ MAX_FRAME: Final = 8192
 """Bytes of a frame's body; the longest, Hello with two ids at their limit, needs a third."""
 MAX_ID: Final = 512
 """Characters of an engine or request id."""
+MAX_SECONDS: Final = 86400.0
+"""Of a lease, or of a reader's patience."""
 DIGEST_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class Limits:
     connections: int = 128
     """Peers served, or pulls running, at the same time; each may need a thread. Too low: pulls
     are turned away in a burst."""
+
+
+DEFAULT_LIMITS: Final = Limits()
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -77,7 +82,7 @@ class Read(Frame, frozen=True):
     request_id: _Id
     skip_blocks: _Count
     tokens: _Count
-    patience: _Seconds
+    patience: Annotated[float, msgspec.Meta(ge=0.01, le=MAX_SECONDS)]
     """Seconds of silence after which the reader gives up; Waiting comes three times as often."""
 
 

@@ -13,7 +13,7 @@ from .support import ENGINE, HOST, LAYOUT, Freed, cache, until
 
 
 def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(os.listdir("/dev/fd"))
 
 
 def _transfer_threads() -> list[str]:

@@ -42,7 +42,7 @@ async def producing(
     *,
     layout: KvLayout = LAYOUT,
     lease: float = 60.0,
-    limits: wire.Limits = wire.Limits(),  # noqa: B008 - frozen
+    limits: wire.Limits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Producer]:
     made = Producer(cache(1, layout), layout, ENGINE, HOST, 0, lease, freed, limits=limits)
     await made.start()
@@ -431,3 +431,5 @@ def test_misuse_is_named(freed: Freed) -> None:
     with pytest.raises(ValueError, match="no progress named"):
         producer.complete("r", 4)
     producer.progress("unknown", [1], 4, 1)
+    with pytest.raises(ValueError, match="a lease of 0 s"):
+        Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 0, freed)

@@ -35,7 +35,7 @@ Script = Callable[[Peer], Awaitable[None]]
 @asynccontextmanager
 async def pulling(
     layers: list[torch.Tensor],
-    limits: wire.Limits = wire.Limits(),  # noqa: B008 - frozen
+    limits: wire.Limits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Puller]:
     made = Puller(layers, LAYOUT, limits=limits)
     try:
@@ -344,3 +344,8 @@ async def test_blocks_that_do_not_fit_are_the_callers_mistake(
 ) -> None:
     with pytest.raises(ValueError, match="blocks"):
         await puller.pull(params((HOST, 1)), blocks, skip, tokens)
+
+
+async def test_a_host_that_is_no_name_breaks_the_pull(puller: Puller) -> None:
+    with pytest.raises(KvBroken, match="no address"):
+        await puller.pull(params(("a" * 300, 1)), HERE, 0, TOKENS)

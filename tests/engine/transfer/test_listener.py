@@ -1,0 +1,61 @@
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from tandem_engine.transfer.listener import Connection, Listener
+from tandem_engine.transfer.wire import Limits
+
+from .support import HOST, Peer, connected, until
+
+
+class Guests:
+    """Serves by waiting; a peer that sends a byte is no stranger any more."""
+
+    def __init__(self) -> None:
+        self.here: list[str] = []
+        self.known: list[str] = []
+
+    async def serve(self, connection: Connection) -> None:
+        self.here.append(connection.peer)
+        try:
+            if await asyncio.get_running_loop().sock_recv(connection.sock, 1):
+                connection.greeted()
+                self.known.append(connection.peer)
+                await asyncio.Event().wait()
+        finally:
+            self.here.remove(connection.peer)
+
+
+def name(peer: Peer) -> str:
+    host, port = peer.sock.getsockname()
+    return f"{host}:{port}"
+
+
+async def test_the_oldest_stranger_makes_room() -> None:
+    guests = Guests()
+    listener = Listener(guests.serve, Limits(connections=2))
+    address = await listener.start(HOST, 0)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(connected(address))
+        await first.send_bytes(b"x")
+        await until(lambda: guests.known == [name(first)])
+        second = await stack.enter_async_context(connected(address))
+        await until(lambda: name(second) in guests.here)
+        third = await stack.enter_async_context(connected(address))
+        await until(lambda: guests.here == [name(first), name(third)])
+        await second.ended()
+        await third.send_bytes(b"x")
+        await until(lambda: guests.known == [name(first), name(third)])
+        fourth = await stack.enter_async_context(connected(address))
+        await fourth.ended()
+        assert guests.here == [name(first), name(third)]
+        await listener.close()
+        await first.ended()
+    assert guests.here == []
+
+
+async def test_an_address_that_is_not_this_machines_is_an_os_error() -> None:
+    listener = Listener(Guests().serve, Limits())
+    with pytest.raises(OSError, match="assign"):
+        await listener.start("192.0.2.1", 0)
+    await listener.close()

@@ -21,9 +21,12 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MAX_PENDING: Final = 3
 """A character of UTF-8 has at most four bytes, so at most three can wait for the rest."""
-_WINDOW: Final = 32
-_CONTEXT: Final = 12
-"""Tokens kept when the window is cut: more than `_MAX_PENDING` replacement characters span."""
+_WINDOW: Final = 12
+"""Tokens decoded in one go, at most: a step costs as much as there are."""
+_CONTEXT: Final = 4
+"""Tokens kept when the window is cut, so that a decoder sees what stands before a word."""
+_PENDING_CONTEXT: Final = 10
+"""The same while characters are pending: more than the tokens they can span."""
 
 
 class TokenizerUnusable(EngineError):
@@ -111,7 +114,7 @@ class Detokenizer:
     def _cut(self) -> None:
         """Decode from a few tokens back only, so that a step's cost does not grow."""
         held = len(self._text) - self._given
-        self._window = self._window[-_CONTEXT:]
+        self._window = self._window[-(_PENDING_CONTEXT if held else _CONTEXT) :]
         self._text = self._decode(self._window)
         self._given = len(self._text) - held
 

@@ -23,7 +23,7 @@ from .process import Process
 
 logger = logging.getLogger(__name__)
 
-FAST_PERIOD: Final = 0.1
+FAST_PERIOD: Final = 0.2
 """Seconds between probes of a container that is not ready yet."""
 FIRST_BACKOFF: Final = 0.5
 """Seconds before the first restart; doubled by each further one, up to `LONGEST_BACKOFF`."""

@@ -78,11 +78,12 @@ _INNER: Final = frozenset(
 
 
 def check_fields(pod: Mapping[str, Any]) -> None:
-    """Raises Refused for the first field that is in neither table."""
+    """Raises Refused for the first field of a named Pod that is in neither table."""
     for known, written in _leaves(pod, "", ""):
         if known not in HONOURED and known not in IGNORED:
-            name = pod.get("metadata", {}).get("name", "?")
-            raise Refused(f"pod {name}: {written}: the local runner cannot honour this")
+            raise Refused(
+                f"pod {pod['metadata']['name']}: {written}: the local runner cannot honour this"
+            )
 
 
 def _leaves(node: Any, known: str, written: str) -> Iterator[tuple[str, str]]:

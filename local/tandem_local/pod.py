@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from .container import FIRST_BACKOFF, LONGEST_BACKOFF, Container
+from .errors import Refused
 from .podspec import PodSpec
 
 logger = logging.getLogger(__name__)
@@ -161,6 +162,10 @@ class RunningPod:
             await self._now.stop(min(self.spec.grace, self._stop_timeout))
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-            self._now = self._build()
+            try:
+                self._now = self._build()
+            except Refused as err:
+                logger.error("%s: it stays away", err)
+                return
             self._replaced += 1
             self._changes.notify()

@@ -14,7 +14,8 @@ from .container import Container
 from .errors import Refused, StartFailed
 from .machine import Machine
 from .pod import Changes, Incarnation, RunningPod
-from .podspec import PodSpec, parse_pod, pod_name
+from .podparse import parse_pod, pod_name
+from .podspec import PodSpec
 from .process import tail
 
 
@@ -101,11 +102,15 @@ class Runner:
 
     async def stop(self) -> None:
         """End every pod, all at once; returns when no process of theirs is left."""
-        await asyncio.gather(*(pod.stop() for pod in self.pods.values()))
+        stops = (pod.stop() for pod in self.pods.values())
+        results = await asyncio.gather(*stops, return_exceptions=True)
         self.pods.clear()
         if self._http is not None:
             await self._http.close()
             self._http = None
+        for result in results:
+            if result is not None:
+                raise result
 
     def _parse(self, document: Mapping[str, Any], address: str) -> PodSpec:
         pod = pod_name(document)
@@ -152,7 +157,7 @@ class Runner:
 
 
 def _story(pod: RunningPod, container: Container, what: str) -> str:
-    name = f"{pod.spec.name}/{container.spec.name}"
     reason = f" ({container.reason})" if container.reason else ""
-    lines = [f"{name} | {line}" for line in tail(container.log)]
-    return "\n".join([*lines, f"{name}: {what}{reason}; its log: {container.log}"])
+    lines = [f"  | {line}" for line in tail(container.log)]
+    name = f"{pod.spec.name}/{container.spec.name}"
+    return "\n".join([f"{name}: {what}{reason}; its log, {container.log}:", *lines])

@@ -127,15 +127,18 @@ class Stack:
 
         def ready(pod: RunningPod) -> None:
             name, address = pod.spec.name, pod.spec.address
-            self._console.print(f"  {name} ready at {address} ({clock() - began:.1f} s)")
+            self._say(f"  {name} ready at {address} ({clock() - began:.1f} s)")
             missing = [pod.spec.name for pod in everyone if not pod.ready]
             status.update(f"Waiting for {', '.join(missing) or 'the first answer'}")
 
-        self._console.print(f"Starting {len(everyone)} pods; logs in {self.run_dir / 'pods'}")
+        self._say(f"Starting {len(everyone)} pods; logs in {self.run_dir / 'pods'}")
         with self._console.status("Starting") as status:
             runner.start(everyone)
             await runner.wait_ready(everyone, timeout=self._start_timeout, progress=ready)
             await self._answers()
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     async def _answers(self) -> None:
         """Return when the models can be listed through Envoy: EPP and a decode pod work."""

@@ -144,8 +144,8 @@ async def test_what_dies_before_it_is_ready_is_told_with_its_log(runner: Runner)
     runner.start(pods)
     with pytest.raises(StartFailed) as failure:
         await runner.wait_ready(pods)
-    assert "a/bad | no such model" in str(failure.value)
-    assert "a/bad: ended with 7" in str(failure.value)
+    assert str(failure.value).startswith("a/bad: ended with 7; its log, ")
+    assert str(failure.value).endswith(":\n  | no such model")
 
 
 async def test_what_never_gets_ready_is_named(runner: Runner) -> None:

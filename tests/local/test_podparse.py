@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tandem_local.errors import Refused
-from tandem_local.podspec import expand, parse_pod, relocate
+from tandem_local.podparse import expand, parse_pod, relocate
 
 from .pods import container, pod
 
@@ -58,6 +58,7 @@ def test_a_directory_that_contains_another_mount_path_is_not_replaced_again() ->
     ("document", "message"),
     [
         ({}, "a pod without metadata.name"),
+        ({"metadata": "a"}, "a pod without metadata.name"),
         ({"metadata": {"name": "a"}}, "pod a: not a Pod: spec is missing"),
         ({"metadata": {"name": "a"}, "spec": {"containers": [{}]}}, "name is missing"),
         ({"metadata": {"name": "a"}, "data": {}}, "pod a: data: the local runner cannot"),

@@ -6,8 +6,10 @@ The transfer sends blocks from here and writes pulled ones here. Contents are ra
 belongs to whom is `blocks`' business.
 """
 
+import math
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ class KvCache:
         )
         self.num_blocks = _num_blocks(config, self.layout, device)
         shape = (self.num_blocks, 2, config.block_size, model.kv_heads, model.head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.layers)]
+        self.layers = [_zeros(shape, dtype, device) for _ in range(model.layers)]
         self._gathered = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
@@ -67,6 +69,14 @@ class KvCache:
         torch.index_select(rows, 0, halves.flatten(), out=picked)
         kv = picked.view(2, halves.shape[1], -1, *stored.shape[3:]).transpose(2, 3)
         return kv[0], kv[1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; in host memory the pages of a block come into being when it is first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
 
 
 def _num_blocks(config: EngineConfig, layout: KvLayout, device: torch.device) -> int:

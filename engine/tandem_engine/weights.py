@@ -206,6 +206,8 @@ def _samples(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
+            if size > file.stat().st_size:
+                raise ValueError("it ends within its header")
             header: dict[str, Any] = json.loads(stream.read(size))
             for name, info in header.items():
                 if name == "__metadata__":

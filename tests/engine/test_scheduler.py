@@ -1,0 +1,138 @@
+from tandem_contract.kvparams import KvTransferParams
+from tandem_engine.blocks import BlockManager
+from tandem_engine.scheduler import Scheduler, Step
+from tandem_engine.step import Phase, Sequence
+from tandem_engine.types import Request, SamplingParams
+
+PARAMS = KvTransferParams("P", "r", "127.0.0.1", 1, ((0,),))
+
+
+class Bench:
+    """A scheduler over 4-token blocks, and sequences numbered as they come."""
+
+    def __init__(self, *, blocks: int = 20, max_seqs: int = 8, max_tokens: int = 16) -> None:
+        self.blocks = BlockManager(blocks, 4)
+        self.scheduler = Scheduler(self.blocks, max_seqs=max_seqs, max_tokens=max_tokens)
+        self._order = 0
+
+    def add(self, length: int, remote: KvTransferParams | None = None) -> Sequence:
+        self._order += 1
+        first = 100 * self._order
+        request = Request(
+            str(self._order), tuple(range(first, first + length)), SamplingParams(max_tokens=50)
+        )
+        seq = Sequence(request, self._order, 0, frozenset(), 0.0, remote)
+        self.scheduler.add(seq)
+        return seq
+
+    def step(self) -> list[tuple[str, int, int, bool]]:
+        """Run one step: who, from, to, whether a token was chosen."""
+        return self.run(self.scheduler.schedule())
+
+    def run(self, step: Step) -> list[tuple[str, int, int, bool]]:
+        for chunk in step.chunks:
+            self.scheduler.advance(chunk, 7 if chunk.draw else None)
+        return [(c.sequence.id, c.start, c.end, c.draw is not None) for c in step.chunks]
+
+
+def test_decodes_come_first_then_chunks_within_the_budget() -> None:
+    bench = Bench(max_tokens=10)
+    bench.add(6)
+    bench.add(20)
+    assert bench.step() == [("1", 0, 6, True), ("2", 0, 4, False)]
+    bench.add(3)
+    assert bench.step() == [("1", 6, 7, True), ("2", 4, 13, False)]
+    assert bench.step() == [("1", 7, 8, True), ("2", 13, 20, True), ("3", 0, 2, False)]
+    assert bench.step() == [("1", 8, 9, True), ("2", 20, 21, True), ("3", 2, 3, True)]
+
+
+def test_places_are_given_in_order_of_arrival() -> None:
+    bench = Bench(max_seqs=1)
+    first = bench.add(2)
+    bench.add(2)
+    assert [c[0] for c in bench.step()] == ["1"]
+    assert [c[0] for c in bench.step()] == ["1"]
+    bench.scheduler.end(first)
+    assert [c[0] for c in bench.step()] == ["2"]
+
+
+def test_one_that_does_not_fit_is_not_overtaken() -> None:
+    bench = Bench(blocks=4)
+    bench.add(8)
+    bench.add(12)
+    bench.add(1)
+    assert [c[0] for c in bench.step()] == ["1"]
+    assert bench.scheduler.waiting == 2
+
+
+def test_the_youngest_gives_up_its_blocks_and_comes_back_first() -> None:
+    bench = Bench(blocks=4)
+    first, second = bench.add(8), bench.add(7)
+    assert len(bench.step()) == 2
+    step = bench.scheduler.schedule()
+    assert step.preempted == [second]
+    assert bench.run(step) == [("1", 8, 9, True)]
+    assert (second.phase, second.computed, second.tokens[-1]) == (Phase.WAITING, 0, 7)
+    bench.add(1)
+    assert [c[0] for c in bench.step()] == ["1"]
+    bench.scheduler.end(first)
+    step = bench.scheduler.schedule()
+    assert (step.chunks[0].sequence, step.chunks[0].start) == (second, 4)
+    assert step.admitted == [step.chunks[1].sequence]
+
+
+def test_the_oldest_gives_up_its_own_blocks_when_a_hold_has_the_rest() -> None:
+    bench = Bench(blocks=3)
+    held, seq = bench.add(3), bench.add(8)
+    bench.step()
+    bench.scheduler.end(held, hold=True)
+    assert bench.step() == []
+    assert seq.phase is Phase.WAITING
+    bench.blocks.release_hold(held.id)
+    assert bench.step() == [("2", 8, 9, True)]
+
+
+def test_remote_kv_loads_beside_the_running_and_leaves_one_token_to_compute() -> None:
+    bench = Bench(max_seqs=1)
+    running = bench.add(4)
+    remote = bench.add(10, PARAMS)
+    step = bench.scheduler.schedule()
+    assert (step.loads, [c.sequence for c in step.chunks]) == ([remote], [running])
+    assert (bench.scheduler.loading, len(bench.blocks.table("2"))) == (1, 3)
+    bench.run(step)
+    bench.scheduler.loaded(remote, 9)
+    assert [c[0] for c in bench.step()] == ["1"]
+    bench.scheduler.end(running)
+    assert bench.step() == [("2", 9, 10, True)]
+
+
+def test_a_failed_load_is_computed_in_the_blocks_it_has() -> None:
+    bench = Bench()
+    remote = bench.add(10, PARAMS)
+    assert bench.scheduler.schedule().chunks == []
+    bench.scheduler.loaded(remote, 0)
+    assert bench.step() == [("1", 0, 10, True)]
+
+
+def test_remote_kv_that_is_cached_is_spared() -> None:
+    bench = Bench()
+    first = bench.add(8)
+    bench.step()
+    bench.scheduler.end(first)
+    again = Sequence(
+        Request("2", first.request.prompt_token_ids), 2, 0, frozenset(), 0.0, remote=PARAMS
+    )
+    bench.scheduler.add(again)
+    step = bench.scheduler.schedule()
+    assert (step.spared, step.loads, again.remote) == ([(again, PARAMS)], [], None)
+    assert bench.run(step) == [("2", 4, 8, True)]
+
+
+def test_every_sequence_is_listed_until_it_ends() -> None:
+    bench = Bench(max_seqs=1)
+    seqs = [bench.add(2), bench.add(2), bench.add(9, PARAMS)]
+    bench.step()
+    assert set(bench.scheduler) == set(seqs)
+    for seq in seqs:
+        bench.scheduler.end(seq)
+    assert (list(bench.scheduler), bench.blocks.free_count) == ([], 20)

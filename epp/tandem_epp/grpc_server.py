@@ -5,6 +5,7 @@ Errors: `ListenError` when the address cannot be had.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from time import time
 from typing import Final
 
@@ -44,12 +45,22 @@ class ListenError(OSError):
     """The address is taken or not ours: the process cannot serve."""
 
 
+@dataclass(eq=False, slots=True)
+class _Call:
+    """An open stream. Only while it is `reading` can its task be cancelled and still end with a
+    status: grpcio refuses one beside an unfinished write."""
+
+    task: asyncio.Task[None] | None
+    stream: ExtProcStream
+    reading: bool = True
+
+
 class GrpcServer:
     """Serves ext_proc on one address."""
 
     def __init__(self, placer: Placer, listen: HostPort, body_limit: int) -> None:
         self._placer, self._listen, self._limit = placer, listen, body_limit
-        self._open: dict[asyncio.Task[None], ExtProcStream] = {}
+        self._open: set[_Call] = set()
         self._stopping = False
         self._server = grpc.aio.server(
             options=(
@@ -84,9 +95,9 @@ class GrpcServer:
         """
         self._stopping = True
         stopped = asyncio.create_task(self._server.stop(grace))
-        for task, stream in list(self._open.items()):
-            if stream.placed:
-                task.cancel()
+        for call in self._open:
+            if call.task and call.reading and call.stream.placed:
+                call.task.cancel()
         await stopped
 
     async def _process(
@@ -94,13 +105,15 @@ class GrpcServer:
         requests: AsyncIterator[pb.ProcessingRequest],
         context: grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse],
     ) -> None:
-        stream, task = ExtProcStream(self._placer, self._limit), asyncio.current_task()
-        if task is not None:
-            self._open[task] = stream
+        stream = ExtProcStream(self._placer, self._limit)
+        call = _Call(asyncio.current_task(), stream)
+        self._open.add(call)
         try:
             async for request in requests:
+                call.reading = False
                 for answer in stream.receive(read_message(request), time()):
                     await context.write(write_answer(answer))
+                call.reading = True
                 if self._stopping and stream.placed:
                     break
         except asyncio.CancelledError:
@@ -108,8 +121,7 @@ class GrpcServer:
                 raise
         finally:
             stream.close()
-            if task is not None:
-                del self._open[task]
+            self._open.discard(call)
 
 
 def read_message(message: pb.ProcessingRequest) -> Input:

@@ -26,6 +26,9 @@ class PrefixIndex:
         """Blocks held, one of several generations counted in each: never below the truth."""
         return sum(map(len, self._generations))
 
+    def __contains__(self, block: int) -> bool:
+        return any(block in generation for generation in self._generations)
+
     def resize(self, capacity: int) -> None:
         """Hold at most `capacity` blocks from now on. Raises ValueError below GENERATIONS."""
         if capacity < GENERATIONS:
@@ -43,12 +46,10 @@ class PrefixIndex:
 
     def match(self, chain: Sequence[int]) -> int:
         """How many blocks of `chain` are held, counted from its start without a gap."""
-        generations = [g for g in self._generations if g]
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high) // 2
-            block = chain[middle]
-            if any(block in generation for generation in generations):
+            if chain[middle] in self:
                 low = middle + 1
             else:
                 high = middle

@@ -17,14 +17,14 @@ from typing import Final
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.timing import parse_timing
 
 from .decide import Situation, SplitImpossible, Verdict, decide
 from .messages import HttpRequest, Immediate, Mutation
 from .metrics import Metrics
-from .pods import Fleet, Pod
+from .pods import Fleet, Pod, may_prefill
 from .request import BadRequest, InferenceRequest, Kind, parse_request
 from .scheduling.config import Scheduling
 from .scheduling.profile import Context
@@ -140,21 +140,20 @@ class EndpointPicker:
         verdict = decide(situation, scheduling.rules)
         prefill: Sequence[Pod] = ()
         if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
-            ranked = scheduling.prefill.run(ready, context, PREFILL_CANDIDATES + 1, self._random)
-            prefill = [pod for pod in ranked if pod is not decode[0]][:PREFILL_CANDIDATES]
+            others = tuple(pod for pod in ready if may_prefill(pod, decode[0]))
+            prefill = scheduling.prefill.run(others, context, PREFILL_CANDIDATES, self._random)
         return Pick(verdict, decode, prefill, situation.cached_tokens)
 
     def _situation(self, context: Context, decode: Pod, ready: Sequence[Pod]) -> Situation:
-        request, fleet = context.request, self._fleet
+        request = context.request
         prompt_tokens = request.prompt_tokens if request else 0
         return Situation(
             prompt_tokens=prompt_tokens,
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
             block_tokens=decode.block_tokens,
-            configured=self.routing.serving.enabled and fleet.may_prefill_for(decode),
-            prefill_ready=any(
-                pod is not decode and pod.backend.role.serves(Role.PREFILL) for pod in ready
-            ),
+            configured=self.routing.serving.enabled
+            and any(may_prefill(pod, decode) for pod in self._fleet),
+            prefill_ready=any(may_prefill(pod, decode) for pod in ready),
             one_engine=request.one_engine if request else "passthrough",
         )
 

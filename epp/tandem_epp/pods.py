@@ -182,9 +182,15 @@ class Fleet:
             self._views[key] = view
         return view
 
-    def may_prefill_for(self, decode: Pod) -> bool:
-        """Whether the configuration has another backend, healthy or not, to prefill on."""
-        return any(p is not decode and p.backend.role.serves(Role.PREFILL) for p in self)
+
+def may_prefill(pod: Pod, decode: Pod) -> bool:
+    """Whether `pod` may run the prefill of a request that decodes on `decode`.
+
+    Never for itself, and a unified backend not for another one: two engines that each do both are
+    no disaggregation.
+    """
+    roles = {pod.backend.role, decode.backend.role}
+    return pod is not decode and pod.backend.role.serves(Role.PREFILL) and roles != {Role.UNIFIED}
 
 
 def _literal(backend: Backend) -> str | None:

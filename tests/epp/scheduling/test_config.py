@@ -1,0 +1,148 @@
+"""EndpointPickerConfig: llm-d's files load, mistakes are told with their line."""
+
+from random import Random
+from textwrap import dedent
+
+import pytest
+from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.documents import DocumentError, parse_documents
+from tandem_contract.paths import Role
+from tandem_epp.decide import Rules
+from tandem_epp.pods import Pod
+from tandem_epp.request import InferenceRequest
+from tandem_epp.scheduling.config import Scheduling, load_scheduling
+from tandem_epp.scheduling.profile import Context
+
+LLMD = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: openai-parser
+- type: approx-prefix-cache-producer
+  parameters: {maxPrefixBlocksToMatch: 256, lruCapacityPerServer: 1000}
+- type: prefix-cache-scorer
+- type: queue-scorer
+  name: q
+- type: prefill-filter
+- type: decode-filter
+- type: max-score-picker
+  parameters: {maxNumOfEndpoints: 2}
+- type: prefix-based-pd-decider
+  parameters: {nonCachedTokens: 16}
+- type: disagg-profile-handler
+  parameters: {deciders: {prefill: prefix-based-pd-decider}}
+schedulingProfiles:
+- name: prefill
+  plugins: [{pluginRef: prefill-filter}, {pluginRef: max-score-picker}, {pluginRef: q}]
+- name: decode
+  plugins:
+  - {pluginRef: decode-filter, weight: 0}
+  - {pluginRef: max-score-picker}
+  - {pluginRef: prefix-cache-scorer, weight: 2}
+"""
+
+
+def loaded(text: str, *, fallback: bool = True) -> Scheduling:
+    documents = parse_documents(dedent(text) or "{}", "router.yaml")
+    serving = DisaggregatedServing(fallback_to_unified=fallback)
+    return load_scheduling(documents[0], documents[0].data, serving)
+
+
+def pods() -> list[Pod]:
+    roles = [Role.DECODE, Role.DECODE, Role.PREFILL]
+    return [
+        Pod(Backend(name=f"{role}-{i}", url="http://127.0.0.1:1", role=role))
+        for i, role in enumerate(roles)
+    ]
+
+
+def test_an_llmd_file_loads() -> None:
+    scheduling = loaded(LLMD)
+    assert scheduling.rules == Rules(non_cached_tokens=16)
+    assert (scheduling.endpoints, scheduling.index.lruCapacityPerServer) == (2, 1000)
+    request = InferenceRequest("m", b"x" * 640)
+    fleet = pods()
+    fleet[1].index.add(request.chain(16))
+    decode = scheduling.decode.run(fleet, Context(request), 2, Random(1))
+    assert [pod.name for pod in decode] == ["decode-1", "decode-0"]
+    prefill = scheduling.prefill.run(fleet, Context(request), 2, Random(1))
+    assert [pod.name for pod in prefill] == ["prefill-2"]
+
+
+def test_the_default_weighs_prefix_hits_over_load() -> None:
+    scheduling = loaded("{}", fallback=False)
+    assert scheduling.rules == Rules(fallback_to_unified=False)
+    request = InferenceRequest("m", b"x" * 640)
+    fleet = pods()
+    fleet[1].index.add(request.chain(16))
+    fleet[1].in_flight = 1
+    assert scheduling.decode.run(fleet, Context(request), 1, Random(1)) == [fleet[1]]
+    fleet[1].index.clear()
+    assert scheduling.decode.run(fleet, Context(request), 1, Random(1)) == [fleet[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("plugins: [{type: queue-scorer}]", Rules()),
+        ("plugins: [{type: always-disagg-pd-decider}]", Rules(always=True)),
+        ("plugins: [{type: disagg-profile-handler}]", Rules(split=False)),
+        (
+            "plugins: [{type: disagg-profile-handler, parameters: "
+            "{deciderPluginName: always-disagg-pd-decider}}, {type: always-disagg-pd-decider}]",
+            Rules(always=True),
+        ),
+    ],
+)
+def test_which_decider_decides(text: str, rules: Rules) -> None:
+    assert loaded(text).rules == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "\nplugins:\n- type: queue-scorer\n- type: prefix-cache-score",
+            r"router.yaml:4: plugins\[1\].type: unknown plugin 'prefix-cache-score'; "
+            "did you mean 'prefix-cache-scorer'",
+        ),
+        ("plugins:\n- type: zzz", "router.yaml:2: .* known: active-request-scorer"),
+        ("kind: Pod", "router.yaml:1: kind: 'Pod' is not EndpointPickerConfig"),
+        ("apiVersion: v9", "router.yaml:1: apiVersion"),
+        ("plugin: []", "router.yaml:1: .*unknown field `plugin`"),
+        (
+            "plugins:\n- type: max-score-picker\n  parameters:\n    maxNumOfEndpoints: 0",
+            ":4: .*0 is",
+        ),
+        ("plugins:\n- type: queue-scorer\n  parameters:\n    x: 1", ":3: .*unknown field `x`"),
+        ("plugins:\n- {type: queue-scorer}\n- {type: queue-scorer}", ":3: .*is taken"),
+        (
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles:\n- name: decode\n"
+            "  plugins:\n  - pluginRef: queue",
+            ":5: .*unknown plugin reference 'queue'; did you mean 'queue-scorer'",
+        ),
+        (
+            "plugins: [{type: queue-scorer}]\nschedulingProfiles:\n- name: decode\n"
+            "  plugins:\n  - {pluginRef: queue-scorer, weight: -1}",
+            ":5: .*-1.0 is below 0",
+        ),
+        ("schedulingProfiles: [{name: a}, {name: b}]", ":1: .*unknown profile 'decode'"),
+        (
+            "plugins: [{type: disagg-profile-handler, parameters: {deciders: {prefill: alway}}}]",
+            ":1: .*unknown decider 'alway'",
+        ),
+    ],
+)
+def test_mistakes_are_told_with_their_line(text: str, message: str) -> None:
+    with pytest.raises(DocumentError, match=message):
+        loaded(text)
+
+
+def test_steady_scores_are_kept_while_the_view_is_the_same() -> None:
+    scheduling = loaded("plugins: [{type: queue-scorer}]")
+    view = tuple(pods())
+    first = scheduling.decode.run(view, Context(None), 2, Random(1))
+    assert {pod.name for pod in first} == {"decode-0", "decode-1"}
+    assert {pod.name for pod in scheduling.decode.run(view[1:], Context(None), 2, Random(1))} == {
+        "decode-1"
+    }

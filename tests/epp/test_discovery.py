@@ -1,0 +1,80 @@
+"""The configuration file: what is refused, and reloads that keep what works."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from tandem_contract.documents import DocumentError
+from tandem_epp.discovery import Watch, load, reload, reload_keys
+
+GOOD = "backends: [{name: a, url: 'http://10.0.0.1:8000'}]\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "router.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_backends_and_scheduling_stand_in_one_file(tmp_path: Path) -> None:
+    text = GOOD + "disaggregated_serving: {enabled: true}\nplugins: [{type: random-picker}]\n"
+    loaded = load(written(tmp_path, text), {})
+    assert [backend.name for backend in loaded.config.backends] == ["a"]
+    assert loaded.routing.serving.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "router.yaml:1: expected one YAML mapping"),
+        ("backends: []\n", "router.yaml:1: backends: there are none"),
+        ("plugins: []\n", "backends: there are none"),
+        (GOOD + "plugins:\n- type: queue-score\n", "router.yaml:3: .*did you mean 'queue-scorer'"),
+        (GOOD + "a: [\n", "router.yaml:3: not YAML"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_its_line(
+    tmp_path: Path, text: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(DocumentError, match=message):
+        load(file, {})
+    assert reload(file, {}) is None
+    assert "stays as it was" in caplog.text
+    assert "router.yaml:" in caplog.text
+
+
+def test_bad_keys_are_told_and_good_ones_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "k1").write_bytes(b"short")
+    assert reload_keys(tmp_path) is None
+    assert "at least 16 bytes" in caplog.text
+    (tmp_path / "k1").write_bytes(b"long enough to be a key")
+    assert reload_keys(tmp_path) == {"k1": b"long enough to be a key"}
+
+
+@pytest.mark.parametrize("how", ["rewritten", "swapped link", "gone and back"])
+async def test_a_change_is_noticed_however_it_is_made(tmp_path: Path, how: str) -> None:
+    file, changed = written(tmp_path, GOOD), asyncio.Event()
+    if how == "swapped link":
+        (tmp_path / "v1").write_text(GOOD)
+        (tmp_path / "v2").write_text(GOOD)
+        file.unlink()
+        file.symlink_to(tmp_path / "v1")
+    watch = asyncio.create_task(Watch(file, changed.set, interval=0.01).run())
+    try:
+        if how == "rewritten":
+            file.write_text(GOOD * 2)
+        elif how == "swapped link":
+            (tmp_path / "new").symlink_to(tmp_path / "v2")
+            os.replace(tmp_path / "new", file)
+        else:
+            file.unlink()
+            await asyncio.wait_for(changed.wait(), 20)
+            changed.clear()
+            file.write_text(GOOD)
+        await asyncio.wait_for(changed.wait(), 20)
+    finally:
+        watch.cancel()

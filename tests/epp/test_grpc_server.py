@@ -1,0 +1,148 @@
+"""The grpcio transport over a real socket, without Envoy."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf.struct_pb2 import Struct
+from tandem_contract import headers as wire
+from tandem_contract.commandline import HostPort
+from tandem_epp.grpc_server import SERVICE, GrpcServer, ListenError, read_message
+from tandem_epp.messages import BodyMode, RequestHeaders
+
+from .real import until
+from .test_picker import World
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[tuple[GrpcServer, grpc.aio.StreamStreamCall]]:
+    """A server and one open stream."""
+    server = GrpcServer(world.picker, HostPort("127.0.0.1", 0), 1 << 20)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = channel.stream_stream(
+            f"/{SERVICE}/Process",
+            request_serializer=pb.ProcessingRequest.SerializeToString,
+            response_deserializer=pb.ProcessingResponse.FromString,
+        )
+        yield server, method()
+    await server.stop(0)
+
+
+def head(
+    path: str, *, end: bool, mode: int = BodyMode.FULL_DUPLEX_STREAMED
+) -> pb.ProcessingRequest:
+    message = pb.ProcessingRequest()
+    message.protocol_config.request_body_mode = mode
+    message.request_headers.end_of_stream = end
+    for name, value in ((":method", "POST"), (":path", path), (wire.REQUEST_ID, "r")):
+        message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    return message
+
+
+def body(data: bytes, *, end: bool) -> pb.ProcessingRequest:
+    return pb.ProcessingRequest(request_body=pb.HttpBody(body=data, end_of_stream=end))
+
+
+async def test_a_request_is_placed_answered_and_counted_to_its_end() -> None:
+    world = World(d="decode", p="prefill")
+    async with served(world) as (_, call):
+        text = b'{"model": "m", "prompt": "hi"}'
+        await call.write(head("/v1/completions", end=False))
+        await call.write(body(text[:9], end=False))
+        await call.write(body(text[9:], end=True))
+        headers, chunk = await call.read(), await call.read()
+        response = headers.request_headers.response
+        options = response.header_mutation.set_headers
+        assert {(o.header.key, o.append_action) for o in options} == {
+            (wire.DESTINATION_ENDPOINT, 2),
+            (wire.PLAN, 2),
+        }
+        assert response.clear_route_cache
+        metadata = headers.dynamic_metadata[wire.METADATA_NAMESPACE]
+        assert metadata[wire.DESTINATION_ENDPOINT] == "10.0.0.1:8000"
+        streamed = chunk.request_body.response.body_mutation.streamed_response
+        assert (streamed.body, streamed.end_of_stream) == (text, True)
+        assert world["d"].in_flight == 1
+
+        timing = pb.ProcessingRequest()
+        timing.response_headers.headers.headers.add(key=wire.TIMING, raw_value=b"queue=0.5")
+        await call.write(timing)
+        answer = await call.read()
+        removed = answer.response_headers.response.header_mutation.remove_headers
+        assert list(removed) == [wire.TIMING]
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert world["d"].in_flight == 0
+
+
+async def test_a_stream_that_breaks_off_is_counted_no_longer() -> None:
+    world = World(d="decode")
+    async with served(world) as (_, call):
+        await call.write(head("/", end=True))
+        await call.read()
+        assert world["d"].in_flight == 1
+        call.cancel()
+
+        async def over() -> bool:
+            return world["d"].in_flight == 0
+
+        await until(over)
+
+
+async def test_a_refusal_is_immediate() -> None:
+    async with served(World(d="decode")) as (_, call):
+        await call.write(head("/v1/completions", end=False))
+        await call.write(body(b"{", end=True))
+        answer = (await call.read()).immediate_response
+        assert answer.status.code == 400
+        assert b"not JSON" in answer.body
+        assert answer.headers.set_headers[0].header.raw_value == b"application/json"
+
+
+async def test_a_stop_ends_placed_streams_with_ok() -> None:
+    async with served(World(d="decode")) as (server, call):
+        await call.write(head("/", end=True))
+        await call.read()
+        await server.stop(5)
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_port_in_use_is_an_error() -> None:
+    world = World(d="decode")
+    first = GrpcServer(world.picker, HostPort("127.0.0.1", 0), 1)
+    port = await first.start()
+    second = GrpcServer(world.picker, HostPort("127.0.0.1", port), 1)
+    with pytest.raises(ListenError, match=f"127.0.0.1:{port}"):
+        await second.start()
+    await first.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key", "value"),
+    [
+        (wire.METADATA_NAMESPACE, wire.SUBSET_HINT, "10.0.0.1:80, 10.0.0.2:80"),
+        (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY, ["10.0.0.1:80", "10.0.0.2:80"]),
+    ],
+)
+def test_a_subset_hint_is_read_in_either_place(namespace: str, key: str, value: object) -> None:
+    message = head("/", end=True)
+    hint = Struct()
+    hint.update({key: value})
+    message.metadata_context.filter_metadata[namespace].CopyFrom(hint)
+    read = read_message(message)
+    assert isinstance(read, RequestHeaders)
+    assert read.request.subset == {"10.0.0.1:80", "10.0.0.2:80"}
+
+
+def test_a_gateway_that_tells_no_mode_is_taken_for_full_duplex() -> None:
+    message = pb.ProcessingRequest()
+    message.request_headers.SetInParent()
+    read = read_message(message)
+    assert isinstance(read, RequestHeaders)
+    assert read.request_mode is BodyMode.FULL_DUPLEX_STREAMED
+    assert read.request.subset is None
+    with pytest.raises(ValueError, match="without content"):
+        read_message(pb.ProcessingRequest())

@@ -1,0 +1,94 @@
+"""The command: usage errors in one line, ports in use, reload, graceful end."""
+
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+from tandem_epp.main import main
+
+from .real import Backend, epp, serving, until
+
+GOOD = "backends: [{name: a, url: 'http://127.0.0.1:1'}]\n"
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "Missing option '--config'"),
+        (("--wrong",), "No such option '--wrong'"),
+        (("--listen", "nowhere"), "HOST:PORT"),
+        (("--max-body", "-1"), "-1 is not in the range"),
+        (("--config", "FILE", "--discovery", "kubernetes"), "kubernetes is to come"),
+        (("--config", "FILE", "--transport", "h2"), "h2 is to come"),
+        (("--config", "FILE", "--namespace", "x"), "--namespace"),
+        (("--config", "FILE", "--plan-key-dir", "/nonexistent"), "does not exist"),
+        (("--config", "/nonexistent.yaml"), "/nonexistent.yaml: cannot read it"),
+    ],
+)
+def test_usage_errors_end_with_2(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(GOOD)
+    status, stderr = invoke(*(str(file) if flag == "FILE" else flag for flag in flags))
+    assert status == 2
+    assert message in stderr
+
+
+def test_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("backends:\n- name: a\n  url: x\n")
+    status, stderr = invoke("--config", str(file))
+    assert status == 2
+    assert stderr.startswith(f"error: {file}:3: backends[0].url:")
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("flag", ["--listen", "--health", "--metrics"])
+def test_a_port_in_use_ends_with_1_and_one_line(tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(GOOD)
+    free = {"--listen", "--health", "--metrics"} - {flag}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        others = (word for other in free for word in (other, "127.0.0.1:0"))
+        status, stderr = invoke("--config", str(file), flag, f"127.0.0.1:{port}", *others)
+    assert status == 1
+    assert stderr.startswith("error: ")
+    assert port in stderr
+    assert stderr.count("\n") == 1
+
+
+@pytest.mark.component
+async def test_backends_come_and_go_with_the_file_and_a_bad_file_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    file, a, b = tmp_path / "router.yaml", Backend("a"), Backend("b")
+    async with serving(a, b):
+        file.write_text(f"backends: [{{name: a, url: 'http://127.0.0.1:{a.port}'}}]")
+        async with epp(file) as picker, aiohttp.ClientSession() as session:
+            assert 'tandem_epp_backend_healthy{backend="a"}' in await picker.figures()
+            file.write_text("backends: [")
+
+            async def b_is_there() -> bool:
+                return (await picker.figures()).get(
+                    'tandem_epp_backend_healthy{backend="b"}'
+                ) == 1.0
+
+            file.write_text(
+                f"backends: [{{name: b, url: 'http://127.0.0.1:{b.port}', role: decode}}]"
+            )
+            await until(b_is_there)
+            assert 'tandem_epp_backend_healthy{backend="a"}' not in await picker.figures()
+            async with session.get(f"http://127.0.0.1:{picker.health}/healthz") as response:
+                assert response.status == 200
+            picker.process.terminate()
+            assert await picker.process.wait() == 0

@@ -1,0 +1,216 @@
+"""From a request to headers: every path, every refusal, and exact counts."""
+
+import json
+from random import Random
+
+import pytest
+from tandem_contract import headers as wire
+from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.documents import parse_documents
+from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.plan import Plan, verify
+from tandem_contract.timing import Timing
+from tandem_epp.messages import HttpRequest
+from tandem_epp.metrics import Metrics
+from tandem_epp.picker import EndpointPicker, Placement, Routing
+from tandem_epp.pods import Fleet, Gauges, Pod, Report
+from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.stream import Refused
+
+KEYS = {"k": b"0123456789abcdef"}
+LONG = "word " * 400
+NOW = 1000.0
+
+
+class World:
+    """A picker over backends `name: role`, each at 10.0.0.N:8000."""
+
+    def __init__(self, scheduling: str = "{}", *, enabled: bool = True, **roles: str) -> None:
+        serving = DisaggregatedServing(enabled=enabled, fallback_to_unified="strict" not in roles)
+        roles.pop("strict", None)
+        document = parse_documents(scheduling, "router.yaml")[0]
+        self.fleet = Fleet()
+        self.fleet.apply(
+            Backend(name=name, url=f"http://10.0.0.{i}:8000", role=Role(role), models=("m",))
+            for i, (name, role) in enumerate(roles.items(), 1)
+        )
+        self.metrics = Metrics(self.fleet)
+        routing = Routing(serving, load_scheduling(document, document.data, serving))
+        self.picker = EndpointPicker(self.fleet, routing, self.metrics, Random(3))
+        self.picker.plan_keys = KEYS
+
+    def __getitem__(self, name: str) -> Pod:
+        return next(pod for pod in self.fleet if pod.name == name)
+
+    def down(self, name: str) -> None:
+        self[name].unreachable()
+        self.fleet.changed()
+
+    def place(self, prompt: object = LONG, **fields: object) -> tuple[Placement, Plan]:
+        body = json.dumps({"model": "m", "prompt": prompt, **fields}).encode()
+        request = HttpRequest("POST", "/v1/completions?x=1", {wire.REQUEST_ID: "r"})
+        placement = self.picker.place(request, body, NOW)
+        header = dict(placement.mutation.set)[wire.PLAN]
+        return placement, verify(header, KEYS, request_id="r", now=NOW)
+
+    def refused(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
+        http = HttpRequest("POST", "/v1/completions", request)
+        with pytest.raises(Refused) as refusal:
+            self.picker.place(http, body, NOW)
+        immediate = refusal.value.immediate
+        error = json.loads(immediate.body)["error"]
+        assert error["code"] == immediate.status
+        return immediate.status, {**error, **dict(immediate.headers)}
+
+    def decisions(self, path: str, reason: str) -> float | None:
+        labels = {"path": path, "reason": reason}
+        return self.metrics.registry.get_sample_value("tandem_epp_decisions_total", labels)
+
+
+def test_a_split_names_both_pods_and_overwrites_what_was_there() -> None:
+    world = World(d="decode", p1="prefill", p2="prefill")
+    world["p1"].in_flight = 5
+    placement, plan = world.place()
+    headers = dict(placement.mutation.set)
+    assert headers[wire.DESTINATION_ENDPOINT] == placement.mutation.destination == "10.0.0.1:8000"
+    assert headers[wire.PREFILLER_HOST_PORT] == "10.0.0.3:8000,10.0.0.2:8000"
+    assert set(placement.mutation.remove) == wire.INTERNAL - headers.keys()
+    assert wire.REQUEST_ID not in headers
+    assert (plan.path, plan.reason) == (RoutingPath.PREFILL_THEN_DECODE, "worth_it")
+    assert (plan.decode.name, [p.name for p in plan.prefill]) == ("d", ["p2", "p1"])
+    assert plan.expires > NOW
+    assert world.decisions("prefill_then_decode", "worth_it") == 1
+
+
+def test_what_was_placed_is_known_as_cached_on_both_pods() -> None:
+    world = World(d1="decode", d2="decode", p="prefill")
+    first, _ = world.place()
+    _, again = world.place()
+    assert again.path is RoutingPath.FAST_DECODE
+    assert again.decode.name == first.decode.name
+    assert again.cached_tokens == 496
+    world.down(first.decode.name)
+    other, plan = world.place()
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+    assert other.decode is not first.decode
+
+
+def test_a_short_prompt_a_batch_and_a_disabled_split_are_unified() -> None:
+    world = World(d="decode", p="prefill")
+    assert world.place("hi")[1].reason == "short_prompt"
+    assert world.place([LONG, LONG])[1].reason == "batch"
+    assert world.place(LONG, n=2)[1].reason == "n"
+    assert World(enabled=False, d="decode", p="prefill").place()[1].reason == "not_disaggregated"
+    assert World(u="unified", v="unified").place()[1].path is RoutingPath.UNIFIED
+
+
+def test_a_unified_backend_prefills_for_others_and_not_for_itself() -> None:
+    world = World(d="decode", u="unified")
+    world["u"].in_flight = 9
+    assert [p.name for p in world.place()[1].prefill] == ["u"]
+    alone = World(p="prefill", u="unified")
+    assert [p.name for p in alone.place()[1].prefill] == ["p"]
+    alone.down("p")
+    assert alone.place("new " * 400)[1].path is RoutingPath.FALLBACK
+
+
+def test_no_prefill_backend_falls_back_or_is_refused() -> None:
+    world = World(d="decode", p="prefill")
+    world.down("p")
+    assert world.place()[1].path is RoutingPath.FALLBACK
+    strict = World(d="decode", p="prefill", strict="")
+    strict.down("p")
+    status, error = strict.refused(json.dumps({"prompt": LONG}).encode())
+    assert (status, error["retry-after"]) == (503, "1")
+
+
+def test_without_a_decode_backend_any_engine_serves() -> None:
+    world = World(d="decode", p="prefill")
+    world.down("d")
+    placement, plan = world.place()
+    assert (placement.decode.name, plan.path) == ("p", RoutingPath.FALLBACK)
+    assert plan.reason == "no_decode_backend"
+    world.down("p")
+    assert world.refused(b"{}")[0] == 503
+
+
+def test_counts_follow_a_request_and_end_at_zero() -> None:
+    world = World(d="decode", p="prefill")
+    placement, _ = world.place()
+    assert (world["d"].in_flight, world["p"].in_flight) == (1, 1)
+    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode())
+    assert (world["d"].in_flight, world["p"].in_flight) == (1, 0)
+    placement.responded(None)
+    placement.end()
+    assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
+    assert (world["p"].prefill_rate, world["d"].prefill_rate) == (80, None)
+    sample = world.metrics.registry.get_sample_value
+    assert sample("tandem_epp_prefix_hit_ratio_sum", {"source": "measured"}) == 0.2
+    early, _ = world.place()
+    early.end()
+    assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
+
+
+def test_refusals() -> None:
+    world = World(d="decode")
+    status, error = world.refused(b'{"model": "other"}')
+    assert (status, error["param"]) == (404, "model")
+    assert "`other` does not exist" in str(error["message"])
+    assert world.refused(b"{")[0] == 400
+    assert json.loads(world.picker.too_large(5).body)["error"]["code"] == 413
+    assert world.decisions("refused", "unknown_model") == 1
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        HttpRequest("GET", "/v1/models", {}),
+        HttpRequest("POST", "/v1/embeddings", {}),
+        HttpRequest("POST", "/v1/completions", {"content-type": "text/plain"}),
+    ],
+)
+def test_what_is_not_read_passes_through_with_an_id(request_head: HttpRequest) -> None:
+    world = World(d="decode", p="prefill")
+    assert not world.picker.needs_body(request_head)
+    placement = world.picker.place(request_head, b"", NOW)
+    headers = dict(placement.mutation.set)
+    assert headers[wire.DESTINATION_ENDPOINT] == "10.0.0.1:8000"
+    plan = verify(headers[wire.PLAN], KEYS, request_id=headers[wire.REQUEST_ID], now=NOW)
+    assert (plan.path, plan.reason) == (RoutingPath.UNIFIED, "passthrough")
+
+
+def test_without_keys_there_is_no_plan() -> None:
+    world = World(d="decode")
+    world.picker.plan_keys = {}
+    placement = world.picker.place(HttpRequest("GET", "/", {}), b"", NOW)
+    assert wire.PLAN in placement.mutation.remove
+
+
+@pytest.mark.parametrize("hint", ["10.0.0.2:8000", "10.0.0.2"])
+def test_a_subset_hint_is_kept_to(hint: str) -> None:
+    world = World(d1="decode", d2="decode")
+    for _ in range(4):
+        request = HttpRequest("GET", "/", {}, frozenset({hint, "10.9.9.9:1"}))
+        assert world.picker.place(request, b"", NOW).decode.name == "d2"
+    with pytest.raises(Refused):
+        world.picker.place(HttpRequest("GET", "/", {}, frozenset({"10.9.9.9:1"})), b"", NOW)
+
+
+def test_alternates_are_named_when_asked_for() -> None:
+    text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: 2}}]"
+    world = World(text, d1="decode", d2="decode")
+    assert world.place("hi")[0].mutation.destination in (
+        "10.0.0.1:8000,10.0.0.2:8000",
+        "10.0.0.2:8000,10.0.0.1:8000",
+    )
+
+
+def test_a_scrape_moves_the_next_pick() -> None:
+    world = World("plugins: [{type: queue-scorer}]", d1="decode", d2="decode")
+    for name, waiting in (("d1", 5.0), ("d2", 0.0), ("d1", 0.0)):
+        world[name].reported(Report(Gauges(waiting=waiting), b""))
+        if name == "d2":
+            world.fleet.changed()
+            assert {world.place("hi")[0].decode.name for _ in range(8)} == {"d2"}
+    world.fleet.changed()
+    assert {world.place("hi")[0].decode.name for _ in range(20)} == {"d1", "d2"}

@@ -1,0 +1,198 @@
+"""The stream logic: any chunking decides alike, bodies come back whole, and counts end at zero."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tandem_contract import headers as wire
+from tandem_epp.messages import (
+    Answer,
+    BodyMode,
+    HttpRequest,
+    Immediate,
+    Mutation,
+    Part,
+    Pass,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamedChunk,
+)
+from tandem_epp.stream import CHUNK, ExtProcStream, Refused
+
+DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
+POST = HttpRequest("POST", "/v1/completions", {})
+LIMIT = 1 << 20
+TOO_LARGE = Immediate(413, b"too large")
+REFUSAL = Immediate(400, b"bad")
+
+
+@dataclass
+class Placement:
+    mutation: Mutation
+    timings: list[str | None] = field(default_factory=list)
+    ended: int = 0
+
+    def responded(self, timing: str | None) -> None:
+        self.timings.append(timing)
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@dataclass
+class Placer:
+    """Places every request by its body, refuses the body `bad`."""
+
+    placements: list[Placement] = field(default_factory=list)
+
+    def needs_body(self, request: HttpRequest) -> bool:
+        return request.path == POST.path
+
+    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+        if body == b"bad":
+            raise Refused(REFUSAL)
+        mutation = Mutation((("picked", str(hash(body))),), (), f"{len(body)}:{now}")
+        self.placements.append(Placement(mutation))
+        return self.placements[-1]
+
+    def too_large(self, limit: int) -> Immediate:
+        return TOO_LARGE
+
+
+def cut(body: bytes, cuts: Sequence[int]) -> list[bytes]:
+    edges = [0, *sorted(c % (len(body) + 1) for c in cuts), len(body)]
+    return [body[a:b] for a, b in pairwise(edges)]
+
+
+def drive(stream: ExtProcStream, pieces: list[bytes], *, trailers: bool) -> list[Answer]:
+    answers = [*stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)]
+    for i, piece in enumerate(pieces):
+        end = i == len(pieces) - 1 and not trailers
+        answers += stream.receive(RequestBody(piece, end), 1.0)
+    if trailers:
+        answers += stream.receive(RequestTrailers(), 1.0)
+    return answers
+
+
+@given(
+    st.binary(max_size=200).map(lambda seed: seed * 700),
+    st.lists(st.integers(min_value=0), max_size=6),
+    st.booleans(),
+)
+def test_any_chunking_decides_alike_and_gives_the_body_back(
+    body: bytes, cuts: list[int], trailers: bool
+) -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    first, *rest = drive(stream, cut(body, cuts), trailers=trailers)
+    assert first == Pass(Part.REQUEST_HEADERS, placer.placements[0].mutation)
+    assert placer.placements[0].mutation.destination == f"{len(body)}:1.0"
+    if trailers:
+        assert rest.pop() == Pass(Part.REQUEST_TRAILERS)
+    chunks = [answer for answer in rest if isinstance(answer, StreamedChunk)]
+    assert chunks == rest
+    assert b"".join(chunk.body for chunk in chunks) == body
+    assert all(len(chunk.body) <= CHUNK for chunk in chunks)
+    ends = [chunk.end_of_stream for chunk in chunks]
+    assert ends == [*[False] * (len(ends) - 1), True][: len(ends)] or trailers
+    assert not (trailers and any(ends))
+
+
+def test_buffered_bodies_are_waited_for_with_the_headers_let_through() -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    headers = stream.receive(RequestHeaders(POST, False, BUFFERED), 1.0)
+    assert headers == (Pass(Part.REQUEST_HEADERS),)
+    body = stream.receive(RequestBody(b"whole", True), 1.0)
+    assert body == (Pass(Part.REQUEST_BODY, placer.placements[0].mutation),)
+
+
+@pytest.mark.parametrize("mode", list(BodyMode))
+def test_a_request_without_a_body_is_answered_at_once(mode: BodyMode) -> None:
+    placer = Placer()
+    answers = ExtProcStream(placer, LIMIT).receive(RequestHeaders(POST, True, mode), 1.0)
+    assert answers == (Pass(Part.REQUEST_HEADERS, placer.placements[0].mutation),)
+
+
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
+def test_where_the_body_comes_too_late_the_headers_decide(mode: BodyMode) -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    assert stream.receive(RequestHeaders(POST, False, mode), 1.0)[0] == Pass(
+        Part.REQUEST_HEADERS, placer.placements[0].mutation
+    )
+    assert stream.receive(RequestBody(b"x", True), 1.0) == (Pass(Part.REQUEST_BODY),)
+
+
+def test_a_body_nobody_reads_flows_through_whatever_its_size() -> None:
+    stream = ExtProcStream(Placer(), 10)
+    upload = HttpRequest("POST", "/upload", {})
+    assert len(stream.receive(RequestHeaders(upload, False, DUPLEX), 1.0)) == 1
+    assert stream.receive(RequestBody(b"x" * 50, False), 1.0) == (
+        StreamedChunk(Part.REQUEST_BODY, b"x" * 50, False),
+    )
+    assert stream.receive(RequestBody(b"", True), 1.0) == (
+        StreamedChunk(Part.REQUEST_BODY, b"", True),
+    )
+
+
+@pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
+@pytest.mark.parametrize(("body", "answer"), [(b"bad", REFUSAL), (b"x" * 11, TOO_LARGE)])
+def test_a_refusal_is_the_last_word(mode: BodyMode, body: bytes, answer: Immediate) -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, 10)
+    stream.receive(RequestHeaders(POST, False, mode), 1.0)
+    assert stream.receive(RequestBody(body, True), 1.0) == (answer,)
+    assert stream.receive(RequestBody(b"more", True), 1.0) == ()
+    stream.close()
+    assert placer.placements == []
+
+
+def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
+    stream = ExtProcStream(Placer(), 10)
+    stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
+    assert stream.receive(RequestBody(b"x" * 10, False), 1.0) == ()
+    assert stream.receive(RequestBody(b"x", False), 1.0) == (TOO_LARGE,)
+
+
+def test_timing_is_taken_from_the_response_and_kept_from_the_client() -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
+    (answer,) = stream.receive(ResponseHeaders("queue=1"), 1.0)
+    assert answer == Pass(Part.RESPONSE_HEADERS, Mutation(remove=(wire.TIMING,)))
+    assert stream.receive(ResponseHeaders(None), 1.0) == (Pass(Part.RESPONSE_HEADERS),)
+    assert placer.placements[0].timings == ["queue=1", None]
+
+
+def test_a_gateway_that_sends_responses_gets_them_back() -> None:
+    stream = ExtProcStream(Placer(), LIMIT)
+    stream.receive(RequestHeaders(POST, True, DUPLEX, DUPLEX), 1.0)
+    assert stream.receive(ResponseBody(b"token", False), 1.0) == (
+        StreamedChunk(Part.RESPONSE_BODY, b"token", False),
+    )
+    assert stream.receive(ResponseTrailers(), 1.0) == (Pass(Part.RESPONSE_TRAILERS),)
+    plain = ExtProcStream(Placer(), LIMIT)
+    plain.receive(RequestHeaders(POST, True, BUFFERED, BodyMode.STREAMED), 1.0)
+    assert plain.receive(ResponseBody(b"token", True), 1.0) == (Pass(Part.RESPONSE_BODY),)
+
+
+def test_the_end_is_counted_once_and_only_for_what_was_placed() -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
+    stream.close()
+    assert placer.placements == []
+    stream = ExtProcStream(placer, LIMIT)
+    stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
+    assert stream.placed
+    stream.close()
+    stream.close()
+    assert placer.placements[0].ended == 1

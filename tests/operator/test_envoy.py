@@ -1,0 +1,78 @@
+"""Envoy's bootstrap configuration: what it says, and that Envoy takes it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tandem_contract import headers as wire
+from tandem_operator.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
+
+ENVOY = Path(__file__).parents[2] / ".venv-envoy/lib/python3.11/site-packages/envoy/_bin/envoy"
+PLAIN = EnvoySettings(epp_address="epp.example", fallback=("10.0.0.1:8000", "decode:8000"))
+
+
+def manager(bootstrap: Json) -> Json:
+    (listener,) = bootstrap["static_resources"]["listeners"]
+    config: Json = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return config
+
+
+def test_every_internal_header_is_dropped_before_any_filter() -> None:
+    (extension,) = manager(envoy_bootstrap(PLAIN))["early_header_mutation_extensions"]
+    mutations = extension["typed_config"]["mutations"]
+    assert {mutation["remove"] for mutation in mutations} == wire.INTERNAL
+
+
+def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() -> None:
+    bootstrap = envoy_bootstrap(PLAIN)
+    (host,) = manager(bootstrap)["route_config"]["virtual_hosts"]
+    picked, other = host["routes"]
+    assert picked["match"]["headers"] == [
+        {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    ]
+    clusters = {c["name"]: c for c in bootstrap["static_resources"]["clusters"]}
+    assert clusters[picked["route"]["cluster"]]["type"] == "ORIGINAL_DST"
+    assignment = clusters[other["route"]["cluster"]]["load_assignment"]
+    assert [e["endpoint"]["address"] for e in assignment["endpoints"][0]["lb_endpoints"]] == [
+        {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
+        {"socket_address": {"address": "decode", "port_value": 8000}},
+    ]
+
+
+def test_the_stream_lives_as_long_as_the_request() -> None:
+    ext_proc = manager(envoy_bootstrap(PLAIN))["http_filters"][0]["typed_config"]
+    mode = ext_proc["processing_mode"]
+    assert (mode["response_body_mode"], mode["response_trailer_mode"]) == ("NONE", "SEND")
+    assert ext_proc["failure_mode_allow"] is True
+
+
+def test_no_access_log_unless_asked_for() -> None:
+    assert "access_log" not in manager(envoy_bootstrap(PLAIN))
+
+
+@pytest.mark.parametrize("fallback", [(), ("10.0.0.1",), ("10.0.0.1:99999",)])
+def test_a_useless_fallback_is_refused(fallback: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"fall back|HOST:PORT"):
+        envoy_bootstrap(EnvoySettings(epp_address="epp", fallback=fallback))
+
+
+@pytest.mark.component
+@pytest.mark.skipif(not ENVOY.exists(), reason="Envoy is not installed: make setup")
+@pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
+    settings = EnvoySettings(
+        epp_address="127.0.0.1",
+        fallback=("127.0.0.1:8000", "localhost:8001"),
+        body_mode=mode,
+        access_log=True,
+    )
+    file = tmp_path / "envoy.json"
+    file.write_text(json.dumps(envoy_bootstrap(settings)))
+    validation = await asyncio.create_subprocess_exec(
+        *(str(ENVOY), "--mode", "validate", "-l", "error", "-c", str(file)),
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    _, errors = await validation.communicate()
+    assert validation.returncode == 0, errors.decode()

@@ -1,1 +1,11 @@
-"""The pools: custom resources as types, and the pods and children made from them."""
+"""The pools: custom resources as types, and what is made from them. Pure: no I/O but the packaged
+CRDs, no clock, no Kubernetes client.
+
+    crd, cel, schema     the CRD's defaults, structure and rules; Python repeats none of them
+    objects, inherit, resolve     documents → valid objects → shared fields → every choice made
+    spec, pools          the result as types: sets of pools, with revision and compat hash
+    engines, merge, manifests     pools → Pod JSON and the router's static configuration
+    envoy                Envoy's bootstrap
+
+Read `pools` first, then `manifests`. Errors are in `errors`.
+"""

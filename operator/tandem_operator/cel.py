@@ -6,6 +6,7 @@ use, so a command that parses no pool pays nothing.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -23,16 +24,17 @@ def broken_rules(schema: Mapping[str, Any], value: Any) -> Iterator[Mapping[str,
 
     A rule that cannot be evaluated is broken, as in the API server.
     """
-    for rule in schema.get(RULES, ()):
-        if not _TRANSITION.search(rule["rule"]) and not _holds(rule["rule"], schema, value):
-            yield rule
+    rules = [r for r in schema.get(RULES, ()) if not _TRANSITION.search(r["rule"])]
+    if rules:
+        activation = {"self": _to_cel(schema, value)}
+        yield from (rule for rule in rules if not _holds(rule["rule"], activation))
 
 
-def _holds(expression: str, schema: Mapping[str, Any], value: Any) -> bool:
+def _holds(expression: str, activation: dict[str, Any]) -> bool:
     from celpy.evaluation import CELEvalError  # noqa: PLC0415 - see the module's docstring
 
     try:
-        return bool(_program(expression).evaluate({"self": _to_cel(schema, value)}))
+        return bool(_program(expression).evaluate(activation))
     except CELEvalError:
         return False
 
@@ -41,7 +43,12 @@ def _holds(expression: str, schema: Mapping[str, Any], value: Any) -> bool:
 def _environment() -> "Environment":
     from celpy import Environment  # noqa: PLC0415 - see the module's docstring
 
-    return Environment()
+    # celpy raises the whole process's recursion limit, which rules as short as ours never need.
+    limit = sys.getrecursionlimit()
+    try:
+        return Environment()
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @cache

@@ -309,7 +309,7 @@ def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
     return [path for key, item in below for path in ((*at, key), *paths(item, (*at, key)))]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_value_anywhere_is_a_pod_or_an_error_never_a_crash(data: st.DataObject) -> None:
     objects = copy.deepcopy(FULL)

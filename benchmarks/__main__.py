@@ -10,7 +10,7 @@ import click
 from .figures import Figure, load, report
 
 HERE = Path(__file__).parent
-SUPPORT = {"__init__", "__main__", "figures", "peers"}
+SUPPORT = {"__init__", "__main__", "figures", "peers", "rawcopy"}
 
 
 @click.command()

@@ -1,0 +1,131 @@
+"""What batching, prefix caching and the KV hand-off are worth on the reference engine.
+
+Every figure is a ratio of two measurements that alternate in one run; the median of the pairs is
+reported. The model is random: 8 layers, 512 wide, 4 of 8 heads for KV, float32, on CPU.
+"""
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import click
+from tandem_engine.tiny import make_tiny_model
+
+from .figures import Figure, at_least, at_most, progress, report
+from .peers import complete, engine
+from .rawcopy import copy_ratio
+
+VOCAB = 512
+LONG = 2000
+FLAGS = ("--dtype", "float32", "--max-model-len", "4096", "--num-gpu-blocks-override", "1024")
+
+
+def prompt(rng: random.Random, tokens: int) -> list[int]:
+    """Random token ids: no two prompts share a prefix."""
+    return [rng.randrange(10, VOCAB) for _ in range(tokens)]
+
+
+async def seconds(work: Callable[[], Awaitable[object]]) -> float:
+    """How long `work` takes."""
+    start = time.perf_counter()
+    await work()
+    return time.perf_counter() - start
+
+
+async def batching(session: aiohttp.ClientSession, url: str, rounds: int) -> Figure:
+    """Tokens per second of 16 sequences together over those of one."""
+    rng = random.Random(1)
+    tokens = 64
+
+    async def decode(count: int) -> float:
+        prompts = [prompt(rng, 32) for _ in range(count)]
+        took = await seconds(
+            lambda: asyncio.gather(*(complete(session, url, p, tokens) for p in prompts))
+        )
+        return count * tokens / took
+
+    pairs = [(await decode(16), await decode(1)) for _ in range(rounds)]
+    return at_least("decode of 16 sequences over one, tokens/s", _median_ratio(pairs), "ratio", 8)
+
+
+async def prefix_hit(session: aiohttp.ClientSession, url: str, rounds: int) -> Figure:
+    """Time to first token of a cold prompt over one with nine tenths of it cached."""
+    rng = random.Random(2)
+    pairs = []
+    for _ in range(rounds):
+        cold = prompt(rng, LONG)
+        warm = cold[: LONG * 9 // 10] + prompt(rng, LONG - LONG * 9 // 10)
+        first = await seconds(lambda: complete(session, url, cold, 1))  # noqa: B023
+        second = await seconds(lambda: complete(session, url, warm, 1))  # noqa: B023
+        pairs.append((first, second))
+    return at_least("TTFT cold over 90 % prefix hit", _median_ratio(pairs), "ratio", 5)
+
+
+async def hand_off(
+    session: aiohttp.ClientSession, prefill: str, decode: str, rounds: int
+) -> Figure:
+    """First token from moved KV over the time the prefill engine computes the same prompt in."""
+    rng = random.Random(3)
+    pairs = []
+    for _ in range(rounds):
+        ids = prompt(rng, LONG)
+        start = time.perf_counter()
+        leg = {"do_remote_decode": True, "do_remote_prefill": False}
+        answer = await complete(session, prefill, ids, 1, kv_transfer_params=leg)
+        computed = time.perf_counter() - start
+        params = answer["kv_transfer_params"]
+        moved = await seconds(
+            lambda: complete(session, decode, ids, 1, kv_transfer_params=params)  # noqa: B023
+        )
+        pairs.append((moved, computed))
+    name = f"hand-off of {LONG} tokens over computing them"
+    return at_most(name, _median_ratio(pairs), "ratio", 0.2)
+
+
+def _median_ratio(pairs: list[tuple[float, float]]) -> float:
+    return statistics.median(a / b for a, b in pairs)
+
+
+async def measure(rounds: int) -> list[Figure]:
+    """All figures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch)
+        make_tiny_model(
+            model, vocab=VOCAB, layers=8, hidden=512, heads=8, kv_heads=4, max_position=4096
+        )
+        figures = []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+            async with engine(model, *FLAGS, threads=2) as url:
+                await complete(session, url, [1] * 100, 8)
+                progress("batching")
+                figures.append(await batching(session, url, rounds))
+                progress("prefix hits")
+                figures.append(await prefix_hit(session, url, rounds))
+            async with (
+                engine(model, *FLAGS, kv_role="kv_producer") as prefill,
+                engine(model, *FLAGS, kv_role="kv_consumer") as decode,
+            ):
+                progress("hand-off")
+                figures.append(await hand_off(session, prefill, decode, rounds))
+    progress("large caches against a raw socket")
+    figures.append(
+        at_least("large KV cache over a raw socket copy", copy_ratio(rounds), "ratio", 0.5)
+    )
+    return figures
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--rounds", default=5, show_default=True, help="pairs per figure; medians are kept")
+def main(file: Path | None, rounds: int) -> None:
+    """Measure batching, prefix caching and the hand-off of the reference engine."""
+    report(asyncio.run(measure(rounds)), file)
+
+
+if __name__ == "__main__":
+    main()

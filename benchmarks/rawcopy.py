@@ -1,0 +1,120 @@
+"""The KV transfer between two processes, beside a bare socket copy of as many bytes.
+
+Both send from one process and receive in another over loopback; the transfer also frames, hashes
+on both sides and writes into the reader's blocks. The two alternate in one run.
+"""
+
+import asyncio
+import multiprocessing
+import socket
+import statistics
+import time
+from multiprocessing.connection import Connection
+from typing import Final
+
+import torch
+from tandem_contract.kvparams import KvTransferParams
+from tandem_engine.transfer.producer import Producer
+from tandem_engine.transfer.puller import Puller
+from tandem_engine.types import KvLayout
+
+LAYOUT: Final = KvLayout(
+    model="benchmark", dtype="float32", layers=16, kv_heads=8, head_dim=128, block_size=16
+)
+BLOCKS: Final = 128
+TOKENS: Final = BLOCKS * LAYOUT.block_size
+BYTES: Final = LAYOUT.layers * BLOCKS * LAYOUT.block_bytes
+"""256 MiB."""
+CHUNK: Final = 1 << 20
+
+
+def _cache() -> list[torch.Tensor]:
+    shape = (BLOCKS, 2, LAYOUT.block_size, LAYOUT.kv_heads, LAYOUT.head_dim)
+    return [torch.rand(shape) for _ in range(LAYOUT.layers)]
+
+
+def _hold(control: Connection) -> None:
+    """The producing process: offers the whole cache anew each time it is asked."""
+    torch.set_num_threads(1)
+
+    async def serve() -> None:
+        freed = asyncio.Queue[str]()
+        producer = Producer(
+            _cache(), LAYOUT, "bench", "127.0.0.1", 0, 30.0, lambda name, _: freed.put_nowait(name)
+        )
+        await producer.start()
+        control.send(producer.address)
+        while name := await asyncio.to_thread(control.recv):
+            producer.open(name)
+            producer.progress(name, range(BLOCKS), TOKENS, LAYOUT.layers)
+            producer.complete(name, TOKENS)
+            control.send(name)
+            await freed.get()
+        await producer.close()
+
+    asyncio.run(serve())
+
+
+def _pour(control: Connection) -> None:
+    """The bare sending process: one connection, as many bytes each time it is asked."""
+    memory = bytearray(BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        control.send(server.getsockname())
+        sock, _ = server.accept()
+        with sock, memoryview(memory) as view:
+            while control.recv():
+                sock.sendall(view)
+
+
+def _raw(sock: socket.socket, control: Connection, into: memoryview) -> float:
+    start = time.perf_counter()
+    control.send("go")
+    got = 0
+    while got < BYTES:
+        got += sock.recv_into(into[got : got + CHUNK])
+    return time.perf_counter() - start
+
+
+async def _pull(puller: Puller, control: Connection, address: tuple[str, int], name: str) -> float:
+    control.send(name)
+    control.recv()
+    params = KvTransferParams("bench", name, *address, (tuple(range(BLOCKS)),), TOKENS)
+    start = time.perf_counter()
+    await puller.pull(params, range(BLOCKS), 0, TOKENS)
+    return time.perf_counter() - start
+
+
+def copy_ratio(rounds: int) -> float:
+    """Bytes per second of the transfer over the bare copy's; median of `rounds` pairs."""
+    spawn = multiprocessing.get_context("spawn")
+    torch.set_num_threads(1)
+    holder, theirs = spawn.Pipe()
+    pourer, others = spawn.Pipe()
+    children = [
+        spawn.Process(target=_hold, args=(theirs,)),
+        spawn.Process(target=_pour, args=(others,)),
+    ]
+    for child in children:
+        child.start()
+    # With only the child's end left open, its death is an EOFError here and no endless wait.
+    theirs.close()
+    others.close()
+
+    async def measure() -> list[float]:
+        puller = Puller(_cache(), LAYOUT)
+        address, memory = holder.recv(), memoryview(bytearray(BYTES))
+        ratios = []
+        with socket.create_connection(pourer.recv()) as sock:
+            for turn in range(rounds + 1):
+                moved = await _pull(puller, holder, address, f"request-{turn}")
+                ratios.append(_raw(sock, pourer, memory) / moved)
+        await puller.close()
+        return ratios[1:]  # the first touches fresh memory
+
+    try:
+        return statistics.median(asyncio.run(measure()))
+    finally:
+        for control in (holder, pourer):
+            control.send("")
+        for child in children:
+            child.join()

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+from tandem_cli.demo import load
+from tandem_loadtest.calls import Answer, Call, Result
+from tandem_loadtest.conversations import Shape, workload
+
+MODEL = load.Model(vocabulary=range(10, 512), context=1024)
+
+
+def test_a_trace_is_scaled_into_the_context(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"timestamp": 0, "input_length": 6000, "output_length": 500, "hash_ids": [0,1,2,3,4,5,6,7,8,9,10,11]}\n'  # noqa: E501
+        '{"timestamp": 250, "input_length": 1000, "output_length": 5, "hash_ids": [0, 12]}\n'
+    )
+    long, short = load.trace_calls(trace, None, MODEL, seed=0)
+    assert (long.at, short.at) == (0.0, 0.25)
+    assert len(long.call.prompt) + long.call.max_tokens <= MODEL.context
+    assert long.call.prompt[:64] == short.call.prompt[:64]
+    assert set(long.call.prompt) <= set(MODEL.vocabulary)
+    assert long.call.ignore_eos
+
+
+async def test_scripts_keep_their_order_and_carry_answers() -> None:
+    seen = []
+
+    async def send(call: Call) -> Result:
+        return Result(call, 200, answer=Answer("yes", (1,), "length"))
+
+    scripts = workload(Shape(groups=1, users=2, turns=2, shorts=1))
+    results = await load.run_scripts(send, scripts, seen.append)
+    assert len(results) == len(seen) == sum(len(s.steps) for s in scripts)
+    assert results[1].call == scripts[0].call(1, ["yes"])
+
+
+async def test_the_lone_engine_is_asked_unstreamed_and_its_failure_is_no_answer() -> None:
+    async def send(call: Call) -> Result:
+        assert not call.stream
+        failed = call.prompt == "bad"
+        return Result(call, answer=Answer("yes", (1,)), error="HTTP 500" if failed else None)
+
+    good, bad = (load.whole(Call(text, max_tokens=1)) for text in ("good", "bad"))
+    answers = await load.answers_alone(send, [good, bad], lambda _: None)
+    assert answers == {good: Answer("yes", (1,)), bad: None}

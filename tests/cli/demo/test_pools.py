@@ -1,0 +1,21 @@
+from pathlib import Path
+
+from tandem_cli.demo import pools
+from tandem_contract.paths import Role
+from tandem_operator.pools import parse_pools
+
+
+def test_the_pair_is_one_set_of_one_prefill_and_two_decode_pods(tmp_path: Path) -> None:
+    (pool_set,) = parse_pools(pools.pair(tmp_path, 4096))
+    assert pool_set.prefill is not None
+    assert pool_set.prefill.spec.initial_replicas == 1
+    assert [p.spec.initial_replicas for p in pool_set.decodes] == [2]
+    assert pool_set.prefill.compat == pool_set.decodes[0].compat
+
+
+def test_the_lone_engine_computes_as_the_pair_does(tmp_path: Path) -> None:
+    (pair,) = parse_pools(pools.pair(tmp_path, 4096))
+    (lone,) = parse_pools(pools.lone(tmp_path, 4096))
+    assert lone.prefill is None
+    assert lone.decodes[0].role is Role.UNIFIED
+    assert lone.decodes[0].spec.engine == pair.decodes[0].spec.engine

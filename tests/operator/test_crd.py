@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tandem_contract import labels
+from tandem_operator.cel import broken_rules
 from tandem_operator.crd import DECODE_POOL, KINDS, LIST_MAP_KEYS, LIST_TYPE, RULES, load_crd
 
 Node = dict[str, Any]
@@ -94,6 +95,14 @@ def test_rules_say_what_is_wrong_at_fields_that_exist(kind: str) -> None:
             below = node
             for step in filter(None, rule.get("fieldPath", "").split(".")):
                 below = below["properties"][step]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_break_no_rule_before_what_is_below_them_is_filled_in(kind: str) -> None:
+    # The API server checks a default by itself when it takes in the CRD.
+    for path, node in nodes(root(kind)):
+        if "default" in node:
+            assert list(broken_rules(node, node["default"])) == [], path
 
 
 def test_what_both_kinds_have_reads_the_same() -> None:

@@ -5,7 +5,9 @@ Errors: `CannotListen`: a port is taken or an address is not this machine's.
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -44,6 +46,7 @@ class Running:
     listen: HostPort
     admin: HostPort
     lifecycle: Lifecycle
+    health: EngineHealth
 
 
 async def run(settings: Settings, keys: PlanKeys) -> None:
@@ -103,7 +106,7 @@ async def started(settings: Settings, keys: PlanKeys) -> AsyncIterator[Running]:
             stack.push_async_callback(_stop, loop.create_task(chore))
         bound = HostPort(settings.listen.host, server.sockets[0].getsockname()[1])
         admin_bound = HostPort(settings.admin.host, runner.addresses[0][1])
-        yield Running(bound, admin_bound, lifecycle)
+        yield Running(bound, admin_bound, lifecycle, health)
 
 
 async def _follow(keys: PlanKeys) -> None:
@@ -127,5 +130,6 @@ async def _flush(clients: Server) -> None:
 
 
 def _cannot(address: HostPort, flag: str, err: OSError) -> CannotListen:
-    reason = err.strerror or str(err)
+    lookup = isinstance(err, socket.gaierror) or err.errno is None
+    reason = str(err.strerror or err) if lookup else os.strerror(err.errno or 0)
     return CannotListen(f"{flag} {address}: cannot listen there: {reason.lower()}")

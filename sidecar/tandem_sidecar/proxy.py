@@ -101,9 +101,8 @@ class Proxy:
 class Passthrough:
     """A request that is none of a hand-off's: to the engine and back as it is."""
 
-    survives_half_close = True
-
     def __init__(self, tools: Tools, client: Client, request: Request) -> None:
+        self.survives_half_close = request.method in (b"GET", b"HEAD")
         self.payload_only = request.http10
         self._tools = tools
         self._client = client
@@ -163,7 +162,8 @@ class Passthrough:
             between = self._chunks is not None and self._chunks.between
             self._relay.cut(status, message, between_chunks=between)
         else:
-            refuse(self._client, self._request, status, message, b"", close=True)
+            close = self._tools.lifecycle.draining
+            refuse(self._client, self._request, status, message, b"", close=close)
 
     def _abort(self) -> None:
         if self._call is not None:

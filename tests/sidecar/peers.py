@@ -12,7 +12,8 @@ from tandem_contract.commandline import HostPort
 PARAMS = (
     b'{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "engine-p",'
     b' "remote_block_ids": [[1, 2, 3]], "remote_request_id": "cmpl-p-0",'
-    b' "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
+    b' "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1,'
+    b' "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
 )
 """Odd in spacing and numbers, so that only a verbatim copy equals it."""
 
@@ -131,6 +132,7 @@ class Peer:
             await self.script(turn)
         finally:
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     async def _watch(self, reader: asyncio.StreamReader, turn: Turn) -> None:
         """Nothing is pipelined, so what can be read is the end."""

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tandem_sidecar.request import (
     BadBody,
@@ -114,6 +114,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON), st.integers(0, 3))
 def test_edits_change_nothing_else(members: dict[str, object], indent: int) -> None:
     members.pop("vllm_xargs", None)

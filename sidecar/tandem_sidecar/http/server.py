@@ -1,7 +1,8 @@
 """The client's side: reads requests whole, hands them on one at a time, writes what it is told.
 
 Pipelined requests are answered in their order. A client that closes its sending side counts as
-gone while a generation runs for it, as in nginx and uvicorn: a closed connection looks the same.
+gone, as in nginx and uvicorn: a closed connection looks the same, and an engine must not go on
+computing for nobody. Only an exchange that says it survives is finished.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class Exchange(Protocol):
     """A request being served."""
 
     survives_half_close: bool
+    """Cheap enough to finish for a client that may be gone."""
 
     def client_left(self) -> None:
         """The connection is gone: stop; write nothing more."""

@@ -1,0 +1,195 @@
+"""Connections to engines: kept, replaced when stale, and answers of every framing."""
+
+import asyncio
+
+import pytest
+
+from ..conftest import World
+from ..peers import PARAMS, Turn
+from ..wire import wire
+
+BODY = b'{"prompt": "Hi"}'
+
+
+async def test_connections_are_kept(world: World) -> None:
+    await world.start()
+    for _ in range(5):
+        async with world.http.post(world.url(), data=BODY) as answer:
+            assert answer.status == 200
+    assert world.decode.connections <= 2, "the health check may hold one more"
+
+
+async def test_a_stale_connection_is_replaced_once(world: World) -> None:
+    """The engine closes a kept connection just as the next request is sent on it."""
+    served: set[asyncio.StreamWriter] = set()
+
+    async def script(turn: Turn) -> None:
+        if turn.writer in served:
+            turn.die()
+            return
+        served.add(turn.writer)
+        turn.answer(200, b"{}")
+
+    await world.start(script)
+    for _ in range(4):
+        async with world.http.post(world.url(), data=BODY) as answer:
+            assert answer.status == 200
+
+
+async def test_a_fresh_connection_that_is_lost_is_not_tried_again(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.die()
+
+    await world.start(script)
+    async with world.http.post(world.url(), data=BODY) as answer:
+        assert answer.status == 502
+
+
+async def test_a_stale_prefill_connection_costs_no_candidate(world: World) -> None:
+    served: set[asyncio.StreamWriter] = set()
+
+    async def script(turn: Turn) -> None:
+        if turn.writer in served:
+            turn.die()
+            return
+        served.add(turn.writer)
+        await world.prefills[0].default(turn)
+
+    await world.prefill(script)
+    await world.start()
+    for _ in range(3):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
+    assert await world.metric("tandem_sidecar_retries_total") == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/other"])
+async def test_an_answer_that_ends_with_the_connection(world: World, path: str) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nall of it")
+        await turn.writer.drain()
+        turn.writer.close()
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.post(BODY, path=path)
+        answer = await client.response()
+    assert answer.headers["connection"] == "close"
+    assert answer.body == b"all of it"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("status", [200, 204, 304])
+async def test_answers_without_a_body_leave_the_connection_in_step(
+    world: World, method: str, status: int
+) -> None:
+    async def script(turn: Turn) -> None:
+        if turn.request.target == "/next":
+            turn.answer(200, b"next")
+        elif status == 200:
+            turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+            turn.send(b"" if method == "HEAD" else b"12345")
+        else:
+            turn.send(b"HTTP/1.1 %d X\r\netag: z\r\n\r\n" % status)
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.send(f"{method} /first HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        answer = await client.response(head=method == "HEAD")
+        assert answer.status == status
+        client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await client.response()).body == b"next"
+
+
+async def test_interim_responses_are_skipped(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
+        turn.answer(200, b"{}")
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.post(BODY)
+        answer = await client.response()
+    assert (answer.status, answer.body) == (200, b"{}")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
+    ],
+)
+async def test_what_is_no_http_is_a_502(world: World, answer: bytes) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(answer)
+        await turn.gone.wait()
+
+    await world.start(script)
+    async with world.http.post(world.url(), data=BODY) as got:
+        assert got.status == 502
+
+
+async def test_surplus_bytes_end_the_connection(world: World) -> None:
+    """What follows an answer unasked must not become the next one's head."""
+
+    async def script(turn: Turn) -> None:
+        turn.answer(200, b"{}")
+        turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison")
+
+    await world.start(script)
+    for _ in range(3):
+        async with world.http.post(world.url(), data=BODY) as answer:
+            assert await answer.read() == b"{}"
+
+
+async def test_hop_by_hop_headers_stay_on_their_hop(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(
+            200, b"{}", "connection: keep-alive, x-hop", "x-hop: 1", "keep-alive: timeout=5"
+        )
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.post(BODY, "connection: x-mine", "x-mine: 1", "te: trailers", "x-end: 2")
+        answer = await client.response()
+    assert not {"connection", "x-hop", "keep-alive"} & set(answer.headers)
+    got = world.decode.requests[0].headers
+    assert not {"connection", "x-mine", "te"} & set(got)
+    assert got["x-end"] == "2"
+
+
+async def test_a_chunked_prefill_answer_is_read(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        answer = Turn(turn.request, turn.writer)
+        body = b'{"kv_transfer_params": ' + PARAMS + b"}"
+        for at in range(0, len(body), 7):
+            piece = body[at : at + 7]
+            answer.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await turn.writer.drain()
+        answer.end()
+
+    await world.prefill(script)
+    await world.start()
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as got:
+        assert got.headers["x-continuum-routing-path"] == "prefill_then_decode"
+    assert PARAMS in world.decode.requests[0].body
+
+
+async def test_large_bodies_both_ways(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(200, turn.request.body)
+
+    await world.start(script)
+    body = b'{"prompt": "' + b"x" * (8 * 2**20) + b'"}'
+    async with wire(world.running.listen) as client:
+        client.post(body)
+        assert (await client.response()).body == body
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)

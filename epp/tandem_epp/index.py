@@ -27,7 +27,10 @@ class PrefixIndex:
         return sum(map(len, self._generations))
 
     def __contains__(self, block: int) -> bool:
-        return any(block in generation for generation in self._generations)
+        for generation in self._generations:  # noqa: SIM110 - any() takes three times as long here
+            if block in generation:
+                return True
+        return False
 
     def resize(self, capacity: int) -> None:
         """Hold at most `capacity` blocks from now on. Raises ValueError below GENERATIONS."""
@@ -46,7 +49,9 @@ class PrefixIndex:
 
     def match(self, chain: Sequence[int]) -> int:
         """How many blocks of `chain` are held, counted from its start without a gap."""
-        low, high = 0, len(chain)
+        if not chain or chain[0] not in self:
+            return 0
+        low, high = 1, len(chain)
         while low < high:
             middle = (low + high) // 2
             if chain[middle] in self:

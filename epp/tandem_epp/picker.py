@@ -17,7 +17,7 @@ from typing import Final
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.timing import parse_timing
 
@@ -140,7 +140,7 @@ class EndpointPicker:
         verdict = decide(situation, scheduling.rules)
         prefill: Sequence[Pod] = ()
         if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
-            others = tuple(pod for pod in ready if may_prefill(pod, decode[0]))
+            others = _prefill_view(ready, decode[0])
             prefill = scheduling.prefill.run(others, context, PREFILL_CANDIDATES, self._random)
         return Pick(verdict, decode, prefill, situation.cached_tokens)
 
@@ -231,6 +231,14 @@ def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod,
         for pod in pods
         if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
     )
+
+
+def _prefill_view(ready: tuple[Pod, ...], decode: Pod) -> tuple[Pod, ...]:
+    """Who may prefill for `decode`; the fleet's own view where roles alone say it, as steady scores
+    are kept for that object."""
+    if decode.backend.role is Role.DECODE:
+        return ready
+    return tuple(pod for pod in ready if may_prefill(pod, decode))
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

@@ -194,9 +194,9 @@ def may_prefill(pod: Pod, decode: Pod) -> bool:
 
 
 def _literal(backend: Backend) -> str | None:
-    host, _, _ = backend.address.rpartition(":")
+    """The address where the URL holds one, None where it holds a name."""
     try:
-        ip_address(host)
+        ip_address(backend.address.rpartition(":")[0].strip("[]"))
     except ValueError:
         return None
     return backend.address

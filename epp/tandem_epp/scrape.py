@@ -7,11 +7,13 @@ kilobytes, many times a second, from a hundred backends.
 import asyncio
 import logging
 import re
+import socket
 from contextlib import suppress
 from typing import Final
 
 import aiohttp
 from tandem_contract import metrics as names
+from tandem_contract.commandline import HostPort
 
 from .pods import Fleet, Gauges, Pod, Report
 
@@ -86,9 +88,10 @@ class Scraper:
             async with session.get(pod.backend.url.rstrip("/") + _METRICS) as response:
                 page = await response.read()
                 response.raise_for_status()
-        except (aiohttp.ClientResponseError, OSError, TimeoutError, aiohttp.ClientError) as err:
+        except (aiohttp.ClientError, OSError) as err:
             if moved := pod.unreachable():
-                _log.warning("backend %s is not chosen until it answers: %s", pod.name, err)
+                why = str(err) or type(err).__name__
+                _log.warning("backend %s is not chosen until it answers: %s", pod.name, why)
         else:
             was_healthy = pod.healthy
             moved = pod.reported(read_page(page))
@@ -102,11 +105,11 @@ class Scraper:
         host, _, port = pod.backend.address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, int(port), proto=6)
+            found = await loop.getaddrinfo(host, int(port), proto=socket.IPPROTO_TCP)
         except OSError as err:
             _log.warning("backend %s: %s does not resolve: %s", pod.name, host, err.strerror)
             return False
-        address = f"{found[0][4][0]}:{port}"
+        address = str(HostPort(str(found[0][4][0]), int(port)))
         if address != pod.address:
             pod.address = address
             self._fleet.changed()

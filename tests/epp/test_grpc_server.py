@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -17,7 +18,7 @@ from .test_picker import World
 
 
 @asynccontextmanager
-async def served(world: World) -> AsyncIterator[tuple[GrpcServer, grpc.aio.StreamStreamCall]]:
+async def served(world: World) -> AsyncIterator[tuple[GrpcServer, Any]]:
     """A server and one open stream."""
     server = GrpcServer(world.picker, HostPort("127.0.0.1", 0), 1 << 20)
     port = await server.start()
@@ -127,14 +128,16 @@ async def test_a_port_in_use_is_an_error() -> None:
         (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY, ["10.0.0.1:80", "10.0.0.2:80"]),
     ],
 )
-def test_a_subset_hint_is_read_in_either_place(namespace: str, key: str, value: object) -> None:
+def test_a_subset_hint_is_read_in_either_place(
+    namespace: str, key: str, value: str | list[str]
+) -> None:
     message = head("/", end=True)
     hint = Struct()
     hint.update({key: value})
     message.metadata_context.filter_metadata[namespace].CopyFrom(hint)
     read = read_message(message)
     assert isinstance(read, RequestHeaders)
-    assert read.request.subset == {"10.0.0.1:80", "10.0.0.2:80"}
+    assert read.request.subset == frozenset({"10.0.0.1:80", "10.0.0.2:80"})
 
 
 def test_a_gateway_that_tells_no_mode_is_taken_for_full_duplex() -> None:

@@ -108,3 +108,7 @@ def test_who_may_prefill_for_whom() -> None:
     assert not may_prefill(d, u)
     assert not may_prefill(u, u), "never for itself"
     assert not may_prefill(v, u), "two unified backends are no disaggregation"
+
+
+def test_an_address_of_version_6_is_written_in_brackets() -> None:
+    assert Pod(Backend(name="a", url="http://[::1]:8000")).address == "[::1]:8000"

@@ -40,7 +40,8 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publisher: Literal["zmq", "null"] | None = None
     """None is zmq when events are enabled."""
     endpoint: str = f"tcp://*:{ports.KV_EVENTS}"
-    """Bound when it holds `*` or `::` or is no tcp endpoint; else connected to."""
+    """Bound when it holds `*` or `::`, names the engine's own host, or is no tcp endpoint; else
+    connected to. vLLM has no second case: there, a pod that binds its own address must say `*`."""
     replay_endpoint: str | None = None
     """None: no replay; a subscriber that misses a batch must drop what it knows."""
     buffer_steps: int = 10_000
@@ -115,8 +116,10 @@ class KvEventPublisher:
     await publisher.stop()
     """
 
-    def __init__(self, config: KvEventsConfig, *, rank: int = 0) -> None:
+    def __init__(self, config: KvEventsConfig, *, host: str = "", rank: int = 0) -> None:
+        """`host` is the engine's own."""
         self._config = config
+        self._host = host
         self._rank = rank
         self._topic = config.topic.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -133,13 +136,13 @@ class KvEventPublisher:
         self._pub.set_hwm(self._config.hwm)
         self._pub.linger = 0
         try:
-            _open(self._pub, self._config.endpoint)
+            _open(self._pub, self._config.endpoint, self._host)
             if self._config.replay_endpoint is not None:
                 self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
                 # A whole buffer goes out at once; the buffer's own size bounds it.
                 self._replay.sndhwm = 0
                 self._replay.linger = 0
-                _open(self._replay, self._config.replay_endpoint)
+                _open(self._replay, self._config.replay_endpoint, self._host)
         except EventsUnusable:
             self._close()
             raise
@@ -199,8 +202,9 @@ class KvEventPublisher:
         self._context.term()
 
 
-def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str) -> None:
-    bind = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, host: str) -> None:
+    own = bool(host) and endpoint.startswith(f"tcp://{host}:")
+    bind = own or "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
     try:
         (socket.bind if bind else socket.connect)(endpoint)
     except zmq.ZMQError as err:

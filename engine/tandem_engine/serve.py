@@ -40,7 +40,7 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     publisher = None
     if settings.events is not None and settings.events.active:
-        publisher = KvEventPublisher(settings.events)
+        publisher = KvEventPublisher(settings.events, host=settings.host)
         publisher.start()
     metrics = EngineMetrics(settings.names[0], publisher.publish if publisher else None)
     try:

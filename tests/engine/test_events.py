@@ -161,3 +161,30 @@ def test_events_are_off_unless_enabled() -> None:
     assert not parse_kv_events_config(
         '{"enable_kv_cache_events": true, "publisher": "null"}'
     ).active
+
+
+async def test_an_endpoint_of_the_engines_own_host_is_bound(
+    context: zmq.asyncio.Context,
+) -> None:
+    config = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:*")
+    first = KvEventPublisher(config)
+    first.start()
+    try:
+        taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=first.endpoint)
+        with pytest.raises(EventsUnusable, match="Address already in use"):
+            KvEventPublisher(taken, host="127.0.0.1").start()
+    finally:
+        await first.stop()
+    again = KvEventPublisher(taken, host="127.0.0.1")
+    again.start()
+    await _subscribe_any(context, again)
+    await again.stop()
+
+
+async def _subscribe_any(context: zmq.asyncio.Context, publisher: KvEventPublisher) -> None:
+    """Return once a batch came through."""
+    socket = context.socket(zmq.SUB)
+    socket.subscribe(b"")
+    socket.connect(publisher.endpoint)
+    while not await socket.poll(20):
+        publisher.publish(AllBlocksCleared())

@@ -106,6 +106,12 @@ def test_help_and_version() -> None:
     assert (said.exit_code, "tandem-sidecar" in said.output) == (0, True)
 
 
+async def status_of(listen: HostPort) -> int:
+    async with wire(listen) as client:
+        client.post(b"{}", path="/v1/models")
+        return (await client.response()).status
+
+
 async def test_sigterm_drains_and_ends_with_0() -> None:
     go = asyncio.Event()
 
@@ -127,16 +133,12 @@ async def test_sigterm_drains_and_ends_with_0() -> None:
             _,
         ),
     ):
-        async with wire(listen) as running, wire(listen) as late:
+        async with wire(listen) as running:
             running.post(b'{"stream": true}')
             await decode.received(1)
             process.terminate()
-            while True:  # until the signal has arrived
-                late.post(b"{}", "connection: keep-alive", path="/v1/models")
-                answer = await late.response()
-                if answer.status == 503:
-                    break
-                await asyncio.sleep(0)
+            while await status_of(listen) != 503:
+                pass  # the signal is on its way
             go.set()
             assert (await running.response()).body == b"data: first\n\ndata: [DONE]\n\n"
         assert await asyncio.wait_for(process.wait(), 10) == 0

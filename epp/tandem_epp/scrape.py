@@ -78,7 +78,8 @@ class Scraper:
                 resolved = loop.time()
             moved = await self._scrape(pod, session)
             self._seen.add(pod)
-            busy = moved or pod.in_flight > 0
+            # One that is down is asked as often, so that its return is seen at once.
+            busy = moved or pod.in_flight > 0 or not pod.healthy
             interval = FASTEST if busy else min(SLOWEST, interval * _BACK_OFF)
             await asyncio.sleep(interval)
 

@@ -7,6 +7,7 @@ tokens at once, attention sees the decodes as one padded call and each chunk as 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from .cache import KvCache
 from .weights import LayerWeights, ModelConfig, RopeScaling, Weights
+
+_FEW: Final = (6, 48)
+"""Rows between which `_linear` turns the product around, as measured on AVX-512 with MKL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +83,19 @@ class Llama:
             if on_layer is not None:
                 on_layer(index + 1)
             attended = self._attend(index, q, kv, batch)
-            hidden = hidden + F.linear(attended, layer.o, layer.o_bias)
+            hidden = hidden + _linear(attended, layer.o, layer.o_bias)
             normed = F.rms_norm(hidden, width, layer.post_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+            gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            hidden = hidden + _linear(F.silu(gate) * up, layer.down, layer.down_bias)
         last = hidden.index_select(0, batch.logit_rows)
-        return F.linear(F.rms_norm(last, width, self._weights.norm, eps), self._weights.head)
+        return _linear(F.rms_norm(last, width, self._weights.norm, eps), self._weights.head)
 
     def _project(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Rotated queries [tokens, heads, head_dim]; keys and values [tokens, 2, kv_heads, …]."""
         heads, kv_heads, dim = self._config.heads, self._config.kv_heads, self._config.head_dim
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, dim)
+        qkv = _linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         qk = qk * cos + qk.roll(dim // 2, -1) * sin
         return qk[:, :heads], torch.stack((qk[:, heads:], v), 1)
@@ -121,6 +125,18 @@ class Llama:
             query, keys, values, rows.mask, is_causal=rows.mask is None, enable_gqa=True
         )
         return out[0].transpose(0, 1).flatten(1)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x × weightᵀ + bias.
+
+    For the few rows of a decode step the CPU's library is up to twice as fast with the weight on
+    the left; with very few or many rows it is not.
+    """
+    if x.is_cuda or not _FEW[0] <= len(x) <= _FEW[1]:
+        return F.linear(x, weight, bias)
+    product = torch.mm(weight, x.t()).t().contiguous()
+    return product if bias is None else product.add_(bias)
 
 
 def _rope_tables(config: ModelConfig, length: int, like: Tensor) -> tuple[Tensor, Tensor]:

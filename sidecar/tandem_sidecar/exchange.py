@@ -16,8 +16,7 @@ from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
-from . import handoff
-from .handoff import Cause
+from . import handoff, moves
 from .http.collect import Answer, Collector, NoAnswer
 from .http.messages import Request, ResponseHead
 from .http.server import Client
@@ -114,7 +113,7 @@ class Exchange:
     # What the client's connection and the drain say.
 
     def client_left(self) -> None:
-        self._event(handoff.ClientLeft())
+        self._event(moves.ClientLeft())
 
     def client_full(self) -> None:
         self._full = True
@@ -127,7 +126,7 @@ class Exchange:
             self._decode.resume()
 
     def drain_expired(self) -> None:
-        self._event(handoff.DrainExpired())
+        self._event(moves.DrainExpired())
 
     def describe(self) -> dict[str, object]:
         return {
@@ -145,11 +144,11 @@ class Exchange:
         if timing.transfer is not None:
             self._tools.metrics.transfer.observe(timing.transfer)
         self._timing = joined_timing(self._prefill_timing, timing)
-        self._event(handoff.DecodeErrored() if head.status >= 500 else handoff.DecodeAdmitted())
+        self._event(moves.DecodeErrored() if head.status >= 500 else moves.DecodeAdmitted())
 
     def decode_first(self, *, error: bool) -> None:
         """The first bytes to pass on are there; `error`: a stream that begins with one."""
-        self._event(handoff.DecodeErrored() if error else handoff.DecodeStarted())
+        self._event(moves.DecodeErrored() if error else moves.DecodeStarted())
 
     def decode_body(self, data: bytes, *, last: bool) -> None:
         """Bytes of the answer being passed on."""
@@ -158,14 +157,14 @@ class Exchange:
             self._tools.metrics.decode(self._decode_name, seconds)
         self._reply.body(data, last=last)
         if last:
-            self._event(handoff.DecodeEnded())
+            self._event(moves.DecodeEnded())
 
     def decode_lost(self, detail: str) -> None:
-        self._event(handoff.DecodeLost(f"decode failed: {detail}"))
+        self._event(moves.DecodeLost(f"decode failed: {detail}"))
 
     # The machine.
 
-    def _event(self, event: handoff.Event) -> None:
+    def _event(self, event: moves.Event) -> None:
         if not isinstance(self._state, handoff.Ended):
             self._log_failure(event)
             self._perform(handoff.step(self._state, event))
@@ -180,31 +179,31 @@ class Exchange:
         if isinstance(self._state, handoff.Ended):
             self._end(self._state)
 
-    def _do(self, action: handoff.Action) -> None:  # noqa: C901 - one line for each action
+    def _do(self, action: moves.Action) -> None:  # noqa: C901 - one line for each action
         match action:
-            case handoff.StartPrefill(candidate, last):
+            case moves.StartPrefill(candidate, last):
                 self._start_prefill(candidate, last=last)
-            case handoff.StartDecode(params):
+            case moves.StartDecode(params):
                 self._start_decode(params)
-            case handoff.AbortPrefill():
+            case moves.AbortPrefill():
                 if self._prefill is not None:
                     self._prefill.abort()
-            case handoff.AbortDecode():
+            case moves.AbortDecode():
                 self._abort_decode()
-            case handoff.Release(params):
+            case moves.Release(params):
                 self._release(params)
-            case handoff.PassPrefill():
+            case moves.PassPrefill():
                 self._pass_prefill()
-            case handoff.PassDecode():
+            case moves.PassDecode():
                 self._pass_decode()
-            case handoff.Fail(status, message):
+            case moves.Fail(status, message):
                 self._reply.error(status, message, self._served(), close=self._closing)
-            case handoff.Cut(status, message):
+            case moves.Cut(status, message):
                 between = self._leg is not None and self._leg.between_chunks
                 self._reply.cut(status, message, between_chunks=between)
-            case handoff.CountError(phase):
+            case moves.CountError(phase):
                 self._tools.metrics.errors[phase].inc()
-            case handoff.CountRetry():
+            case moves.CountRetry():
                 self._tools.metrics.retries.inc()
 
     def _start_prefill(self, index: int, *, last: bool) -> None:
@@ -229,14 +228,14 @@ class Exchange:
     def _deadline(self) -> None:
         timeout = self._tools.settings.prefill_timeout
         detail = f"{self._prefiller}: no prefill within {timeout:.3g}s"
-        self._event(handoff.PrefillFailed(Cause.DEADLINE, detail))
+        self._event(moves.PrefillFailed(moves.Cause.DEADLINE, detail))
 
     def _prefill_done(self, answer: Answer | NoAnswer) -> None:
         self._prefill = None
         event = prefill_event(answer, self._tools.connector, self._prefiller)
         if isinstance(answer, Answer):
             self._prefill_answer = answer
-        if isinstance(event, handoff.PrefillAnswered) and self._prefill_answer is not None:
+        if isinstance(event, moves.PrefillAnswered) and self._prefill_answer is not None:
             self._prefill_timing = read_timing(self._prefill_answer.head)
             self._tools.metrics.prefill(self._prefiller, self._loop.time() - self._leg_started)
         self._event(event)
@@ -301,14 +300,12 @@ class Exchange:
             timing=timing if self._gen.route.routed else None,
         )
 
-    def _log_failure(self, event: handoff.Event) -> None:
+    def _log_failure(self, event: moves.Event) -> None:
         """One line for each failed attempt."""
-        if isinstance(event, handoff.DecodeErrored):
+        if isinstance(event, moves.DecodeErrored):
             status = self._leg.answer.status if self._leg and self._leg.answer else 0
             self._warn(f"decode by {self._engine}: answered with an error ({status})")
-        elif isinstance(
-            event, handoff.PrefillFailed | handoff.PrefillUnusable | handoff.DecodeLost
-        ):
+        elif isinstance(event, moves.PrefillFailed | moves.PrefillUnusable | moves.DecodeLost):
             self._warn(event.detail)
 
     def _warn(self, what: str) -> None:

@@ -21,22 +21,37 @@ from typing import Final
 from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
+from .moves import (
+    AbortDecode,
+    AbortPrefill,
+    Action,
+    Cause,
+    ClientLeft,
+    CountError,
+    CountRetry,
+    Cut,
+    DecodeAdmitted,
+    DecodeEnded,
+    DecodeErrored,
+    DecodeLost,
+    DecodeStarted,
+    DrainExpired,
+    Event,
+    Fail,
+    PassDecode,
+    PassPrefill,
+    PrefillAnswered,
+    PrefillFailed,
+    PrefillRejected,
+    PrefillUnusable,
+    Release,
+    StartDecode,
+    StartPrefill,
+)
+
 
 class IllegalStep(RuntimeError):
     """An event that the state does not allow."""
-
-
-class Cause(StrEnum):
-    """Why a prefill attempt failed without being the client's fault."""
-
-    UNREACHABLE = "unreachable"
-    """Connection refused, not made in time, or lost."""
-    ERROR = "error"
-    """5xx, or an answer that is no HTTP."""
-    BUSY = "busy"
-    """429 or 503."""
-    DEADLINE = "deadline"
-    """The time for all attempts together is used up."""
 
 
 class Outcome(StrEnum):
@@ -59,170 +74,6 @@ class Policy:
     fallback_to_unified: bool = True
     """Serve without the split when it is impossible; false: an error instead."""
 
-
-# Events: what the driver saw.
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillAnswered:
-    """2xx with usable kv_transfer_params."""
-
-    params: KvTransferParams
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillUnusable:
-    """2xx with nothing a decode engine could read."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillRejected:
-    """4xx but 429: the client's fault, another engine would say the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillFailed:
-    cause: Cause
-    detail: str
-    """For the client's error and the log; no prompt text."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeAdmitted:
-    """The decode engine's response head came: it holds the request and reads the KV itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeErrored:
-    """5xx, or an error as the first event of a stream, before a byte went to the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStarted:
-    """The first bytes of an answer to pass on are there."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLost:
-    """Connection refused, or lost before the answer's end."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeEnded:
-    """The answer's last byte came."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class DrainExpired:
-    """The drain timeout passed and this request is still running."""
-
-
-Event = (
-    PrefillAnswered
-    | PrefillUnusable
-    | PrefillRejected
-    | PrefillFailed
-    | DecodeAdmitted
-    | DecodeErrored
-    | DecodeStarted
-    | DecodeLost
-    | DecodeEnded
-    | ClientLeft
-    | DrainExpired
-)
-
-# Actions: what the driver is to do, in order.
-
-
-@dataclass(frozen=True, slots=True)
-class StartPrefill:
-    candidate: int
-    """Index into the request's candidates."""
-    last: bool
-    """No other candidate remains: it may use all the time that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartDecode:
-    params: KvTransferParams | None
-    """What to read the KV by; None: the engine computes the prompt itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortPrefill:
-    """Close the connection: the engine stops and frees the blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortDecode:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Have the prefill pod free blocks that nobody will read."""
-
-    params: KvTransferParams
-
-
-@dataclass(frozen=True, slots=True)
-class PassPrefill:
-    """Give the client the prefill engine's own answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassDecode:
-    """Give the client the decode engine's answer from here on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Answer with an error of ours."""
-
-    status: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """End a started answer so that nobody takes it for whole."""
-
-    status: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class CountError:
-    phase: ErrorPhase
-
-
-@dataclass(frozen=True, slots=True)
-class CountRetry:
-    pass
-
-
-Action = (
-    StartPrefill
-    | StartDecode
-    | AbortPrefill
-    | AbortDecode
-    | Release
-    | PassPrefill
-    | PassDecode
-    | Fail
-    | Cut
-    | CountError
-    | CountRetry
-)
 
 # States. `path` is what the client is told, should the request end now.
 

@@ -437,3 +437,20 @@ async def test_concurrent_hand_offs_stay_apart(world: World) -> None:
     assert all(await asyncio.gather(*(one(i) for i in range(100))))
     ids = [r.headers["x-request-id"] for r in world.decode.requests]
     assert len(set(ids)) == 100
+
+
+async def test_one_line_for_each_failed_attempt_and_no_prompt(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        await world.prefill(server_error)
+    await world.start()
+    headers = world.split | {"x-request-id": "r1"}
+    async with world.http.post(world.url(), data=b'{"prompt":"SECRET"}', headers=headers) as answer:
+        assert answer.status == 200
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("tandem_sidecar")]
+    assert len(lines) == 2
+    for line, peer in zip(lines, world.prefills, strict=True):
+        assert "request r1 " in line
+        assert str(peer.address) in line
+        assert "SECRET" not in line

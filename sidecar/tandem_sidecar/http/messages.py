@@ -30,6 +30,7 @@ HOP_BY_HOP: Final = frozenset(
 """Of a request: valid for one connection only, or written anew for the body that is sent."""
 
 _RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
+_NONE: Final[frozenset[bytes]] = frozenset()
 _REASONS: Final = {s.value: s.phrase.encode() for s in HTTPStatus}
 
 
@@ -62,8 +63,10 @@ class Request(msgspec.Struct, frozen=True):
 
 def listed_in_connection(headers: Headers) -> frozenset[bytes]:
     """Names that `Connection` declares hop-by-hop."""
-    names = (value.lower().split(b",") for key, value in headers if key == b"connection")
-    return frozenset(name.strip() for part in names for name in part)
+    values = [value for key, value in headers if key == b"connection"]
+    if not values:
+        return _NONE
+    return frozenset(name.strip() for name in b",".join(values).lower().split(b","))
 
 
 def request_bytes(

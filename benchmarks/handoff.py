@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import click
+
 from tandem_engine.tiny import make_tiny_model
 
 from .figures import Figure, at_least, at_most, progress, report

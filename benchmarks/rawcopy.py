@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 import torch
+
 from tandem_contract.kvparams import KvTransferParams
 from tandem_engine.transfer.producer import Producer
 from tandem_engine.transfer.puller import Puller

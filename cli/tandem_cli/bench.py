@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+
 from tandem_contract.commandline import DURATION, fail
 from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.client import Client, Progress, Timed, run_open_loop

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+
 from tandem_contract.commandline import config_option
 
 F = TypeVar("F", bound=Callable[..., Any])

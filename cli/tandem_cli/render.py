@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 from ruamel.yaml import YAML
+
 from tandem_contract.commandline import fail
 from tandem_contract.documents import DocumentError
 from tandem_local.sources import read_sets

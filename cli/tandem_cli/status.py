@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+
 from tandem_contract.commandline import fail
 from tandem_local.errors import NoStack
 from tandem_local.observe import Observation, PodLoad, observe

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+
 from tandem_contract import ports
 from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError

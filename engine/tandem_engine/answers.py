@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+
 from tandem_contract import kvparams
 
 from .output import Piece

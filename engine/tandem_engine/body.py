@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
+
 from tandem_contract import kvparams
 from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, params_from_object
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+
 from tandem_contract import ports
 
 from .types import EngineError, LoadFailurePolicy

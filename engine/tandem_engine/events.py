@@ -19,6 +19,7 @@ from typing import Final, Literal
 import msgspec
 import zmq
 import zmq.asyncio
+
 from tandem_contract import ports
 
 from .blocks import AllBlocksCleared, BlockEvent, BlocksRemoved, BlocksStored

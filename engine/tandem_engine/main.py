@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 import uvloop
+
 from tandem_contract import ports
 from tandem_contract.commandline import DURATION, command, fail
 

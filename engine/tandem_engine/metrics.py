@@ -16,6 +16,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+
 from tandem_contract import metrics as names
 
 from .blocks import BlockEvent

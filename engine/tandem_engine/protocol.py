@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypedDict, TypeVar
 
 import msgspec
+
 from tandem_contract import kvparams
 
 from .body import ApiError, KvIntent, convert, refuse_unsupported

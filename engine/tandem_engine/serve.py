@@ -12,6 +12,7 @@ import socket
 from typing import Final
 
 from aiohttp import web
+
 from tandem_contract.commandline import HostPort
 
 from .chat import ChatTemplate

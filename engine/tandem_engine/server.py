@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from aiohttp import web
+
 from tandem_contract import headers
 from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.openai_errors import error_body, error_event

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
 from tandem_contract.commandline import HostPort
 
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
+
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 
@@ -204,6 +205,11 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
     return {h.key: h.raw_value.decode("latin-1") or h.value for h in message.headers.headers}
 
 
+def _response_headers(message: pb.ProcessingRequest) -> ResponseHeaders:
+    found = _headers(message.response_headers)
+    return ResponseHeaders(found.get(wire.TIMING), found.get(":status", "").startswith("2"))
+
+
 def _subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
     """The candidates a gateway allows, in either place it may say so."""
     for namespace, key in _SUBSET_HINTS:
@@ -223,7 +229,7 @@ _READERS: Final[dict[str, Callable[[pb.ProcessingRequest], Input]]] = {
     "request_headers": _request_headers,
     "request_body": lambda m: RequestBody(m.request_body.body, m.request_body.end_of_stream),
     "request_trailers": lambda m: RequestTrailers(),
-    "response_headers": lambda m: ResponseHeaders(_headers(m.response_headers).get(wire.TIMING)),
+    "response_headers": _response_headers,
     "response_body": lambda m: ResponseBody(m.response_body.body, m.response_body.end_of_stream),
     "response_trailers": lambda m: ResponseTrailers(),
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import uvloop
+
 from tandem_contract import ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError

@@ -72,6 +72,8 @@ class ResponseHeaders:
 
     timing: str | None
     """Value of the timing header, None where there is none."""
+    ok: bool = True
+    """A 2xx: the backend has the prompt's KV by now."""
 
 
 @dataclass(frozen=True, slots=True)

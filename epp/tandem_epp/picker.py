@@ -66,6 +66,7 @@ class Placement:
     mutation: Mutation
     decode: Pod
     prefill: Pod | None
+    request: InferenceRequest | None
     metrics: Metrics
     _prefilling: bool = field(init=False)
 
@@ -75,8 +76,10 @@ class Placement:
         if self.prefill is not None:
             self.prefill.in_flight += 1
 
-    def responded(self, timing: str | None) -> None:
+    def responded(self, timing: str | None, *, ok: bool) -> None:
         self._prefilled()
+        if ok and self.request is not None:
+            self.decode.held.add(self.request.chain(self.decode.block_tokens))
         if timing is None:
             return
         figures = parse_timing(timing)
@@ -149,7 +152,7 @@ class EndpointPicker:
         prompt_tokens = request.prompt_tokens if request else 0
         return Situation(
             prompt_tokens=prompt_tokens,
-            cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
+            cached_tokens=min(prompt_tokens, context.held_tokens(decode)),
             block_tokens=decode.block_tokens,
             configured=self.routing.serving.enabled
             and any(may_prefill(pod, decode) for pod in self._fleet),
@@ -181,7 +184,7 @@ class EndpointPicker:
             destination,
         )
         prefill = pick.prefill[0] if pick.prefill else None
-        return Placement(mutation, pick.decode[0], prefill, self._metrics)
+        return Placement(mutation, pick.decode[0], prefill, context.request, self._metrics)
 
     def _record(self, request: InferenceRequest | None, pick: Pick, request_id: str) -> None:
         """Count the pick, and note in the index what its pods will cache."""

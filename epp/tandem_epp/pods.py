@@ -65,6 +65,10 @@ class Pod:
         self.gauges: Gauges | None = None
         """None until the first scrape."""
         self.index = PrefixIndex(capacity)
+        """Prompts placed here: where their like should go too."""
+        self.held = PrefixIndex(capacity)
+        """Prompts answered from here. While the first of its kind is still being prefilled, only
+        this one knows that its KV is not here yet."""
         self.block_tokens = block_tokens
         self.in_flight = 0
         """Requests placed here by this router and not ended."""
@@ -95,12 +99,13 @@ class Pod:
         changed = report.gauges != self.gauges or not self.healthy
         if report.incarnation != self._incarnation:
             self._incarnation = report.incarnation
-            self.index.clear()
+            self._forget()
         if report.block_tokens and report.block_tokens != self.block_tokens:
             self.block_tokens = report.block_tokens
-            self.index.clear()
+            self._forget()
         if report.blocks:
             self.index.resize(max(GENERATIONS, report.blocks))
+            self.held.resize(max(GENERATIONS, report.blocks))
         self.gauges, self.healthy, self._failures = report.gauges, True, 0
         return changed
 
@@ -110,8 +115,12 @@ class Pod:
         if not self.healthy or (self.gauges is not None and self._failures < REFUSALS):
             return False
         self.healthy = False
-        self.index.clear()
+        self._forget()
         return True
+
+    def _forget(self) -> None:
+        self.index.clear()
+        self.held.clear()
 
     def learn(self, timing: Timing) -> None:
         """Take in what the sidecar reported of a prefill that ran here."""

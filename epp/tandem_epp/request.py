@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+
 from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 import aiohttp
+
 from tandem_contract import metrics as names
 from tandem_contract.commandline import HostPort
 

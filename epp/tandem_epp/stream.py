@@ -56,7 +56,7 @@ class Placed(Protocol):
     def mutation(self) -> Mutation:
         """What Envoy is to do to the request's headers."""
 
-    def responded(self, timing: str | None) -> None:
+    def responded(self, timing: str | None, *, ok: bool) -> None:
         """Response headers passed; `timing` is what the sidecar reported with them."""
 
     def end(self) -> None:
@@ -138,17 +138,17 @@ class ExtProcStream:
                 return self._request_body(message, now)
             case RequestTrailers():
                 return (*self._request_trailers(now), Pass(Part.REQUEST_TRAILERS))
-            case ResponseHeaders(timing=timing):
-                return (self._response_headers(timing),)
+            case ResponseHeaders():
+                return (self._response_headers(message),)
             case ResponseBody(body=body, end_of_stream=end):
                 return self._response_body(body, end)
             case ResponseTrailers():
                 return (Pass(Part.RESPONSE_TRAILERS),)
 
-    def _response_headers(self, timing: str | None) -> Answer:
+    def _response_headers(self, message: ResponseHeaders) -> Answer:
         if self._placed is not None:
-            self._placed.responded(timing)
-        return Pass(Part.RESPONSE_HEADERS, None if timing is None else _FORGET_TIMING)
+            self._placed.responded(message.timing, ok=message.ok)
+        return Pass(Part.RESPONSE_HEADERS, None if message.timing is None else _FORGET_TIMING)
 
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:

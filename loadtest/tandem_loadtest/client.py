@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import aiohttp
 import msgspec
+
 from tandem_contract import headers
 from tandem_contract.paths import RoutingPath
 

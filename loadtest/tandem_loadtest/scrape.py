@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+
 from tandem_contract import metrics
 
 

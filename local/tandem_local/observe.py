@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+
 from tandem_contract import metrics
 
 from .state import PodState, State

@@ -18,6 +18,7 @@ from typing import Final, Self
 
 import aiohttp
 from rich.console import Console
+
 from tandem_contract import labels, ports
 from tandem_contract.paths import Role
 from tandem_operator.envoy import EnvoySettings, envoy_bootstrap

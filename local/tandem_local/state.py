@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import msgspec
+
 from tandem_contract.paths import Role
 
 from .errors import NoStack, Refused

@@ -7,6 +7,7 @@ each means is its description there. Durations are seconds.
 from typing import Any, Literal, TypeVar
 
 import msgspec
+
 from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
 

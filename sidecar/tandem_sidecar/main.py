@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import click
 import uvloop
+
 from tandem_contract import ports
 from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
 

@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
 

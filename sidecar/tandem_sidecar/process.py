@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
+
 from tandem_contract.commandline import HostPort
 
 from .admin import Admin

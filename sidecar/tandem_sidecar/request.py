@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
+
 from tandem_contract.kvparams import CLIENT_FORBIDDEN
 
 _NESTED: Final = "vllm_xargs"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
+
 from tandem_cli.bench import VOCABULARY, command
 from tandem_contract import headers
-
 from tests.loadtest.servers import DONE, Handler, answering, chunk, serving, streaming
 
 GOOD = streaming(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from tandem_cli.main import _COMMANDS, _SUMMARIES, main
 
 

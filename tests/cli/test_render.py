@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 from click.testing import CliRunner
+
 from tandem_cli.main import main
 from tandem_contract.documents import load_documents
 from tandem_local.sources import read_sets

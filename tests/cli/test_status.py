@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.paths import Role
 from tandem_local.state import PodState, RunDir, State
 

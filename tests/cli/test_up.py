@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+
 from tandem_local.addresses import free_port, is_free
 
 from ..local.pods import group_is_gone, until

@@ -6,6 +6,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+
 from tandem_contract.commandline import (
     DURATION,
     HOST_PORT,

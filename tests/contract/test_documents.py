@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tandem_contract.documents import (
     Document,
     DocumentError,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tandem_contract.openai_errors import TYPES, error_body, error_event
 
 

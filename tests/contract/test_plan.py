@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, PlanRejected, Target, load_keys, sign, verify
 

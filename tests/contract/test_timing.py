@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract.timing import Timing, parse_timing
 
 SECONDS = st.none() | st.integers(0, 10**9).map(lambda micros: micros / 1e6)

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.timing import Timing
 from tandem_engine.types import Delta, Request
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -1,5 +1,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tandem_engine.blocks import (
     AllBlocksCleared,
     BlockEvent,

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from tandem_engine.cache import KvCache
 from tandem_engine.config import ConfigError, EngineConfig
 from tandem_engine.weights import load_config

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tandem_engine.body import ApiError
 from tandem_engine.chat import ChatTemplate, ChatTemplateUnusable
 

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+
 from tandem_engine.blocks import BlocksStored
 from tandem_engine.config import ConfigError, EngineConfig
 from tandem_engine.engine import Engine

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+
 from tandem_engine.blocks import AllBlocksCleared, BlocksRemoved, BlocksStored
 from tandem_engine.events import (
     EventsUnusable,

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
+
 from tandem_contract.kvparams import KvTransferParams, params_from_object
 from tandem_engine.config import ConfigError, KvRole
 from tandem_engine.engine import Engine

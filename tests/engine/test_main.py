@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from click.testing import CliRunner
+
 from tandem_contract import environment
 from tandem_engine.main import main
 from tandem_engine.tiny import make_tiny_model

@@ -2,6 +2,7 @@
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
 from tandem_contract import metrics as names
 from tandem_engine.blocks import AllBlocksCleared, BlockEvent
 from tandem_engine.metrics import EngineMetrics

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from tandem_engine.config import EngineConfig
 from tandem_engine.runner import Runner
 from tandem_engine.step import Chunk, Draw, Sequence

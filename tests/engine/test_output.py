@@ -1,6 +1,7 @@
 """Deltas to pieces: stop strings, stop tokens, min_tokens."""
 
 import pytest
+
 from tandem_engine.output import OutputText, Piece, TextOptions
 from tandem_engine.text import Tokenizer
 from tandem_engine.types import Delta, TokenLogprobs

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_engine.body import ApiError, decode_json, kv_intent, refuse_unsupported
 from tandem_engine.protocol import (
     ChatBody,

@@ -1,6 +1,7 @@
 from collections import Counter
 
 import torch
+
 from tandem_engine.sampler import sample
 from tandem_engine.step import Draw
 from tandem_engine.types import SamplingParams

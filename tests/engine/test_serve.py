@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import torch
 from aiohttp import web
+
 from tandem_contract import headers
 from tandem_contract.kvparams import PREFILL_LEG
 from tandem_contract.timing import parse_timing

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+
 from tandem_contract import headers
 from tandem_contract.kvparams import PREFILL_LEG, KvTransferParams
 from tandem_contract.timing import parse_timing

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_engine.text import Detokenizer, Stopped, StopStrings, Tokenizer, TokenizerUnusable
 
 from .fake_engine import write_tokenizer

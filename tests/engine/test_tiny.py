@@ -2,8 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tandem_engine.tiny import SPECIAL_TOKENS, TinyModelError, make_tiny_model
 from tokenizers import Tokenizer
+
+from tandem_engine.tiny import SPECIAL_TOKENS, TinyModelError, make_tiny_model
 
 from .dense import DenseLlama
 from .engines import expected, prompt, tiny_model

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from tandem_engine.weights import (
     ModelError,
     RopeScaling,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 from aiohttp import web
+
 from tandem_contract import headers as wire
 from tandem_contract import metrics as names
 from tandem_contract.timing import Timing

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from tandem_contract.paths import RoutingPath
 from tandem_epp.decide import Rules, Situation, SplitImpossible, decide
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.documents import DocumentError
 from tandem_epp.discovery import Watch, load, reload, reload_keys
 

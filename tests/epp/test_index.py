@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract.prefix import text_chain
 from tandem_epp.index import GENERATIONS, PrefixIndex
 

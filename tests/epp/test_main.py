@@ -6,6 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from click.testing import CliRunner
+
 from tandem_epp.main import main
 
 from .real import Backend, epp, serving, until

@@ -4,6 +4,7 @@ import json
 from random import Random
 
 import pytest
+
 from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
@@ -82,9 +83,10 @@ def test_a_split_names_both_pods_and_overwrites_what_was_there() -> None:
     assert world.decisions("prefill_then_decode", "worth_it") == 1
 
 
-def test_what_was_placed_is_known_as_cached_on_both_pods() -> None:
+def test_what_was_answered_is_known_as_cached_on_both_pods() -> None:
     world = World(d1="decode", d2="decode", p="prefill")
     first, _ = world.place()
+    first.responded(None, ok=True)
     _, again = world.place()
     assert again.path is RoutingPath.FAST_DECODE
     assert again.decode.name == first.decode.name
@@ -138,9 +140,9 @@ def test_counts_follow_a_request_and_end_at_zero() -> None:
     world = World(d="decode", p="prefill")
     placement, _ = world.place()
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 1)
-    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode())
+    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), ok=True)
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 0)
-    placement.responded(None)
+    placement.responded(None, ok=True)
     placement.end()
     assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
     assert (world["p"].prefill_rate, world["d"].prefill_rate) == (80, None)
@@ -214,3 +216,16 @@ def test_a_scrape_moves_the_next_pick() -> None:
             assert {world.place("hi")[0].decode.name for _ in range(8)} == {"d2"}
     world.fleet.changed()
     assert {world.place("hi")[0].decode.name for _ in range(20)} == {"d1", "d2"}
+
+
+def test_a_prompt_counts_as_cached_once_it_is_answered_and_not_while_it_is_under_way() -> None:
+    world = World(d1="decode", d2="decode", p="prefill")
+    first, plan = world.place()
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+    second, plan = world.place()
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE, "its KV is not there yet"
+    first.responded(None, ok=False)
+    assert world.place()[1].path is RoutingPath.PREFILL_THEN_DECODE, "an error left no KV"
+    assert second.decode is first.decode, "its like goes to the same pod"
+    second.responded(None, ok=True)
+    assert world.place()[1].path is RoutingPath.FAST_DECODE

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tandem_contract.prefix import token_chain
 from tandem_epp.request import BadRequest, InferenceRequest, Kind, parse_request
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
 from tandem_epp.pods import Fleet, Gauges

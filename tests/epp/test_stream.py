@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract import headers as wire
 from tandem_epp.messages import (
     Answer,
@@ -39,7 +40,7 @@ class Placement:
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
 
-    def responded(self, timing: str | None) -> None:
+    def responded(self, timing: str | None, *, ok: bool) -> None:
         self.timings.append(timing)
 
     def end(self) -> None:

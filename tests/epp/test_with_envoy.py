@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+
 from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import load_keys, verify

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_loadtest.answers import AnswerBuilder, AnswerError, error_message, parse_answer
 from tandem_loadtest.calls import Answer, Usage
 from tandem_loadtest.sse import Event

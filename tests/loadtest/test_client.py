@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from tandem_contract import headers
 from tandem_contract.openai_errors import error_body, error_event
 from tandem_contract.paths import RoutingPath

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+
 from tandem_loadtest.calls import Call, Message
 from tandem_loadtest.conversations import Script, Shape, Step, workload
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.report import (

@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
 from tandem_contract import metrics
 from tandem_loadtest.scrape import Counters, ScrapeError, read_page, scrape
 

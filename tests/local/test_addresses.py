@@ -2,6 +2,7 @@ import errno
 import socket
 
 import pytest
+
 from tandem_local import addresses
 from tandem_local.errors import Refused
 

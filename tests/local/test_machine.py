@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+
 from tandem_local.errors import Refused
 from tandem_local.machine import Machine, image_name
 from tandem_local.podspec import ContainerSpec, PodSpec

@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+
 from tandem_contract import metrics
 from tandem_contract.paths import Role
 from tandem_local.observe import observe

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tandem_local.errors import Refused
 from tandem_local.podparse import expand, parse_pod, relocate
 

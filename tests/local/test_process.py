@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tandem_local.process import Process, tail
 
 from .pods import group_is_gone, until

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.plan import load_keys
 from tandem_local.errors import Refused
 from tandem_local.fields import check_fields

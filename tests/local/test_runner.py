@@ -3,6 +3,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+
 from tandem_local.errors import Refused, StartFailed
 from tandem_local.runner import Runner
 

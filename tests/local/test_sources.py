@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.documents import DocumentError
 from tandem_local.sources import read_sets
 

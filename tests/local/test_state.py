@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.paths import Role
 from tandem_local.errors import NoStack, Refused
 from tandem_local.state import PodState, RunDir, State, default_run_dir, read_state

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tandem_operator.cel import broken_rules
 from tandem_operator.crd import KINDS, RULES, load_crd
 from tandem_operator.schema import defaulted, problems

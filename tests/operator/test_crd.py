@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+
 from tandem_contract import labels
 from tandem_operator.cel import broken_rules
 from tandem_operator.crd import DECODE_POOL, KINDS, LIST_MAP_KEYS, LIST_TYPE, RULES, load_crd

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from tandem_contract import headers as wire
 from tandem_operator.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
 

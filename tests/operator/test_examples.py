@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.documents import load_documents
 from tandem_operator.manifests import pods
 from tandem_operator.pools import parse_pools

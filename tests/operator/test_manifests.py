@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract import labels
 from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tandem_operator.merge import merge
 
 BASE: dict[str, Any] = {

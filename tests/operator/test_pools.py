@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tandem_contract.documents import Document, DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_operator.errors import InvalidPool, InvalidSet, PoolsError

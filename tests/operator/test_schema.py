@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tandem_operator.schema import Problem, defaulted, problems
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.plan_keys import PlanKeys
 from tandem_sidecar.process import Running, started

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from tandem_sidecar.handoff import Policy
 
 from .conftest import World

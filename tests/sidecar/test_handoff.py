@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_contract.kvparams import KvTransferParams, parse_params
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_sidecar import handoff as h

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.main import main
 

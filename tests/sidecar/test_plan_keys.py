@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from tandem_sidecar.plan_keys import PlanKeys
 
 

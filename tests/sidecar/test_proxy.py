@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_sidecar.plan_keys import PlanKeys

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tandem_sidecar.request import (
     BadBody,
     Kind,

@@ -1,6 +1,7 @@
 """Whom to believe about prefill pods."""
 
 import pytest
+
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from tandem_contract import ports
 from tandem_contract.commandline import fail
 from tandem_contract.documents import DocumentError

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.table import Table
+
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.report import UNROUTED, PathFigures, summarize, to_json

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 from tandem_contract import ports
 from tandem_engine.tiny import make_tiny_model
 from tandem_engine.weights import load_config

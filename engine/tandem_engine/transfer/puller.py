@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+
 from tandem_contract.kvparams import KvTransferParams
 
 from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, Pulled

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
+
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role

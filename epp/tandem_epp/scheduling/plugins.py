@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import Final
 
 import msgspec
+
 from tandem_contract.paths import Role
 
 from ..decide import Rules

@@ -19,7 +19,7 @@ class Context:
     _matched: dict[str, int] = field(default_factory=dict, repr=False)
 
     def cached_tokens(self, pod: Pod) -> int:
-        """Prompt tokens that `pod` is believed to cache; looked up once per request and pod."""
+        """Prompt tokens that `pod` caches or will; looked up once per request and pod."""
         if self.request is None:
             return 0
         if (known := self._matched.get(pod.name)) is None:
@@ -27,6 +27,12 @@ class Context:
             known = pod.index.match(chain) * pod.block_tokens
             self._matched[pod.name] = known
         return known
+
+    def held_tokens(self, pod: Pod) -> int:
+        """Prompt tokens whose KV is believed to be on `pod` now."""
+        if self.request is None:
+            return 0
+        return pod.held.match(self.request.chain(pod.block_tokens)) * pod.block_tokens
 
     def hit_ratio(self, pod: Pod) -> float:
         """Cached share of the prompt, 0 to 1; 0 for an empty prompt."""

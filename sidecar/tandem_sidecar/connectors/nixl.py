@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Raw
+
 from tandem_contract import kvparams
 from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, parse_params
 

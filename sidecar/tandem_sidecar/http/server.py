@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 import httptools
+
 from tandem_contract.openai_errors import error_body
 
 from .messages import Headers, Request, response_bytes

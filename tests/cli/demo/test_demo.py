@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from tandem_cli.main import main
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]

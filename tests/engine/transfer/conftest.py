@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
+
 from tandem_engine.transfer.producer import Producer
 from tandem_engine.transfer.puller import Puller
 

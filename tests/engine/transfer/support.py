@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import torch
+
 from tandem_contract.kvparams import KvTransferParams
 from tandem_engine.transfer import wire
 from tandem_engine.transfer.producer import FreeReason, Producer

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_engine.transfer import blockio, wire
 from tandem_engine.transfer.blockio import HostMemory, StagedMemory, block_memory, block_plan
 from tandem_engine.types import KvBroken

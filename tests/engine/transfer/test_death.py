@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+
 from tandem_engine.transfer.producer import FreeReason, Producer
 from tandem_engine.transfer.puller import Puller
 from tandem_engine.types import KvBroken

@@ -1,4 +1,5 @@
 import pytest
+
 from tandem_engine.transfer.holds import FreeReason, Hold, Progress
 from tandem_engine.types import KvRefused
 

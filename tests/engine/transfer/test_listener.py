@@ -2,6 +2,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+
 from tandem_engine.transfer.listener import Connection, Listener
 from tandem_engine.transfer.wire import Limits
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import xxhash
+
 from tandem_engine.transfer import wire
 from tandem_engine.transfer.producer import FreeReason, Producer
 from tandem_engine.transfer.puller import Puller

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import xxhash
+
 from tandem_engine.transfer import wire
 from tandem_engine.transfer.producer import FreeReason, Producer
 from tandem_engine.transfer.puller import Puller

@@ -1,4 +1,5 @@
 import pytest
+
 from tandem_engine.transfer.reading import Reading
 from tandem_engine.transfer.wire import Segment
 from tandem_engine.types import KvBroken

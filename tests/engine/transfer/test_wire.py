@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_engine.transfer import wire
 from tandem_engine.types import KvBroken
 

@@ -4,6 +4,7 @@ from random import Random
 from textwrap import dedent
 
 import pytest
+
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role

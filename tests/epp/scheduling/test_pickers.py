@@ -4,6 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+
 from tandem_contract.config import Backend
 from tandem_epp.pods import Pod
 from tandem_epp.scheduling.pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker

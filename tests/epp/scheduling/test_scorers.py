@@ -3,6 +3,7 @@
 from math import inf
 
 import pytest
+
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_epp.pods import Gauges, Pod, Report

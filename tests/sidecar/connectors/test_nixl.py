@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from tandem_contract.kvparams import ParamsUnusable
 from tandem_sidecar.connectors.nixl import Nixl
 from tandem_sidecar.request import Kind, parse_body

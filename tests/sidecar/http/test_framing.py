@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, Chunked, Sized, UntilClose, chunk
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from tandem_sidecar.http.server import Limits
 
 from ..conftest import World

@@ -15,7 +15,7 @@ BYTES_PER_TOKEN: Final = 4
 
 
 def text_chain(data: bytes, block_bytes: int, salt: bytes = b"") -> list[int]:
-    """xxh3-64 of each block of `block_bytes`, seeded with the one before; a partial one is left out.
+    """xxh3-64 of each block of `block_bytes`, seeded with the one before; no partial one.
 
     `salt` separates what must never match: the model name, a LoRA adapter.
     """

@@ -1,7 +1,7 @@
 """What batching, prefix caching and the KV hand-off are worth on the reference engine.
 
 Every figure is a ratio of two measurements that alternate in one run; the median of the pairs is
-reported. The model is random: 8 layers, 512 wide, 4 of 8 heads for KV, float32, on CPU.
+reported. The model is random: 8 layers, 512 wide, 2 of 8 heads for KV (the 4:1 of Llama 3), float32, on CPU.
 """
 
 import asyncio
@@ -39,12 +39,17 @@ async def seconds(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def batching(session: aiohttp.ClientSession, url: str, rounds: int) -> Figure:
-    """Tokens per second of 16 sequences together over those of one."""
+    """Tokens per second of 16 sequences together over those of one.
+
+    The prompts were asked before: all but their last token comes from the prefix cache, so that
+    what is timed is decoding.
+    """
     rng = random.Random(1)
     tokens = 64
 
     async def decode(count: int) -> float:
-        prompts = [prompt(rng, 32) for _ in range(count)]
+        prompts = [prompt(rng, 33) for _ in range(count)]
+        await asyncio.gather(*(complete(session, url, p, 1) for p in prompts))
         took = await seconds(
             lambda: asyncio.gather(*(complete(session, url, p, tokens) for p in prompts))
         )
@@ -97,7 +102,7 @@ async def measure(rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch)
         make_tiny_model(
-            model, vocab=VOCAB, layers=8, hidden=512, heads=8, kv_heads=4, max_position=4096
+            model, vocab=VOCAB, layers=8, hidden=512, heads=8, kv_heads=2, max_position=4096
         )
         figures = []
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
@@ -113,10 +118,6 @@ async def measure(rounds: int) -> list[Figure]:
             ):
                 progress("hand-off")
                 figures.append(await hand_off(session, prefill, decode, rounds))
-    progress("large caches against a raw socket")
-    figures.append(
-        at_least("large KV cache over a raw socket copy", copy_ratio(rounds), "ratio", 0.5)
-    )
     return figures
 
 
@@ -125,7 +126,11 @@ async def measure(rounds: int) -> list[Figure]:
 @click.option("--rounds", default=5, show_default=True, help="pairs per figure; medians are kept")
 def main(file: Path | None, rounds: int) -> None:
     """Measure batching, prefix caching and the hand-off of the reference engine."""
-    report(asyncio.run(measure(rounds)), file)
+    figures = asyncio.run(measure(rounds))
+    progress("large caches against a raw socket")
+    ratio = copy_ratio(rounds)
+    figures.append(at_least("large KV cache over a raw socket copy", ratio, "ratio", 0.5))
+    report(figures, file)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,13 @@ def _hold(control: Connection) -> None:
         )
         await producer.start()
         control.send(producer.address)
-        while name := await asyncio.to_thread(control.recv):
+        while True:
+            name = await asyncio.to_thread(control.recv)
             producer.open(name)
             producer.progress(name, range(BLOCKS), TOKENS, LAYOUT.layers)
             producer.complete(name, TOKENS)
             control.send(name)
             await freed.get()
-        await producer.close()
 
     asyncio.run(serve())
 
@@ -63,7 +63,8 @@ def _pour(control: Connection) -> None:
         control.send(server.getsockname())
         sock, _ = server.accept()
         with sock, memoryview(memory) as view:
-            while control.recv():
+            while True:
+                control.recv()
                 sock.sendall(view)
 
 
@@ -115,7 +116,6 @@ def copy_ratio(rounds: int) -> float:
     try:
         return statistics.median(asyncio.run(measure()))
     finally:
-        for control in (holder, pourer):
-            control.send("")
         for child in children:
+            child.terminate()
             child.join()

@@ -42,6 +42,11 @@ class ChatTemplate:
                 f"{directory}: chat template, line {err.lineno}: {err.message}"
             ) from err
 
+    @property
+    def exists(self) -> bool:
+        """Whether the model has one."""
+        return self._template is not None
+
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The prompt of `messages`; `options` are further variables of the template.
 

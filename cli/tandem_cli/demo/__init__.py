@@ -61,6 +61,8 @@ def demo(**flags: Any) -> None:
     options = Options(**flags)
     if options.limit is not None and options.trace is None:
         raise click.UsageError("--limit counts requests of a --trace: give both")
+    if options.json_file is not None and not options.json_file.absolute().parent.is_dir():
+        raise click.UsageError(f"--json {options.json_file}: its directory does not exist")
     try:
         status = asyncio.run(run(options))
     except (DocumentError, TraceError, EngineError, Refused) as err:

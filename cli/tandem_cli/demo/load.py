@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandem_loadtest.calls import Answer, Call, Result
 from tandem_loadtest.client import Send, Timed, converse, run_open_loop
-from tandem_loadtest.conversations import Script
+from tandem_loadtest.conversations import Script, Shape, workload
 from tandem_loadtest.traces import load_trace, scale, token_ids
 
 OnResult = Callable[[Result], None]
@@ -23,6 +23,15 @@ class Model:
     vocabulary: range
     """Token ids that stand for text."""
     context: int
+    """Tokens of prompt and answer together."""
+    chats: bool
+    """It has a chat template."""
+
+
+def scripts_for(model: Model, shape: Shape, seed: int) -> list[Script]:
+    """The built-in workload; completions alone for a model that has no chat template."""
+    scripts = workload(shape, seed=seed)
+    return [replace(script, chat=script.chat and model.chats) for script in scripts]
 
 
 async def run_scripts(send: Send, scripts: Sequence[Script], on_result: OnResult) -> list[Result]:

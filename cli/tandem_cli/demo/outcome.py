@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tandem_contract.paths import RoutingPath
@@ -109,10 +110,10 @@ def _compare(result: Result, right: Answer) -> Mismatch | None:
 
 def table(outcome: Outcome) -> Table:
     """One row per routing path; times in milliseconds, of streamed answers."""
-    made = Table(title="Routing paths")
-    for heading in ("path", "requests"):
-        made.add_column(heading)
-    for heading in ("TTFT p50", "p99", "ITL p50", "p99", "KV moved", "per transfer"):
+    made = Table("path", box=SIMPLE_HEAD, title="Routing paths")
+    for heading in (
+        "requests", "TTFT ms\np50 / p99", "ITL ms\np50 / p99", "KV moved", "ms per\ntransfer"
+    ):  # fmt: skip
         made.add_column(heading, justify="right")
     for path, row in outcome.paths.items():
         moved = ("", "")
@@ -122,7 +123,8 @@ def table(outcome: Outcome) -> Table:
         made.add_row(
             path,
             str(row.requests),
-            *map(_ms, (row.ttft_p50, row.ttft_p99, row.itl_p50, row.itl_p99)),
+            f"{_ms(row.ttft_p50)} / {_ms(row.ttft_p99)}",
+            f"{_ms(row.itl_p50)} / {_ms(row.itl_p99)}",
             *moved,
         )
     return made
@@ -140,4 +142,4 @@ def verdict(outcome: Outcome, *, most: int = 5) -> list[str]:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:,.1f} ms"
+    return "-" if seconds is None else f"{seconds * 1000:,.1f}"

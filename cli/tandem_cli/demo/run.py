@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem_contract import ports
+from tandem_engine.chat import ChatTemplate
 from tandem_engine.tiny import make_tiny_model
 from tandem_engine.weights import load_config
 from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.client import Client, Timed
-from tandem_loadtest.conversations import Shape, workload
+from tandem_loadtest.conversations import Script, Shape
 from tandem_loadtest.scrape import Counters, scrape
+from tandem_local.errors import Refused
 from tandem_local.router import write_plan_key
 from tandem_local.runner import Runner
 from tandem_local.stack import Stack
@@ -33,6 +35,9 @@ T = TypeVar("T")
 
 SHAPE: Final = Shape(groups=6, users=2, turns=3, document=1600, question=60, shorts=8, short=40)
 """The built-in workload: 56 requests, of up to some 1,900 tokens."""
+
+ENOUGH: Final = 2048
+"""Tokens that the longest of them may take."""
 
 CONTEXT: Final = 4096
 """Tokens the demo's engines are given at most, whatever the model could do."""
@@ -59,6 +64,7 @@ async def run(options: Options) -> int:
         directory = options.model or _tiny(scratch / "model", options.seed, console)
         model = _describe(directory)
         calls = _trace(options, model)
+        scripts = load.scripts_for(model, SHAPE, options.seed)
         console.print("Bringing up 1 prefill pod, 2 decode pods, the endpoint picker and Envoy")
         stack = await opened.enter_async_context(
             Stack(
@@ -68,7 +74,7 @@ async def run(options: Options) -> int:
                 console=console,
             )
         )
-        results, moved = await _serve(stack, options, calls, console)
+        results, moved = await _serve(stack, scripts, calls, console)
         console.print("Asking one engine alone for the same answers")
         alone = await opened.enter_async_context(_alone(directory, model.context, scratch))
         expected = await _check(alone, results, console)
@@ -95,17 +101,23 @@ def _describe(directory: Path) -> load.Model:
     config = load_config(directory)
     # The first ids are special tokens in the tokenizers that Llama-family models come with.
     vocabulary = range(min(10, config.vocab_size // 2), config.vocab_size)
-    return load.Model(vocabulary, min(CONTEXT, config.max_position))
+    chats = ChatTemplate(directory).exists
+    return load.Model(vocabulary, min(CONTEXT, config.max_position), chats)
 
 
 def _trace(options: Options, model: load.Model) -> list[Timed] | None:
     if options.trace is None:
+        if model.context < ENOUGH:
+            raise Refused(
+                f"--model {options.model}: its context of {model.context} tokens is too short for"
+                f" the built-in conversations, which need {ENOUGH}: give a --trace, it is scaled"
+            )
         return None
     return load.trace_calls(options.trace, options.limit, model, options.seed)
 
 
 async def _serve(
-    stack: Stack, options: Options, calls: Sequence[Timed] | None, console: Console
+    stack: Stack, scripts: Sequence[Script], calls: Sequence[Timed] | None, console: Console
 ) -> tuple[list[Result], Counters]:
     """Send the workload through Envoy; the results and what the engines counted meanwhile."""
     urls = [u for pod in stack.pods for u in (pod.engine_metrics, pod.sidecar_metrics) if u]
@@ -117,7 +129,6 @@ async def _serve(
                 return await load.run_trace(client.send, calls, on_result)
             return await load.run_scripts(client.send, scripts, on_result)
 
-        scripts = workload(SHAPE, seed=options.seed)
         total = len(calls) if calls is not None else sum(len(s.steps) for s in scripts)
         results = await _shown(console, "Serving", total, drive)
         return results, await scrape(http, urls) - before

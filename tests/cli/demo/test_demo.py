@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tandem_cli.main import main
+from tandem_engine.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
@@ -56,6 +57,7 @@ async def test_a_trace_is_replayed(tmp_path: Path) -> None:
         (["--model", "/nonexistent"], "does not exist"),
         (["--limit", "3"], "--trace"),
         (["--limit", "0"], "--limit"),
+        (["--json", "/nonexistent/figures.json"], "does not exist"),
         (["--port", "70000"], "--port"),
         (["--nonsense"], "--nonsense"),
     ],
@@ -72,3 +74,12 @@ def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--trace", str(trace)])
     assert result.exit_code == 2
     assert f"{trace}:1" in result.output
+
+
+def test_a_context_too_short_for_the_conversations_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    make_tiny_model(tmp_path / "model", max_position=256)
+    result = CliRunner().invoke(main, ["demo", "--model", str(tmp_path / "model")])
+    assert result.exit_code == 2
+    assert "256 tokens is too short" in result.output

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 from tandem_cli.demo import load
 from tandem_loadtest.calls import Answer, Call, Result
 from tandem_loadtest.conversations import Shape, workload
 
-MODEL = load.Model(vocabulary=range(10, 512), context=1024)
+MODEL = load.Model(vocabulary=range(10, 512), context=1024, chats=True)
 
 
 def test_a_trace_is_scaled_into_the_context(tmp_path: Path) -> None:
@@ -42,3 +43,9 @@ async def test_the_lone_engine_is_asked_unstreamed_and_its_failure_is_no_answer(
     good, bad = (load.whole(Call(text, max_tokens=1)) for text in ("good", "bad"))
     answers = await load.answers_alone(send, [good, bad], lambda _: None)
     assert answers == {good: Answer("yes", (1,)), bad: None}
+
+
+def test_a_model_without_a_chat_template_is_sent_completions() -> None:
+    mute = replace(MODEL, chats=False)
+    assert any(script.chat for script in load.scripts_for(MODEL, Shape(), 0))
+    assert not any(script.chat for script in load.scripts_for(mute, Shape(), 0))

@@ -104,6 +104,7 @@ def _manager(settings: EnvoySettings) -> Json:
         "early_header_mutation_extensions": [_drop_internal_headers()],
         "route_config": _routes(settings),
         "http_filters": [
+            _named("http.header_mutation", _drop_timing()),
             _named("http.ext_proc", _ext_proc(settings)),
             _named("http.router", {"@type": _TYPE + "extensions.filters.http.router.v3.Router"}),
         ],
@@ -124,6 +125,15 @@ def _drop_internal_headers() -> Json:
             + "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [{"remove": name} for name in sorted(wire.INTERNAL)],
         },
+    }
+
+
+def _drop_timing() -> Json:
+    # Responses pass the filters from the last to the first: the EPP has read it by then, and
+    # where the EPP has died meanwhile, nobody else takes it off.
+    return {
+        "@type": _TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
+        "mutations": {"response_mutations": [{"remove": wire.TIMING}]},
     }
 
 

@@ -260,3 +260,24 @@ async def test_a_picker_that_stops_cuts_no_answer(tmp_path: Path, mode: BodyMode
         for backend in stack.decode:
             backend.release.set()
         assert (await slow)[:2] == (200, b"first last")
+
+
+async def test_no_timing_reaches_a_client_whose_picker_died(tmp_path: Path) -> None:
+    async with running(tmp_path, "BUFFERED") as stack:
+
+        async def call() -> tuple[int, bool]:
+            async with stack.session.post(stack.url + "/hang", data=b"x") as response:
+                await response.read()
+                return response.status, wire.TIMING in response.headers
+
+        waiting = asyncio.create_task(call())
+
+        async def placed() -> bool:
+            return stack.seen == 1
+
+        await until(placed)
+        stack.epp.process.kill()
+        await stack.epp.process.wait()
+        for backend in stack.decode:
+            backend.release.set()
+        assert await waiting == (200, False)

@@ -42,7 +42,8 @@ def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() ->
 
 
 def test_the_stream_lives_as_long_as_the_request() -> None:
-    ext_proc = manager(envoy_bootstrap(PLAIN))["http_filters"][0]["typed_config"]
+    filters = {f["name"]: f for f in manager(envoy_bootstrap(PLAIN))["http_filters"]}
+    ext_proc = filters["envoy.filters.http.ext_proc"]["typed_config"]
     mode = ext_proc["processing_mode"]
     assert (mode["response_body_mode"], mode["response_trailer_mode"]) == ("NONE", "SEND")
     assert ext_proc["failure_mode_allow"] is True

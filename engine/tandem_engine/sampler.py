@@ -64,7 +64,8 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     reached = probs.cumsum(-1)
     point = column([_uniform(draw) for draw in draws]) * reached[:, -1:]
     last = (probs > 0).sum(-1, keepdim=True) - 1
-    index = (reached <= point).sum(-1, keepdim=True).minimum(last)
+    # A row of NaNs, or one whose every token is banned, has no last token: any will do but a crash.
+    index = (reached <= point).sum(-1, keepdim=True).minimum(last).clamp_min(0)
     return order.gather(1, index).squeeze(1)
 
 

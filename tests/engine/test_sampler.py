@@ -69,3 +69,13 @@ def test_no_logprobs_unless_asked_and_zero_reports_the_chosen_alone() -> None:
     assert first.logprobs is None
     assert second.logprobs is not None
     assert second.logprobs.top == ()
+
+
+def test_a_row_without_any_possible_token_harms_no_other() -> None:
+    sampling = SamplingParams(seed=1, temperature=1.0)
+    all_banned = Draw(sampling, 1, 0, frozenset(range(4)))
+    rows = torch.cat([LOGITS, torch.full_like(LOGITS, torch.nan), LOGITS])
+    draws = [all_banned, Draw(sampling, 1, 0), Draw(sampling, 1, 0)]
+    together = [s.token for s in sample(rows, draws)]
+    assert all(0 <= token < 4 for token in together)
+    assert together[2] == sample(LOGITS, draws[2:])[0].token

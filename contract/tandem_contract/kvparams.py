@@ -48,6 +48,9 @@ class KvTransferParams:
     remote_num_tokens: int | None = None
     remote_prefill_cached_tokens: int | None = None
     tp_size: int = 1
+    tandem_prompt_hash: str | None = None
+    """`prefix.prompt_hash` of the prompt the KV is of. Our engine writes and checks it; vLLM does
+    neither, and passes over it."""
     raw: bytes = field(default=b"", repr=False, compare=False)
     """The object exactly as the producer wrote it."""
 
@@ -64,6 +67,7 @@ class KvTransferParams:
             "remote_num_tokens": self.remote_num_tokens,
             "remote_prefill_cached_tokens": self.remote_prefill_cached_tokens,
             "tp_size": self.tp_size,
+            "tandem_prompt_hash": self.tandem_prompt_hash,
             **extra,
         }
 
@@ -80,6 +84,7 @@ class _Wire(msgspec.Struct):
     remote_num_tokens: int | None = None
     remote_prefill_cached_tokens: int | None = None
     tp_size: int | None = None
+    tandem_prompt_hash: str | None = None
 
 
 _REQUIRED: Final = (
@@ -131,6 +136,7 @@ def _checked(wire: _Wire | None, raw: bytes) -> KvTransferParams:
         remote_num_tokens=wire.remote_num_tokens,
         remote_prefill_cached_tokens=wire.remote_prefill_cached_tokens,
         tp_size=wire.tp_size or 1,
+        tandem_prompt_hash=wire.tandem_prompt_hash,
         raw=raw,
     )
 

@@ -28,6 +28,14 @@ def text_chain(data: bytes, block_bytes: int, salt: bytes = b"") -> list[int]:
     ]
 
 
+def prompt_hash(token_ids: Sequence[int]) -> str:
+    """xxh3-128 of a whole prompt's token ids, in hex: two prompts of one length differ in it.
+
+    Raises OverflowError when an id does not fit in 32 bits unsigned.
+    """
+    return xxhash.xxh3_128_hexdigest(array("I", token_ids).tobytes())
+
+
 def token_chain(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> list[int]:
     """The chain over token ids (each as four bytes), blocks of `block_size` tokens.
 

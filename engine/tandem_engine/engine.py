@@ -208,7 +208,7 @@ class Engine:
         """Let go of remote KV that is not this prompt's; the error when policy says fail."""
         if seq.remote is None or self._pulls is None:
             return None
-        why = refusal(seq.remote, seq.prompt_tokens, self.config.block_size)
+        why = refusal(seq.remote, seq.request.prompt_token_ids, self.config.block_size)
         if why is None:
             return None
         self._pulls.drop(seq.id, seq.remote)

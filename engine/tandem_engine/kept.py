@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.prefix import prompt_hash
 
 from .blocks import BlockManager
 from .cache import KvCache
@@ -112,6 +113,7 @@ class KeptPrompts:
             remote_block_ids=(self._blocks.table(seq.id),),
             remote_num_tokens=seq.prompt_tokens,
             remote_prefill_cached_tokens=seq.cached,
+            tandem_prompt_hash=prompt_hash(seq.request.prompt_token_ids),
         ).encode()
 
     def _hold_ended(self, request_id: str, reason: FreeReason) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.prefix import prompt_hash
 
 from .step import Sequence
 from .transfer.puller import KeepAlive, Puller
@@ -26,17 +27,21 @@ Ended = Callable[[Sequence, Pulled | KvLoadError | None], None]
 """Called with what came of a sequence's pull; None: it was cancelled."""
 
 
-def refusal(params: KvTransferParams, prompt_tokens: int, block_size: int) -> str | None:
+def refusal(
+    params: KvTransferParams, prompt_token_ids: tuple[int, ...], block_size: int
+) -> str | None:
     """Why a prompt can not be answered from this remote KV; None when it can.
 
-    Another length means another prompt (a differing template, a batch): never read it.
+    Another length or hash means another prompt (a differing template, a batch): never read it.
     """
-    theirs = params.remote_num_tokens
+    theirs, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
     if theirs is not None and theirs != prompt_tokens:
         return f"remote_num_tokens is {theirs}, the prompt has {prompt_tokens} tokens"
     blocks = len(params.remote_block_ids[0])
     if blocks * block_size < prompt_tokens:
         return f"remote_block_ids names {blocks} blocks, the prompt has {prompt_tokens} tokens"
+    if params.tandem_prompt_hash not in (None, prompt_hash(prompt_token_ids)):
+        return "tandem_prompt_hash is another's: the KV is of a prompt with other tokens"
     return None
 
 

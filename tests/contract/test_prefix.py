@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.prefix import text_chain, token_chain
+from tandem_contract.prefix import prompt_hash, text_chain, token_chain
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
@@ -62,3 +62,10 @@ def test_hashes_fit_in_64_bits() -> None:
 def test_an_id_beyond_32_bits_is_an_error(token: int) -> None:
     with pytest.raises(OverflowError):
         token_chain([token], 1)
+
+
+@given(TOKENS, TOKENS)
+def test_prompts_have_one_hash_exactly_when_they_are_equal(
+    left: list[int], right: list[int]
+) -> None:
+    assert (prompt_hash(left) == prompt_hash(right)) == (left == right)

@@ -140,6 +140,23 @@ async def test_what_follows_a_failed_load(policy: LoadFailurePolicy, wrong: str)
         await until(lambda: all_free(pair.p))
 
 
+@pytest.mark.parametrize("policy", list(LoadFailurePolicy))
+async def test_kv_of_another_prompt_of_the_same_length_is_never_read(
+    policy: LoadFailurePolicy,
+) -> None:
+    async with Pair(policy=policy) as pair:
+        params = await pair.prefill("a", prompt(50))
+        other = (*prompt(49), 3)
+        answer, last = await finish(pair.d.submit(pair.decode("b", other, params)))
+        if policy is LoadFailurePolicy.RECOMPUTE:
+            assert answer == expected(other, 8)
+        else:
+            assert "of a prompt with other tokens" in (last.error or "")
+        await until(lambda: all_free(pair.p))
+    assert pair.counts_d.counts["pulls"] == 0
+    assert pair.counts_p.counts["expired"] == 0
+
+
 async def test_abort_during_the_pull_frees_both_sides() -> None:
     tokens = prompt(300)
     async with Pair(prefill_tokens=16) as pair:

@@ -66,6 +66,7 @@ class Engine:
         self._random = random.Random(config.seed)
         self._worker = ThreadPoolExecutor(1, "engine-step")
         self._wake = asyncio.Event()
+        self._hold_over = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self._sequences: dict[str, Sequence] = {}
         self._in_step: frozenset[Sequence] = frozenset()
@@ -162,6 +163,17 @@ class Engine:
         if seq is not None and not seq.aborted:
             self._end(seq, Delta(finish_reason="abort"))
 
+    def release_kept(self, request_id: str) -> None:
+        """Free a finished prompt's KV that no reader was told of; any other is left alone."""
+        if self._kept is not None:
+            self._kept.release(request_id)
+
+    async def kept_read(self) -> None:
+        """Return once no finished prompt's KV waits for a reader."""
+        while self._blocks.held_count:
+            self._hold_over.clear()
+            await self._hold_over.wait()
+
     async def release_remote(self, params: KvTransferParams) -> None:
         """Tell the producer that nobody will read; for a request refused before `submit`."""
         if self._pulls is not None:
@@ -182,10 +194,15 @@ class Engine:
         if (transfer := config.kv_transfer) is None:
             return
         if transfer.role.produces:
-            wake = self._wake.set
-            self._kept = KeptPrompts(transfer, cache, self._blocks, self._observer, wake)
+            self._kept = KeptPrompts(
+                transfer, cache, self._blocks, self._observer, self._hold_ended
+            )
         if transfer.role.consumes:
             self._pulls = Pulls(Puller(cache.layers, cache.layout), self._pull_ended)
+
+    def _hold_ended(self) -> None:
+        self._wake.set()
+        self._hold_over.set()
 
     def _sequence(self, request: Request) -> Sequence:
         """Without the matching role a hand-off is ignored and the request served whole."""

@@ -102,6 +102,10 @@ class KeptPrompts:
         """The prompt is complete and its blocks are held: the lease starts."""
         self._producer.complete(seq.id, seq.prompt_tokens)
 
+    def release(self, request_id: str) -> None:
+        """Nobody will read a completed prompt; others are left alone."""
+        self._producer.release(request_id)
+
     def params(self, seq: Sequence) -> dict[str, object]:
         """What the decode side needs to read this prompt's KV."""
         host, port = self._producer.address

@@ -54,7 +54,7 @@ _POSITIVE: Final = click.IntRange(min=1)
 @click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True,
               help="vLLM's flag; this engine always caches.")
 @click.option("--shutdown-timeout", type=DURATION, default="30s",
-              help="How long running requests may take to finish after SIGTERM.")
+              help="After SIGTERM, how long requests may run on and finished prompts' KV be read.")
 @click.option("--max-body-bytes", type=_POSITIVE, default=DEFAULT_BODY_LIMIT,
               help="Larger request bodies are refused.")
 def main(**flags: Any) -> None:

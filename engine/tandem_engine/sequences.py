@@ -33,6 +33,12 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a sequence and free its blocks; its iterator ends with finish_reason `abort`."""
 
+    def release_kept(self, request_id: str) -> None:
+        """Free a finished prompt's KV that no reader was told of."""
+
+    async def kept_read(self) -> None:
+        """Return once no finished prompt's KV waits for a reader."""
+
     async def release_remote(self, params: KvTransferParams) -> None:
         """Tell a producer that nobody will read."""
 
@@ -103,6 +109,10 @@ class RunningSequence:
         if not self._ended:
             self._engine.abort(self._request_id)
             self._end("abort")
+
+    def forget_kv(self) -> None:
+        """The client never learned where its KV is: nobody will read it."""
+        self._engine.release_kept(self._request_id)
 
     def _end(self, reason: FinishReason) -> None:
         self._ended = True

@@ -81,7 +81,7 @@ async def _answer(
     about: str,
     shutdown_timeout: float,
 ) -> None:
-    """Listen until `stop`, then let running requests finish. Raises PortTaken."""
+    """Listen until `stop`, then let requests finish and their KV be read. Raises PortTaken."""
     runner = server.runner()
     await runner.setup()
     try:
@@ -94,9 +94,9 @@ async def _answer(
             raise PortTaken(f"cannot listen on {address}: {err.strerror}") from err
         _LOG.info("ready: http://%s serves %s", address, about)
         await stop.wait()
-        _LOG.info("stopping: running requests have %.0f s", shutdown_timeout)
+        _LOG.info("stopping: running requests and KV reads have %.0f s", shutdown_timeout)
         await site.stop()
         if not await server.drain(shutdown_timeout):
-            _LOG.warning("requests that were still running were ended with an error")
+            _LOG.warning("time is up: requests still running end with an error, KV is left unread")
     finally:
         await runner.cleanup()

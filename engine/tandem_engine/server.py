@@ -77,14 +77,16 @@ class EngineServer:
         )
 
     async def drain(self, timeout: float) -> bool:
-        """Refuse new requests, let running ones finish, abort those left after `timeout` seconds.
+        """Refuse new requests, let running ones finish and finished prompts' KV be read.
 
-        Whether all finished. Aborted requests get an error, not a shortened answer.
+        Whether that took at most `timeout` seconds. Requests left are aborted then: they get an
+        error, not a shortened answer.
         """
         self._draining = True
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
+                await self._engine.kept_read()
         except TimeoutError:
             for sequence in self._active:
                 sequence.abort()
@@ -139,11 +141,17 @@ class EngineServer:
             logprobs=call.sampling.logprobs,
             token_ids=call.return_token_ids,
         )
+        answered = False
         try:
             respond = self._stream if call.stream else self._whole
-            return await respond(http, call, answer, sequences)
+            response = await respond(http, call, answer, sequences)
+            answered = await _is_written(http, response)
+            return response
         finally:
             self._ended(sequences)
+            if not answered:
+                for sequence in sequences:
+                    sequence.forget_kv()
 
     async def _admit(self, call: Call, request_id: str) -> list[RunningSequence]:
         """Submit every sequence of `call`, or none. Raises ApiError."""
@@ -238,6 +246,16 @@ class EngineServer:
         task = asyncio.create_task(self._engine.release_remote(params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
+
+
+async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
+    """Write what is left of a response; whether its client was still there."""
+    try:
+        await response.prepare(http)
+        await response.write_eof()
+    except OSError:
+        return False
+    return True
 
 
 def _request_id(http: web.Request) -> str:

@@ -29,7 +29,7 @@ class Settings:
     port: int
     events: KvEventsConfig | None
     shutdown_timeout: float
-    """Seconds running requests may take to finish after a signal."""
+    """Seconds after a signal for running requests to finish and for held KV to be read."""
     body_limit: int
     """Bytes."""
 

@@ -80,6 +80,9 @@ class FakeEngine:
         self.abort_seen = asyncio.Event()
         self.released: list[KvTransferParams] = []
         self.release_seen = asyncio.Event()
+        self.kept_released: asyncio.Queue[str] = asyncio.Queue()
+        self.nothing_held = asyncio.Event()
+        self.nothing_held.set()
 
     def submit(self, request: Request) -> FakeGeneration:
         generation = FakeGeneration()
@@ -94,6 +97,12 @@ class FakeEngine:
         self.abort_seen.set()
         index = [request.request_id for request in self.requests].index(request_id)
         self.generations[index].say(Delta(finish_reason="abort"))
+
+    def release_kept(self, request_id: str) -> None:
+        self.kept_released.put_nowait(request_id)
+
+    async def kept_read(self) -> None:
+        await self.nothing_held.wait()
 
     async def release_remote(self, params: KvTransferParams) -> None:
         self.released.append(params)

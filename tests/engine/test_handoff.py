@@ -196,6 +196,30 @@ async def test_an_unread_prompt_is_freed_when_its_lease_ends() -> None:
     assert pair.counts_p.counts["hits"] == 48
 
 
+async def test_a_prompt_that_no_reader_was_told_of_is_freed_at_once() -> None:
+    async with Pair() as pair:
+        pair.p.release_kept("unknown")
+        await pair.prefill("a", prompt(50))
+        pair.p.release_kept("a")
+        assert all_free(pair.p)
+    assert pair.counts_p.counts["expired"] == 0
+
+
+async def test_a_producer_knows_when_the_last_of_its_kv_was_read() -> None:
+    async with Pair() as pair:
+        legs = [
+            (name, prompt(50, i), await pair.prefill(name, prompt(50, i)))
+            for i, name in enumerate("ab")
+        ]
+        read = asyncio.create_task(pair.p.kept_read())
+        for leg in legs:
+            await asyncio.sleep(0)
+            assert not read.done()
+            await finish(pair.d.submit(pair.decode(*leg)))
+        await read
+        assert all_free(pair.p)
+
+
 async def test_a_prefill_aborted_before_its_end_is_not_held() -> None:
     async with Pair(prefill_tokens=16) as pair:
         generation = pair.p.submit(Request("a", prompt(300), GREEDY(), RemoteDecode()))

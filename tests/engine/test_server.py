@@ -321,6 +321,7 @@ async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
     answer = await client.complete(max_tokens=1, kv_transfer_params=json.loads(PREFILL_LEG))
     assert client.engine.requests[0].kv == RemoteDecode()
     assert answer["kv_transfer_params"] == REMOTE
+    assert client.engine.kept_released.empty()
 
 
 async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> None:
@@ -332,6 +333,27 @@ async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> Non
     # The prefill's figure, not what this engine found.
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert client.engine.released == []
+
+
+async def test_kv_whose_prefill_answer_never_arrived_is_freed(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    body = b'{"prompt": "x", "max_tokens": 1, "kv_transfer_params": %s}' % PREFILL_LEG
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+        % (len(body), body)
+    )
+    await client.engine.submitted.wait()
+    # More than all buffers on the way hold, so that the answer is under way until it is read.
+    params = {**REMOTE, "padding": "x" * (32 << 20)}
+    last = Delta(token_ids=(97,), finish_reason="length", kv_transfer_params=params)
+    client.engine.generations[0].say(last)
+    await reader.readuntil(b"200 OK")
+    assert client.engine.kept_released.empty()
+    writer.close()
+    await writer.wait_closed()
+    released = await client.engine.kept_released.get()
+    assert released == client.engine.requests[0].request_id
 
 
 @pytest.mark.parametrize(
@@ -533,6 +555,18 @@ async def test_draining_lets_requests_finish_and_takes_no_new_ones(connect: Conn
     assert (await client.refused({"prompt": "x"}))[0] == 503
     client.engine.generations[0].say(Delta(token_ids=(97,), finish_reason="stop"))
     assert (await running)["choices"][0]["text"] == "a"
+    assert await drained
+
+
+async def test_a_drain_waits_for_the_readers_of_held_kv(connect: Connect) -> None:
+    client = await connect(FakeEngine())
+    client.engine.nothing_held.clear()
+    assert not await client.server.drain(0)
+    drained = asyncio.create_task(client.server.drain(60))
+    async with client.http.get("/health") as response:
+        assert response.status == 503
+    assert not drained.done()
+    client.engine.nothing_held.set()
     assert await drained
 
 

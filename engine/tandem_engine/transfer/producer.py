@@ -176,6 +176,12 @@ class Producer:
             self._end(hold, FreeReason.ABORTED)
             del self._holds[request_id]
 
+    def release(self, request_id: str) -> None:
+        """Free a completed request that nobody will read; any other is left alone."""
+        hold = self._holds.get(request_id)
+        if hold is not None and hold.progress.complete:
+            self._end(hold, FreeReason.RELEASED)
+
     def _watch_lease(self, hold: Hold) -> None:
         """Look again when the lease would end; renewals only move the deadline."""
         remaining = hold.deadline - time.monotonic()

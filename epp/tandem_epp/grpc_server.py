@@ -207,7 +207,7 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
 
 def _response_headers(message: pb.ProcessingRequest) -> ResponseHeaders:
     found = _headers(message.response_headers)
-    return ResponseHeaders(found.get(wire.TIMING), found.get(":status", "").startswith("2"))
+    return ResponseHeaders(found.get(wire.TIMING), int(found.get(":status", "0")))
 
 
 def _subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:

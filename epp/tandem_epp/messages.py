@@ -72,8 +72,7 @@ class ResponseHeaders:
 
     timing: str | None
     """Value of the timing header, None where there is none."""
-    ok: bool = True
-    """A 2xx: the backend has the prompt's KV by now."""
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)

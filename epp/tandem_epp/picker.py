@@ -36,6 +36,9 @@ PLAN_SECONDS: Final = 60.0
 """How long a plan may be under way: Envoy's queue and the clocks' difference, not the request."""
 
 _KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
+_UNAVAILABLE: Final = frozenset({502, 503})
+"""What Envoy answers for a pod it cannot reach, and a sidecar whose engine is gone or that drains.
+A dead pod answers fastest of all: left among the choices, it would draw every request."""
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class Placement:
     decode: Pod
     prefill: Pod | None
     request: InferenceRequest | None
+    fleet: Fleet
     metrics: Metrics
     _prefilling: bool = field(init=False)
 
@@ -76,9 +80,12 @@ class Placement:
         if self.prefill is not None:
             self.prefill.in_flight += 1
 
-    def responded(self, timing: str | None, *, ok: bool) -> None:
+    def responded(self, timing: str | None, status: int) -> None:
         self._prefilled()
-        if ok and self.request is not None:
+        if status in _UNAVAILABLE:
+            self.fleet.suspect(self.decode)
+        elif status // 100 == 2 and self.request is not None:
+            # The backend has the prompt's KV by now.
             self.decode.held.add(self.request.chain(self.decode.block_tokens))
         if timing is None:
             return
@@ -184,7 +191,9 @@ class EndpointPicker:
             destination,
         )
         prefill = pick.prefill[0] if pick.prefill else None
-        return Placement(mutation, pick.decode[0], prefill, context.request, self._metrics)
+        return Placement(
+            mutation, pick.decode[0], prefill, context.request, self._fleet, self._metrics
+        )
 
     def _record(self, request: InferenceRequest | None, pick: Pick, request_id: str) -> None:
         """Count the pick, and note in the index what its pods will cache."""

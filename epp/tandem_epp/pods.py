@@ -76,6 +76,8 @@ class Pod:
         """Prompt tokens computed per second, learned from what the sidecar reports."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before it is first scraped."""
+        self.suspect = False
+        """Whether a request failed at it since its last scrape: others are preferred."""
         self._incarnation = b""
         self._failures = 0
 
@@ -96,7 +98,7 @@ class Pod:
 
     def reported(self, report: Report) -> bool:
         """Take a scrape in; true when it changes what scorers see."""
-        changed = report.gauges != self.gauges or not self.healthy
+        changed = report.gauges != self.gauges or not self.healthy or self.suspect
         if report.incarnation != self._incarnation:
             self._incarnation = report.incarnation
             self._forget()
@@ -107,6 +109,7 @@ class Pod:
             self.index.resize(max(GENERATIONS, report.blocks))
             self.held.resize(max(GENERATIONS, report.blocks))
         self.gauges, self.healthy, self._failures = report.gauges, True, 0
+        self.suspect = False
         return changed
 
     def unreachable(self) -> bool:
@@ -173,6 +176,12 @@ class Fleet:
         """Forget the views: gauges, health or addresses moved."""
         self._views.clear()
 
+    def suspect(self, pod: Pod) -> None:
+        """A request failed at `pod`: prefer others until it is scraped again."""
+        if not pod.suspect:
+            pod.suspect = True
+            self.changed()
+
     def serves(self, model: str) -> bool:
         """Whether some backend, healthy or not, may serve `model`; true when there is none."""
         return model in self._models or not all(pod.backend.models for pod in self) or not self
@@ -188,8 +197,14 @@ class Fleet:
                 if pod.ready
                 and (key is None or not pod.backend.models or key in pod.backend.models)
             )
-            self._views[key] = view
+            view = self._views[key] = _preferred(view)
         return view
+
+
+def _preferred(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """Without those under suspicion, unless nobody else decodes."""
+    others = tuple(pod for pod in pods if not pod.suspect)
+    return others if any(pod.backend.role.serves(Role.DECODE) for pod in others) else pods
 
 
 def may_prefill(pod: Pod, decode: Pod) -> bool:

@@ -80,7 +80,7 @@ class Scraper:
             moved = await self._scrape(pod, session)
             self._seen.add(pod)
             # One that is down is asked as often, so that its return is seen at once.
-            busy = moved or pod.in_flight > 0 or not pod.healthy
+            busy = moved or pod.in_flight > 0 or pod.suspect or not pod.healthy
             interval = FASTEST if busy else min(SLOWEST, interval * _BACK_OFF)
             await asyncio.sleep(interval)
 

@@ -56,7 +56,7 @@ class Placed(Protocol):
     def mutation(self) -> Mutation:
         """What Envoy is to do to the request's headers."""
 
-    def responded(self, timing: str | None, *, ok: bool) -> None:
+    def responded(self, timing: str | None, status: int) -> None:
         """Response headers passed; `timing` is what the sidecar reported with them."""
 
     def end(self) -> None:
@@ -147,7 +147,7 @@ class ExtProcStream:
 
     def _response_headers(self, message: ResponseHeaders) -> Answer:
         if self._placed is not None:
-            self._placed.responded(message.timing, ok=message.ok)
+            self._placed.responded(message.timing, message.status)
         return Pass(Part.RESPONSE_HEADERS, None if message.timing is None else _FORGET_TIMING)
 
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:

@@ -86,7 +86,7 @@ def test_a_split_names_both_pods_and_overwrites_what_was_there() -> None:
 def test_what_was_answered_is_known_as_cached_on_both_pods() -> None:
     world = World(d1="decode", d2="decode", p="prefill")
     first, _ = world.place()
-    first.responded(None, ok=True)
+    first.responded(None, 200)
     _, again = world.place()
     assert again.path is RoutingPath.FAST_DECODE
     assert again.decode.name == first.decode.name
@@ -140,9 +140,9 @@ def test_counts_follow_a_request_and_end_at_zero() -> None:
     world = World(d="decode", p="prefill")
     placement, _ = world.place()
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 1)
-    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), ok=True)
+    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), 200)
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 0)
-    placement.responded(None, ok=True)
+    placement.responded(None, 200)
     placement.end()
     assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
     assert (world["p"].prefill_rate, world["d"].prefill_rate) == (80, None)
@@ -224,8 +224,30 @@ def test_a_prompt_counts_as_cached_once_it_is_answered_and_not_while_it_is_under
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     second, plan = world.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE, "its KV is not there yet"
-    first.responded(None, ok=False)
+    first.responded(None, 400)
     assert world.place()[1].path is RoutingPath.PREFILL_THEN_DECODE, "an error left no KV"
     assert second.decode is first.decode, "its like goes to the same pod"
-    second.responded(None, ok=True)
+    second.responded(None, 200)
     assert world.place()[1].path is RoutingPath.FAST_DECODE
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_a_backend_that_fails_a_request_is_passed_over_until_it_is_scraped(status: int) -> None:
+    world = World(d1="decode", d2="decode", p="prefill")
+    report = Report(Gauges(), b"one")
+    for pod in world.fleet:
+        pod.reported(report)
+    failed, _ = world.place()
+    failed.responded(None, status)
+    failed.end()
+    bad = failed.decode
+    assert {world.place("short")[0].decode for _ in range(3)}.isdisjoint({bad})
+    assert bad.reported(report), "a scrape that tells it is well changes what scorers see"
+    world.fleet.changed()
+    assert world.place("short")[0].decode is bad
+
+
+def test_the_only_decode_backend_is_asked_again_after_it_failed() -> None:
+    world = World(d="decode", p="prefill")
+    world.place()[0].responded(None, 503)
+    assert world.place()[0].decode is world["d"]

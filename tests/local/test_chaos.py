@@ -1,0 +1,135 @@
+"""A whole stack under load while its prefill engine is killed and clients leave."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem_cli.demo import pools
+from tandem_contract import metrics
+from tandem_contract.paths import Role, RoutingPath
+from tandem_engine.tiny import make_tiny_model
+from tandem_loadtest.calls import Call, Result
+from tandem_loadtest.client import Client
+from tandem_local.stack import Stack
+from tandem_local.state import PodState
+from tandem_operator.pools import parse_pools
+
+pytestmark = pytest.mark.component
+
+AT_A_TIME = 8
+COUNTED = frozenset(
+    {
+        metrics.ENGINE_RUNNING,
+        metrics.ENGINE_WAITING,
+        metrics.ENGINE_KV_USAGE,
+        metrics.ENGINE_HELD,
+        "tandem_sidecar_in_flight",
+        "tandem_epp_in_flight",
+    }
+)
+"""What is zero when nothing is under way; the KV usage counts blocks that requests hold."""
+
+
+async def figures(url: str) -> list[tuple[str, float]]:
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
+        families = text_string_to_metric_families(await answer.text())
+    return [(s.name, s.value) for family in families for s in family.samples]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(40):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+def pod(stack: Stack, role: Role) -> PodState:
+    return next(pod for pod in stack.pods if pod.role is role)
+
+
+async def all_healthy(stack: Stack) -> bool:
+    healthy = [v for n, v in await figures(stack.epp_metrics) if n == "tandem_epp_backend_healthy"]
+    return all(pod.ready for pod in stack.pods) and min(healthy) == 1
+
+
+async def at_rest(stack: Stack) -> bool:
+    urls = [u for p in stack.pods for u in (p.engine_metrics, p.sidecar_metrics) if u]
+    pages = await asyncio.gather(*map(figures, (*urls, stack.epp_metrics)))
+    return not any(value for page in pages for name, value in page if name in COUNTED)
+
+
+def calls() -> Iterator[Call]:
+    """Different prompts without end, streamed and not, most of them long enough to be split."""
+    rng = random.Random(7)
+    while True:
+        prompt = tuple(rng.randrange(10, 500) for _ in range(rng.choice((30, 300, 900))))
+        tokens = rng.choice((1, 8, 16))
+        yield Call(prompt, max_tokens=tokens, stream=rng.random() < 0.5, ignore_eos=True)
+
+
+async def side_by_side(
+    client: Client, asked: Sequence[Call], after_each: Callable[[], None]
+) -> list[Result]:
+    places = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(call: Call) -> Result:
+        async with places:
+            result = await client.send(call)
+        after_each()
+        return result
+
+    return await asyncio.gather(*map(one, asked))
+
+
+async def leave(client: Client, victim: Call, other: Call) -> Result:
+    """Ask both, and close the victim's connection when the other is answered."""
+    left = asyncio.create_task(client.send(victim))
+    result = await client.send(other)
+    left.cancel()
+    await asyncio.wait([left])
+    return result
+
+
+async def test_dying_prefill_engines_and_leaving_clients_cost_no_answer(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", max_position=1024)
+    documents = pools.pair(tmp_path / "model", 1024)
+    some = calls()
+    results: list[Result] = []
+    async with Stack(parse_pools(documents), port=0, run_dir=tmp_path / "run") as stack:
+        async with Client(stack.endpoint, pools.SERVED, timeout=40) as client:
+            for _ in range(2):
+                await until(lambda: all_healthy(stack))
+                engine = pod(stack, Role.PREFILL).pids["engine"]
+                answered = iter(range(1, 100))
+
+                def kill_after_the_fifth() -> None:
+                    if next(answered) == 5:  # noqa: B023 - called within this turn of the loop
+                        os.killpg(engine, signal.SIGKILL)  # noqa: B023
+
+                asked = [next(some) for _ in range(24)]
+                results += await side_by_side(client, asked, kill_after_the_fifth)
+            await until(lambda: all_healthy(stack))
+            pairs = [leave(client, next(some), next(some)) for _ in range(12)]
+            results += await asyncio.gather(*pairs)
+            await until(lambda: at_rest(stack))
+
+        assert [result.error for result in results if not result.ok] == []
+        paths = {result.routing_path for result in results}
+        assert paths >= {RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK}
+        # The prefill engine never reads another's KV: what it answers, it computed alone.
+        alone = pod(stack, Role.PREFILL).engine_metrics
+        assert alone is not None
+        async with Client(alone.removesuffix("/metrics"), pools.SERVED, timeout=40) as client:
+            again = [replace(result.call, stream=False) for result in results]
+            right = await side_by_side(client, again, lambda: None)
+    for result, expected in zip(results, right, strict=True):
+        assert expected.ok
+        assert result.answer.token_ids == expected.answer.token_ids
+        assert result.answer.finish_reason == expected.answer.finish_reason

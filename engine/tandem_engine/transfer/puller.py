@@ -13,9 +13,9 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import torch
@@ -129,9 +129,10 @@ class Puller:
                     raise KvBroken("the puller is closed")
                 self._pulls.add(sock)
                 try:
-                    seconds = await run_on_socket(
-                        self._threads, sock, lambda: self._read(sock, params, reading)
-                    )
+                    async with _at_most(self._limits.pull):
+                        seconds = await run_on_socket(
+                            self._threads, sock, lambda: self._read(sock, params, reading)
+                        )
                 finally:
                     self._pulls.discard(sock)
         return Pulled(reading.new_tokens, reading.new_bytes, seconds)
@@ -223,6 +224,19 @@ async def _connect(params: KvTransferParams, limits: Limits) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+@asynccontextmanager
+async def _at_most(seconds: float) -> AsyncIterator[None]:
+    """Break a pull off after `seconds`. Raises KvBroken then."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as err:
+        if limit.expired():
+            raise KvBroken(f"the pull took longer than {seconds:g} s") from err
+        raise
 
 
 @contextmanager

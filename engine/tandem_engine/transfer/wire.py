@@ -56,6 +56,10 @@ class Limits:
     idle: float = 10.0
     """Seconds without a byte moving before a peer counts as gone; the hand-off's own time limit
     is 10 s too. Too low: broken pulls when a host pauses; too high: a dead peer is noticed late."""
+    pull: float = 120.0
+    """Seconds a pull may take in all, its wait for a running prefill included: a peer that gives a
+    sign of life now and then must not hold a request for ever. Too low: long prompts on slow
+    networks are recomputed; too high: clients of a stalled producer wait as long."""
     connections: int = 128
     """Peers served, or pulls running, at the same time; each may need a thread. Too low: pulls
     are turned away in a burst."""

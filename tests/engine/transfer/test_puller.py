@@ -227,6 +227,20 @@ async def test_a_producer_gone_wrong_breaks_the_pull(script: Script, message: st
             await puller.pull(params(address), HERE, 0, TOKENS)
 
 
+async def test_a_pull_that_only_shows_signs_of_life_ends_at_its_limit() -> None:
+    async def waiting(peer: Peer) -> None:
+        await greeted(peer)
+        with suppress(OSError):
+            while True:
+                await peer.send(wire.Waiting())
+                await asyncio.sleep(0)
+
+    limits = wire.Limits(pull=0.2)
+    async with playing_producer(waiting) as address, pulling(cache(2), limits) as puller:
+        with pytest.raises(KvBroken, match=r"the pull took longer than 0.2 s"):
+            await puller.pull(params(address), HERE, 0, TOKENS)
+
+
 async def test_nobody_listening_breaks_the_pull(puller: Puller) -> None:
     with socket.create_server((HOST, 0)) as unused:
         address = unused.getsockname()

@@ -37,6 +37,8 @@ from .types import Request, RequestRejected, SamplingParams
 DEFAULT_BODY_LIMIT: Final = 32 * 2**20
 _LAST_WRITES: Final = 5.0
 """Seconds for answers that are written when the server stops; `drain` has waited already."""
+_LONGEST_ID: Final = 256
+"""Characters of a client's request id; with its suffix it must fit in a frame of the transfer."""
 Parse = Callable[[Mapping[str, Any], KvIntent], Call]
 
 
@@ -259,9 +261,10 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
 
 
 def _request_id(http: web.Request) -> str:
-    """The client's, unless it could not be written in an answer."""
+    """The client's, unless it could not be written in an answer or named in a hand-off."""
     given = http.headers.get(headers.REQUEST_ID, "")
-    return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
+    usable = 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable()
+    return given if usable else uuid.uuid4().hex
 
 
 def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:

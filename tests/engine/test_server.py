@@ -19,6 +19,7 @@ from tandem_engine.metrics import EngineMetrics
 from tandem_engine.served import ServedModel
 from tandem_engine.server import EngineServer
 from tandem_engine.text import Tokenizer
+from tandem_engine.transfer.wire import MAX_ID
 from tandem_engine.types import Delta, RemoteDecode, Request, RequestRejected, TokenLogprobs
 
 from .fake_engine import TIMING, FakeEngine, says, write_tokenizer
@@ -536,13 +537,15 @@ async def test_a_body_that_is_too_large(connect: Connect) -> None:
     assert (status, message) == (413, "the request body is larger than 100 bytes")
 
 
-async def test_an_id_that_cannot_be_written_is_replaced(connect: Connect) -> None:
+@pytest.mark.parametrize("given", ["ümlaut", "x" * 600])
+async def test_an_id_that_cannot_be_used_is_replaced(connect: Connect, given: str) -> None:
     client = await connect(FakeEngine(says("x")))
     _, answer = await client.post(
-        "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": "ümlaut"}
+        "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": given}
     )
     assert answer["id"].startswith("cmpl-")
     assert answer["id"].isascii()
+    assert len(client.engine.requests[0].request_id) <= MAX_ID
 
 
 async def test_draining_lets_requests_finish_and_takes_no_new_ones(connect: Connect) -> None:

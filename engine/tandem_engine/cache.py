@@ -46,7 +46,14 @@ class KvCache:
         )
         self.num_blocks = _num_blocks(config, self.layout, device)
         shape = (self.num_blocks, 2, config.block_size, model.kv_heads, model.head_dim)
-        self.layers = [_zeros(shape, dtype, device) for _ in range(model.layers)]
+        try:
+            self.layers = [_zeros(shape, dtype, device) for _ in range(model.layers)]
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as err:
+            size = self.num_blocks * self.layout.layers * self.layout.block_bytes
+            raise ConfigError(
+                f"a KV cache of {self.num_blocks} blocks takes {size} bytes, more than {device} "
+                "gives: lower --num-gpu-blocks-override or --kv-cache-memory-bytes"
+            ) from err
         self._gathered = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:

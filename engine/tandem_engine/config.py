@@ -13,6 +13,7 @@ import msgspec
 
 from tandem_contract import ports
 
+from .transfer.wire import MAX_ID, MAX_SECONDS
 from .types import EngineError, LoadFailurePolicy
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -132,7 +133,8 @@ def parse_kv_transfer_config(
     """vLLM's JSON as a type; an absent engine id becomes a new one.
 
     Raises ConfigError when `text` is no such object, names a connector this engine does not play,
-    an unknown field, role or policy, or a lease that is not above 0 seconds.
+    an unknown field, role or policy, an engine id that is too long, or a lease that is not above
+    0 seconds and at most a day.
     """
     try:
         wire = msgspec.json.decode(text, type=_Wire)
@@ -143,10 +145,14 @@ def parse_kv_transfer_config(
             f"--kv-transfer-config: kv_connector {wire.kv_connector!r}: this engine has {CONNECTOR}"
         )
     lease = wire.kv_connector_extra_config.get("kv_lease_duration", 30.0)
-    if isinstance(lease, bool) or not isinstance(lease, int | float) or lease <= 0:
+    is_number = isinstance(lease, int | float) and not isinstance(lease, bool)
+    if not is_number or not 0 < lease <= MAX_SECONDS:
         raise ConfigError(
-            f"--kv-transfer-config: kv_lease_duration {lease!r}: write seconds above 0"
+            f"--kv-transfer-config: kv_lease_duration {lease!r}: "
+            "write seconds above 0, at most a day"
         )
+    if len(wire.engine_id or "") > MAX_ID:
+        raise ConfigError(f"--kv-transfer-config: engine_id has more than {MAX_ID} characters")
     return KvTransferConfig(
         role=wire.kv_role,
         engine_id=wire.engine_id or uuid.uuid4().hex,

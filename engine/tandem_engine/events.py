@@ -26,6 +26,8 @@ from .blocks import AllBlocksCleared, BlockEvent, BlocksRemoved, BlocksStored
 from .types import EngineError
 
 _END: Final = (-1).to_bytes(8, "big", signed=True)
+_MOST: Final = 2**31 - 1
+"""ZMQ's high-water marks are C ints."""
 _MEDIUM: Final = "GPU"
 """vLLM's name of the cache the engine computes in, whatever the device."""
 
@@ -66,8 +68,8 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
     except (msgspec.MsgspecError, UnicodeEncodeError) as err:
         raise EventsUnusable(f"--kv-events-config: {err}") from err
     for name in ("buffer_steps", "hwm"):
-        if getattr(config, name) < 1:
-            raise EventsUnusable(f"--kv-events-config: {name} must be at least 1")
+        if not 1 <= getattr(config, name) <= _MOST:
+            raise EventsUnusable(f"--kv-events-config: {name} must be 1 to {_MOST}")
     return config
 
 

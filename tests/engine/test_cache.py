@@ -31,6 +31,12 @@ def test_too_little_memory_is_said() -> None:
         cache(kv_bytes=100)
 
 
+@pytest.mark.parametrize("blocks", [10**12, 10**18])
+def test_more_than_the_machine_has_is_said(blocks: int) -> None:
+    with pytest.raises(ConfigError, match=f"a KV cache of {blocks} blocks takes .* bytes, more"):
+        cache(num_blocks=blocks)
+
+
 def test_what_is_written_is_gathered() -> None:
     store = cache(num_blocks=4, block_size=2)
     kv = torch.randn(3, 2, 2, 16)

@@ -53,6 +53,16 @@ def test_what_is_left_out_has_a_default_and_ids_are_new_each_time() -> None:
             ' "kv_connector_extra_config": {"kv_lease_duration": "30s"}}',
             "write seconds",
         ),
+        (
+            '{"kv_connector": "NixlConnector", "kv_role": "kv_both",'
+            ' "kv_connector_extra_config": {"kv_lease_duration": 86401}}',
+            "at most a day",
+        ),
+        (
+            '{"kv_connector": "NixlConnector", "kv_role": "kv_both",'
+            f' "engine_id": "{"x" * 513}"}}',
+            "engine_id has more than 512 characters",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said(text: str, says: str) -> None:

@@ -147,7 +147,8 @@ async def test_an_endpoint_in_use_is_named(publisher: KvEventPublisher) -> None:
         ('{"endpoint": 5}', "endpoint"),
         ('{"topics": ""}', "topics"),
         ('{"publisher": "kafka"}', "kafka"),
-        ('{"buffer_steps": 0}', "buffer_steps must be at least 1"),
+        ('{"buffer_steps": 0}', "buffer_steps must be 1 to 2147483647"),
+        ('{"hwm": 1000000000000}', "hwm must be 1 to 2147483647"),
     ],
 )
 def test_a_bad_configuration_is_one_line(text: str, message: str) -> None:

@@ -7,6 +7,7 @@ The second route serves when no EPP answers: `failure_mode_allow` lets the reque
 pick, and plain balancing over the decode pods takes over.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal
 from tandem_contract import headers as wire
 from tandem_contract import ports
 from tandem_contract.commandline import parse_host_port
+from tandem_contract.openai_errors import TYPES, error_body
 
 Json = dict[str, Any]
 BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
@@ -102,6 +104,7 @@ def _manager(settings: EnvoySettings) -> Json:
         },
         # Before any filter and any route: nothing a client sends may name a pod.
         "early_header_mutation_extensions": [_drop_internal_headers()],
+        "local_reply_config": {"mappers": [_error_reply(status) for status in sorted(TYPES)]},
         "route_config": _routes(settings),
         "http_filters": [
             _named("http.header_mutation", _drop_timing()),
@@ -134,6 +137,17 @@ def _drop_timing() -> Json:
     return {
         "@type": _TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
         "mutations": {"response_mutations": [{"remove": wire.TIMING}]},
+    }
+
+
+def _error_reply(status: int) -> Json:
+    """An error of Envoy's own in OpenAI's shape. It has a response flag, one of the EPP's none."""
+    code = {"comparison": {"op": "EQ", "value": {"default_value": status, "runtime_key": "none"}}}
+    filters = [{"response_flag_filter": {}}, {"status_code_filter": code}]
+    body = json.loads(error_body(status, "%LOCAL_REPLY_BODY%"))
+    return {
+        "filter": {"and_filter": {"filters": filters}},
+        "body_format_override": {"json_format": body},
     }
 
 

@@ -64,6 +64,8 @@ class Backend:
         self.seen.append(Seen(request.path, headers, body))
         if request.path == "/hang":
             await self.release.wait()
+        if request.path == "/die" and request.transport is not None:
+            request.transport.abort()
         timing = Timing(queue=0.0, compute=0.5, cached=16, computed=48)
         response = web.StreamResponse(
             headers={wire.TIMING: timing.encode(), "x-served-by": self.name}

@@ -177,6 +177,14 @@ async def test_refusals_are_answered_in_openais_shape(stack: Stack) -> None:
     assert stack.seen == 0
 
 
+async def test_an_error_of_envoys_own_has_the_same_shape(stack: Stack) -> None:
+    async with stack.session.get(stack.url + "/die") as response:
+        assert (response.status, response.content_type) == (503, "application/json")
+        error = (await response.json())["error"]
+    assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
+    assert error["message"]
+
+
 async def test_what_is_not_understood_passes_through(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/v1/models") as response:
         assert response.status == 200

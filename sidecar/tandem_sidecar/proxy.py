@@ -107,6 +107,7 @@ class Passthrough:
         self._tools = tools
         self._client = client
         self._request = request
+        self._ident = request_id(request)
         self._relay = Relay(client, request)
         self._chunks: EventChunks | None = None
         self._call: Call | None = None
@@ -115,7 +116,7 @@ class Passthrough:
         """Send `body` to `engine`."""
         self._tools.lifecycle.enter(self)
         self._tools.metrics.in_flight.inc()
-        request = engine_request(self._request, engine, fresh_id(request_id(self._request)), body)
+        request = engine_request(self._request, engine, fresh_id(self._ident), body)
         self._call = self._tools.pool.send(engine, self._request.method, request, self)
 
     def client_left(self) -> None:
@@ -135,7 +136,7 @@ class Passthrough:
         self._break(503, DRAINED)
 
     def describe(self) -> dict[str, object]:
-        return {"request_id": request_id(self._request), "phase": "passthrough"}
+        return {"request_id": self._ident, "phase": "passthrough"}
 
     def head(self, head: ResponseHead) -> None:
         self._chunks = EventChunks(head, wire=not self.payload_only)
@@ -149,7 +150,10 @@ class Passthrough:
         self._relay.body(data, last=last)
 
     def failed(self, failure: Failure, detail: str) -> None:
-        log.warning("%s %s: %s", self._request.method.decode(), self._path, detail)
+        # Probes and scrapes ask several times a second: who asks is told, and that is enough.
+        level = logging.DEBUG if self._request.method == b"GET" else logging.WARNING
+        method = self._request.method.decode()
+        log.log(level, "request %s: %s %s: %s", self._ident, method, self._path, detail)
         self._break(502, detail)
 
     @property

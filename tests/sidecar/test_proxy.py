@@ -148,11 +148,19 @@ async def test_other_requests_pass_through_as_they_are(world: World) -> None:
     assert got.headers["x-custom"] == "v"
 
 
-async def test_passthrough_to_a_dead_engine_is_a_502(world: World) -> None:
+async def test_passthrough_to_a_dead_engine_is_a_502(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await world.start()
     world.decode.close_port()
     async with world.http.get(world.url("/v1/models")) as answer:
         assert answer.status == 502
+    assert not caplog.records, "what is asked many times a second says nothing"
+    url, mine = world.url("/v1/embeddings"), {"x-request-id": "mine"}
+    async with world.http.post(url, data=b"{}", headers=mine) as answer:
+        assert answer.status == 502
+    [record] = caplog.records
+    assert record.getMessage().startswith("request mine: POST /v1/embeddings: ")
 
 
 async def test_a_client_leaving_a_passthrough_aborts_it(world: World) -> None:

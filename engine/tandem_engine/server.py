@@ -143,15 +143,16 @@ class EngineServer:
             logprobs=call.sampling.logprobs,
             token_ids=call.return_token_ids,
         )
-        answered = False
+        told = False
         try:
             respond = self._stream if call.stream else self._whole
             response = await respond(http, call, answer, sequences)
-            answered = await _is_written(http, response)
+            # A stream does not say where the KV is.
+            told = await _is_written(http, response) and not call.stream
             return response
         finally:
             self._ended(sequences)
-            if not answered:
+            if not told:
                 for sequence in sequences:
                     sequence.forget_kv()
 

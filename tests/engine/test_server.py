@@ -336,6 +336,16 @@ async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> Non
     assert client.engine.released == []
 
 
+async def test_kv_of_a_streamed_prefill_leg_is_freed_for_no_event_names_it(
+    connect: Connect,
+) -> None:
+    client = await connect(FakeEngine(says("x", kv_transfer_params=REMOTE)))
+    leg = json.loads(PREFILL_LEG)
+    events = await client.events("/v1/completions", prompt="x", kv_transfer_params=leg)
+    assert all("kv_transfer_params" not in event for event in events)
+    assert await client.engine.kept_released.get() == client.engine.requests[0].request_id
+
+
 async def test_kv_whose_prefill_answer_never_arrived_is_freed(connect: Connect) -> None:
     client = await connect(FakeEngine())
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)

@@ -30,6 +30,7 @@ _PICK_TIMEOUT: Final = "5s"
 _SILENCE: Final = "1800s"
 """Longest time without a byte on a stream. A queued prompt says nothing for minutes; a connection
 whose other end vanished must end some time."""
+_TOO_LARGE: Final = 413
 _CONNECTION_BUFFER: Final = 1 << 20
 """Bytes buffered per connection and direction before the sender is slowed down."""
 
@@ -104,7 +105,7 @@ def _manager(settings: EnvoySettings) -> Json:
         },
         # Before any filter and any route: nothing a client sends may name a pod.
         "early_header_mutation_extensions": [_drop_internal_headers()],
-        "local_reply_config": {"mappers": [_error_reply(status) for status in sorted(TYPES)]},
+        "local_reply_config": {"mappers": _error_replies(settings)},
         "route_config": _routes(settings),
         "http_filters": [
             _named("http.header_mutation", _drop_timing()),
@@ -140,13 +141,22 @@ def _drop_timing() -> Json:
     }
 
 
-def _error_reply(status: int) -> Json:
-    """An error of Envoy's own in OpenAI's shape. It has a response flag, one of the EPP's none."""
+def _error_replies(settings: EnvoySettings) -> list[Json]:
+    """Envoy's own errors in OpenAI's shape, which those of the EPP have."""
+    flagged: Json = {"response_flag_filter": {}}
+    replies = [_error_reply(status, [flagged]) for status in sorted(TYPES)]
+    if settings.body_mode == "BUFFERED":
+        # Without a flag, as the EPP's are; but here the EPP sees no body that is too large.
+        replies.append(_error_reply(_TOO_LARGE, []))
+    return replies
+
+
+def _error_reply(status: int, filters: list[Json]) -> Json:
     code = {"comparison": {"op": "EQ", "value": {"default_value": status, "runtime_key": "none"}}}
-    filters = [{"response_flag_filter": {}}, {"status_code_filter": code}]
+    every = [{"status_code_filter": code}, *filters]
     body = json.loads(error_body(status, "%LOCAL_REPLY_BODY%"))
     return {
-        "filter": {"and_filter": {"filters": filters}},
+        "filter": {"and_filter": {"filters": every}} if filters else every[0],
         "body_format_override": {"json_format": body},
     }
 

@@ -161,8 +161,8 @@ async def test_a_mebibyte_comes_through_whole_and_five_are_refused(stack: Stack)
     assert status == 200
     (request,) = [seen for backend in stack.decode for seen in backend.seen]
     assert request.body == json.dumps(body).encode()
-    status, _, _ = await post(stack, {"model": "m", "prompt": "x" * (5 << 20)})
-    assert status == 413
+    status, answer, _ = await post(stack, {"model": "m", "prompt": "x" * (5 << 20)})
+    assert (status, json.loads(answer)["error"]["code"]) == (413, 413)
     assert stack.seen == 1
 
 

@@ -23,6 +23,7 @@ class Pair:
         lease: float = 30.0,
         policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE,
         decode_blocks: int = 64,
+        prefill_blocks: int = 64,
         prefill_tokens: int = 2048,
     ) -> None:
         self.counts_p, self.counts_d = Tally(), Tally()
@@ -30,6 +31,7 @@ class Pair:
             self.counts_p,
             kv_transfer=transfer(KvRole.PRODUCER, "P", lease=lease),
             max_num_batched_tokens=prefill_tokens,
+            num_blocks=prefill_blocks,
         )
         self._d = running(
             self.counts_d,
@@ -194,6 +196,22 @@ async def test_an_unread_prompt_is_freed_when_its_lease_ends() -> None:
         assert pair.counts_p.counts["expired"] == 1
         await pair.prefill("b", prompt(50))
     assert pair.counts_p.counts["hits"] == 48
+
+
+async def test_a_prefill_preempted_under_its_reader_spoils_and_leaks_nothing() -> None:
+    tokens = prompt(300)
+    async with Pair(prefill_tokens=17, prefill_blocks=20) as pair:
+        busy = pair.p.submit(Request("busy", prompt(10, 1), GREEDY(max_tokens=30)))
+        await anext(busy)
+        prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
+        assert pair.p.side_channel is not None
+        early = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        decode = pair.d.submit(pair.decode("b", tokens, early))
+        (_, _), (answer, _) = await asyncio.gather(finish(busy), finish(decode))
+        assert answer == expected(tokens, 8)
+        await finish(prefill)
+        assert pair.counts_p.counts["preempted"] == 1
+        await until(lambda: all_free(pair.p))
 
 
 async def test_a_prompt_that_no_reader_was_told_of_is_freed_at_once() -> None:

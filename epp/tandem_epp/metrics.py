@@ -59,7 +59,8 @@ class _FleetCollector(Collector):
         )
         healthy = GaugeMetricFamily(
             "tandem_epp_backend_healthy",
-            "1 while a backend may be chosen, 0 while it does not answer.",
+            "1 while a backend may be chosen, 0 while it does not answer, and from a request that "
+            "failed at it to its next scrape.",
             labels=("backend",),
         )
         rate = GaugeMetricFamily(
@@ -70,7 +71,7 @@ class _FleetCollector(Collector):
         )
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight)
-            healthy.add_metric((pod.name,), pod.ready)
+            healthy.add_metric((pod.name,), pod.ready and not pod.suspect)
             if pod.prefill_rate is not None:
                 rate.add_metric((pod.name,), pod.prefill_rate)
         return (in_flight, healthy, rate)

@@ -88,7 +88,7 @@ async def shared(
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(shared: Stack) -> Stack:
     """The shared one, at rest and with nothing remembered. Prompts differ from test to test."""
-    await until(lambda: nothing_in_flight(shared))
+    await until(lambda: at_rest(shared))
     for backend in (*shared.decode, shared.prefill):
         backend.seen.clear()
         backend.release.clear()
@@ -229,6 +229,12 @@ async def test_a_client_that_leaves_is_counted_no_longer(stack: Stack, path: str
     await until(placed)
     call_task.cancel()
     await until(lambda: nothing_in_flight(stack))
+
+
+async def at_rest(stack: Stack) -> bool:
+    figures = await stack.epp.figures()
+    healthy = [v for k, v in figures.items() if k.startswith("tandem_epp_backend_healthy{")]
+    return await stack.epp.in_flight() == 0 and all(healthy)
 
 
 async def nothing_in_flight(stack: Stack) -> bool:

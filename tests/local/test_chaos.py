@@ -113,10 +113,10 @@ async def test_dying_prefill_engines_and_leaving_clients_cost_no_answer(tmp_path
                     if next(answered) == 5:  # noqa: B023 - called within this turn of the loop
                         os.killpg(engine, signal.SIGKILL)  # noqa: B023
 
-                asked = [next(some) for _ in range(24)]
+                asked = [next(some) for _ in range(16)]
                 results += await side_by_side(client, asked, kill_after_the_fifth)
             await until(lambda: all_healthy(stack))
-            pairs = [leave(client, next(some), next(some)) for _ in range(12)]
+            pairs = [leave(client, next(some), next(some)) for _ in range(8)]
             results += await asyncio.gather(*pairs)
             await until(lambda: at_rest(stack))
 

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from .options import SETTINGS
 
@@ -14,6 +15,7 @@ _COMMANDS: Final = {
     "demo": ("tandem_cli.demo", "demo"),
     "render": ("tandem_cli.render", "render"),
     "status": ("tandem_cli.status", "status"),
+    "tiny-model": ("tandem_cli.tiny", "tiny_model"),
     "up": ("tandem_cli.up", "up"),
 }
 """Subcommand → module and attribute of its click command."""
@@ -24,6 +26,7 @@ _SUMMARIES: Final = {
     "demo": "Serve a model disaggregated on this machine and check every answer.",
     "render": "Print the Pods that pools become.",
     "status": "Show the running stack.",
+    "tiny-model": "Write a tiny random model, to try things with.",
     "up": "Run pools on this machine.",
 }
 """What `tandem --help` says, without importing any of them."""
@@ -44,6 +47,16 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - _COMMANDS names commands only
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The subcommands and options that begin so, without importing any of them."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=summary)
+            for name, summary in sorted(_SUMMARIES.items())
+            if name.startswith(incomplete)
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of subcommands in `--help`, from the summaries."""

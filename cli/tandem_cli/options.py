@@ -16,6 +16,9 @@ SETTINGS: Final = {
     "max_content_width": 100,
 }
 
+SEED: Final = click.IntRange(0, 2**63 - 1)
+"""What torch takes for one."""
+
 
 def command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     """`click.command` with this program's settings and `--config FILE`."""

@@ -79,3 +79,23 @@ def test_files_that_are_no_pools(
     assert result.exit_code == 2
     assert message in result.output
     assert result.output.startswith("error: ")
+
+
+def test_completing_a_subcommand_imports_none() -> None:
+    before = set(sys.modules)
+    ctx = main.make_context("tandem", [], resilient_parsing=True)
+    assert [item.value for item in main.shell_complete(ctx, "ti")] == ["tiny-model"]
+    assert {item.value for item in main.shell_complete(ctx, "")} == set(_COMMANDS)
+    assert "tandem_cli.tiny" not in set(sys.modules) - before
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("command", ["demo", "tiny-model"])
+async def test_help_of_a_command_that_needs_torch_is_without_it(command: str) -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from tandem_cli.main import main;"
+        f"assert CliRunner().invoke(main, ['{command}', '--help']).exit_code == 0;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0

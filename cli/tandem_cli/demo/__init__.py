@@ -21,7 +21,7 @@ from tandem_loadtest.scrape import ScrapeError
 from tandem_loadtest.traces import TraceError
 from tandem_local.errors import Refused, StartFailed
 
-from ..options import command, run_dir_option
+from ..options import SEED, command, run_dir_option
 from .run import Options, run
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -37,7 +37,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option(
     "--limit", type=click.IntRange(1), help="First so many requests of the trace.  [default: all]"
 )
-@click.option("--seed", default=0, help="Of the workload and of the tiny model.")
+@click.option("--seed", type=SEED, default=0, help="Of the workload and of the tiny model.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),

@@ -16,8 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandem_contract import ports
 from tandem_engine.chat import ChatTemplate
-from tandem_engine.tiny import make_tiny_model
-from tandem_engine.weights import load_config
 from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.client import Client, Timed
 from tandem_loadtest.conversations import Script, Shape
@@ -93,11 +91,16 @@ def _tiny(directory: Path, seed: int, console: Console) -> Path:
         "No --model given: making a tiny Llama with random weights. Its words mean nothing;"
         " the prefill, the KV cache and everything that moves it are real."
     )
+    # Torch takes seconds to import: --help does without.
+    from tandem_engine.tiny import make_tiny_model  # noqa: PLC0415
+
     make_tiny_model(directory, seed=seed, max_position=CONTEXT)
     return directory
 
 
 def _describe(directory: Path) -> load.Model:
+    from tandem_engine.weights import load_config  # noqa: PLC0415 - as above
+
     config = load_config(directory)
     # The first ids are special tokens in the tokenizers that Llama-family models come with.
     vocabulary = range(min(10, config.vocab_size // 2), config.vocab_size)

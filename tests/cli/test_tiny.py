@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tandem_cli.main import main
+from tandem_contract.documents import load_documents
+from tandem_engine.weights import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_it_writes_a_model_that_the_engine_can_read(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["tiny-model", str(tmp_path / "a/model")])
+    assert result.exit_code == 0, result.output
+    assert load_config(tmp_path / "a/model").vocab_size == 512
+
+
+def test_it_leaves_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("mine")
+    result = CliRunner().invoke(main, ["tiny-model", str(tmp_path)])
+    assert (result.exit_code, result.output) == (
+        2,
+        f"error: {tmp_path} is not empty: serve what is there, or name a new directory\n",
+    )
+    assert (tmp_path / "config.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["tiny-model", "demo"])
+@pytest.mark.parametrize("seed", ["-1", "9223372036854775808"])
+def test_a_seed_that_torch_would_not_take(tmp_path: Path, command: str, seed: str) -> None:
+    directory = [str(tmp_path / "x")] if command == "tiny-model" else []
+    result = CliRunner().invoke(main, [command, *directory, "--seed", seed])
+    assert result.exit_code == 2
+    assert "is not in the range" in result.output
+
+
+def test_the_readme_and_the_example_name_one_model() -> None:
+    (pool, _) = load_documents(ROOT / "examples/quickstart.yaml")
+    model = pool.data["spec"]["model"]
+    readme = (ROOT / "README.md").read_text()
+    example = (ROOT / "examples/quickstart.yaml").read_text()
+    line = f"tandem tiny-model {model['source']['path']}"
+    assert line in readme
+    assert line in example
+    assert f'"model": "{model["name"]}"' in readme

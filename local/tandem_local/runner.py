@@ -119,7 +119,10 @@ class Runner:
             if "hostPath" in raw:
                 path = Path(raw["hostPath"]["path"])
                 if not path.exists():
-                    raise Refused(f"pod {pod}: volume {name}: {path} does not exist here")
+                    raise Refused(
+                        f"pod {pod}: volume {name}: {path} does not exist on this machine: "
+                        "make it, or name another in the YAML"
+                    )
                 return path
             if "secret" in raw:
                 secret = raw["secret"]["secretName"]

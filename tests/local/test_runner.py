@@ -193,7 +193,10 @@ async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
         ({"volumes": [{"name": "v", "nfs": {}}]}, r"spec.volumes\[0\].nfs: the local"),
         ({"volumes": [{"name": "v"}]}, "volume v: is of no kind"),
         ({"volumes": [{"name": "v", "secret": {"secretName": "x"}}]}, "no secret 'x' is known"),
-        ({"volumes": [{"name": "v", "hostPath": {"path": "/no/such"}}]}, "/no/such does not exist"),
+        (
+            {"volumes": [{"name": "v", "hostPath": {"path": "/no/such"}}]},
+            "/no/such does not exist on this machine: make it",
+        ),
         ({"containers": "web"}, "spec.containers: the local runner cannot honour this"),
     ],
 )

@@ -1,7 +1,8 @@
 """What batching, prefix caching and the KV hand-off are worth on the reference engine.
 
 Every figure is a ratio of two measurements that alternate in one run; the median of the pairs is
-reported. The model is random: 8 layers, 512 wide, 2 of 8 heads for KV (the 4:1 of Llama 3), float32, on CPU.
+reported. The model is random: 8 layers, 512 wide, 8 heads of which 2 for KV (the 4:1 of Llama 3),
+float32, on CPU.
 """
 
 import asyncio

@@ -2,10 +2,12 @@
 
 import importlib
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
+
+from tandem_contract.commandline import fail
 
 from .options import SETTINGS
 
@@ -32,6 +34,10 @@ _SUMMARIES: Final = {
 """What `tandem --help` says, without importing any of them."""
 
 
+_ENGINE_EXTRA: Final = ("torch", "safetensors", "tokenizers", "jinja2", "numpy", "zmq")
+"""What only the extra `engine` installs."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module when the subcommand is asked for."""
 
@@ -47,6 +53,15 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - _COMMANDS names commands only
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand; one that needs the engine says so where it is not installed."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as err:
+            if err.name not in _ENGINE_EXTRA:
+                raise
+            fail(f"this needs {err.name}: pip install 'tandem-llm[engine]'")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The subcommands and options that begin so, without importing any of them."""

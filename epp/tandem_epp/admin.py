@@ -36,12 +36,15 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
 
 
 @asynccontextmanager
-async def listening(app: web.Application, address: HostPort) -> AsyncIterator[None]:
-    """`app` on `address`. Raises OSError when the address cannot be had."""
+async def listening(app: web.Application, address: HostPort, flag: str) -> AsyncIterator[None]:
+    """`app` on the `address` that `flag` gave. Raises OSError when it cannot be had."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, address.host, address.port).start()
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as err:
+            raise OSError(f"cannot listen on {address}: is the port in use? See {flag}") from err
         yield
     finally:
         await runner.cleanup()

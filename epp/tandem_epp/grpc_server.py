@@ -84,7 +84,9 @@ class GrpcServer:
         try:
             port = self._server.add_insecure_port(str(self._listen))
         except RuntimeError as err:
-            raise ListenError(f"cannot listen on {self._listen}: is the port in use?") from err
+            raise ListenError(
+                f"cannot listen on {self._listen}: is the port in use? See --listen"
+            ) from err
         await self._server.start()
         return port
 

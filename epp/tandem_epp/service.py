@@ -60,8 +60,8 @@ class Service:
         async with AsyncExitStack() as stack:
             # Probes and scrapes answer until the last stream has ended: so they are closed last.
             health, metrics = health_app(self._ready), metrics_app(self._metrics.registry)
-            await stack.enter_async_context(listening(health, settings.health))
-            await stack.enter_async_context(listening(metrics, settings.metrics))
+            await stack.enter_async_context(listening(health, settings.health, "--health"))
+            await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
             stack.push_async_callback(server.stop, GRACE)

@@ -99,3 +99,18 @@ async def test_help_of_a_command_that_needs_torch_is_without_it(command: str) ->
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
+
+
+@pytest.mark.component
+async def test_without_the_engine_extra_a_command_names_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None;"
+        f"sys.argv = ['tandem', 'tiny-model', {str(tmp_path / 'model')!r}];"
+        "from tandem_cli.main import main; main()"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stderr=asyncio.subprocess.PIPE
+    )
+    _, stderr = await process.communicate()
+    assert process.returncode == 1
+    assert stderr.decode() == "error: this needs torch: pip install 'tandem-llm[engine]'\n"

@@ -65,6 +65,7 @@ def test_a_port_in_use_ends_with_1_and_one_line(tmp_path: Path, flag: str) -> No
     assert status == 1
     assert stderr.startswith("error: ")
     assert port in stderr
+    assert flag in stderr
     assert stderr.count("\n") == 1
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Answer, Result
@@ -110,11 +110,11 @@ def _compare(result: Result, right: Answer) -> Mismatch | None:
 
 def table(outcome: Outcome) -> Table:
     """One row per routing path; times in milliseconds, of streamed answers."""
-    made = Table("path", box=SIMPLE_HEAD, title="Routing paths")
+    made = Table(Column("path", no_wrap=True, min_width=19), box=SIMPLE_HEAD, title="Routing paths")
     for heading in (
-        "requests", "TTFT ms\np50 / p99", "ITL ms\np50 / p99", "KV moved", "ms per\ntransfer"
+        "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved", "ms per\ntransfer"
     ):  # fmt: skip
-        made.add_column(heading, justify="right")
+        made.add_column(heading, justify="right", no_wrap=True)
     for path, row in outcome.paths.items():
         moved = ("", "")
         if path == RoutingPath.PREFILL_THEN_DECODE:
@@ -123,8 +123,8 @@ def table(outcome: Outcome) -> Table:
         made.add_row(
             path,
             str(row.requests),
-            f"{_ms(row.ttft_p50)} / {_ms(row.ttft_p99)}",
-            f"{_ms(row.itl_p50)} / {_ms(row.itl_p99)}",
+            f"{_ms(row.ttft_p50)}/{_ms(row.ttft_p99)}",
+            f"{_ms(row.itl_p50)}/{_ms(row.itl_p99)}",
             *moved,
         )
     return made
@@ -142,4 +142,7 @@ def verdict(outcome: Outcome, *, most: int = 5) -> list[str]:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:,.1f}"
+    if seconds is None:
+        return "-"
+    ms = seconds * 1000
+    return f"{ms:,.1f}" if ms < 100 else f"{ms:,.0f}"

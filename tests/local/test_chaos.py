@@ -22,7 +22,7 @@ from tandem_local.stack import Stack
 from tandem_local.state import PodState
 from tandem_operator.pools import parse_pools
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 AT_A_TIME = 8
 COUNTED = frozenset(
@@ -45,7 +45,7 @@ async def figures(url: str) -> list[tuple[str, float]]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while not await condition():
             await asyncio.sleep(0.05)
 

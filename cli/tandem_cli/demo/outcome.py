@@ -112,7 +112,7 @@ def table(outcome: Outcome) -> Table:
     """One row per routing path; times in milliseconds, of streamed answers."""
     made = Table(Column("path", no_wrap=True, min_width=19), box=SIMPLE_HEAD, title="Routing paths")
     for heading in (
-        "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved", "ms per\ntransfer"
+        "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved", "ms per\nmove"
     ):  # fmt: skip
         made.add_column(heading, justify="right", no_wrap=True)
     for path, row in outcome.paths.items():

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,17 +16,11 @@ from aiohttp import web
 from tandem_contract import headers as wire
 from tandem_contract import metrics as names
 from tandem_contract.timing import Timing
+from tandem_local.addresses import free_port
+from tandem_local.router import find_envoy
 from tandem_operator.envoy import EnvoySettings, envoy_bootstrap
 
-ROOT = Path(__file__).parents[2]
-ENVOY = ROOT / ".venv-envoy/lib/python3.11/site-packages/envoy/_bin/envoy"
 DEADLINE = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -152,7 +145,7 @@ async def process(*command: str | Path) -> AsyncIterator[asyncio.subprocess.Proc
 @asynccontextmanager
 async def epp(config: Path, *flags: str) -> AsyncIterator[Epp]:
     """`tandem-epp` on free ports, ready."""
-    grpc, health, metrics = free_port(), free_port(), free_port()
+    grpc, health, metrics = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [sys.executable, "-m", "tandem_epp", "--config", str(config), *flags]
     for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
         command += [flag, f"127.0.0.1:{port}"]
@@ -175,7 +168,7 @@ async def envoy(directory: Path, settings: EnvoySettings) -> AsyncIterator[str]:
     """Envoy with our bootstrap configuration; yields its URL once it is live."""
     file = directory / "envoy.json"
     file.write_text(json.dumps(envoy_bootstrap(settings)))
-    command = (ENVOY, "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")
+    command = (find_envoy(), "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")
     async with process(*command) as started, aiohttp.ClientSession() as session:
 
         async def ready() -> bool:

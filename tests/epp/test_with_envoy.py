@@ -15,14 +15,14 @@ import pytest_asyncio
 from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import load_keys, verify
+from tandem_local.addresses import free_port
 from tandem_operator.envoy import BodyMode, EnvoySettings
 
-from .real import ENVOY, Backend, Epp, envoy, epp, free_port, serving, until
+from .real import Backend, Epp, envoy, epp, serving, until
 
 pytestmark = [
     pytest.mark.component,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not ENVOY.exists(), reason="Envoy is not installed: make setup"),
 ]
 
 LONG = "word " * 400
@@ -65,8 +65,8 @@ async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
             epp_port=picker.grpc,
             fallback=tuple(f"127.0.0.1:{backend.port}" for backend in decode),
             listen_address="127.0.0.1",
-            listen_port=free_port(),
-            admin_port=free_port(),
+            listen_port=free_port("127.0.0.1"),
+            admin_port=free_port("127.0.0.1"),
             body_mode=mode,
             body_limit=4 << 20,
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_local.router import find_envoy
 from tandem_operator.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
 
-ENVOY = Path(__file__).parents[2] / ".venv-envoy/lib/python3.11/site-packages/envoy/_bin/envoy"
 PLAIN = EnvoySettings(epp_address="epp.example", fallback=("10.0.0.1:8000", "decode:8000"))
 
 
@@ -60,7 +60,6 @@ def test_a_useless_fallback_is_refused(fallback: tuple[str, ...]) -> None:
 
 
 @pytest.mark.component
-@pytest.mark.skipif(not ENVOY.exists(), reason="Envoy is not installed: make setup")
 @pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
     settings = EnvoySettings(
@@ -72,7 +71,7 @@ async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
     file = tmp_path / "envoy.json"
     file.write_text(json.dumps(envoy_bootstrap(settings)))
     validation = await asyncio.create_subprocess_exec(
-        *(str(ENVOY), "--mode", "validate", "-l", "error", "-c", str(file)),
+        *(str(find_envoy()), "--mode", "validate", "-l", "error", "-c", str(file)),
         stderr=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
     )

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,14 +11,9 @@ from typing import Any
 
 import aiohttp
 
+from tandem_local.addresses import free_port
+
 ENGINE = Path(sys.executable).with_name("tandem-engine")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 @asynccontextmanager
@@ -27,7 +21,7 @@ async def engine(
     model: Path, *flags: str, kv_role: str | None = None, threads: int = 1
 ) -> AsyncIterator[str]:
     """A running `tandem-engine` on 127.0.0.1; yields its URL, ends the process afterwards."""
-    port, side_channel = free_port(), free_port()
+    port, side_channel = free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [str(ENGINE), "--model", str(model), "--served-model-name", "bench", *flags]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     if kv_role:

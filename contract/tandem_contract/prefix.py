@@ -28,18 +28,17 @@ def text_chain(data: bytes, block_bytes: int, salt: bytes = b"") -> list[int]:
     ]
 
 
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they are hashed, four bytes each: `text_chain` of this is exact.
+
+    Raises OverflowError when an id does not fit in 32 bits unsigned.
+    """
+    return array("I", token_ids).tobytes()
+
+
 def prompt_hash(token_ids: Sequence[int]) -> str:
     """xxh3-128 of a whole prompt's token ids, in hex: two prompts of one length differ in it.
 
-    Raises OverflowError when an id does not fit in 32 bits unsigned.
+    Raises OverflowError as `token_bytes` does.
     """
-    return xxhash.xxh3_128_hexdigest(array("I", token_ids).tobytes())
-
-
-def token_chain(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> list[int]:
-    """The chain over token ids (each as four bytes), blocks of `block_size` tokens.
-
-    Raises OverflowError when an id does not fit in 32 bits unsigned.
-    """
-    data = array("I", token_ids).tobytes()
-    return text_chain(data, block_size * 4, salt)
+    return xxhash.xxh3_128_hexdigest(token_bytes(token_ids))

@@ -127,11 +127,6 @@ class KvLayout:
         """Bytes of one block of one layer, keys and values."""
         return 2 * self.block_size * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
-    @property
-    def token_bytes(self) -> int:
-        """KV bytes per token: 2 × layers × kv_heads × head_dim × bytes (seed 004)."""
-        return self.layers * self.block_bytes // self.block_size
-
 
 DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

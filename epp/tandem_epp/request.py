@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain
+from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
 
 
 class BadRequest(ValueError):
@@ -131,10 +131,9 @@ def _one_prompt(raw: bytes) -> bytes:
 
 
 def _token_bytes(raw: bytes) -> bytes:
-    """Token ids as the index hashes them, four bytes each."""
     ids = _ids.decode(raw)
     try:
-        return b"".join([i.to_bytes(4, "little") for i in ids])
+        return token_bytes(ids)
     except OverflowError as err:
         raise BadRequest("prompt: token ids are whole numbers from 0 to 4294967295") from err
 

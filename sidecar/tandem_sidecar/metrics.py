@@ -27,13 +27,13 @@ class Metrics:
         requests = Counter(
             names.REQUESTS,
             "Generation requests ended, by the path that served them.",
-            ["routing_path"],
+            [names.ROUTING_PATH_LABEL],
             registry=self.registry,
         )
         errors = Counter(
             names.ERRORS,
             "Failures by phase; one request may count several, and still be answered.",
-            ["phase"],
+            [names.PHASE_LABEL],
             registry=self.registry,
         )
         self.requests = {path: requests.labels(path.value) for path in RoutingPath}
@@ -41,14 +41,14 @@ class Metrics:
         self._prefill = Histogram(
             names.PREFILL_SECONDS,
             "Seconds from sending a prefill leg to its whole answer; failed ones are left out.",
-            ["backend"],
+            [names.BACKEND_LABEL],
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._decode = Histogram(
             names.DECODE_SECONDS,
             "Seconds from sending a decode leg to its answer's end.",
-            ["backend"],
+            [names.BACKEND_LABEL],
             buckets=_BUCKETS,
             registry=self.registry,
         )

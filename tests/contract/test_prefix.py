@@ -7,7 +7,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.prefix import prompt_hash, text_chain, token_chain
+from tandem_contract.prefix import prompt_hash, text_chain, token_bytes
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
@@ -22,7 +22,7 @@ def test_chains_share_the_blocks_that_the_prompts_share(
     start: list[int], left: list[int], right: list[int], block: int
 ) -> None:
     one, other = start + left, start + right
-    chains = token_chain(one, block), token_chain(other, block)
+    chains = [text_chain(token_bytes(ids), 4 * block) for ids in (one, other)]
     assert common(*chains) == common(one, other) // block
 
 
@@ -51,7 +51,7 @@ def test_each_hash_is_xxh3_of_its_block_seeded_with_the_one_before() -> None:
     words = struct.pack("<4I", 1, 2, 3, 4)
     first = xxhash.xxh3_64_intdigest(words[:8], xxhash.xxh3_64_intdigest(b"salt"))
     second = xxhash.xxh3_64_intdigest(words[8:], first)
-    assert token_chain([1, 2, 3, 4, 5], 2, b"salt") == [first, second]
+    assert text_chain(token_bytes([1, 2, 3, 4, 5]), 8, b"salt") == [first, second]
 
 
 def test_hashes_fit_in_64_bits() -> None:
@@ -61,7 +61,7 @@ def test_hashes_fit_in_64_bits() -> None:
 @pytest.mark.parametrize("token", [-1, 2**32])
 def test_an_id_beyond_32_bits_is_an_error(token: int) -> None:
     with pytest.raises(OverflowError):
-        token_chain([token], 1)
+        token_bytes([token])
 
 
 @given(TOKENS, TOKENS)

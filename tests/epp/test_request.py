@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tandem_contract.prefix import token_chain
+from tandem_contract.prefix import text_chain, token_bytes
 from tandem_epp.request import BadRequest, InferenceRequest, Kind, parse_request
 
 
@@ -30,7 +30,7 @@ def test_text_is_estimated_and_token_ids_are_exact() -> None:
     ids = list(range(70))
     exact = completion(prompt=ids)
     assert exact.prompt_tokens == 70
-    assert exact.chain(16) == token_chain(ids, 16, b"m")
+    assert exact.chain(16) == text_chain(token_bytes(ids), 64, b"m")
 
 
 def test_prompts_share_the_chain_of_their_common_prefix() -> None:

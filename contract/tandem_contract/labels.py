@@ -20,3 +20,25 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"
 COMPONENT: Final = "app.kubernetes.io/component"
+
+ENDPOINT_PREFIX: Final = f"endpoint.{GROUP}/"
+"""`endpoint.tandem.dev/NAME` on every pod that serves behind routing endpoint NAME, one label per
+endpoint; its value is `prefill` or `decode` (unified pods say decode). EPPs list by the key, the
+plain-balancing Service selects by key and value. The operator patches it on live pods."""
+
+# Annotations.
+
+SERVED_MODELS: Final = f"{GROUP}/served-models"
+"""On pods: JSON list of the exact model names clients may ask for (a label could not hold them).
+Operator → EPP."""
+TARGET_PORT: Final = f"{GROUP}/target-port"
+"""On pods that are not the operator's: serving port, where it is not 8000. User → EPP."""
+RESTARTED_AT: Final = f"{GROUP}/restartedAt"
+"""On pools: a new value makes a new revision, like `kubectl rollout restart`. User → operator."""
+SCHEMA_VERSION: Final = f"{GROUP}/schema-version"
+"""On the CRDs: the release's schema number, compared by the operator at startup."""
+
+
+def endpoint_label(endpoint: str) -> str:
+    """The key that marks a pod as serving behind `endpoint`."""
+    return f"{ENDPOINT_PREFIX}{endpoint}"

@@ -1,0 +1,8 @@
+"""The Kubernetes API as plain JSON: what the operator, the EPP and the command line share.
+
+    client       connect, get, list, create, apply, patch, delete; errors by what a caller can do
+    reflector    a list kept current by a watch that resumes
+
+Objects are dicts as the API server sends them; whoever needs types parses them at its own edge.
+No policy, no Tandem names: nothing here knows what a pool is. Read `client` first.
+"""

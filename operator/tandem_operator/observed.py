@@ -1,0 +1,179 @@
+"""What the operator sees, as frozen values: the input of `plan` and `status`. Pure.
+
+Bodies from the API server are parsed here, once; past this module there are only types.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NewType
+
+from .crd import DECODE_POOL, PREFILL_POOL
+
+Body = Mapping[str, Any]
+"""An API object as JSON."""
+PodName = NewType("PodName", str)
+Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+Kind = Literal["PrefillPool", "DecodePool"]
+
+KINDS: Final[tuple[Kind, ...]] = (PREFILL_POOL, DECODE_POOL)
+
+
+@dataclass(frozen=True, order=True)
+class SetKey:
+    """A set: the PrefillPool's namespace and name, or those of a DecodePool that stands alone.
+
+    `kind` tells a lone DecodePool from a PrefillPool of the same name. A PrefillPool that is named
+    by a DecodePool and does not exist has a key all the same: its decodes wait under it.
+    """
+
+    namespace: str
+    name: str
+    kind: Kind = "PrefillPool"
+
+
+@dataclass(frozen=True, order=True)
+class EndpointKey:
+    """A routing endpoint: the Service, Envoy and EPP that pools of this name share."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, order=True)
+class PoolKey:
+    """One custom resource."""
+
+    namespace: str
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True)
+class PoolResource:
+    """A pool's object as the API server holds it."""
+
+    key: PoolKey
+    uid: str
+    generation: int
+    annotations: Mapping[str, str]
+    created: float
+    """Unix seconds."""
+    body: Body = field(repr=False)
+    """The whole object; `spec` as the user wrote it with the schema's defaults, `status` as last
+    written."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.body.get("status") or {}
+        return found
+
+
+@dataclass(frozen=True)
+class PodState:
+    """What a pod's object says that planning needs."""
+
+    name: PodName
+    uid: str
+    pool: str
+    """Label `tandem.dev/pool`."""
+    role: str
+    revision: str
+    compat: str
+    owner: str | None
+    """UID of the controlling owner; None for an orphan."""
+    phase: Phase
+    ready: bool
+    scheduled: bool
+    node: str | None
+    deleting: bool
+    draining: bool
+    """Label `tandem.dev/draining` without `deleting`: chosen to leave, not yet told to."""
+    created: float
+    """Unix seconds."""
+    address: str | None
+    labels: Mapping[str, str] = field(repr=False)
+    trouble: str | None = None
+    """The cluster's own words on why it does not run: unschedulable, image, crash, eviction."""
+
+    @property
+    def leaving(self) -> bool:
+        return self.deleting or self.draining
+
+    @property
+    def over(self) -> bool:
+        """Its containers have ended and never come back: the pod is to be replaced."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class RevisionState:
+    """A ControllerRevision: one immutable rendered pod template of a pool."""
+
+    name: str
+    uid: str
+    pool: str
+    kind: Kind
+    revision: str
+    compat: str
+    number: int
+    """Grows with each new one."""
+    owner: str | None
+    created: float
+    template: Body = field(repr=False)
+    """`{"metadata": {"labels", "annotations"}, "spec"}` of the pods."""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node's size, for saying that a replica fits on none."""
+
+    name: str
+    allocatable: Mapping[str, str]
+    """Resource → quantity, as written."""
+    labels: Mapping[str, str]
+    taints: tuple[Mapping[str, str], ...] = ()
+    unschedulable: bool = False
+
+
+@dataclass(frozen=True)
+class RouterState:
+    """What the endpoint's loop knows, for the DecodePool's RouterReady."""
+
+    ready: bool
+    reason: str
+    message: str
+    url: str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A write the API server refused, kept until one succeeds."""
+
+    reason: str
+    """CamelCase, a condition's reason: QuotaExceeded, AdmissionDenied, …"""
+    message: str
+    """The API's own."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One set, everything about it, at one moment."""
+
+    key: SetKey
+    now: float
+    """Unix seconds."""
+    prefill: PoolResource | None
+    decodes: tuple[PoolResource, ...]
+    pods: tuple[PodState, ...] = ()
+    """Of all pools of the set, leaving ones and orphans with its labels included."""
+    revisions: tuple[RevisionState, ...] = ()
+    budgets: tuple[Body, ...] = ()
+    """PodDisruptionBudgets of the set's pools."""
+    nodes: tuple[NodeState, ...] | None = None
+    """None when the operator may not read nodes: nothing is then said about fit."""
+    routers: Mapping[str, RouterState] = field(default_factory=dict)
+    """By endpoint name."""
+    transports: Mapping[str, float] = field(default_factory=dict)
+    """KV bytes moved so far, by DecodePool name, where anyone has looked."""
+    failures: Mapping[PoolKey, Failure] = field(default_factory=dict)
+    """Of the last apply."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .crd import DECODE_POOL, PREFILL_POOL
-from .resolve import resolve
+from .resolve import Defaults, resolve
 
 FieldPath = tuple[str, ...]
 
@@ -63,15 +63,18 @@ def inherit(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> dict[str, 
 
 
 def mismatches(
-    prefill: Mapping[str, Any], decode: Mapping[str, Any], merged: Mapping[str, Any]
+    prefill: Mapping[str, Any],
+    decode: Mapping[str, Any],
+    merged: Mapping[str, Any],
+    defaults: Defaults,
 ) -> Iterator[Mismatch]:
     """Fields of `AGREE` in which what a DecodePool states contradicts its PrefillPool.
 
     `merged` is what `inherit` made of the two. What is only derived (served names from the
     model's name) follows the field it is derived from and is not named beside it.
     """
-    wanted = resolve(PREFILL_POOL, "", prefill)
-    stated = resolve(DECODE_POOL, "", merged)
+    wanted = resolve(PREFILL_POOL, "", prefill, defaults)
+    stated = resolve(DECODE_POOL, "", merged, defaults)
     for path in AGREE:
         at = _IMAGE if path == _VERSION and _get(decode, path) is _ABSENT else path
         ours, theirs = _get(wanted, path), _get(stated, path)

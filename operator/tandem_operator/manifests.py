@@ -10,8 +10,10 @@ Containers of a pod find each other at the pod's address. A pod's engine is not 
 place: its engine id would outlive the KV blocks it named, so the pod is replaced instead.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
@@ -23,9 +25,11 @@ from .engines import POD_IP
 from .labelling import label_value
 from .merge import merge
 from .pools import DecodePool, PoolSet, PrefillPool
-from .resolve import own_version
+from .resolve import DEFAULTS, Defaults
 
 Pod = dict[str, Any]
+PodTemplate = dict[str, Any]
+"""`{"metadata": {"labels", "annotations"}, "spec"}`."""
 
 ENGINE: Final = "engine"
 SIDECAR: Final = "sidecar"
@@ -40,32 +44,56 @@ _PLAN_KEYS: Final = "plan-keys"
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
 
 
-def pods(pool_set: PoolSet) -> list[Pod]:
-    """Every Pod of the set: prefill first, then decode pools in their order."""
-    prefill = prefill_pods(pool_set.prefill) if pool_set.prefill else []
-    return [*prefill, *(pod for pool in pool_set.decodes for pod in decode_pods(pool))]
+def pods(pool_set: PoolSet, defaults: Defaults = DEFAULTS) -> list[Pod]:
+    """Every Pod of the set where nothing scales: prefill first, then decode pools in order."""
+    return [made for pool in pool_set.pools for made in _replicas(pool, pool_set, defaults)]
 
 
-def prefill_pods(pool: PrefillPool) -> list[Pod]:
-    """The pool's Pods, as many as it starts with."""
-    engine = _engine(pool, ports.ENGINE_PREFILL, hands_off=True)
-    engine["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
-    return _replicated(pool, {"containers": [engine], "volumes": engines.needs(pool).volumes})
+def template(pool: PrefillPool | DecodePool, defaults: Defaults = DEFAULTS) -> PodTemplate:
+    """What a revision pins: `{"metadata": {"labels", "annotations"}, "spec"}` of the pool's pods.
+
+    The endpoint's labels are not in it: they follow the routing of live pods.
+    """
+    parts = _prefill_parts(pool) if isinstance(pool, PrefillPool) else _decode_parts(pool, defaults)
+    own = {
+        "labels": _labels(pool),
+        "annotations": {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)},
+    }
+    users = pool.spec.template
+    metadata = merge(merge(own, users.metadata), own)
+    return {"metadata": metadata, "spec": merge({**_pod_spec(pool), **parts}, users.spec)}
 
 
-def decode_pods(pool: DecodePool) -> list[Pod]:
-    """The pool's Pods, as many as it starts with. Their readiness is the sidecar's."""
-    hands_off = pool.spec.prefill_ref is not None
-    engine = _engine(pool, ports.ENGINE_DECODE, hands_off=hands_off)
-    drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
-    engine["lifecycle"] = {"preStop": {"httpGet": drain}}
-    volumes = engines.needs(pool).volumes
-    if pool.spec.routing.epp.enabled:
-        secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
-        volumes = [*volumes, {"name": _PLAN_KEYS, "secret": secret}]
-    return _replicated(
-        pool, {"initContainers": [_sidecar(pool)], "containers": [engine], "volumes": volumes}
-    )
+def pod(
+    template: PodTemplate,
+    *,
+    name: str,
+    namespace: str,
+    owner: Mapping[str, Any] | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Pod:
+    """A Pod of `template`, with `labels` beside the template's; `owner` is an ownerReference."""
+    metadata = template["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "name": name,
+            "namespace": namespace,
+            "labels": {**metadata["labels"], **labels},
+            **({"ownerReferences": [dict(owner)]} if owner else {}),
+        },
+        "spec": template["spec"],
+    }
+
+
+def endpoint_labels(pool: PrefillPool | DecodePool, pool_set: PoolSet) -> dict[str, str]:
+    """Labels by which EPPs and Services find the pods of `pool`, a pool of the set."""
+    if isinstance(pool, DecodePool):
+        return {labels.endpoint_label(pool.spec.routing.endpoint): Role.DECODE.value}
+    endpoints = {decode.spec.routing.endpoint for decode in pool_set.decodes}
+    return {labels.endpoint_label(one): Role.PREFILL.value for one in sorted(endpoints)}
 
 
 def pod_names(pool: PrefillPool | DecodePool) -> list[str]:
@@ -119,22 +147,32 @@ def _serving_port(pool: PrefillPool | DecodePool) -> int:
     return ports.ENGINE_PREFILL if isinstance(pool, PrefillPool) else ports.SIDECAR
 
 
-def _replicated(pool: PrefillPool | DecodePool, parts: dict[str, Any]) -> list[Pod]:
-    """One Pod for each replica: `parts` of a Pod's spec, what every pod has, the template."""
-    own = _labels(pool)
-    template = pool.spec.template
-    spec = merge({**_pod_spec(pool), **parts}, template.spec)
-    metadata = merge({"labels": own}, template.metadata)
-    metadata["labels"] = {**metadata.get("labels", {}), **own}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": pool.namespace, **metadata},
-            "spec": spec,
-        }
-        for name in pod_names(pool)
-    ]
+def _replicas(
+    pool: PrefillPool | DecodePool, pool_set: PoolSet, defaults: Defaults
+) -> Iterator[Pod]:
+    made, found_by = template(pool, defaults), endpoint_labels(pool, pool_set)
+    for name in pod_names(pool):
+        yield pod(made, name=name, namespace=pool.namespace, labels=found_by)
+
+
+def _prefill_parts(pool: PrefillPool) -> dict[str, Any]:
+    engine = _engine(pool, ports.ENGINE_PREFILL, hands_off=True)
+    engine["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
+    return {"containers": [engine], "volumes": engines.needs(pool).volumes}
+
+
+def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
+    """Their readiness is the sidecar's."""
+    hands_off = pool.spec.prefill_ref is not None
+    engine = _engine(pool, ports.ENGINE_DECODE, hands_off=hands_off)
+    drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
+    engine["lifecycle"] = {"preStop": {"httpGet": drain}}
+    volumes = engines.needs(pool).volumes
+    if pool.spec.routing.epp.enabled:
+        secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
+        volumes = [*volumes, {"name": _PLAN_KEYS, "secret": secret}]
+    sidecar = _sidecar(pool, defaults.tandem_image)
+    return {"initContainers": [sidecar], "containers": [engine], "volumes": volumes}
 
 
 def _labels(pool: PrefillPool | DecodePool) -> dict[str, str]:
@@ -215,10 +253,10 @@ def _ports(pool: PrefillPool | DecodePool, port: int, *, hands_off: bool) -> lis
     return [{"name": name, "containerPort": number} for name, number in named.items()]
 
 
-def _sidecar(pool: DecodePool) -> dict[str, Any]:
+def _sidecar(pool: DecodePool, image: str) -> dict[str, Any]:
     container = {
         "name": SIDECAR,
-        "image": f"tandem:{own_version()}",
+        "image": image,
         "command": ["tandem-sidecar"],
         "args": _sidecar_arguments(pool),
         "restartPolicy": "Always",

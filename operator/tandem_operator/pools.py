@@ -22,7 +22,7 @@ from .crd import DECODE_POOL, PREFILL_POOL
 from .errors import InvalidSet
 from .inherit import Mismatch, inherit, mismatches, shared
 from .objects import PoolObject, valid_objects
-from .resolve import resolve
+from .resolve import DEFAULTS, Defaults, resolve
 from .schema import nearest, problems
 from .spec import DecodeSpec, PrefillSpec, typed
 
@@ -88,7 +88,7 @@ class PoolSet:
 Pools = tuple[PoolSet, ...]
 
 
-def parse_pools(documents: Sequence[Document]) -> Pools:
+def parse_pools(documents: Sequence[Document], defaults: Defaults = DEFAULTS) -> Pools:
     """The sets that `documents` describe, in the order of their first object.
 
     Raises InvalidPool when an object is no valid pool, InvalidSet when valid ones do not fit
@@ -96,7 +96,7 @@ def parse_pools(documents: Sequence[Document]) -> Pools:
     """
     objects = valid_objects(documents)
     _require_unique(objects)
-    return _sets(objects)
+    return _sets(objects, defaults)
 
 
 def _require_unique(objects: Sequence[PoolObject]) -> None:
@@ -116,7 +116,7 @@ def _require_unique(objects: Sequence[PoolObject]) -> None:
         raise InvalidSet(faults)
 
 
-def _sets(objects: Sequence[PoolObject]) -> Pools:
+def _sets(objects: Sequence[PoolObject], defaults: Defaults) -> Pools:
     prefills = {one.prefill_key: one for one in objects if one.kind == PREFILL_POOL}
     members: dict[tuple[str, ...] | None, list[DecodePool]] = {}
     faults: list[DocumentError] = []
@@ -126,20 +126,22 @@ def _sets(objects: Sequence[PoolObject]) -> Pools:
         if one.kind == PREFILL_POOL:
             faults += _not_rendered(one.document, one.spec)
             continue
-        found = list(_misfits(one, prefills))
+        found = list(_misfits(one, prefills, defaults))
         faults += found
         if not found:
-            decodes.append(_decode_pool(one, prefills[key] if key else None))
+            decodes.append(_decode_pool(one, prefills[key] if key else None, defaults))
     if faults:
         raise InvalidSet(faults)
     made: dict[tuple[str, ...] | None, PrefillPool] = {
-        key: _prefill_pool(one) for key, one in prefills.items()
+        key: _prefill_pool(one, defaults) for key, one in prefills.items()
     }
     return tuple(PoolSet(made.get(key), tuple(decodes)) for key, decodes in members.items())
 
 
 def _misfits(
-    one: PoolObject, prefills: Mapping[tuple[str, str] | None, PoolObject]
+    one: PoolObject,
+    prefills: Mapping[tuple[str, str] | None, PoolObject],
+    defaults: Defaults,
 ) -> Iterator[DocumentError]:
     """What keeps a DecodePool from its set: no such PrefillPool, or contradictions."""
     if (key := one.prefill_key) is None:
@@ -155,7 +157,7 @@ def _misfits(
         spec = inherit(prefill.spec, one.spec)
         found = [
             one.document.error(("spec", *m.stated_at), _contradiction(m, one, prefill))
-            for m in mismatches(prefill.spec, one.spec, spec)
+            for m in mismatches(prefill.spec, one.spec, spec, defaults)
         ]
         yield from found
         if not found:
@@ -189,17 +191,17 @@ def _not_rendered(document: Document, spec: Mapping[str, Any]) -> Iterator[Docum
             )
 
 
-def _prefill_pool(one: PoolObject) -> PrefillPool:
-    spec = resolve(PREFILL_POOL, one.name, one.spec)
+def _prefill_pool(one: PoolObject, defaults: Defaults) -> PrefillPool:
+    spec = resolve(PREFILL_POOL, one.name, one.spec, defaults)
     return PrefillPool(
         one.name, one.namespace, _revision(one.kind, one.spec, {}), _compat(spec),
         typed(spec, PrefillSpec),
     )  # fmt: skip
 
 
-def _decode_pool(one: PoolObject, prefill: PoolObject | None) -> DecodePool:
+def _decode_pool(one: PoolObject, prefill: PoolObject | None, defaults: Defaults) -> DecodePool:
     user = inherit(prefill.spec, one.spec) if prefill else one.spec
-    spec = resolve(DECODE_POOL, one.name, user)
+    spec = resolve(DECODE_POOL, one.name, user, defaults)
     routing = spec["routing"]
     read_by_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
     return DecodePool(

@@ -8,6 +8,7 @@ defaults that never change are the CRD's.
 import re
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -36,11 +37,29 @@ def own_version() -> str:
     return version("tandem-llm")
 
 
-def resolve(kind: str, name: str, user: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Defaults:
+    """What stands in for what no pool says: images, where a mirror or a build has others."""
+
+    tandem_image: str = field(default_factory=lambda: f"tandem:{own_version()}")
+    """Of the sidecar, the EPP and the operator."""
+    torch_image: str = field(default_factory=lambda: f"tandem-engine:{own_version()}")
+    """Of the torch engine; with another tag where a pool names another version."""
+    vllm_repository: str = "vllm/vllm-openai"
+    """Of vLLM's images; the tag is `v` and the version."""
+    vllm_version: str = VLLM_VERSION
+
+
+DEFAULTS: Final = Defaults()
+
+
+def resolve(
+    kind: str, name: str, user: Mapping[str, Any], defaults: Defaults = DEFAULTS
+) -> dict[str, Any]:
     """The spec of pool `name`, complete, from `user`: its valid spec, inheritance applied."""
     spec = deepcopy(dict(user))
     _resolve_model(spec["model"])
-    _resolve_engine(spec.setdefault("engine", {}))
+    _resolve_engine(spec.setdefault("engine", {}), defaults)
     _resolve_devices(spec)
     transfer = spec.setdefault("transfer", {})
     transfer.setdefault("connector", "nixl")
@@ -56,15 +75,25 @@ def _resolve_model(model: dict[str, Any]) -> None:
     model.setdefault("servedNames", [model["name"]])
 
 
-def _resolve_engine(engine: dict[str, Any]) -> None:
+def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     kind = engine.setdefault("type", "vllm")
     tagged = image_version(engine.get("image", ""))
-    default = tagged or (VLLM_VERSION if kind == "vllm" else own_version())
+    default = tagged or (defaults.vllm_version if kind == "vllm" else own_version())
     release = engine.setdefault("version", default)
-    upstream = "vllm/vllm-openai:v" if kind == "vllm" else "tandem-engine:"
-    engine.setdefault("image", f"{upstream}{release}")
+    if kind == "vllm":
+        upstream = f"{defaults.vllm_repository}:v{release}"
+    elif release == own_version():
+        upstream = defaults.torch_image
+    else:
+        upstream = f"{_untagged(defaults.torch_image)}:{release}"
+    engine.setdefault("image", upstream)
     engine.setdefault("dtype", "auto")
     engine.setdefault("kvCacheDtype", "auto")
+
+
+def _untagged(image: str) -> str:
+    """An image without tag and digest; a registry's port is no tag."""
+    return re.sub(r"(:[^/:@]+)?(@.*)?$", "", image, count=1)
 
 
 def _resolve_devices(spec: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
 from tandem_operator.labelling import label_value
-from tandem_operator.manifests import plan_key_secrets, pods, prefill_pods, router_config
+from tandem_operator.manifests import plan_key_secrets, pods, router_config
 from tandem_operator.pools import parse_pools
 from tandem_operator.resolve import own_version
 
@@ -75,9 +75,8 @@ def test_names_are_pool_revision_index() -> None:
     ],
 )
 def test_how_many_there_are_at_first(spec: dict[str, Any], count: int) -> None:
-    pool = pair(spec)[0].prefill
-    assert pool is not None
-    assert len(prefill_pods(pool)) == count
+    made = pods(pair(spec)[0])
+    assert sum(pod["metadata"]["labels"][labels.POOL] == "p" for pod in made) == count
 
 
 def test_labels_say_pool_role_model_revision_and_compat() -> None:
@@ -233,7 +232,7 @@ def test_a_template_is_merged_and_our_labels_win() -> None:
     _, decode = rendered({}, {"template": template})
     assert decode["metadata"]["labels"]["team"] == "a"
     assert decode["metadata"]["labels"][labels.ROLE] == "decode"
-    assert decode["metadata"]["annotations"] == {"n": "1"}
+    assert decode["metadata"]["annotations"]["n"] == "1"
     assert decode["spec"]["priorityClassName"] == "high"
     assert engine(decode)["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
     assert sidecar(decode)["image"] == "mine"

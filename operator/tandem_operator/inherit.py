@@ -25,7 +25,8 @@ AGREE: Final[tuple[FieldPath, ...]] = (
 _INHERITED: Final[tuple[FieldPath, ...]] = (
     *(path for path in AGREE if path != ("engine", "version")),
     ("transfer", "backends"), ("transfer", "bufferDevice"), ("transfer", "sideChannelPort"),
-    ("transfer", "leaseDuration"), ("transfer", "requireRdma"),
+    ("transfer", "leaseDuration"), ("transfer", "rdma"), ("transfer", "requireRdma"),
+    ("engine", "imagePullPolicy"),
 )  # fmt: skip
 
 _VERSION: Final = ("engine", "version")

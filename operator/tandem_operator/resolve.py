@@ -87,6 +87,7 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     else:
         upstream = f"{_untagged(defaults.torch_image)}:{release}"
     engine.setdefault("image", upstream)
+    engine.setdefault("tuning", "auto")
     engine.setdefault("dtype", "auto")
     engine.setdefault("kvCacheDtype", "auto")
 

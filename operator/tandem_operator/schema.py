@@ -173,7 +173,7 @@ def _message(error: "ValidationError") -> str:
             found = _TYPE_NAMES.get(type(error.instance), type(error.instance).__name__)
             text = f"expected {_WANTED.get(limit, limit)}, got {found}: {value}"
         case "anyOf":
-            text = f"expected a number or a percentage like 25%, got {value}"
+            text = f"expected a whole number or a string, got {value} ({schema['description']})"
         case "enum":
             hint = nearest(error.instance, [str(choice) for choice in limit])
             text = f"{value} is none of {', '.join(map(str, limit))}{hint}"

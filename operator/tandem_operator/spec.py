@@ -37,12 +37,17 @@ class ClaimSource(Section, frozen=True, kw_only=True):
     path: str | None = None
 
 
+class TinySource(Section, frozen=True, kw_only=True):
+    seed: int
+
+
 class ModelSource(Section, frozen=True, kw_only=True):
     """At most one is given; none is Hugging Face by the model's name."""
 
     huggingface: HuggingFaceSource | None = None
     pvc: ClaimSource | None = None
     path: str | None = None
+    tiny: TinySource | None = None
 
 
 class LoraAdapter(Section, frozen=True, kw_only=True):
@@ -63,10 +68,19 @@ class ModelSpec(Section, frozen=True, kw_only=True):
         return (*self.served_names, *(adapter.name for adapter in self.lora_adapters))
 
 
+class Resources(Section, frozen=True, kw_only=True):
+    """Name of a resource → quantity, as a container has them."""
+
+    requests: dict[str, int | str] = {}
+    limits: dict[str, int | str] = {}
+
+
 class EngineSpec(Section, frozen=True, kw_only=True):
     type: Literal["vllm", "torch"]
     version: str
     image: str
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    tuning: Literal["auto", "off"]
     dtype: str
     kv_cache_dtype: str
     block_size: int | None = None
@@ -74,6 +88,7 @@ class EngineSpec(Section, frozen=True, kw_only=True):
     gpu_memory_utilization: float | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    resources: Resources = Resources()
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
     """As a container has them."""
@@ -103,6 +118,13 @@ class Storage(Section, frozen=True, kw_only=True):
     credentials_secret_ref: dict[str, str] | None = None
 
 
+class Rdma(Section, frozen=True, kw_only=True):
+    """Devices of one pod."""
+
+    resource: str
+    count: int
+
+
 class ChainedConnector(Section, frozen=True, kw_only=True):
     connector: str
     extra_config: dict[str, Any] = {}
@@ -114,6 +136,7 @@ class Transfer(Section, frozen=True, kw_only=True):
     buffer_device: str | None = None
     side_channel_port: int
     lease_duration: Seconds
+    rdma: Rdma | None = None
     require_rdma: bool = False
     storage: Storage | None = None
     connectors: tuple[ChainedConnector, ...] = ()

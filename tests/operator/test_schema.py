@@ -71,7 +71,7 @@ def test_null_counts_as_left_out_except_in_the_template() -> None:
         ({"drain": {"timeout": 120}}, "spec.drain.timeout", "expected a string, got an integer"),
         ({"rollout": {"maxSurge": "a lot"}}, "spec.rollout.maxSurge", "'a lot' is malformed"),
         ({"rollout": {"maxSurge": []}}, "spec.rollout.maxSurge",
-         "expected a number or a percentage like 25%, got []"),
+         "expected a whole number or a string, got [] (Pods above the desired number"),
         ({"model": {"name": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames.1",
          "'a' stands twice: keep one"),
         ({"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},

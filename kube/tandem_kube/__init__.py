@@ -1,6 +1,9 @@
 """The Kubernetes API as plain JSON: what the operator, the EPP and the command line share.
 
-    client       connect, get, list, create, apply, patch, delete; errors by what a caller can do
+    client       connect, get, list, create, apply, patch, delete, watch
+    errors       what can go wrong, by what a caller can do about it
+    resources    where the API keeps each kind
+    transport    one HTTP exchange
     reflector    a list kept current by a watch that resumes
 
 Objects are dicts as the API server sends them; whoever needs types parses them at its own edge.

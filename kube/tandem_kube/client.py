@@ -1,0 +1,243 @@
+"""Calls to the Kubernetes API in plain JSON.
+
+    async with await connect() as api:
+        pods = await api.list(PODS, "default", labels="app=x")
+        await api.delete(PODS, "x-0", "default", uid=pods.items[0]["metadata"]["uid"])
+
+Authentication, TLS, proxies and token refresh are kubernetes.aio's; its typed models stay
+unloaded, they cost 105 MB. Errors: `errors`; every method may raise any ApiError.
+"""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import aiohttp
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from yaml import YAMLError  # type: ignore[import-untyped]  # what load_kube_config raises
+
+from .errors import NotConfigured
+from .resources import Object, Resource
+from .transport import JSON, Observer, Transport, decode, events, network
+
+CALL_TIMEOUT: Final = 30.0
+"""Seconds for one call, connecting included. Admission webhooks may take 10 by default, 30 at most;
+a longer one would hold a worker for a server that is gone."""
+PAGE: Final = 500
+"""Objects per page of a list: a page of engine pods is about 5 MB."""
+_MERGE: Final = "application/merge-patch+json"
+_APPLY: Final = "application/apply-patch+yaml"
+_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A whole list, and the version of the collection from which to watch it."""
+
+    items: Sequence[Object]
+    resource_version: str
+
+
+async def connect(
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    *,
+    observer: Observer | None = None,
+) -> "Api":
+    """The API of the cluster this pod runs in, else of a kubeconfig; no call is made yet.
+
+    `kubeconfig` or `context` win over the pod's own cluster; without them, and outside a cluster,
+    the first file of `$KUBECONFIG` or `~/.kube/config` is read. Raises NotConfigured, saying what
+    to set.
+    """
+    configuration = Configuration()
+    try:
+        if kubeconfig or context or not _in_a_pod():
+            file = str(_kubeconfig(kubeconfig))
+            await load_kube_config(file, context, configuration, persist_config=False)  # type: ignore[no-untyped-call]  # has no annotations
+        else:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # likewise
+    except (ConfigException, YAMLError, OSError, ValueError) as err:
+        said = " ".join(str(err).split())
+        raise NotConfigured(f"cannot use the cluster's configuration: {said}") from err
+    return Api(ApiClient(configuration), observer)
+
+
+def _in_a_pod() -> bool:
+    return Path(_TOKEN).exists()
+
+
+def _kubeconfig(given: Path | None) -> Path:
+    if given is not None:
+        if not given.is_file():
+            raise NotConfigured(f"{given}: no such kubeconfig file")
+        return given
+    listed = os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    for file in (*(Path(entry) for entry in listed if entry), Path("~/.kube/config").expanduser()):
+        if file.is_file():
+            return file
+    raise NotConfigured(
+        "no cluster: this is no pod with a service account, and there is no kubeconfig;"
+        " give --kubeconfig FILE or set KUBECONFIG"
+    )
+
+
+class Api:
+    """One API server. Safe for use by many tasks; close it, or use it as a context manager."""
+
+    def __init__(self, client: ApiClient, observer: Observer | None = None) -> None:
+        self._transport = Transport(client, observer)
+
+    @property
+    def configuration(self) -> Configuration:
+        """Host, CA, certificate and token, for whoever opens connections of its own."""
+        configuration: Configuration = self._transport.client.configuration
+        return configuration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._transport.client.close()  # type: ignore[no-untyped-call]  # has no annotations
+
+    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        return await self._call("get", resource.path(namespace, name))
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        page: int = PAGE,
+    ) -> Listed:
+        """Every object that the selectors match, read page by page; no namespace: of all.
+
+        Raises Expired when the pages took so long that the server forgot the first.
+        """
+        items: list[Object] = []
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page)}
+        while True:
+            found = await self._call("list", resource.path(namespace), query=query)
+            items += found.get("items") or ()
+            meta = found["metadata"]
+            if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:
+                return Listed(items, meta["resourceVersion"])
+
+    async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> Object:
+        """The object as the server made it. Raises AlreadyExists when the name is taken."""
+        path = resource.path(body["metadata"].get("namespace"))
+        query = {"dryRun": "All" if dry_run else ""}
+        return await self._call("create", path, body, query=query)
+
+    async def apply(
+        self, resource: Resource, body: Object, *, manager: str, force: bool = True
+    ) -> Object:
+        """Server-side apply: `manager` owns the fields in `body` and no others."""
+        meta = body["metadata"]
+        path = resource.path(meta.get("namespace"), meta["name"])
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self._call("apply", path, body, query=query, content=_APPLY)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        patch: Object,
+        namespace: str | None = None,
+        *,
+        subresource: str | None = None,
+    ) -> Object:
+        """JSON merge patch; a `resourceVersion` or `uid` in it is a precondition (Conflict)."""
+        path = resource.path(namespace, name, subresource)
+        return await self._call("patch", path, patch, content=_MERGE)
+
+    async def patch_status(
+        self, resource: Resource, name: str, status: Mapping[str, Any], namespace: str | None = None
+    ) -> Object:
+        """Merge `status` into the object's; a null removes."""
+        patch = {"status": dict(status)}
+        return await self.patch(resource, name, patch, namespace, subresource="status")
+
+    async def replace(self, resource: Resource, body: Object) -> Object:
+        """Put `body` in place of the object, whose resourceVersion must be the one in `body`."""
+        meta = body["metadata"]
+        path = resource.path(meta.get("namespace"), meta["name"])
+        return await self._call("update", path, body)
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        grace: int | None = None,
+        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
+    ) -> None:
+        """Start the object's deletion. With `uid`, raises Conflict when it is another by now."""
+        body: Object = {"propagationPolicy": propagation}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
+        await self._call("delete", resource.path(namespace, name), body)
+
+    async def raw(self, path: str) -> Object:
+        """GET any path, for discovery (`/apis`, `/version`)."""
+        return await self._call("get", path)
+
+    @contextlib.asynccontextmanager
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        resource_version: str,
+        labels: str = "",
+        seconds: int = 300,
+        quiet: float = 70.0,
+    ) -> AsyncIterator[AsyncIterator[Object]]:
+        """Changes since `resource_version`, as `{"type", "object"}`, bookmarks included.
+
+        Ends after about `seconds`; whoever wants more watches again from the last version. Raises
+        Expired when the version is too old, Unreachable when nothing, not even a bookmark, came
+        for `quiet` seconds or the connection broke, on entering and on iterating.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "labelSelector": labels,
+            "timeoutSeconds": str(seconds),
+        }
+        timeout = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT, sock_read=quiet)
+        path = resource.path(namespace)
+        async with self._transport.answer("watch", path, query=query, timeout=timeout) as answer:
+            yield events(answer)
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: str = JSON,
+    ) -> Object:
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT)
+        async with self._transport.answer(
+            verb, path, body=body, query=query or {}, content=content, timeout=timeout
+        ) as response:
+            with network(path):
+                data = await response.read()
+        return decode(response.status, data)

@@ -26,6 +26,10 @@ ENDPOINT_PREFIX: Final = f"endpoint.{GROUP}/"
 endpoint; its value is `prefill` or `decode` (unified pods say decode). EPPs list by the key, the
 plain-balancing Service selects by key and value. The operator patches it on live pods."""
 
+ENDPOINT: Final = f"{GROUP}/endpoint"
+"""On the objects that serve a routing endpoint (Services, Envoy, EPP, keys), not on the pods of its
+pools: the endpoint's name. The operator writes it and lists by it."""
+
 # Annotations.
 
 SERVED_MODELS: Final = f"{GROUP}/served-models"

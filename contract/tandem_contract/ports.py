@@ -22,3 +22,8 @@ EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_METRICS: Final = 9090
 ENVOY_ADMIN: Final = 9901
+"""Loopback: whoever reaches it can stop Envoy."""
+ENVOY_HEALTH: Final = 9902
+"""`/ready` and `/stats/prometheus` of Envoy, and nothing that changes it."""
+ENVOY_DRAIN: Final = 9903
+"""Beside Envoy: `/drain` answers once no request is left."""

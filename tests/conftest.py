@@ -2,6 +2,22 @@
 
 from hypothesis import settings
 
+from .cluster.fixtures import (
+    control_plane,
+    crds,
+    namespace,
+    pytest_collection_finish,
+    pytest_terminal_summary,
+)
+
+__all__ = [
+    "control_plane",
+    "crds",
+    "namespace",
+    "pytest_collection_finish",
+    "pytest_terminal_summary",
+]
+
 # How long an example takes is the machine's load, not a finding.
 settings.register_profile("house", deadline=None)
 settings.load_profile("house")

@@ -1,0 +1,206 @@
+"""etcd, kube-apiserver and kube-controller-manager as children of this process.
+
+    with ControlPlane.running(folder) as cluster:
+        cluster.kubectl("get", "namespaces")
+
+Everything lies in `folder`; nothing listens beyond loopback; no process outlives this one.
+"""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from . import kubectl, pki, tools
+
+HOST = "127.0.0.1"
+SERVICE_RANGE = "10.96.0.0/16"
+SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc"
+API_NAMES = (
+    *("IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes"),
+    *("DNS:kubernetes.default", "DNS:kubernetes.default.svc"),
+    "DNS:kubernetes.default.svc.cluster.local",
+)
+_START_SECONDS = 90
+_START_TRIES = 3
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+
+
+class DidNotStart(Exception):
+    """A process of the cluster ended or never answered; the message holds its last words."""
+
+
+class ControlPlane:
+    """A running control plane. `audit_log` holds one JSON event a line, bodies left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = _free_ports(3)
+        self._authority = pki.Authority(folder / "pki")
+        self._controllers: subprocess.Popen[bytes] | None = None
+        self.url = f"https://{HOST}:{self._ports[0]}"
+        self.audit_log = folder / "audit.jsonl"
+        self._authority.issue("apiserver", "kube-apiserver", hosts=API_NAMES)
+        self.kubeconfig = self.kubeconfig_for("admin", groups=("system:masters",))
+
+    @classmethod
+    @contextmanager
+    def running(cls, folder: Path) -> Iterator["ControlPlane"]:
+        """Start one below `folder`, stop it at the end. Raises tools.MissingTool, DidNotStart."""
+        for attempt in range(_START_TRIES):
+            with ExitStack() as started:
+                cluster = cls(folder / str(attempt))
+                try:
+                    cluster._start(started)
+                except DidNotStart:
+                    # Somebody may have taken a port between its choice and its use.
+                    if attempt + 1 == _START_TRIES:
+                        raise
+                    continue
+                yield cluster
+                return
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:
+        """kubectl's stdout, as administrator. Raises kubectl.Failed."""
+        return kubectl.run(self.kubeconfig, *arguments, input=input)
+
+    def kubeconfig_for(self, user: str, *, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig with a client certificate for `user`, whom RBAC then decides about."""
+        name = user.replace(":", "-").replace("/", "-")
+        self._authority.issue(name, user, groups=groups)
+        path = self._folder / f"{name}.kubeconfig"
+        return pki.write(path, self._authority.kubeconfig(name, self.url))
+
+    def kubeconfig_for_service_account(self, namespace: str, name: str) -> Path:
+        """A kubeconfig with a token of a service account that is there, good for an hour."""
+        token = self.kubectl("create", "token", name, f"--namespace={namespace}").strip()
+        path = self._folder / f"{namespace}-{name}.kubeconfig"
+        document = self._authority.kubeconfig(name, self.url, token=token)
+        return pki.write(path, document)
+
+    def restart_controllers(self) -> None:
+        """Let the garbage collector know kinds made since: it looks for new ones twice a minute."""
+        if self._controllers is not None:
+            _stop(self._controllers)
+        self._controllers = self._launch("kube-controller-manager", *self._controller_flags())
+        self._until("kube-controller-manager", self._controllers, self._controllers_work)
+
+    def _start(self, started: ExitStack) -> None:
+        etcd = self._launch("etcd", *self._etcd_flags())
+        started.callback(_stop, etcd)
+        self._until("etcd", etcd, lambda: _listens(self._ports[1]))
+        api = self._launch("kube-apiserver", *self._api_flags())
+        started.callback(_stop, api)
+        self._until("kube-apiserver", api, lambda: self._asks("get", "--raw=/readyz"))
+        started.callback(lambda: self._controllers and _stop(self._controllers))
+        self.restart_controllers()
+
+    def _etcd_flags(self) -> tuple[str, ...]:
+        _, client, peer = self._ports
+        return (
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls=http://{HOST}:{client}",
+            f"--advertise-client-urls=http://{HOST}:{client}",
+            f"--listen-peer-urls=http://{HOST}:{peer}",
+            "--unsafe-no-fsync",
+        )
+
+    def _api_flags(self) -> tuple[str, ...]:
+        policy = pki.write(self._folder / "audit-policy.json", _AUDIT_POLICY)
+        issued = self._authority
+        return (
+            f"--etcd-servers=http://{HOST}:{self._ports[1]}",
+            f"--bind-address={HOST}",
+            f"--secure-port={self._ports[0]}",
+            f"--tls-cert-file={issued.certificate('apiserver')}",
+            f"--tls-private-key-file={issued.key('apiserver')}",
+            f"--client-ca-file={issued.certificate('ca')}",
+            f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
+            f"--service-account-key-file={issued.service_account_public}",
+            f"--service-account-signing-key-file={issued.key('sa')}",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--authorization-mode=RBAC",
+            "--allow-privileged=true",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self.audit_log}",
+            # In megabytes: a log that is cut loses a test its events.
+            "--audit-log-maxsize=10000",
+        )
+
+    def _controller_flags(self) -> tuple[str, ...]:
+        kubeconfig = self.kubeconfig_for("system:kube-controller-manager")
+        return (
+            f"--kubeconfig={kubeconfig}",
+            "--secure-port=0",
+            "--leader-elect=false",
+            "--use-service-account-credentials=true",
+            f"--root-ca-file={self._authority.certificate('ca')}",
+            f"--service-account-private-key-file={self._authority.key('sa')}",
+        )
+
+    def _launch(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                # The kernel ends it with this process, however that ends.
+                ["setpriv", "--pdeathsig=KILL", tools.path(name), *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+
+    def _asks(self, *arguments: str) -> bool:
+        try:
+            self.kubectl(*arguments)
+        except kubectl.Failed:
+            return False
+        return True
+
+    def _controllers_work(self) -> bool:
+        """A controller has acted: a namespace without this account takes no pod."""
+        return self._asks("get", "serviceaccount", "default", "--namespace=default")
+
+    def _until(
+        self, name: str, process: subprocess.Popen[bytes], holds: Callable[[], bool]
+    ) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not holds():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise DidNotStart(self._last_words(name, process))
+            time.sleep(0.05)
+
+    def _last_words(self, name: str, process: subprocess.Popen[bytes]) -> str:
+        said = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
+        how = "does not answer" if process.returncode is None else f"ended: {process.returncode}"
+        return "\n".join([f"{name} {how}", *said[-10:]])
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End it at once: its state is thrown away."""
+    process.kill()
+    process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now, all different."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]

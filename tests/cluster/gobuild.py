@@ -1,0 +1,197 @@
+"""Build the cluster's programs with Go. Sources come through Go's module proxy, as modules.
+
+Kubernetes' own repository is one module that finds its `k8s.io/<part>` siblings in `./staging`;
+seen from outside each sibling is a module of its own with the version `v0.<minor>.<patch>`, so
+the build module replaces every one by that.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import versions
+
+HERE = Path(__file__).parent
+_K8S = "k8s.io/kubernetes"
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_CONTAINERD_COMMANDS = ("containerd", "containerd-shim-runc-v2", "ctr")
+_K8S_VERSION = "k8s.io/component-base/version"
+
+
+class BuildFailed(Exception):
+    """Go did not build a program; the message holds its last words and where the rest is."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One binary (and those built with it).
+
+    `module` names the folder of its go.mod below the cache and how that is made; `prepare` gets
+    a runner of `go …` in that folder and is called while it holds no go.mod.
+    """
+
+    name: str
+    version: str
+    module: str
+    packages: tuple[str, ...]
+    prepare: Callable[["Go"], None]
+    ldflags: str = "-s -w"
+    tags: str = ""
+    asks_version: tuple[str, ...] = ("--version",)
+
+
+@dataclass(frozen=True)
+class Go:
+    """Runs `go` in one build folder, its output in one log."""
+
+    binary: str
+    folder: Path
+    log: Path
+
+    def __call__(self, *arguments: str) -> str:
+        """Go's stdout. Raises BuildFailed."""
+        environment = os.environ | {
+            "GOFLAGS": "-mod=mod -buildvcs=false -trimpath",
+            "CGO_ENABLED": "0",
+            "GOWORK": "off",
+        }
+        with self.log.open("a") as log:
+            done = subprocess.run(
+                [self.binary, *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                check=False,
+            )
+        if done.returncode != 0:
+            last = " / ".join(self.log.read_text().strip().splitlines()[-3:])
+            raise BuildFailed(f"go {arguments[0]} failed: {last} (all of it: {self.log})")
+        return done.stdout
+
+
+def build(go: str, program: Program, cache: Path) -> None:
+    """Build `program` into `cache/bin`. Raises BuildFailed."""
+    folder, staging = cache / "build" / program.module, cache / "bin" / f".new-{os.getpid()}"
+    for made in (folder, staging, cache / "log"):
+        made.mkdir(parents=True, exist_ok=True)
+    log = cache / "log" / f"build-{program.name}.log"
+    log.write_text("")
+    run = Go(go, folder, log)
+    if not (folder / "go.mod").exists():
+        try:
+            program.prepare(run)
+        except BuildFailed:
+            (folder / "go.mod").unlink(missing_ok=True)
+            raise
+    tags = ["-tags", program.tags] if program.tags else []
+    run("build", *tags, "-ldflags", program.ldflags, "-o", f"{staging}/", *program.packages)
+    # Renamed when whole: a build cut short leaves no program that looks finished.
+    for binary in staging.iterdir():
+        binary.replace(cache / "bin" / binary.name)
+    staging.rmdir()
+
+
+def _kubernetes_module(go: Go) -> None:
+    version = versions.KUBERNETES
+    go("mod", "init", "k8sbuild")
+    go("mod", "edit", "-require", f"{_K8S}@v{version}")
+    about = json.loads(go("mod", "download", "-json", f"{_K8S}@v{version}"))
+    declared = Path(about["GoMod"]).read_text()
+    for part in re.findall(r"^\s*(k8s\.io/[a-z-]+) => \./staging", declared, re.MULTILINE):
+        go("mod", "edit", "-replace", f"{part}={part}@v0.{version.removeprefix('1.')}")
+
+
+def _containerd_module(go: Go) -> None:
+    go("mod", "init", "ctdbuild")
+    packages = [f"{_CONTAINERD}/cmd/{command}" for command in _CONTAINERD_COMMANDS]
+    go("get", "-tool", *(f"{package}@v{versions.CONTAINERD}" for package in packages))
+
+
+def _coredns_module(go: Go) -> None:
+    (go.folder / "main.go").write_text((HERE / "src/coredns.go").read_text())
+    go("mod", "init", "corednsbuild")
+    go("get", f"github.com/coredns/coredns@v{versions.COREDNS}")
+
+
+def _pause_module(go: Go) -> None:
+    (go.folder / "main.go").write_text((HERE / "src/pause.go").read_text())
+    go("mod", "init", "pause")
+
+
+def _tool_module(package: str, version: str) -> Callable[[Go], None]:
+    def prepare(go: Go) -> None:
+        go("mod", "init", "toolbuild")
+        go("get", "-tool", f"{package}@v{version}")
+
+    return prepare
+
+
+def _kubernetes(name: str) -> Program:
+    _, minor, _ = versions.KUBERNETES.split(".")
+    stamps = {"gitVersion": f"v{versions.KUBERNETES}", "gitMajor": "1", "gitMinor": minor}
+    return Program(
+        name,
+        versions.KUBERNETES,
+        f"k8s-{versions.KUBERNETES}",
+        (f"{_K8S}/cmd/{name}",),
+        _kubernetes_module,
+        " ".join(["-s -w", *(f"-X {_K8S_VERSION}.{k}={v}" for k, v in stamps.items())]),
+        asks_version=("version", "--client") if name == "kubectl" else ("--version",),
+    )
+
+
+_KUBERNETES_PROGRAMS = (
+    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubelet", "kube-proxy", "kubectl"),
+)
+_HELM = "helm.sh/helm/v3"
+PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
+    program.name: program
+    for program in (
+        Program(
+            "containerd",
+            versions.CONTAINERD,
+            f"containerd-{versions.CONTAINERD}",
+            tuple(
+                f"{_CONTAINERD}/cmd/{x}" for x in ("containerd", "containerd-shim-runc-v2", "ctr")
+            ),
+            _containerd_module,
+            f"-s -w -X {_CONTAINERD}/version.Version=v{versions.CONTAINERD}",
+            # No storage driver or plugin protocol that needs C headers or goes unused here.
+            tags="no_btrfs no_devmapper no_zfs no_nri",
+        ),
+        Program(
+            "coredns",
+            versions.COREDNS,
+            f"coredns-{versions.COREDNS}",
+            (".",),
+            _coredns_module,
+            asks_version=("-version",),
+        ),
+        Program("pause", "1", "pause", (".",), _pause_module, asks_version=()),
+        Program(
+            "helm",
+            versions.HELM,
+            f"helm-{versions.HELM}",
+            (f"{_HELM}/cmd/helm",),
+            _tool_module(f"{_HELM}/cmd/helm", versions.HELM),
+            f"-s -w -X {_HELM}/internal/version.version=v{versions.HELM}",
+            asks_version=("version", "--short"),
+        ),
+        Program(
+            "kwok",
+            versions.KWOK,
+            f"kwok-{versions.KWOK}",
+            ("sigs.k8s.io/kwok/cmd/kwok",),
+            _tool_module("sigs.k8s.io/kwok/cmd/kwok", versions.KWOK),
+            f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v{versions.KWOK}",
+        ),
+    )
+}

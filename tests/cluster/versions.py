@@ -1,0 +1,7 @@
+"""Every version that is built for the tests. Changing one rebuilds what depends on it."""
+
+KUBERNETES = "1.36.3"
+CONTAINERD = "2.4.2"
+COREDNS = "1.15.0"
+HELM = "3.22.0"
+KWOK = "0.8.0"

@@ -5,7 +5,8 @@
 
 Kubernetes' dialect differs from JSON Schema in a few keywords; here each is a keyword of a
 jsonschema validator. As in the API server under strict validation, unknown fields are errors,
-a null counts as left out, and rules are asked only of what is structurally right.
+a null counts as left out, and rules are asked only of what is structurally right. In one thing
+this is stricter: an integer is not to be written as 2.0, which the API server takes for 2.
 """
 
 import difflib
@@ -92,7 +93,10 @@ def _validators(kind: str) -> tuple["Validator", "Validator"]:
 
     standard: dict[str, Any] = dict(Draft202012Validator.VALIDATORS)
     walk: dict[str, Any] = {name: standard[name] for name in ("items", "properties")}
-    ours: dict[str, Any] = {"properties": _properties, "pattern": _pattern, LIST_TYPE: _list_type}
+    ours: dict[str, Any] = {
+        "properties": _properties, "pattern": _pattern, "minimum": _minimum, LIST_TYPE: _list_type,
+    }  # fmt: skip
+    standard = {name: check for name, check in standard.items() if name != "exclusiveMinimum"}
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
     structural = validators.create({}, {**standard, **ours}, type_checker=types)
     rules = validators.create({}, {**walk, RULES: _rules})
@@ -123,6 +127,18 @@ def _pattern(
 
     if isinstance(value, str) and not re.fullmatch(pattern, value):
         yield ValidationError(pattern)
+
+
+def _minimum(
+    validator: Any, limit: float, value: Any, schema: Mapping[str, Any]
+) -> Iterator["ValidationError"]:
+    """OpenAPI's: `exclusiveMinimum` is a boolean that makes the limit itself too small."""
+    from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
+
+    if validator.is_type(value, "number") and (
+        value < limit or (value == limit and schema.get("exclusiveMinimum"))
+    ):
+        yield ValidationError("too small")
 
 
 def _list_type(
@@ -180,7 +196,7 @@ def _message(error: "ValidationError") -> str:
         case "pattern":
             text = f"{value} is malformed ({schema.get('description', limit)})"
         case "minimum":
-            text = f"{value} is below {limit}"
+            text = f"{value} is {'not above' if error.instance == limit else 'below'} {limit}"
         case "maximum":
             text = f"{value} is above {limit}"
         case "minLength" | "minItems":

@@ -4,13 +4,70 @@ from typing import Any
 
 import pytest
 
+from tandem_operator.crd import KINDS
 from tandem_operator.schema import Problem, defaulted, problems
 
+from .full_pools import FULL
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
+from .test_crd import nodes, root
+
+# (spec fields, where the error is, a part of its message)
+MALFORMED: list[tuple[dict[str, Any], str, str]] = [
+    ({"replica": 3}, "spec.replica", "unknown field (did you mean 'replicas'?)"),
+    ({"engine": {"zzz": 1}}, "spec.engine.zzz", "unknown field: known are type, version"),
+    ({"replicas": "3"}, "spec.replicas", "expected an integer, got a string: '3'"),
+    ({"replicas": True}, "spec.replicas", "expected an integer, got a boolean: True"),
+    ({"replicas": 2.0}, "spec.replicas", "expected an integer, got a number: 2.0"),
+    ({"replicas": -1}, "spec.replicas", "-1 is below 0"),
+    ({"engine": {"gpuMemoryUtilization": 0}}, "spec.engine.gpuMemoryUtilization",
+     "0 is not above 0"),
+    ({"replicas": 10**30}, "spec.replicas", "is above 1000"),
+    ({"model": []}, "spec.model", "expected a mapping, got a list: []"),
+    ({"model": {}}, "spec.model.name", "is required"),
+    ({"model": {"name": ""}}, "spec.model.name", "is empty"),
+    ({"model": {"name": "m" * 300}}, "spec.model.name", "is too long: 253 is the most"),
+    ({"engine": {"type": "vlm"}}, "spec.engine.type",
+     "'vlm' is none of vllm, torch (did you mean 'vllm'?)"),
+    ({"drain": {"timeout": "2 minutes"}}, "spec.drain.timeout", "'2 minutes' is malformed"),
+    ({"drain": {"timeout": "2m\n"}}, "spec.drain.timeout", "is malformed"),
+    ({"drain": {"timeout": 120}}, "spec.drain.timeout", "expected a string, got an integer"),
+    ({"rollout": {"maxSurge": "a lot"}}, "spec.rollout.maxSurge", "'a lot' is malformed"),
+    ({"rollout": {"maxSurge": []}}, "spec.rollout.maxSurge",
+     "expected a whole number or a string, got [] (Pods above the desired number"),
+    ({"model": {"name": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames.1",
+     "'a' stands twice: keep one"),
+    ({"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},
+     "spec.engine.env.1", "'A' stands twice: keep one"),
+    ({"accelerator": {"nodeSelector": {"zone": 1}}}, "spec.accelerator.nodeSelector.zone",
+     "expected a string, got an integer: 1"),
+    ({"template": {"containers": []}}, "spec.template.containers", "unknown field"),
+]  # fmt: skip
 
 
 def found(kind: str, data: Any) -> list[tuple[str, str]]:
     return [(".".join(map(str, p.path)), p.message) for p in problems(kind, defaulted(kind, data))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_full_pools_are_valid_and_write_every_field(kind: str) -> None:
+    pools = [pool for pool in FULL if pool["kind"] == kind]
+    assert [found(kind, pool) for pool in pools] == [[]] * len(pools)
+    written = {path for pool in pools for path in field_paths(pool["spec"])}
+    fields = {path for path, _ in nodes(root(kind)["properties"]["spec"]) if path}
+    assert fields - written == set()
+
+
+def field_paths(value: Any, at: str = "") -> set[str]:
+    """As `nodes` has them: every item of a list or of a map without named fields is `[]`."""
+    if isinstance(value, dict):
+        return {
+            path
+            for key, item in value.items()
+            for name in (f"{at}.{key}", f"{at}[]")
+            for path in {name} | field_paths(item, name)
+        }
+    items = value if isinstance(value, list) else []
+    return {path for item in items for path in {f"{at}[]"} | field_paths(item, f"{at}[]")}
 
 
 def test_the_minimal_pair_is_valid() -> None:
@@ -50,37 +107,7 @@ def test_null_counts_as_left_out_except_in_the_template() -> None:
     assert spec["template"] == {"spec": {"hostname": None}}
 
 
-@pytest.mark.parametrize(
-    ("spec", "path", "message"),
-    [
-        ({"replica": 3}, "spec.replica", "unknown field (did you mean 'replicas'?)"),
-        ({"engine": {"zzz": 1}}, "spec.engine.zzz", "unknown field: known are type, version"),
-        ({"replicas": "3"}, "spec.replicas", "expected an integer, got a string: '3'"),
-        ({"replicas": True}, "spec.replicas", "expected an integer, got a boolean: True"),
-        ({"replicas": 2.0}, "spec.replicas", "expected an integer, got a number: 2.0"),
-        ({"replicas": -1}, "spec.replicas", "-1 is below 0"),
-        ({"replicas": 10**30}, "spec.replicas", "is above 1000"),
-        ({"model": []}, "spec.model", "expected a mapping, got a list: []"),
-        ({"model": {}}, "spec.model.name", "is required"),
-        ({"model": {"name": ""}}, "spec.model.name", "is empty"),
-        ({"model": {"name": "m" * 300}}, "spec.model.name", "is too long: 253 is the most"),
-        ({"engine": {"type": "vlm"}}, "spec.engine.type",
-         "'vlm' is none of vllm, torch (did you mean 'vllm'?)"),
-        ({"drain": {"timeout": "2 minutes"}}, "spec.drain.timeout", "'2 minutes' is malformed"),
-        ({"drain": {"timeout": "2m\n"}}, "spec.drain.timeout", "is malformed"),
-        ({"drain": {"timeout": 120}}, "spec.drain.timeout", "expected a string, got an integer"),
-        ({"rollout": {"maxSurge": "a lot"}}, "spec.rollout.maxSurge", "'a lot' is malformed"),
-        ({"rollout": {"maxSurge": []}}, "spec.rollout.maxSurge",
-         "expected a whole number or a string, got [] (Pods above the desired number"),
-        ({"model": {"name": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames.1",
-         "'a' stands twice: keep one"),
-        ({"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},
-         "spec.engine.env.1", "'A' stands twice: keep one"),
-        ({"accelerator": {"nodeSelector": {"zone": 1}}}, "spec.accelerator.nodeSelector.zone",
-         "expected a string, got an integer: 1"),
-        ({"template": {"containers": []}}, "spec.template.containers", "unknown field"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "path", "message"), MALFORMED)
 def test_structural_errors_say_where_and_what(
     spec: dict[str, Any], path: str, message: str
 ) -> None:

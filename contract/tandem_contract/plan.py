@@ -3,16 +3,20 @@
     v1.<key id>.<payload>.<mac>        payload: base64url JSON array; mac: HMAC-SHA256 over
                                        everything before its dot, base64url, 128 bits
 
-Keys are the files of a directory: name = key id, content = secret. The newest name (greatest in
-string order) signs, all verify, so a rotation adds a file, waits, and removes the old one.
+Keys are the files of a directory: name = key id, content = secret. A name YYYYMMDDTHHMMSSZ is the
+UTC second from which its key signs; a key of any other name may sign at once. Of those that may,
+the greatest name signs (string order), and all verify: a key that is added before its time is
+everywhere by the time it signs, and one that signs no more is removed later.
 
 Errors: `PlanRejected`: malformed, unsigned, signed by an unknown key, tampered with, or expired.
 """
 
 import hashlib
 import hmac
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +27,8 @@ from .paths import RoutingPath
 _VERSION: Final = "v1"
 _MAC_BYTES: Final = 16
 _MIN_SECRET: Final = 16
+_TIME: Final = "%Y%m%dT%H%M%SZ"
+_TIMED: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 class PlanRejected(ValueError):
@@ -78,11 +84,37 @@ def load_keys(directory: Path) -> dict[str, bytes]:
     return keys
 
 
-def sign(plan: Plan, keys: Mapping[str, bytes]) -> str:
-    """The header value, signed with the newest key. Raises ValueError without any key."""
+def key_id(when: float) -> str:
+    """Name of a key that signs from `when` on, Unix seconds."""
+    return datetime.fromtimestamp(when, UTC).strftime(_TIME)
+
+
+def signs_from(key_id: str) -> float | None:
+    """Unix seconds from which a key signs; None: its name is no time, so at once."""
+    if _TIMED.fullmatch(key_id) is None:
+        return None
+    try:
+        return datetime.strptime(key_id, _TIME).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def signing_key(keys: Mapping[str, bytes], now: float) -> str:
+    """Id of the key that signs at `now` (Unix seconds).
+
+    Where every key's time is still to come (the clock that named them is ahead of ours), the first
+    of them: all verifiers have it. Raises ValueError without any key.
+    """
     if not keys:
         raise ValueError("no plan key to sign with")
-    key_id = max(keys)
+    current = key_id(now)
+    come = [name for name in keys if name <= current or _TIMED.fullmatch(name) is None]
+    return max(come) if come else min(keys)
+
+
+def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
+    """The header value, signed with the key of `now` (Unix seconds). ValueError without any key."""
+    key_id = signing_key(keys, now)
     head = f"{_VERSION}.{key_id}.{_b64(msgspec.json.encode(plan))}"
     return f"{head}.{_mac(head, keys[key_id])}"
 

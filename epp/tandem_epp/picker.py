@@ -183,7 +183,7 @@ class EndpointPicker:
         if pick.prefill:
             headers[wire.PREFILLER_HOST_PORT] = _addresses(pick.prefill)
         if self.plan_keys:
-            headers[wire.PLAN] = sign(_plan(pick, request_id, now), self.plan_keys)
+            headers[wire.PLAN] = sign(_plan(pick, request_id, now), self.plan_keys, now=now)
         self._record(context.request, pick, request_id)
         mutation = Mutation(
             tuple(headers.items()),

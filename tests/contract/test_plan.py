@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, load_keys, sign, verify
+from tandem_contract.plan import (
+    Plan,
+    PlanRejected,
+    Target,
+    key_id,
+    load_keys,
+    sign,
+    signing_key,
+    signs_from,
+    verify,
+)
 
 OLD, NEW = {"2026-01": b"o" * 16}, {"2026-02": b"n" * 32}
 PLAN = Plan(
@@ -28,16 +38,16 @@ def verified(value: str, keys: dict[str, bytes] = NEW, request_id: str = "r-1") 
 
 
 def test_what_was_signed_is_read_back() -> None:
-    assert verified(sign(PLAN, NEW)) == PLAN
+    assert verified(sign(PLAN, NEW, now=999.0)) == PLAN
 
 
 def test_a_plan_with_defaults_is_read_back() -> None:
     plan = Plan(RoutingPath.UNIFIED, "short", Target("d", "h:1"), request_id="r-1", expires=1000)
-    assert verified(sign(plan, NEW)) == plan
+    assert verified(sign(plan, NEW, now=999.0)) == plan
 
 
 def test_the_value_fits_a_header() -> None:
-    value = sign(PLAN, NEW)
+    value = sign(PLAN, NEW, now=999.0)
     assert value.isascii()
     assert value.isprintable()
     assert not set(value) & set(' ,;"')
@@ -45,7 +55,7 @@ def test_the_value_fits_a_header() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_change_in_any_part_is_rejected(part: int) -> None:
-    parts = sign(PLAN, NEW).split(".")
+    parts = sign(PLAN, NEW, now=999.0).split(".")
     for position, character in enumerate(parts[part]):
         other = "A" if character != "A" else "B"
         changed = parts[part][:position] + other + parts[part][position + 1 :]
@@ -55,7 +65,7 @@ def test_a_change_in_any_part_is_rejected(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_part_left_out_or_emptied_is_rejected(part: int) -> None:
-    parts = sign(PLAN, NEW).split(".")
+    parts = sign(PLAN, NEW, now=999.0).split(".")
     for rest in ([*parts[:part], *parts[part + 1 :]], [*parts[:part], "", *parts[part + 1 :]]):
         with pytest.raises(PlanRejected):
             verified(".".join(rest))
@@ -79,19 +89,19 @@ def test_an_unsigned_payload_is_rejected() -> None:
 
 def test_a_signed_payload_of_another_shape_is_rejected() -> None:
     reason: Any = 7
-    value = sign(Plan(RoutingPath.UNIFIED, reason, Target("d", "h:1")), NEW)
+    value = sign(Plan(RoutingPath.UNIFIED, reason, Target("d", "h:1")), NEW, now=999.0)
     with pytest.raises(PlanRejected, match="payload is malformed"):
         verified(value)
 
 
 def test_another_requests_plan_is_rejected() -> None:
     with pytest.raises(PlanRejected, match="another request"):
-        verified(sign(PLAN, NEW), request_id="r-2")
+        verified(sign(PLAN, NEW, now=999.0), request_id="r-2")
 
 
 @pytest.mark.parametrize(("now", "good"), [(1000.0, True), (1000.1, False)])
 def test_a_plan_is_good_until_it_expires(now: float, good: bool) -> None:
-    value = sign(PLAN, NEW)
+    value = sign(PLAN, NEW, now=999.0)
     if good:
         assert verify(value, NEW, request_id="r-1", now=now) == PLAN
     else:
@@ -101,25 +111,53 @@ def test_a_plan_is_good_until_it_expires(now: float, good: bool) -> None:
 
 def test_a_plan_without_expiry_has_expired() -> None:
     with pytest.raises(PlanRejected, match="expired"):
-        verified(sign(Plan(PLAN.path, "r", PLAN.decode, request_id="r-1"), NEW))
+        verified(sign(Plan(PLAN.path, "r", PLAN.decode, request_id="r-1"), NEW, now=999.0))
 
 
 def test_rotation_the_newest_key_signs_and_both_verify() -> None:
     both = {**OLD, **NEW}
-    assert verified(sign(PLAN, both), NEW) == PLAN
-    assert verified(sign(PLAN, OLD), both) == PLAN
+    assert verified(sign(PLAN, both, now=999.0), NEW) == PLAN
+    assert verified(sign(PLAN, OLD, now=999.0), both) == PLAN
     with pytest.raises(PlanRejected, match="unknown key"):
-        verified(sign(PLAN, OLD), NEW)
+        verified(sign(PLAN, OLD, now=999.0), NEW)
 
 
 def test_a_key_id_does_not_stand_for_its_secret() -> None:
     with pytest.raises(PlanRejected, match="signature is wrong"):
-        verified(sign(PLAN, {"2026-02": b"x" * 16}), NEW)
+        verified(sign(PLAN, {"2026-02": b"x" * 16}, now=999.0), NEW)
 
 
 def test_nothing_is_signed_without_a_key() -> None:
     with pytest.raises(ValueError, match="no plan key"):
-        sign(PLAN, {})
+        sign(PLAN, {}, now=999.0)
+
+
+TIMED = {key_id(at): b"t" * 32 for at in (100.0, 200.0, 300.0)}
+
+
+@pytest.mark.parametrize(
+    ("now", "came"), [(99.9, 100.0), (100.0, 100.0), (199.9, 100.0), (200.0, 200.0), (1e9, 300.0)]
+)
+def test_of_keys_named_by_a_time_the_last_to_have_come_signs(now: float, came: float) -> None:
+    value = sign(PLAN, TIMED, now=now)
+    assert value.split(".")[1] == key_id(came)
+    assert verified(value, TIMED) == PLAN
+
+
+def test_a_key_of_another_name_signs_at_once_and_before_those_it_is_greater_than() -> None:
+    assert signing_key({"1": b"", **TIMED}, now=0.0) == "1"
+    assert signing_key({"1": b"", **TIMED}, now=100.0) == key_id(100.0)
+    assert signing_key({"k1": b"", **TIMED}, now=1e9) == "k1"
+
+
+@given(when=st.integers(min_value=0, max_value=4_000_000_000))
+def test_a_key_signs_from_the_second_it_is_named_after(when: int) -> None:
+    assert signs_from(key_id(when + 0.999)) == when
+
+
+@pytest.mark.parametrize("name", ["k1", "", "20261399T000000Z", "2026-11-21T00:00:00Z"])
+def test_a_name_that_is_no_time_has_none(name: str) -> None:
+    assert signs_from(name) is None
 
 
 def test_keys_are_the_files_of_a_directory(tmp_path: Path) -> None:
@@ -146,5 +184,5 @@ def test_a_key_id_with_a_dot_is_an_error(tmp_path: Path) -> None:
 
 def test_a_rejection_does_not_show_the_value() -> None:
     with pytest.raises(PlanRejected) as caught:
-        verified(sign(PLAN, NEW), request_id="r-2")
+        verified(sign(PLAN, NEW, now=999.0), request_id="r-2")
     assert "127.0.0" not in str(caught.value)

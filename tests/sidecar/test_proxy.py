@@ -31,7 +31,7 @@ def signed(world: World, keys: PlanKeys, **changes: object) -> dict[str, str]:
         "expires": time.time() + 60,
     }
     plan = Plan(**(values | changes))  # type: ignore[arg-type]  # a table of its fields
-    return {"x-tandem-plan": sign(plan, keys.current), "x-request-id": "r1"}
+    return {"x-tandem-plan": sign(plan, keys.current, now=time.time()), "x-request-id": "r1"}
 
 
 @pytest.fixture

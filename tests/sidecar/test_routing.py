@@ -36,7 +36,7 @@ def plan(path: RoutingPath = SPLIT, **changes: object) -> Plan:
 
 
 def test_a_valid_plan_is_followed() -> None:
-    chosen = routed(("x-tandem-plan", sign(plan(), KEYS)), keys=KEYS)
+    chosen = routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW)), keys=KEYS)
     assert chosen == Route(
         SPLIT,
         "long_prompt",
@@ -50,26 +50,29 @@ def test_a_valid_plan_is_followed() -> None:
 
 
 def test_a_plan_without_a_split_has_no_candidates() -> None:
-    signed = sign(plan(RoutingPath.FAST_DECODE), KEYS)
+    signed = sign(plan(RoutingPath.FAST_DECODE), KEYS, now=NOW)
     chosen = routed(("x-tandem-plan", signed), keys=KEYS)
     assert (chosen.path, chosen.candidates) == (RoutingPath.FAST_DECODE, ())
 
 
 def test_the_previous_key_still_verifies() -> None:
-    signed = sign(plan(), KEYS)
+    signed = sign(plan(), KEYS, now=NOW)
     both = KEYS | {"b": b"fedcba9876543210"}
     assert routed(("x-tandem-plan", signed), keys=both).path is SPLIT
 
 
 BAD = [
-    (("x-tandem-plan", sign(plan(request_id="r2"), KEYS)),),
-    (("x-tandem-plan", sign(plan(expires=NOW - 1), KEYS)),),
-    (("x-tandem-plan", sign(plan(), {"other": b"0123456789abcdef"})),),
-    (("x-tandem-plan", sign(plan(), KEYS)[:-1] + "!"),),
+    (("x-tandem-plan", sign(plan(request_id="r2"), KEYS, now=NOW)),),
+    (("x-tandem-plan", sign(plan(expires=NOW - 1), KEYS, now=NOW)),),
+    (("x-tandem-plan", sign(plan(), {"other": b"0123456789abcdef"}, now=NOW)),),
+    (("x-tandem-plan", sign(plan(), KEYS, now=NOW)[:-1] + "!"),),
     (("x-tandem-plan", "v1.nonsense"),),
     (("x-tandem-plan", "\xff"),),
-    (("x-tandem-plan", sign(plan(), KEYS)), ("x-tandem-plan", sign(plan(), KEYS))),
-    (("x-tandem-plan", sign(plan(prefill=(Target("p", "nonsense"),)), KEYS)),),
+    (
+        ("x-tandem-plan", sign(plan(), KEYS, now=NOW)),
+        ("x-tandem-plan", sign(plan(), KEYS, now=NOW)),
+    ),
+    (("x-tandem-plan", sign(plan(prefill=(Target("p", "nonsense"),)), KEYS, now=NOW)),),
     (("x-prefiller-host-port", "10.0.0.1:8000"),),
 ]
 
@@ -103,7 +106,7 @@ def test_without_an_allowed_candidate_it_is_unified(named: str) -> None:
 
 
 def test_without_keys_a_plan_says_nothing() -> None:
-    assert routed(("x-tandem-plan", sign(plan(), KEYS))).path is RoutingPath.UNIFIED
+    assert routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW))).path is RoutingPath.UNIFIED
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/33", "10.0.0.1/8", "host", "host:port", "/"])

@@ -26,6 +26,7 @@ from .labelling import label_value
 from .merge import merge
 from .pools import DecodePool, PoolSet, PrefillPool
 from .resolve import DEFAULTS, Defaults
+from .router_wants import disaggregated_serving
 
 Pod = dict[str, Any]
 PodTemplate = dict[str, Any]
@@ -115,20 +116,8 @@ def plan_key_secrets(sets: Iterable[PoolSet]) -> frozenset[str]:
 def router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) -> dict[str, Any]:
     """The router's YAML (seed 000) for pods that run at `addresses`: pod name → IP.
 
-    The file knows one value of each setting, the pools one each: the most patient pool decides
-    on timeouts, and one pool without fallback keeps the others from it. Raises KeyError when a
-    pod has no address.
+    Raises KeyError when a pod has no address.
     """
-    decodes = [pool for pool_set in sets for pool in pool_set.decodes]
-    split = any(s.prefill and any(d.spec.routing.split == "auto" for d in s.decodes) for s in sets)
-    serving: dict[str, Any] = {"enabled": split}
-    if decodes:
-        sidecars = [pool.spec.sidecar for pool in decodes]
-        serving["prefill_timeout"] = format_duration(max(s.prefill_timeout for s in sidecars))
-        serving["kv_transfer_timeout"] = format_duration(
-            max(s.kv_transfer_timeout for s in sidecars)
-        )
-        serving["fallback_to_unified"] = all(s.fallback_to_unified for s in sidecars)
     backends = [
         {
             "name": name,
@@ -140,7 +129,8 @@ def router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) -> dict
         for pool in pool_set.pools
         for name in pod_names(pool)
     ]
-    return {"disaggregated_serving": serving, "backends": backends}
+    decodes = (pool for pool_set in sets for pool in pool_set.decodes)
+    return {"disaggregated_serving": disaggregated_serving(decodes), "backends": backends}
 
 
 def _serving_port(pool: PrefillPool | DecodePool) -> int:

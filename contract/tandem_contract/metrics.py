@@ -54,6 +54,19 @@ ENGINE_E2E_SECONDS: Final = "vllm:e2e_request_latency_seconds"
 ENGINE_HELD: Final = "tandem_engine_held_requests"
 """Finished prompts whose KV waits for a reader: a prefill pod may stop when it is zero."""
 
+# Exported by the operator; dashboards and alerts name them.
+OPERATOR_RECONCILE_SECONDS: Final = "tandem_operator_reconcile_seconds"
+"""Label `loop`: `set` or `endpoint`."""
+OPERATOR_RECONCILES: Final = "tandem_operator_reconciles_total"
+"""Labels `loop` and `result`: `ok`, `refused`, `unreachable`, `bug`."""
+OPERATOR_QUEUE_DEPTH: Final = "tandem_operator_queue_depth"
+OPERATOR_API_CALLS: Final = "tandem_operator_api_calls_total"
+"""Labels `verb` and `code`."""
+OPERATOR_PODS: Final = "tandem_operator_pods"
+"""Labels `namespace`, `pool`, `role` and `state`: `pending`, `ready`, `draining`, `failed`."""
+OPERATOR_LEADER: Final = "tandem_operator_leader"
+"""1 on the replica that acts."""
+
 
 class PromptSource(StrEnum):
     """Where the KV of prompt tokens came from (vLLM's values)."""

@@ -1,0 +1,50 @@
+"""The operator's two HTTP ports: health, and metrics."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from tandem_contract.commandline import HostPort
+
+
+def health_app(ready: Callable[[], bool]) -> web.Application:
+    """`/healthz`: the loop runs. `/readyz`: `ready`, else 503; a follower is ready as it is."""
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_request: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not\n")
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    return app
+
+
+def metrics_app(registry: CollectorRegistry) -> web.Application:
+    """`/metrics` in Prometheus' text format."""
+
+    async def metrics(_request: web.Request) -> web.Response:
+        page = generate_latest(registry)
+        return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    return app
+
+
+@asynccontextmanager
+async def listening(app: web.Application, address: HostPort, flag: str) -> AsyncIterator[None]:
+    """`app` on the `address` that `flag` gave. Raises OSError when it cannot be had."""
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as err:
+            raise OSError(f"cannot listen on {address}: is the port in use? See {flag}") from err
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,141 @@
+"""Which replica acts: a Lease, held by kubernetes.aio's leader election.
+
+    async with Leadership(api, lock, times) as leadership:
+        await leadership.gained.wait()      # … act, until leadership.lost is set: then exit
+
+The lock is ours, on plain JSON: the library's own writes local time as if it were UTC, counts no
+transitions and lets a broken connection end the election at once.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
+
+from tandem_kube.client import Api
+from tandem_kube.errors import ApiError
+from tandem_kube.resources import LEASES, Object
+
+LEASE_NAME: Final = "tandem-operator"
+
+
+@dataclass(frozen=True)
+class LeaseTimes:
+    """Seconds. A leader that cannot renew for `renew` stops; another begins `duration` after the
+    last renewal: the difference is what its last write may take."""
+
+    duration: float = 15.0
+    renew: float = 10.0
+    retry: float = 2.0
+
+    @classmethod
+    def lasting(cls, duration: float) -> Self:
+        """The same proportions for another duration, of at least 3 s."""
+        return cls(duration, duration * 2 / 3, max(1.0, duration * 2 / 15))
+
+
+class LeaseLock(BaseLock):
+    """The Lease as the election reads and writes it."""
+
+    def __init__(self, api: Api, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
+        super().__init__(name, namespace, identity)
+        self._api = api
+        self._lease: Object = {}
+
+    async def get(
+        self, name: str, namespace: str
+    ) -> tuple[bool, LeaderElectionRecord] | tuple[bool, Exception] | tuple[bool, None]:
+        try:
+            self._lease = await self._api.get(LEASES, name, namespace)
+        except ApiError as err:
+            refused = ApiException(status=err.status, reason=err.message)
+            refused.body = json.dumps({"code": err.status})
+            return False, refused
+        spec = self._lease.get("spec") or {}
+        return True, LeaderElectionRecord(
+            spec.get("holderIdentity") or None,
+            spec.get("leaseDurationSeconds"),
+            spec.get("acquireTime"),
+            spec.get("renewTime"),
+        )
+
+    async def create(
+        self, name: str, namespace: str, election_record: LeaderElectionRecord
+    ) -> bool:
+        metadata = {"name": name, "namespace": namespace}
+        lease = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata}
+        return await self._wrote(self._api.create(LEASES, lease | self._spec(election_record, {})))
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        """Takes the lease as last read: a Conflict when someone else was quicker."""
+        spec = self._spec(updated_record, self._lease.get("spec") or {})
+        return await self._wrote(self._api.replace(LEASES, self._lease | spec))
+
+    async def release(self) -> None:
+        """Let the next replica begin at once; on ApiError it waits for the lease's end."""
+        held, _ = await self.get(self.name, self.namespace)
+        spec = self._lease.get("spec") or {}
+        if held and spec.get("holderIdentity") == self.identity:
+            given_up = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
+            await self._api.replace(LEASES, self._lease | {"spec": given_up})
+
+    def _spec(self, record: LeaderElectionRecord, before: Mapping[str, Any]) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = {**before, "leaseDurationSeconds": int(float(record.lease_duration or 0))}
+        spec |= {"holderIdentity": record.holder_identity, "renewTime": now}
+        if before.get("holderIdentity") != record.holder_identity:
+            spec |= {"acquireTime": now, "leaseTransitions": before.get("leaseTransitions", -1) + 1}
+        return {"spec": spec}
+
+    async def _wrote(self, write: Any) -> bool:
+        with contextlib.suppress(ApiError):
+            self._lease = await write
+            return True
+        return False
+
+
+class Leadership:
+    """One replica's part in the election; `identity` is its name in the Lease."""
+
+    def __init__(self, lock: LeaseLock, times: LeaseTimes) -> None:
+        self.gained = asyncio.Event()
+        self.lost = asyncio.Event()
+        self._lock = lock
+        self._election = LeaderElection(
+            Config(
+                lock,
+                lease_duration=times.duration,
+                renew_deadline=times.renew,
+                retry_period=times.retry,
+                onstarted_leading=self._started,
+                onstopped_leading=self._stopped,
+            )
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._running = asyncio.create_task(self._election.run(), name="leader election")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self.gained.is_set() and not self.lost.is_set():
+            with contextlib.suppress(ApiError):
+                await self._lock.release()
+
+    async def _started(self) -> None:
+        self.gained.set()
+
+    async def _stopped(self) -> None:
+        self.lost.set()

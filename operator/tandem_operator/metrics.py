@@ -1,0 +1,93 @@
+"""What the operator says about itself; label values are bounded by the code that sets them."""
+
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tandem_contract.metrics import (
+    OPERATOR_API_CALLS,
+    OPERATOR_LEADER,
+    OPERATOR_PODS,
+    OPERATOR_QUEUE_DEPTH,
+    OPERATOR_RECONCILE_SECONDS,
+    OPERATOR_RECONCILES,
+)
+
+Loop = Literal["set", "endpoint"]
+Result = Literal["ok", "refused", "unreachable", "bug"]
+"""How a pass ended: done; the API server refused a write; it gave no answer; our own fault."""
+
+PodCounts = Callable[[], Iterable[tuple[str, str, str, str, int]]]
+"""Namespace, pool, role, state (pending, ready, draining, failed) and how many pods."""
+
+_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """One process's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._seconds = Histogram(
+            OPERATOR_RECONCILE_SECONDS,
+            "Seconds one pass over a set or an endpoint took, its writes included.",
+            ["loop"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._results = Counter(
+            OPERATOR_RECONCILES,
+            "Passes over a set or an endpoint, by how they ended.",
+            ["loop", "result"],
+            registry=self.registry,
+        )
+        self._calls = Counter(
+            OPERATOR_API_CALLS,
+            "Calls to the API server by verb and status; status 0 had no answer. Watches are not"
+            " counted.",
+            ["verb", "code"],
+            registry=self.registry,
+        )
+        self.leader = Gauge(
+            OPERATOR_LEADER, "1 while this replica is the one that acts.", registry=self.registry
+        )
+
+    def reconciled(self, loop: Loop, result: Result, seconds: float) -> None:
+        """A pass ended."""
+        self._seconds.labels(loop).observe(seconds)
+        self._results.labels(loop, result).inc()
+
+    def called(self, verb: str, status: int, _seconds: float) -> None:
+        """A call to the API server ended: `tandem_kube.client`'s observer."""
+        self._calls.labels(verb, str(status)).inc()
+
+    def watch_queue(self, depth: Callable[[], int]) -> None:
+        """Ask `depth` at each scrape."""
+        gauge = Gauge(OPERATOR_QUEUE_DEPTH, "Sets and endpoints that wait.", registry=self.registry)
+        gauge.set_function(depth)
+
+    def watch_pods(self, counts: PodCounts) -> None:
+        """Ask `counts` at each scrape."""
+        self.registry.register(_Pods(counts))
+
+
+class _Pods(Collector):
+    def __init__(self, counts: PodCounts) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = self._family()
+        for namespace, pool, role, state, count in self._counts():
+            family.add_metric([namespace, pool, role, state], count)
+        return [family]
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        labels = ["namespace", "pool", "role", "state"]
+        return GaugeMetricFamily(OPERATOR_PODS, "Pods of each pool by state.", labels=labels)

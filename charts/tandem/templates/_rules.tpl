@@ -1,0 +1,55 @@
+{{/*
+What the operator may do in a namespace whose pools it serves. Creating pods is not all: a role that
+it hands to an EPP may grant only what the operator holds itself (pods: get, list, watch).
+*/}}
+{{- define "tandem.namespaceRules" -}}
+- apiGroups: [tandem.dev]
+  resources: [prefillpools, decodepools]
+  verbs: [list, watch]
+- apiGroups: [tandem.dev]
+  resources: [prefillpools/status, decodepools/status]
+  verbs: [patch]
+# For clusters that check it (OwnerReferencesPermissionEnforcement): children name their pool as
+# the owner that blocks its deletion.
+- apiGroups: [tandem.dev]
+  resources: [prefillpools/finalizers, decodepools/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps, secrets, serviceaccounts]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{/* What has no namespace: sizes of nodes, and the version of the CRDs. */}}
+{{- define "tandem.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [prefillpools.tandem.dev, decodepools.tandem.dev]
+  verbs: [get]
+{{- end -}}

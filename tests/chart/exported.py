@@ -1,0 +1,73 @@
+"""What Tandem's components really export: series name → its labels.
+
+Read from their own registries once one of everything has happened, so that a dashboard cannot name
+what nobody exports. The reference engine stands for vLLM: it exports the same names.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+
+from tandem_contract.config import Backend
+from tandem_engine.metrics import EngineMetrics
+from tandem_epp.metrics import Metrics as EppMetrics
+from tandem_epp.pods import Fleet, Member
+from tandem_operator.metrics import Metrics as OperatorMetrics
+from tandem_sidecar.metrics import Metrics as SidecarMetrics
+
+TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
+"""Of every scraped series: the PodMonitors put them on."""
+
+
+class _Idle:
+    running = waiting = waiting_for_kv = held_requests = 0
+    kv_usage = 0.0
+
+
+def exported_series() -> dict[str, frozenset[str]]:
+    """Every series name with the labels it may be asked by."""
+    return {
+        sample.name: frozenset(sample.labels) | TARGET_LABELS
+        for registry in (_sidecar(), _epp(), _engine(), _operator())
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+
+
+def recorded_series(rules: list[dict[str, str]]) -> Iterator[str]:
+    """What recording rules add."""
+    yield from (rule["record"] for rule in rules if "record" in rule)
+
+
+def _sidecar() -> CollectorRegistry:
+    metrics = SidecarMetrics()
+    metrics.prefill("b", 1)
+    metrics.decode("b", 1)
+    metrics.unified("short")
+    return metrics.registry
+
+
+def _epp() -> CollectorRegistry:
+    fleet = Fleet()
+    fleet.apply([Member(Backend("b", "http://127.0.0.1:1"))])
+    for pod in fleet:
+        pod.prefill_rate = 1.0
+    metrics = EppMetrics(fleet)
+    metrics.decisions.labels("unified", "short")
+    metrics.hit(1, 2, "index")
+    return metrics.registry
+
+
+def _engine() -> CollectorRegistry:
+    metrics = EngineMetrics("m")
+    metrics.watch(_Idle, block_size=16, num_blocks=1)
+    return metrics.registry
+
+
+def _operator() -> CollectorRegistry:
+    metrics = OperatorMetrics()
+    metrics.reconciled("set", "ok", 1.0)
+    metrics.called("get", 200, 0.1)
+    metrics.watch_queue(lambda: 0)
+    metrics.watch_pods(lambda: [("n", "p", "decode", "ready", 1)])
+    return metrics.registry

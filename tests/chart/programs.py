@@ -1,0 +1,109 @@
+"""helm and promtool, as the tests call them."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tests.cluster import tools
+from tests.cluster.tools import MissingTool
+
+CHART = Path(__file__).parents[2] / "charts/tandem"
+RELEASE = "tandem"
+NAMESPACE = "tandem-system"
+KUBERNETES = "1.36"
+MONITORING = "monitoring.coreos.com/v1"
+
+
+class Refused(Exception):
+    """The program ended with a code other than 0; the message is what it said."""
+
+
+def run(*command: str | Path, kubeconfig: Path | None = None) -> str:
+    """What it prints. Raises Refused."""
+    with tempfile.TemporaryDirectory() as home:
+        # helm keeps caches and registry credentials in HOME; none of the user's are for tests.
+        environment = {"HOME": home, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        if kubeconfig is not None:
+            environment["KUBECONFIG"] = str(kubeconfig)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise Refused(done.stdout + done.stderr)
+    return done.stdout
+
+
+def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
+    """Raises Refused, and MissingTool where helm is not built."""
+    return run(tools.path("helm"), *arguments, kubeconfig=kubeconfig)
+
+
+def template(*arguments: str | Path, apis: Sequence[str] = (), namespace: str = NAMESPACE) -> str:
+    """The chart's manifests as YAML. Raises Refused."""
+    flags = [f"--api-versions={api}" for api in apis]
+    return helm(
+        *("template", RELEASE, CHART, f"--namespace={namespace}", f"--kube-version={KUBERNETES}"),
+        *flags,
+        *arguments,
+    )
+
+
+def objects(*arguments: str | Path, apis: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The chart's manifests. Raises Refused."""
+    return [each for each in YAML(typ="safe").load_all(template(*arguments, apis=apis)) if each]
+
+
+def kinds(manifests: Sequence[dict[str, Any]]) -> set[str]:
+    return {manifest["kind"] for manifest in manifests}
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Raises Refused, and MissingTool where promtool is not there."""
+    return run(find_promtool(), *arguments)
+
+
+def find_promtool() -> Path:
+    """Raises MissingTool."""
+    if installed := shutil.which("promtool"):
+        return Path(installed)
+    if not (unpacked := tools.cache() / "prometheus/usr/bin/promtool").exists():
+        raise MissingTool("no promtool: on Debian, apt-get install prometheus")
+    return unpacked
+
+
+def ensure_promtool() -> None:
+    """Unpack Debian's prometheus into the cache, which starts no service as installing it would.
+
+    Raises MissingTool.
+    """
+    try:
+        find_promtool()
+    except MissingTool as missing:
+        into = tools.cache() / "prometheus"
+        into.mkdir(parents=True, exist_ok=True)
+        download = ["apt-get", "download", "-qq", "prometheus"]
+        try:
+            subprocess.run(download, cwd=into, check=True, capture_output=True)
+            (package,) = into.glob("prometheus_*.deb")
+            subprocess.run(["dpkg-deb", "-x", package, into], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as err:
+            raise missing from err
+
+
+def dashboard() -> dict[str, Any]:
+    """The Grafana dashboard."""
+    loaded: dict[str, Any] = json.loads((CHART / "files/dashboards/tandem.json").read_text())
+    return loaded
+
+
+RULES = CHART / "files/rules/tandem.yaml"
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every recording and alerting rule."""
+    groups = YAML(typ="safe").load(RULES)["groups"]
+    return [rule for group in groups for rule in group["rules"]]

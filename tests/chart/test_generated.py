@@ -1,0 +1,53 @@
+"""Nothing that the chart holds twice differs from its source."""
+
+import importlib.util
+import json
+import tomllib
+
+from ruamel.yaml import YAML
+
+from .programs import CHART
+
+ROOT = CHART.parents[1]
+
+
+def test_generated_files_are_fresh() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "charts/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    written = dict(generate.generated())
+    stale = [
+        str(file) for file, text in written.items() if not file.exists() or file.read_text() != text
+    ]
+    assert stale == [], "run .venv/bin/python charts/generate.py"
+    crds = set((CHART / "files/crds").iterdir())
+    assert crds <= written.keys(), "the chart holds a CRD that crds/ has not"
+
+
+def test_chart_is_of_this_release() -> None:
+    chart = YAML(typ="safe").load(CHART / "Chart.yaml")
+    released = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert chart["appVersion"] == released
+    assert chart["version"].replace("-", ".") == released
+
+
+def test_every_value_is_in_the_schema_with_a_description() -> None:
+    values = YAML(typ="safe").load(CHART / "values.yaml")
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def undescribed(value: object, node: dict[str, object], path: str) -> list[str]:
+        if "description" in node:
+            return []
+        properties = node.get("properties")
+        if not isinstance(value, dict) or not isinstance(properties, dict):
+            return [path]
+        assert node["additionalProperties"] is False, path
+        return [
+            found
+            for name, child in value.items()
+            for found in undescribed(child, properties[name], f"{path}.{name}")
+        ]
+
+    assert undescribed(values, schema, "") == []

@@ -1,0 +1,142 @@
+"""The chart's manifests: against golden files, and what values must and must not do.
+
+TANDEM_GOLDEN=write .venv/bin/python -m pytest tests/chart/test_templates.py    writes them anew
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from . import programs
+from .programs import CHART, MONITORING, Refused, kinds, objects, template
+
+pytestmark = [pytest.mark.component, pytest.mark.usefixtures("helm")]
+
+HERE = Path(__file__).parent
+CASES = ("default", "namespaced", "ha", "monitoring")
+HIDDEN = "…"
+"""Stands in for what is copied whole from a file of the chart, and tested there."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str) -> None:
+    made = template(
+        *("--values", HERE / "values" / f"{case}.yaml", "--set", "crds.install=false"),
+        apis=[MONITORING] if case == "monitoring" else [],
+    )
+    for copied in ("dashboards/tandem.json", "rules/tandem.yaml", "check.py"):
+        made = _without((CHART / "files" / copied).read_text(), made)
+    golden = HERE / "golden" / f"{case}.yaml"
+    if os.environ.get("TANDEM_GOLDEN") == "write":
+        golden.write_text(made)
+    assert made == golden.read_text(), f"see this module's docstring: {golden}"
+
+
+def _without(text: str, made: str) -> str:
+    """`made` with a copy of `text`, indented or as one quoted string, hidden."""
+    for indent in ("  ", "    "):
+        copy = "\n".join(f"{indent}{line}".rstrip() for line in text.splitlines())
+        made = made.replace(copy, indent + HIDDEN)
+    lines = [f'    - "{HIDDEN}"' if line.startswith('    - "\\"') else line
+             for line in made.splitlines()]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lint(case: str) -> None:
+    programs.helm("lint", "--strict", CHART, "--values", HERE / "values" / f"{case}.yaml")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("operator.replica=2", "replica"),
+        ("watchNamespace={a}", "watchNamespace"),
+        ("operator.logLevel=verbose", "logLevel"),
+        ("operator.replicas=two", "replicas"),
+        ("monitoring.podMonitors.label.a=b", "label"),
+        ("watchNamespaces={Team_A}", "watchNamespaces"),
+    ],
+)
+def test_refuses_values(value: str, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        template("--set", value)
+
+
+def test_installs_crds_as_they_are_and_keeps_them() -> None:
+    crds = [made for made in objects() if made["kind"] == "CustomResourceDefinition"]
+    assert {crd["metadata"]["name"] for crd in crds} == {
+        "prefillpools.tandem.dev",
+        "decodepools.tandem.dev",
+    }
+    for crd in crds:
+        source = YAML(typ="safe").load(
+            CHART.parents[1] / "crds" / f"{crd['spec']['names']['plural']}.yaml"
+        )
+        annotations = source["metadata"].setdefault("annotations", {})
+        annotations["helm.sh/resource-policy"] = "keep"
+        assert crd == source
+
+
+def test_crds_may_be_left_out_or_not_kept() -> None:
+    assert "CustomResourceDefinition" not in kinds(objects("--set", "crds.install=false"))
+    crds = [
+        made
+        for made in objects("--set", "crds.keep=false")
+        if made["kind"] == "CustomResourceDefinition"
+    ]
+    assert len(crds) == 2
+    assert not any(
+        "helm.sh/resource-policy" in crd["metadata"].get("annotations", {}) for crd in crds
+    )
+
+
+def test_namespaced_mode_has_nothing_of_the_cluster() -> None:
+    made = objects("--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
+    assert not {kind for kind in kinds(made) if kind.startswith("Cluster")}
+    roles = {
+        (role["metadata"]["namespace"], role["metadata"]["name"])
+        for role in made
+        if role["kind"] == "Role"
+    }
+    assert roles == {("team-a", "tandem"), ("tandem-system", "tandem-leader")}
+    assert "--namespace=team-a" in _operator(made)["args"]
+    assert "--all-namespaces" not in _operator(made)["args"]
+
+
+def test_monitoring_needs_the_value_and_the_kinds() -> None:
+    values = ("--values", HERE / "values/monitoring.yaml")
+    monitoring = {"PodMonitor", "PrometheusRule"}
+    assert not kinds(objects(*values)) & monitoring
+    assert not kinds(objects(apis=[MONITORING])) & monitoring
+    assert monitoring <= kinds(objects(*values, apis=[MONITORING]))
+
+
+def test_every_object_has_the_standard_labels() -> None:
+    for made in objects("--values", HERE / "values/monitoring.yaml", apis=[MONITORING]):
+        if made["kind"] == "CustomResourceDefinition":
+            continue
+        wanted = {"name", "instance", "version", "managed-by", "part-of"}
+        had = {label.removeprefix("app.kubernetes.io/") for label in made["metadata"]["labels"]}
+        assert wanted <= had, made["metadata"]["name"]
+
+
+def test_a_release_of_any_name_and_labels_fits() -> None:
+    long = objects("--set", f"fullnameOverride={'x' * 63}")
+    assert max(len(made["metadata"]["name"]) for made in long if "Cluster" not in made["kind"]) < 64
+    labelled = objects("--set", "operator.podLabels.team=serving")
+    (deployment,) = (made for made in labelled if made["kind"] == "Deployment")
+    selected = deployment["spec"]["selector"]["matchLabels"].items()
+    pod = deployment["spec"]["template"]["metadata"]["labels"]
+    assert selected <= pod.items()
+    assert pod["team"] == "serving"
+
+
+def _operator(made: list[dict[str, Any]]) -> dict[str, Any]:
+    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container

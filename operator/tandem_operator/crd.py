@@ -9,6 +9,8 @@ from typing import Any, Final, NewType
 
 from ruamel.yaml import YAML
 
+from tandem_contract import labels
+
 Schema = NewType("Schema", dict[str, Any])
 """An OpenAPI v3 structural schema, as `openAPIV3Schema` holds one."""
 
@@ -42,6 +44,11 @@ def load_crd(kind: str) -> dict[str, Any]:
     """The CustomResourceDefinition of a kind of `KINDS`, as written."""
     crd: dict[str, Any] = YAML(typ="safe").load(crd_directory() / f"{kind.lower()}s.yaml")
     return crd
+
+
+def schema_version() -> int:
+    """The number of the schema these files hold; both CRDs carry the same."""
+    return int(load_crd(PREFILL_POOL)["metadata"]["annotations"][labels.SCHEMA_VERSION])
 
 
 @cache

@@ -1,0 +1,306 @@
+"""The CRDs on a real API server: accepted, judging as our own check does, handy in kubectl."""
+
+import asyncio
+import copy
+import json
+import re
+import ssl
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import labels
+from tandem_kube.client import connect
+from tandem_operator.crd import KINDS, RULES, load_crd, schema_version
+from tandem_operator.schema import defaulted, problems
+
+from ..cluster.control_plane import ControlPlane
+from ..cluster.kubectl import Failed
+from .full_pools import FULL, changed
+from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
+from .test_cel import CASES
+from .test_crd import nodes, root
+from .test_schema import MALFORMED
+
+pytestmark = pytest.mark.control_plane
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+async def answers(crds: ControlPlane, pools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a strict server-side dry run of each makes of it: the object, or a Status."""
+    async with await connect(crds.kubeconfig) as api:
+        trust = api.configuration
+        context = ssl.create_default_context(cafile=trust.ssl_ca_cert)
+        context.load_cert_chain(trust.cert_file, trust.key_file)
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    connector = aiohttp.TCPConnector(ssl=context, limit=8)
+    async with aiohttp.ClientSession(crds.url, connector=connector) as http:
+
+        async def answer(pool: dict[str, Any]) -> dict[str, Any]:
+            plural = load_crd(pool["kind"])["spec"]["names"]["plural"]
+            path = f"/apis/{labels.API_VERSION}/namespaces/default/{plural}"
+            async with http.post(path, params=query, json=pool) as response:
+                said: dict[str, Any] = await response.json()
+                return said
+
+        return await asyncio.gather(*(answer(pool) for pool in pools))
+
+
+def refused(answer: dict[str, Any]) -> bool:
+    return bool(answer["kind"] == "Status")
+
+
+def valid(pool: dict[str, Any]) -> bool:
+    return problems(pool["kind"], defaulted(pool["kind"], pool)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_server_finds_nothing_wrong_with_the_crd(crds: ControlPlane, kind: str) -> None:
+    crd = read(crds, "crd", load_crd(kind)["metadata"]["name"])
+    conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}
+    assert crd["metadata"]["annotations"][labels.SCHEMA_VERSION] == str(schema_version())
+
+
+async def test_every_broken_rule_is_refused_with_our_words_at_our_field(
+    crds: ControlPlane,
+) -> None:
+    said = await answers(crds, [data for _, data, _, _ in CASES])
+    for (kind, data, _, _), answer in zip(CASES, said, strict=True):
+        (problem,) = problems(kind, defaulted(kind, data))
+        (cause,) = answer["details"]["causes"]
+        assert cause["field"] == bracketed(problem.path)
+        assert cause["message"] == f"Invalid value: {problem.message}"
+
+
+def bracketed(path: Sequence[str | int]) -> str:
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+async def test_what_is_malformed_is_refused(crds: ControlPlane) -> None:
+    pools = [prefill_pool(**spec) for spec, _, _ in MALFORMED]
+    said = await answers(crds, pools)
+    assert [pool["spec"] for pool, one in zip(pools, said, strict=True) if not refused(one)] == []
+
+
+async def test_any_change_to_a_valid_pool_is_judged_as_we_judge_it(crds: ControlPlane) -> None:
+    random = Random(1)
+    pools = [*FULL, *(changed(random) for _ in range(200))]
+    said = await answers(crds, pools)
+    ours = [not valid(pool) for pool in pools]
+    judged = zip(pools, said, ours, strict=True)
+    assert [(pool, one) for pool, one, wrong in judged if wrong != refused(one)] == []
+    assert True in ours
+    assert False in ours[len(FULL) :]
+
+
+async def test_the_server_fills_in_our_defaults(crds: ControlPlane) -> None:
+    pools = [PREFILL, DECODE, *FULL]
+    for pool, made in zip(pools, await answers(crds, pools), strict=True):
+        assert made["spec"] == defaulted(pool["kind"], pool)["spec"]
+
+
+def test_every_example_passes_a_strict_dry_run(crds: ControlPlane, namespace: str) -> None:
+    made = crds.kubectl(
+        *("create", "--dry-run=server", "--validate=strict", f"--namespace={namespace}"),
+        *("--output=name", f"--filename={EXAMPLES}"),
+    )
+    written = [text for file in EXAMPLES.glob("*.yaml") for text in file.read_text().split("\n---")]
+    assert len(made.split()) == len(written)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_explain_has_words_for_every_field(crds: ControlPlane, kind: str) -> None:
+    published = json.loads(crds.kubectl("get", "--raw", f"/openapi/v3/apis/{labels.API_VERSION}"))
+    schemas = published["components"]["schemas"]
+    schema = next(node for name, node in schemas.items() if name.endswith(f".{kind}"))
+    described = {
+        path
+        for path, node in nodes(schema)
+        # Where there is more to say than a reference, the reference stands in allOf.
+        if node.get("description")
+    }
+    ours = {path for path, _ in nodes(root(kind)) if not path.startswith(".metadata")}
+    assert ours - described - {""} == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("prefillpool.spec.engine", "gpuMemoryUtilization"), ("pp.spec.model.source.tiny", "seed"),
+     ("dp.spec.routing", "endpoint"), ("decodepool.status.conditions", "lastTransitionTime")],
+)  # fmt: skip
+def test_explain(crds: ControlPlane, path: str, said: str) -> None:
+    text = crds.kubectl("explain", path)
+    assert re.search(rf"^  {said}\t<", text, re.MULTILINE)
+
+
+@pytest.fixture
+def pair(crds: ControlPlane, namespace: str) -> tuple[ControlPlane, str]:
+    """A pool of each kind, named p and d, as the operator would have left them."""
+    create(crds, namespace, PREFILL, DECODE)
+    for pool in ("pp/p", "dp/d"):
+        patch_status(crds, namespace, pool, status())
+    return crds, namespace
+
+
+def create(crds: ControlPlane, namespace: str, *pools: dict[str, Any]) -> None:
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": pools})
+    crds.kubectl("create", f"--namespace={namespace}", "--filename=-", input=listed)
+
+
+def status() -> dict[str, Any]:
+    ready = {
+        "type": "Ready", "status": "True", "reason": "AllReady", "message": "3 of 3 pods are ready",
+        "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1,
+    }  # fmt: skip
+    return {
+        "model": "org/model", "tensorParallel": 1, "accelerator": "1xH100", "connector": "nixl",
+        "replicas": 3, "desiredReplicas": 3, "readyReplicas": 3, "updatedReplicas": 2,
+        "pairedReplicas": 1, "drainingReplicas": 0, "selector": f"{labels.POOL}=p",
+        "currentRevision": "11111111", "updateRevision": "22222222", "observedGeneration": 1,
+        "endpoint": "http://chat.default:8080", "conditions": [ready],
+        "scaling": {"reason": "Queue", "lastTransition": "2026-01-01T00:00:00Z"},
+    }  # fmt: skip
+
+
+def patch_status(crds: ControlPlane, namespace: str, pool: str, value: dict[str, Any]) -> None:
+    crds.kubectl(
+        *("patch", pool, f"--namespace={namespace}", "--subresource=status", "--type=merge"),
+        f"--patch={json.dumps({'status': value})}",
+    )
+
+
+def read(crds: ControlPlane, *what: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(crds.kubectl("get", *what, "--output=json"))
+    return found
+
+
+def test_columns(pair: tuple[ControlPlane, str]) -> None:
+    crds, namespace = pair
+    table = crds.kubectl("get", "pp,dp", f"--namespace={namespace}").split("\n\n")
+    assert [part.splitlines()[0].split() for part in table] == [
+        ["NAME", "MODEL", "DESIRED", "READY", "UP-TO-DATE", "PAIRED", "STATUS", "REASON", "AGE"]
+    ] * 2
+    wide = crds.kubectl("get", "pp,dp", "--output=wide", f"--namespace={namespace}")
+    names, prefill, _, _, decode, *_ = [line.split() for line in wide.splitlines()]
+    assert names[9:] == ["TP", "ACCEL", "CONNECTOR", "REVISION", "ENDPOINT"]
+    assert prefill[0] == "prefillpool.tandem.dev/p"
+    assert decode[0] == "decodepool.tandem.dev/d"
+    for row in (prefill, decode):
+        assert row[1:8] == ["org/model", "3", "3", "2", "1", "True", "AllReady"]
+        assert row[9:] == ["1", "1xH100", "nixl", "11111111", "http://chat.default:8080"]
+
+
+def test_the_category_names_both_kinds(pair: tuple[ControlPlane, str]) -> None:
+    crds, namespace = pair
+    names = crds.kubectl("get", "llm", "--output=name", f"--namespace={namespace}").split()
+    assert names == ["decodepool.tandem.dev/d", "prefillpool.tandem.dev/p"]
+
+
+@pytest.mark.parametrize("pool", ["pp/p", "dp/d"])
+def test_wait_and_scale(pair: tuple[ControlPlane, str], pool: str) -> None:
+    crds, namespace = pair
+    here = f"--namespace={namespace}"
+    # A condition of an older generation would not do: kubectl compares.
+    crds.kubectl("wait", "--for=condition=Ready", pool, here, "--timeout=10s")
+    crds.kubectl("scale", pool, "--replicas=7", here)
+    assert read(crds, pool, here)["spec"]["replicas"] == 7
+    scale = read(crds, pool, here, "--subresource=scale")
+    assert scale["spec"]["replicas"] == 7
+    assert scale["status"] == {"replicas": 3, "selector": f"{labels.POOL}=p"}
+
+
+def test_status_and_spec_are_written_apart(pair: tuple[ControlPlane, str]) -> None:
+    crds, namespace = pair
+    here = f"--namespace={namespace}"
+    change = json.dumps({"spec": {"replicas": 5}, "status": {"readyReplicas": 99}})
+    crds.kubectl("patch", "pp/p", here, "--type=merge", f"--patch={change}")
+    after = read(crds, "pp/p", here)
+    assert (after["spec"]["replicas"], after["status"]["readyReplicas"]) == (5, 3)
+    assert after["metadata"]["generation"] == 2
+    change = json.dumps({"spec": {"replicas": 6}, "status": {"readyReplicas": 4}})
+    crds.kubectl(
+        *("patch", "pp/p", here, "--subresource=status", "--type=merge", f"--patch={change}")
+    )
+    after = read(crds, "pp/p", here)
+    assert (after["spec"]["replicas"], after["status"]["readyReplicas"]) == (5, 4)
+    assert after["metadata"]["generation"] == 2
+
+
+def test_conditions_are_merged_by_type(pair: tuple[ControlPlane, str]) -> None:
+    crds, namespace = pair
+    (ready,) = status()["conditions"]
+    applied = {**PREFILL, "metadata": {"name": "p"}}
+    applied["status"] = {"conditions": [{**ready, "type": "Draining", "status": "False"}]}
+    del applied["spec"]
+    crds.kubectl(
+        *("apply", "--server-side", "--subresource=status", "--field-manager=another"),
+        *(f"--namespace={namespace}", "--filename=-"),
+        input=json.dumps(applied),
+    )
+    conditions = read(crds, "pp/p", f"--namespace={namespace}")["status"]["conditions"]
+    assert [condition["type"] for condition in conditions] == ["Ready", "Draining"]
+
+
+def test_scaling_by_hand_a_pool_that_scales_itself_is_refused_with_the_reason(
+    crds: ControlPlane, namespace: str
+) -> None:
+    pool = decode_pool(replicas=None, scaling={"maxReplicas": 4})
+    create(crds, namespace, pool)
+    with pytest.raises(Failed, match=r"replicas"):
+        crds.kubectl("scale", "dp/d", "--replicas=3", f"--namespace={namespace}")
+
+
+def test_an_object_from_before_a_rule_can_still_be_changed_elsewhere(
+    crds: ControlPlane, namespace: str
+) -> None:
+    """What a newer schema refuses stays as it is until someone touches it: upgrades break none."""
+    crd = copy.deepcopy(load_crd("PrefillPool"))
+    group = f"{namespace}.example.com"
+    crd["metadata"] = {"name": f"prefillpools.{group}"}
+    crd["spec"]["group"] = group
+    crd["spec"]["names"]["shortNames"] = crd["spec"]["names"]["categories"] = []
+    lax = copy.deepcopy(crd)
+    spec = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for _, node in nodes(spec):
+        for limit in (RULES, "pattern", "enum"):
+            node.pop(limit, None)
+    old = prefill_pool(engine={"image": "vllm:latest", "tuning": "some"}, drain={"timeout": "2 m"})
+    here, pool = f"--namespace={namespace}", f"prefillpools.{group}/p"
+    establish(crds, lax)
+    old["apiVersion"] = f"{group}/{labels.VERSION}"
+    create(crds, namespace, old)
+    establish(crds, crd)
+    deadline = time.monotonic() + 30
+    while accepts(crds, namespace, old) and time.monotonic() < deadline:
+        """The server takes up a changed schema a moment after it has stored it."""
+    crds.kubectl("label", pool, here, "team=a")
+    crds.kubectl("scale", pool, here, "--replicas=2")
+    patch_status(crds, namespace, pool, status())
+    change = json.dumps({"spec": {"engine": {"tuning": "none"}}})
+    with pytest.raises(Failed, match=r"spec\.engine\.tuning"):
+        crds.kubectl("patch", pool, here, "--type=merge", f"--patch={change}")
+    crds.kubectl("delete", "crd", crd["metadata"]["name"], "--wait=false")
+
+
+def accepts(crds: ControlPlane, namespace: str, pool: dict[str, Any]) -> bool:
+    other = json.dumps({**pool, "metadata": {"name": "another"}})
+    dry_run = ("create", "--dry-run=server", f"--namespace={namespace}", "--filename=-")
+    try:
+        crds.kubectl(*dry_run, input=other)
+    except Failed:
+        return False
+    return True
+
+
+def establish(crds: ControlPlane, crd: dict[str, Any]) -> None:
+    crds.kubectl("apply", "--server-side", "--filename=-", input=json.dumps(crd))
+    name = f"crd/{crd['metadata']['name']}"
+    crds.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")

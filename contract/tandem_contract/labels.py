@@ -39,6 +39,11 @@ TARGET_PORT: Final = f"{GROUP}/target-port"
 """On pods that are not the operator's: serving port, where it is not 8000. User → EPP."""
 RESTARTED_AT: Final = f"{GROUP}/restartedAt"
 """On pools: a new value makes a new revision, like `kubectl rollout restart`. User → operator."""
+ATTEMPT: Final = f"{GROUP}/attempt"
+"""On pods: how many before this one ended soon after their start; the next waits the longer.
+Operator → operator."""
+CONFIG_HASH: Final = f"{GROUP}/config-hash"
+"""On pods whose process reads its configuration once: a new value rolls them. Operator."""
 SCHEMA_VERSION: Final = f"{GROUP}/schema-version"
 """On the CRDs: the release's schema number, compared by the operator at startup."""
 

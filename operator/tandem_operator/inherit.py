@@ -43,6 +43,8 @@ class Mismatch:
     decode: Any
     stated_at: FieldPath
     """Where the DecodePool says its value: `engine.image` for a version read off its tag."""
+    advice: str | None = None
+    """What to do; None: leave it out to inherit it, or change it in both."""
 
     @property
     def field(self) -> str:

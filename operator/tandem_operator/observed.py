@@ -64,8 +64,13 @@ class PoolResource:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.body.get("status") or {}
-        return found
+        found = self.body.get("status")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def deleting(self) -> bool:
+        """It is on its way out: the garbage collector takes its pods, nothing new is made."""
+        return "deletionTimestamp" in self.body.get("metadata", {})
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,15 @@ class PodState:
     labels: Mapping[str, str] = field(repr=False)
     trouble: str | None = None
     """The cluster's own words on why it does not run: unschedulable, image, crash, eviction."""
+    ready_since: float | None = None
+    """Unix seconds; None while not ready."""
+    ended: float | None = None
+    """Unix seconds at which its last container ended; None before."""
+    leaves_by: float | None = None
+    """Unix seconds at which the kubelet kills what still runs; None unless `deleting`."""
+    attempt: int = 0
+    """How many pods before this one ended soon after their start (annotation
+    `tandem.dev/attempt`)."""
 
     @property
     def leaving(self) -> bool:
@@ -101,8 +115,13 @@ class PodState:
 
     @property
     def over(self) -> bool:
-        """Its containers have ended and never come back: the pod is to be replaced."""
-        return self.phase in ("Succeeded", "Failed")
+        """It never comes back, its containers ended or its node forgotten: to be replaced."""
+        return self.phase in ("Succeeded", "Failed", "Unknown")
+
+    @property
+    def active(self) -> bool:
+        """Counts towards the replicas: neither over nor on its way out."""
+        return not self.over and not self.leaving
 
 
 @dataclass(frozen=True)

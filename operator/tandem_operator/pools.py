@@ -1,91 +1,57 @@
 """The pools: custom resources as types, grouped into sets.
 
-    sets = parse_pools(load_documents(path))
+    sets = parse_pools(load_documents(path))              from files, all or nothing
+    reading = read_set(prefill, decodes, defaults)        from the API server, each pool by itself
 
-Everything is checked here, once: the CRD's schema and rules on each object as it is written, the
-fields that the pools of a set must agree on, and the rules again on each DecodePool with what it
-inherits. Past this module a pool is valid and every field is chosen.
+Everything of a file is checked here, once: the CRD's schema and rules on each object as it is
+written, the fields that the pools of a set must agree on, and the rules again on each DecodePool
+with what it inherits. What the API server holds it has checked already, but for what takes two
+objects. Past this module a pool is valid and every field is chosen.
 
-Errors: `errors.PoolsError`, all faults at once, each with file and line.
+Errors: `errors.PoolsError`, all faults at once, each with file and line; `read_set` raises none.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NewType
+from typing import Any
 
 from tandem_contract.documents import Document, DocumentError
-from tandem_contract.paths import Role
 
+from .agree import disagreements
 from .crd import DECODE_POOL, PREFILL_POOL
 from .errors import InvalidSet
-from .inherit import Mismatch, inherit, mismatches, shared
-from .objects import PoolObject, valid_objects
-from .resolve import DEFAULTS, Defaults, resolve
-from .schema import nearest, problems
-from .spec import DecodeSpec, PrefillSpec, typed
-
-Revision = NewType("Revision", str)
-CompatHash = NewType("CompatHash", str)
-
-_NOT_IN_TEMPLATE: Final = frozenset(
-    {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
+from .inherit import Mismatch, inherit
+from .members import (
+    CompatHash,
+    DecodePool,
+    Pool,
+    Pools,
+    PoolSet,
+    PrefillPool,
+    Revision,
+    Written,
+    decode_pool,
+    prefill_pool,
 )
-_NOT_YET: Final = frozenset({"storage", "p2p-nccl"})
-"""Connectors the CRD names and this release renders no command line for."""
+from .objects import PoolObject, valid_objects
+from .reading import Held, Reading, SetReading, read_set
+from .resolve import DEFAULTS, Defaults
+from .schema import nearest, problems
+from .words import contradiction, not_rendered
 
-
-@dataclass(frozen=True)
-class _Pool:
-    name: str
-    namespace: str
-    revision: Revision
-    """Hash of what the user wrote about the pods; how many there are is no part of it."""
-    compat: CompatHash
-    """Hash of what both sides of a hand-off must share."""
-
-
-@dataclass(frozen=True)
-class PrefillPool(_Pool):
-    """Pods that prefill."""
-
-    spec: PrefillSpec
-
-    @property
-    def role(self) -> Role:
-        return Role.PREFILL
-
-
-@dataclass(frozen=True)
-class DecodePool(_Pool):
-    """Pods that decode, or do both."""
-
-    spec: DecodeSpec
-
-    @property
-    def role(self) -> Role:
-        return self.spec.role
-
-
-@dataclass(frozen=True)
-class PoolSet:
-    """A PrefillPool and every DecodePool naming it; or one unified DecodePool alone."""
-
-    prefill: PrefillPool | None
-    decodes: tuple[DecodePool, ...]
-
-    @property
-    def name(self) -> str:
-        """The PrefillPool's name, or that of the pool that stands alone."""
-        return self.prefill.name if self.prefill else self.decodes[0].name
-
-    @property
-    def pools(self) -> tuple[PrefillPool | DecodePool, ...]:
-        return (*((self.prefill,) if self.prefill else ()), *self.decodes)
-
-
-Pools = tuple[PoolSet, ...]
+__all__ = [
+    "CompatHash",
+    "DecodePool",
+    "Held",
+    "Pool",
+    "PoolSet",
+    "Pools",
+    "PrefillPool",
+    "Reading",
+    "Revision",
+    "SetReading",
+    "parse_pools",
+    "read_set",
+]
 
 
 def parse_pools(documents: Sequence[Document], defaults: Defaults = DEFAULTS) -> Pools:
@@ -129,11 +95,12 @@ def _sets(objects: Sequence[PoolObject], defaults: Defaults) -> Pools:
         found = list(_misfits(one, prefills, defaults))
         faults += found
         if not found:
-            decodes.append(_decode_pool(one, prefills[key] if key else None, defaults))
+            user = inherit(prefills[key].spec, one.spec) if key else one.spec
+            decodes.append(decode_pool(_written(one, user), defaults))
     if faults:
         raise InvalidSet(faults)
     made: dict[tuple[str, ...] | None, PrefillPool] = {
-        key: _prefill_pool(one, defaults) for key, one in prefills.items()
+        key: prefill_pool(_written(one, one.spec), defaults) for key, one in prefills.items()
     }
     return tuple(PoolSet(made.get(key), tuple(decodes)) for key, decodes in members.items())
 
@@ -156,8 +123,10 @@ def _misfits(
         prefill = prefills[key]
         spec = inherit(prefill.spec, one.spec)
         found = [
-            one.document.error(("spec", *m.stated_at), _contradiction(m, one, prefill))
-            for m in mismatches(prefill.spec, one.spec, spec, defaults)
+            one.document.error(
+                ("spec", *m.stated_at), contradiction(m, str(one), str(prefill), _where(m, prefill))
+            )
+            for m in disagreements(prefill.spec, one.spec, spec, defaults)
         ]
         yield from found
         if not found:
@@ -168,57 +137,15 @@ def _misfits(
             )
 
 
-def _contradiction(mismatch: Mismatch, one: PoolObject, prefill: PoolObject) -> str:
-    where = prefill.document.where(("spec", *mismatch.path))
-    return (
-        f"{mismatch.field} is {_said(mismatch.decode)} here and {_said(mismatch.prefill)} in"
-        f" {prefill} ({where}): both sides of a hand-off must agree; leave it out of {one} to"
-        f" inherit it, or change it in both"
-    )
-
-
-def _said(value: Any) -> str:
-    return "left out" if value is None else json.dumps(value, ensure_ascii=False)
-
-
 def _not_rendered(document: Document, spec: Mapping[str, Any]) -> Iterator[DocumentError]:
-    transfer = spec.get("transfer", {})
-    chained = [link["connector"] for link in transfer.get("connectors", ())]
-    for connector in (transfer.get("connector"), *chained):
-        if connector in _NOT_YET:
-            yield document.error(
-                "spec.transfer.connector", f"{connector} is not available in this release: use nixl"
-            )
+    for line in not_rendered(spec):
+        yield document.error("spec.transfer.connector", line)
 
 
-def _prefill_pool(one: PoolObject, defaults: Defaults) -> PrefillPool:
-    spec = resolve(PREFILL_POOL, one.name, one.spec, defaults)
-    return PrefillPool(
-        one.name, one.namespace, _revision(one.kind, one.spec, {}), _compat(spec),
-        typed(spec, PrefillSpec),
-    )  # fmt: skip
+def _where(mismatch: Mismatch, prefill: PoolObject) -> str:
+    return f" ({prefill.document.where(('spec', *mismatch.path))})"
 
 
-def _decode_pool(one: PoolObject, prefill: PoolObject | None, defaults: Defaults) -> DecodePool:
-    user = inherit(prefill.spec, one.spec) if prefill else one.spec
-    spec = resolve(DECODE_POOL, one.name, user, defaults)
-    routing = spec["routing"]
-    read_by_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
-    return DecodePool(
-        one.name, one.namespace, _revision(one.kind, user, read_by_pods), _compat(spec),
-        typed(spec, DecodeSpec),
-    )  # fmt: skip
-
-
-def _revision(kind: str, user: Mapping[str, Any], more: Mapping[str, Any]) -> Revision:
-    spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
-    return Revision(_short_hash({"kind": kind, "spec": spec, **more}))
-
-
-def _compat(spec: Mapping[str, Any]) -> CompatHash:
-    return CompatHash(_short_hash(shared(spec)))
-
-
-def _short_hash(value: Mapping[str, Any]) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+def _written(one: PoolObject, spec: Mapping[str, Any]) -> Written:
+    annotations = one.data["metadata"].get("annotations") or {}
+    return Written(one.kind, one.name, one.namespace, spec, annotations)

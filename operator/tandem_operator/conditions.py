@@ -1,0 +1,73 @@
+"""The conditions of a pool and the reasons they give, each name once; docs/conditions.md is their
+runbook.
+
+A reason of `Ready` is that of the condition which keeps the pool from being ready.
+"""
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """What is stated of a pool, in the order of its status."""
+
+    READY = "Ready"
+    PODS_READY = "PodsReady"
+    COMPATIBLE = "Compatible"
+    PEER_READY = "PeerReady"
+    ROUTER_READY = "RouterReady"
+    PROGRESSING = "Progressing"
+    STALLED = "Stalled"
+    DRAINING = "Draining"
+    SCALING_ACTIVE = "ScalingActive"
+    TRANSPORT_VERIFIED = "TransportVerified"
+    UPDATE_AVAILABLE = "UpdateAvailable"
+
+
+class Reason(StrEnum):
+    """Why, in one word. The API server's refusals bring their own (`Failure.reason`), and so does
+    the router (`RouterState.reason`)."""
+
+    # Ready, PodsReady
+    ALL_READY = "AllReady"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PODS_NOT_READY = "PodsNotReady"
+    UNSCHEDULABLE = "Unschedulable"
+    FITS_NO_NODE = "FitsNoNode"
+    PODS_FAIL = "PodsFail"
+    # Compatible
+    AGREES = "Agrees"
+    ALONE = "Alone"
+    MISMATCH = "Mismatch"
+    INVALID_SPEC = "InvalidSpec"
+    PEER_UNREADABLE = "PeerUnreadable"
+    # PeerReady
+    PAIRED = "Paired"
+    PEER_MISSING = "PeerMissing"
+    PEER_NOT_READY = "PeerNotReady"
+    PEER_SCALED_TO_ZERO = "PeerScaledToZero"
+    # RouterReady
+    ROUTER_PENDING = "RouterPending"
+    # Progressing
+    COMPLETE = "Complete"
+    STARTING = "Starting"
+    ROLLING_OUT = "RollingOut"
+    SCALING = "Scaling"
+    WAITING_FOR_PEER = "WaitingForPeer"
+    PAUSED = "Paused"
+    HELD = "Held"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    # Stalled
+    NOT_STALLED = "NotStalled"
+    # Draining
+    NOTHING_DRAINS = "NothingDrains"
+    PODS_DRAIN = "PodsDrain"
+    DRAIN_STUCK = "DrainStuck"
+    # ScalingActive
+    NOT_CONFIGURED = "NotConfigured"
+    AT_MINIMUM = "AtMinimum"
+    # TransportVerified
+    BYTES_MOVED = "BytesMoved"
+    NOTHING_MOVED = "NothingMoved"
+    # UpdateAvailable
+    UP_TO_DATE = "UpToDate"
+    NEWER_TEMPLATE = "NewerTemplate"

@@ -1,0 +1,96 @@
+"""The chart on a real API server: strictly valid, admitted, and gone again but for the CRDs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane
+
+from . import programs
+from .programs import CHART, MONITORING, RELEASE
+
+pytestmark = [pytest.mark.control_plane, pytest.mark.usefixtures("helm")]
+
+HERE = Path(__file__).parent
+NOT_SERVED = {"PodMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus operator, which is not here."""
+
+
+@pytest.mark.parametrize("case", ["default", "namespaced", "ha", "monitoring"])
+def test_strictly_valid(control_plane: ControlPlane, namespace: str, case: str) -> None:
+    manifests = programs.objects(
+        *("--values", HERE / "values" / f"{case}.yaml", "--namespace", namespace),
+        apis=[MONITORING],
+    )
+    served = [made for made in manifests if made["kind"] not in NOT_SERVED]
+    for made in served:
+        # The namespaces to watch are the user's; a dry run wants them to be there.
+        if made["metadata"].get("namespace", "").startswith("team-"):
+            made["metadata"]["namespace"] = namespace
+    # A pod is not admitted before its account is there.
+    control_plane.kubectl(
+        *("create", "serviceaccount", f"{RELEASE}-test", f"--namespace={namespace}")
+    )
+    control_plane.kubectl(
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server"),
+        *("--validate=strict", "--filename=-"),
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": served}),
+    )
+
+
+@pytest.fixture
+def restricted(control_plane: ControlPlane, namespace: str) -> Iterator[str]:
+    """A namespace that enforces the restricted pod security standard, and no release after."""
+    control_plane.kubectl(
+        *("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    )
+    yield namespace
+    programs.helm(
+        *("uninstall", RELEASE, "--namespace", namespace, "--ignore-not-found"),
+        kubeconfig=control_plane.kubeconfig,
+    )
+
+
+def test_installs_upgrades_and_leaves_only_crds(
+    control_plane: ControlPlane, restricted: str
+) -> None:
+    def helm(*arguments: str) -> str:
+        return programs.helm(
+            *arguments, "--namespace", restricted, kubeconfig=control_plane.kubeconfig
+        )
+
+    # The CRDs may be there already: the control plane is shared.
+    said = helm("install", RELEASE, str(CHART), "--take-ownership")
+    assert f"deployment/{RELEASE}" in said
+    # Made by the controller under the namespace's pod security, so it is admitted.
+    selector = "--selector=app.kubernetes.io/component=operator"
+    control_plane.kubectl(
+        *("wait", "--for=create", "pod", selector, f"--namespace={restricted}", "--timeout=30s")
+    )
+    helm("upgrade", RELEASE, str(CHART), "--set", "operator.replicas=2")
+    labelled = f"--selector=app.kubernetes.io/instance={RELEASE}"
+    assert "PodDisruptionBudget" in _kinds(control_plane, labelled)
+
+    said = helm("uninstall", RELEASE)
+    assert "prefillpools.tandem.dev" in said
+    control_plane.kubectl(
+        *("wait", "--for=delete", "deployment", labelled, f"--namespace={restricted}")
+    )
+    assert _kinds(control_plane, labelled) == set()
+    crds = json.loads(control_plane.kubectl("get", "crd", "--output=json"))["items"]
+    ours = {crd["metadata"]["name"] for crd in crds if crd["spec"]["group"] == "tandem.dev"}
+    assert ours == {"prefillpools.tandem.dev", "decodepools.tandem.dev"}
+
+
+def _kinds(control_plane: ControlPlane, selector: str) -> set[str]:
+    """Kinds of everything with the label, whatever and wherever; pods and their makers apart."""
+    names = control_plane.kubectl("api-resources", "--verbs=list", "--output=name").split()
+    passing = {"pods", "replicasets.apps", "endpoints", "endpointslices.discovery.k8s.io"}
+    listed = ",".join(sorted(set(names) - passing - {"componentstatuses"}))
+    found: list[dict[str, Any]] = json.loads(
+        control_plane.kubectl("get", listed, "--all-namespaces", selector, "--output=json")
+    )["items"]
+    return {each["kind"] for each in found}

@@ -21,7 +21,7 @@ from .durations import format_duration, parse_duration
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HOST_PORT: Final = re.compile(
-    r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})", re.ASCII
+    r"(?:\[(?P<address>[^\[\]]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})", re.ASCII
 )
 
 
@@ -36,12 +36,16 @@ class HostPort(NamedTuple):
 
 
 def parse_host_port(text: str) -> HostPort:
-    """`host:port` or `[v6]:port`. Raises ValueError saying what is wrong."""
+    """`host:port` or `[address]:port`. Raises ValueError saying what is wrong.
+
+    Brackets may stand round an IPv4 address too: who writes `[$(POD_IP)]:8000` cannot know which
+    family it will be.
+    """
     match = _HOST_PORT.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT with a port of 0 to 65535")
-    if match["v6"]:
-        return HostPort(str(ipaddress.IPv6Address(match["v6"])), int(match["port"]))
+    if match["address"]:
+        return HostPort(str(ipaddress.ip_address(match["address"])), int(match["port"]))
     return HostPort(match["host"], int(match["port"]))
 
 

@@ -18,6 +18,8 @@ KV_EVENTS: Final = 5557
 """KV events over ZMQ, plus the data-parallel rank."""
 KV_EVENTS_REPLAY: Final = 5657
 """Missed KV events asked for again, plus the data-parallel rank."""
+MOONCAKE_BOOTSTRAP: Final = 8998
+"""Mooncake's registry of a prefill pod's ranks (vLLM's default)."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_METRICS: Final = 9090
@@ -25,5 +27,3 @@ ENVOY_ADMIN: Final = 9901
 """Loopback: whoever reaches it can stop Envoy."""
 ENVOY_HEALTH: Final = 9902
 """`/ready` and `/stats/prometheus` of Envoy, and nothing that changes it."""
-ENVOY_DRAIN: Final = 9903
-"""Beside Envoy: `/drain` answers once no request is left."""

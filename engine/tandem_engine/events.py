@@ -11,6 +11,7 @@ Errors: `EventsUnusable`: the configuration is wrong or an endpoint cannot be ha
 """
 
 import asyncio
+import ipaddress
 import time
 from collections import deque
 from contextlib import suppress
@@ -43,8 +44,8 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publisher: Literal["zmq", "null"] | None = None
     """None is zmq when events are enabled."""
     endpoint: str = f"tcp://*:{ports.KV_EVENTS}"
-    """Bound when it holds `*` or `::`, names the engine's own host, or is no tcp endpoint; else
-    connected to. vLLM has no second case: there, a pod that binds its own address must say `*`."""
+    """Bound when it holds `*` or `::` or is no tcp endpoint; else connected to, as by vLLM. `*` is
+    the address the engine itself listens at, where `--host` names one."""
     replay_endpoint: str | None = None
     """None: no replay; a subscriber that misses a batch must drop what it knows."""
     buffer_steps: int = 10_000
@@ -206,12 +207,23 @@ class KvEventPublisher:
 
 
 def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, host: str) -> None:
-    own = bool(host) and endpoint.startswith(f"tcp://{host}:")
-    bind = own or "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    bind = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    if bind and _is_one_address(host):
+        own = f"[{host}]" if ":" in host else host
+        endpoint = endpoint.replace("tcp://*:", f"tcp://{own}:")
+    # Without it ZMQ refuses an address of version 6.
+    socket.ipv6 = ":" in host or "[" in endpoint
     try:
         (socket.bind if bind else socket.connect)(endpoint)
     except zmq.ZMQError as err:
         raise EventsUnusable(f"KV events endpoint {endpoint}: {err.strerror}") from err
+
+
+def _is_one_address(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _address(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> str:

@@ -2,13 +2,19 @@
 
 import logging
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 import uvloop
 
 from tandem_contract import ports
-from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
+from tandem_contract.commandline import (
+    DURATION,
+    HOST_PORT,
+    HostPort,
+    command,
+    fail,
+    parse_host_port,
+)
 
 from .connectors import nixl
 from .handoff import Policy
@@ -23,16 +29,15 @@ _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def _engine(_ctx: click.Context, _param: click.Parameter, value: str) -> HostPort:
-    try:
-        url = urlsplit(value)
-        host, port = url.hostname, url.port or 80
-    except ValueError as err:
-        raise click.BadParameter(f"{value!r} is no URL: {err}") from err
-    if url.scheme == "https":
+    scheme, _, rest = value.partition("://")
+    if scheme == "https":
         raise click.BadParameter(f"{value!r}: TLS to the engine is not supported yet: use http")
-    if url.scheme != "http" or not host or url.path.strip("/") or url.query or url.username:
-        raise click.BadParameter(f"{value!r} is no engine URL: write http://HOST:PORT")
-    return HostPort(host, port)
+    try:
+        if scheme != "http":
+            raise ValueError("it does not begin with http://")
+        return parse_host_port(rest.removesuffix("/"))
+    except ValueError as err:
+        raise click.BadParameter(f"{value!r}: {err}: write http://HOST:PORT") from err
 
 
 def _allow(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> AllowList:

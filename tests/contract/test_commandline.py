@@ -174,6 +174,7 @@ def test_a_command_may_keep_config_for_itself() -> None:
         ("a:80", HostPort("a", 80)),
         ("10.0.0.1:0", HostPort("10.0.0.1", 0)),
         ("[::1]:65535", HostPort("::1", 65535)),
+        ("[10.0.0.1]:80", HostPort("10.0.0.1", 80)),
         ("[0:0::1]:1", HostPort("::1", 1)),
     ],
 )

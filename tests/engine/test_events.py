@@ -165,22 +165,26 @@ def test_events_are_off_unless_enabled() -> None:
     ).active
 
 
-async def test_an_endpoint_of_the_engines_own_host_is_bound(
+async def test_a_star_is_the_address_the_engine_listens_at(
     context: zmq.asyncio.Context,
 ) -> None:
-    config = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:*")
-    first = KvEventPublisher(config)
+    """Pods of one machine have an address each and the same ports."""
+    free = KvEventPublisher(KvEventsConfig(endpoint="tcp://127.0.0.2:*"))
+    free.start()
+    port = free.endpoint.rsplit(":", 1)[1]
+    await free.stop()
+    config = KvEventsConfig(endpoint=f"tcp://*:{port}")
+    first, second = (KvEventPublisher(config, host=f"127.0.0.{i}") for i in (2, 3))
     first.start()
+    second.start()
     try:
-        taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=first.endpoint)
+        assert second.endpoint == f"tcp://127.0.0.3:{port}"
         with pytest.raises(EventsUnusable, match="Address already in use"):
-            KvEventPublisher(taken, host="127.0.0.1").start()
+            KvEventPublisher(config, host="127.0.0.2").start()
+        await _subscribe_any(context, second)
     finally:
         await first.stop()
-    again = KvEventPublisher(taken, host="127.0.0.1")
-    again.start()
-    await _subscribe_any(context, again)
-    await again.stop()
+        await second.stop()
 
 
 async def _subscribe_any(context: zmq.asyncio.Context, publisher: KvEventPublisher) -> None:

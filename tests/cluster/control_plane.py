@@ -13,16 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from . import kubectl, pki, tools
+from . import components, kubectl, pki, tools
 
 HOST = "127.0.0.1"
-SERVICE_RANGE = "10.96.0.0/16"
-SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc"
-API_NAMES = (
-    *("IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes"),
-    *("DNS:kubernetes.default", "DNS:kubernetes.default.svc"),
-    "DNS:kubernetes.default.svc.cluster.local",
-)
 _START_SECONDS = 90
 _START_TRIES = 3
 _AUDIT_POLICY = {
@@ -47,7 +40,7 @@ class ControlPlane:
         self._controllers: subprocess.Popen[bytes] | None = None
         self.url = f"https://{HOST}:{self._ports[0]}"
         self.audit_log = folder / "audit.jsonl"
-        self._authority.issue("apiserver", "kube-apiserver", hosts=API_NAMES)
+        self._authority.issue("apiserver", "kube-apiserver", hosts=components.API_NAMES)
         self.kubeconfig = self.kubeconfig_for("admin", groups=("system:masters",))
 
     @classmethod
@@ -87,8 +80,7 @@ class ControlPlane:
 
     def restart_controllers(self) -> None:
         """Let the garbage collector know kinds made since: it looks for new ones twice a minute."""
-        if self._controllers is not None:
-            _stop(self._controllers)
+        self._stop_controllers()
         self._controllers = self._launch("kube-controller-manager", *self._controller_flags())
         self._until("kube-controller-manager", self._controllers, self._controllers_work)
 
@@ -99,51 +91,32 @@ class ControlPlane:
         api = self._launch("kube-apiserver", *self._api_flags())
         started.callback(_stop, api)
         self._until("kube-apiserver", api, lambda: self._asks("get", "--raw=/readyz"))
-        started.callback(lambda: self._controllers and _stop(self._controllers))
+        started.callback(self._stop_controllers)
         self.restart_controllers()
 
-    def _etcd_flags(self) -> tuple[str, ...]:
-        _, client, peer = self._ports
-        return (
-            f"--data-dir={self._folder / 'etcd'}",
-            f"--listen-client-urls=http://{HOST}:{client}",
-            f"--advertise-client-urls=http://{HOST}:{client}",
-            f"--listen-peer-urls=http://{HOST}:{peer}",
-            "--unsafe-no-fsync",
-        )
+    def _stop_controllers(self) -> None:
+        if self._controllers is not None:
+            _stop(self._controllers)
 
-    def _api_flags(self) -> tuple[str, ...]:
+    def _etcd_flags(self) -> list[str]:
+        return components.etcd(self._folder / "etcd", HOST, *self._ports[1:])
+
+    def _api_flags(self) -> list[str]:
         policy = pki.write(self._folder / "audit-policy.json", _AUDIT_POLICY)
-        issued = self._authority
-        return (
-            f"--etcd-servers=http://{HOST}:{self._ports[1]}",
-            f"--bind-address={HOST}",
-            f"--secure-port={self._ports[0]}",
-            f"--tls-cert-file={issued.certificate('apiserver')}",
-            f"--tls-private-key-file={issued.key('apiserver')}",
-            f"--client-ca-file={issued.certificate('ca')}",
-            f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
-            f"--service-account-key-file={issued.service_account_public}",
-            f"--service-account-signing-key-file={issued.key('sa')}",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
-            "--authorization-mode=RBAC",
-            "--allow-privileged=true",
-            f"--audit-policy-file={policy}",
-            f"--audit-log-path={self.audit_log}",
+        return components.api_server(
+            self._authority,
+            f"http://{HOST}:{self._ports[1]}",
+            HOST,
+            self._ports[0],
+            audit_policy_file=policy,
+            audit_log_path=self.audit_log,
             # In megabytes: a log that is cut loses a test its events.
-            "--audit-log-maxsize=10000",
+            audit_log_maxsize=10000,
         )
 
-    def _controller_flags(self) -> tuple[str, ...]:
+    def _controller_flags(self) -> list[str]:
         kubeconfig = self.kubeconfig_for("system:kube-controller-manager")
-        return (
-            f"--kubeconfig={kubeconfig}",
-            "--secure-port=0",
-            "--leader-elect=false",
-            "--use-service-account-credentials=true",
-            f"--root-ca-file={self._authority.certificate('ca')}",
-            f"--service-account-private-key-file={self._authority.key('sa')}",
-        )
+        return components.controllers(self._authority, kubeconfig)
 
     def _launch(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:

@@ -91,7 +91,8 @@ def build(go: str, program: Program, cache: Path) -> None:
             (folder / "go.mod").unlink(missing_ok=True)
             raise
     tags = ["-tags", program.tags] if program.tags else []
-    run("build", *tags, "-ldflags", program.ldflags, "-o", f"{staging}/", *program.packages)
+    out = staging / program.name if len(program.packages) == 1 else f"{staging}/"
+    run("build", *tags, "-ldflags", program.ldflags, "-o", str(out), *program.packages)
     # Renamed when whole: a build cut short leaves no program that looks finished.
     for binary in staging.iterdir():
         binary.replace(cache / "bin" / binary.name)

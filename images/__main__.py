@@ -1,0 +1,35 @@
+"""`python -m images`: what `make images` calls."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import build, contents
+
+
+def main() -> int:
+    """0, or 1 with one line when a layer cannot be made."""
+    root = Path(__file__).parents[1]
+    parser = argparse.ArgumentParser(prog="python -m images", description=__doc__)
+    parser.add_argument("--out", type=Path, default=root / "dist/images", help="a folder")
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="leave torch's GPU parts in tandem-engine (about 3 GB more)",
+    )
+    arguments = parser.parse_args()
+    try:
+        build.build(build.Checkout(root, arguments.whole), arguments.out, _say)
+    except contents.BuildFailed as failed:
+        sys.stderr.write(f"images: {failed}\n")
+        return 1
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The two images, layer by layer, each layer made once for what it is made from."""
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from . import contents
+from .oci import Files, Image, Layer, write_archive, write_layer
+
+Say = Callable[[str], None]
+_SOURCES = Path(__file__).parent
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",  # noqa: S108 - the one place that a pod makes writable
+    # torch asks for the user's name, under whatever number the pod runs.
+    "USER": "tandem",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SSL_CERT_FILE": f"{contents.SITE}/certifi/cacert.pem",
+}
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """Where the sources are, and where to keep layers."""
+
+    root: Path
+    whole_engine: bool = False
+
+    @property
+    def layers(self) -> Path:
+        return self.root / "build/images"
+
+    @property
+    def uv(self) -> Path:
+        return self.root / ".venv-boot/bin/uv"
+
+    def lock(self, name: str) -> Path:
+        return self.root / f"requirements/{name}.lock"
+
+
+def build(checkout: Checkout, out: Path, say: Say) -> list[Path]:
+    """Write both archives into `out`. Raises contents.BuildFailed."""
+    python = _python(checkout, say)
+    dependencies, listed = _dependencies(checkout, say)
+    project = _project(checkout)
+    engine = _engine(checkout, listed, say)
+    tag = version("tandem-llm")
+    written = []
+    for name, layers in {
+        "tandem": [python, dependencies, project],
+        "tandem-engine": [python, dependencies, engine, project],
+    }.items():
+        reference = f"docker.io/library/{name}:{tag}"
+        labels = {
+            "org.opencontainers.image.title": name,
+            "org.opencontainers.image.version": tag,
+            "org.opencontainers.image.licenses": "Apache-2.0",
+        }
+        image = Image(reference, layers, environment=_ENVIRONMENT, labels=labels)
+        archive = out / f"{name}.tar"
+        write_archive(image, archive)
+        say(f"{archive} {name}:{tag} {_megabytes(layers)} MB")
+        written.append(archive)
+    return written
+
+
+def _python(checkout: Checkout, say: Say) -> Layer:
+    return _cached(checkout, "python", [], contents.python_files, say)[0]
+
+
+def _dependencies(checkout: Checkout, say: Say) -> tuple[Layer, frozenset[str]]:
+    lock = checkout.lock("runtime")
+
+    def make(stage: Path) -> Files:
+        return contents.dependency_files(stage, lock, checkout.uv)
+
+    return _cached(checkout, "dependencies", [lock.read_bytes()], make, say)
+
+
+def _engine(checkout: Checkout, below: frozenset[str], say: Say) -> Layer:
+    lock, whole = checkout.lock("engine"), checkout.whole_engine
+
+    def make(stage: Path) -> Files:
+        return contents.engine_files(stage, lock, checkout.uv, below=below, whole=whole)
+
+    inputs = [lock.read_bytes(), checkout.lock("runtime").read_bytes(), str(whole).encode()]
+    return _cached(checkout, "engine", inputs, make, say)[0]
+
+
+def _project(checkout: Checkout) -> Layer:
+    with _stage(checkout) as stage:
+        files = contents.project_files(stage, checkout.root)
+        return write_layer(files, checkout.layers / "project.tar")
+
+
+def _cached(
+    checkout: Checkout,
+    name: str,
+    inputs: list[bytes],
+    make: Callable[[Path], Files],
+    say: Say,
+) -> tuple[Layer, frozenset[str]]:
+    """The layer `name` made from `inputs`, and the paths in it; made anew when they changed."""
+    key = hashlib.sha256(sys.version.encode())
+    for source in sorted(_SOURCES.glob("*.py")):
+        key.update(source.read_bytes())
+    for given in inputs:
+        key.update(hashlib.sha256(given).digest())
+    record = checkout.layers / f"{name}.json"
+    kept = json.loads(record.read_text()) if record.exists() else {}
+    tar = checkout.layers / f"{name}.tar"
+    if kept.get("key") != key.hexdigest() or not tar.exists():
+        say(f"making the layer {name} …")
+        record.unlink(missing_ok=True)
+        with _stage(checkout) as stage:
+            files = make(stage)
+            layer = write_layer(files, tar)
+        kept = {"key": key.hexdigest(), "digest": layer.digest, "paths": sorted(files)}
+        record.write_text(json.dumps(kept))
+    return Layer(tar, kept["digest"], tar.stat().st_size), frozenset(kept["paths"])
+
+
+@contextmanager
+def _stage(checkout: Checkout) -> Iterator[Path]:
+    """An empty folder on the layers' disk, gone afterwards."""
+    checkout.layers.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="stage-", dir=checkout.layers))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def _megabytes(layers: list[Layer]) -> int:
+    return round(sum(layer.size for layer in layers) / 1e6)

@@ -1,0 +1,184 @@
+"""What lies in each layer, as files by their path in the image.
+
+    python        interpreter, standard library, system libraries, users
+    dependencies  requirements/runtime.lock, installed by uv
+    engine        what requirements/engine.lock adds; torch without what a CPU never loads
+    project       the wheel made of the checkout, and its commands
+
+Every `.py` is compiled here, because nothing can be on a read-only root: the compiled file is
+tied to no time, which the layers do not keep.
+"""
+
+import configparser
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from .closure import elf_files, libraries
+from .oci import Content, Directory, Files, Link, Text
+
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+STANDARD = f"/usr/local/lib/{PYTHON}"
+SITE = f"{STANDARD}/site-packages"
+UID = 65532
+
+_NOT_OF_PYTHON = frozenset(
+    (
+        *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib"),
+        *("turtledemo", "tkinter", "lib2to3", "ensurepip", "pydoc_data"),
+    )
+)
+_PASSWD = f"root:x:0:0::/:/sbin/nologin\ntandem:x:{UID}:{UID}::/tmp:/sbin/nologin\n"
+_GROUP = f"root:x:0:\ntandem:x:{UID}:\n"
+_COMMAND = """\
+#!/usr/local/bin/python3
+import sys
+from {module} import {function}
+sys.exit({function}())
+"""
+
+
+class BuildFailed(Exception):
+    """A tool that a layer needs ended badly; the message holds its last words."""
+
+
+def python_files(stage: Path) -> Files:
+    """This interpreter and all it needs of the system. `stage` is an empty folder for copies."""
+    source = Path(sysconfig.get_path("stdlib"))
+    copied = stage / PYTHON
+    shutil.copytree(source, copied, symlinks=True, ignore=_ignoring(_NOT_OF_PYTHON))
+    _compile(copied, STANDARD)
+    executable = Path(sys.executable).resolve()
+    files: dict[str, Content] = {
+        "/etc/passwd": Text(_PASSWD.encode()),
+        "/etc/group": Text(_GROUP.encode()),
+        "/etc/nsswitch.conf": Text(b"hosts: files dns\n"),
+        "/tmp": Directory(0o1777),  # noqa: S108 - the image's own
+        f"/usr/local/bin/{PYTHON}": executable,
+        "/usr/local/bin/python3": Link(PYTHON),
+        **_below(copied, STANDARD),
+        **_system_libraries([executable, *elf_files(copied)], stage),
+    }
+    return files
+
+
+def dependency_files(stage: Path, lock: Path, uv: Path) -> Files:
+    """What `lock` names, installed into `stage`. Raises BuildFailed."""
+    _install(stage, lock, uv)
+    _compile(stage, SITE)
+    return _below(stage, SITE) | _system_libraries(elf_files(stage), stage)
+
+
+def engine_files(
+    stage: Path, lock: Path, uv: Path, *, below: Collection[str], whole: bool
+) -> Files:
+    """What `lock` adds to the paths `below`. Raises BuildFailed.
+
+    Unless `whole`, NVIDIA's libraries stay out but for those that the CUDA build of torch is
+    linked with (it cannot be imported without them), and Triton, which only compiles for GPUs.
+    """
+    _install(stage, lock, uv)
+    if not whole:
+        _drop_what_a_cpu_never_loads(stage)
+    _compile(stage, SITE)
+    files = _below(stage, SITE) | _system_libraries(elf_files(stage), stage)
+    return {path: content for path, content in files.items() if path not in below}
+
+
+def project_files(stage: Path, root: Path) -> Files:
+    """The wheel of the checkout `root`, and each of its commands. Raises BuildFailed."""
+    wheels, unpacked = stage / "wheel", stage / "unpacked"
+    _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)], root)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(unpacked)
+    _compile(unpacked, SITE)
+    commands = {
+        f"/usr/local/bin/{name}": Text(
+            _COMMAND.format(module=module, function=function).encode(), 0o755
+        )
+        for name, module, function in _commands(unpacked)
+    }
+    return _below(unpacked, SITE) | commands
+
+
+def _commands(site: Path) -> Iterator[tuple[str, str, str]]:
+    declared = configparser.ConfigParser()
+    (entry_points,) = site.glob("*.dist-info/entry_points.txt")
+    declared.read(entry_points)
+    for name, target in declared["console_scripts"].items():
+        module, _, function = target.partition(":")
+        yield name, module, function
+
+
+def _drop_what_a_cpu_never_loads(site: Path) -> None:
+    torch = site / "torch"
+    linked = set(
+        libraries([*torch.glob("_C.*.so"), torch / "lib/libtorch_global_deps.so"]).values()
+    )
+    linked = {path.resolve() for path in linked}
+    for library in [*(site / "nvidia").rglob("*"), *(torch / "lib").glob("*.so*")]:
+        if library.is_file() and library.resolve() not in linked:
+            library.unlink()
+    for name in ("triton", "torch/bin", "torch/test"):
+        shutil.rmtree(site / name, ignore_errors=True)
+
+
+def _install(stage: Path, lock: Path, uv: Path) -> None:
+    _run(
+        [
+            *(str(uv), "pip", "install", "--quiet", "--require-hashes", "--no-deps"),
+            # Linked to uv's cache: files are read here and never changed, and it takes no time.
+            *("--link-mode", "hardlink"),
+            *("--python", sys.executable, "--target", str(stage), "--requirement", str(lock)),
+        ]
+    )
+
+
+def _compile(folder: Path, installed: str) -> None:
+    _run(
+        [
+            *(sys.executable, "-m", "compileall", "-q", "-j", "0"),
+            *("--invalidation-mode", "unchecked-hash"),
+            *("-s", str(folder), "-p", installed, str(folder)),
+        ],
+        # Some packages carry files for other Pythons, which do not compile and are not imported.
+        lenient=True,
+    )
+
+
+def _below(folder: Path, installed: str) -> dict[str, Content]:
+    files: dict[str, Content] = {}
+    for path in sorted(folder.rglob("*")):
+        at = f"{installed}/{path.relative_to(folder)}"
+        if path.is_symlink():
+            files[at] = Link(str(path.readlink()))
+        elif path.is_file() and path.suffix != ".a":
+            files[at] = path
+    return files
+
+
+def _system_libraries(binaries: Iterable[Path], stage: Path) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for name, path in libraries(binaries).items():
+        if not path.is_relative_to(stage.resolve()):
+            found[name] = path
+    return found
+
+
+def _ignoring(names: Collection[str]) -> Callable[[str, list[str]], list[str]]:
+    def ignored(folder: str, entries: list[str]) -> list[str]:
+        return [entry for entry in entries if entry in names or entry.startswith("config-")]
+
+    return ignored
+
+
+def _run(command: list[str], folder: Path | None = None, *, lenient: bool = False) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and not lenient:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise BuildFailed(f"{' '.join(command[:4])}: {last}")

@@ -1,0 +1,77 @@
+"""The flags of the control plane's programs, the same for both sizes of cluster."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .pki import Authority
+
+SERVICE_RANGE = "10.96.0.0/16"
+SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc"
+API_NAMES = (
+    *("IP:127.0.0.1", "IP:10.96.0.1", "DNS:localhost", "DNS:kubernetes"),
+    *("DNS:kubernetes.default", "DNS:kubernetes.default.svc"),
+    "DNS:kubernetes.default.svc.cluster.local",
+)
+
+
+def etcd(data: Path, host: str, client: int, peer: int) -> list[str]:
+    return _flags(
+        {
+            "data-dir": data,
+            "listen-client-urls": f"http://{host}:{client}",
+            "advertise-client-urls": f"http://{host}:{client}",
+            "listen-peer-urls": f"http://{host}:{peer}",
+            # Its data is thrown away: a power cut may take it.
+            "unsafe-no-fsync": "true",
+        }
+    )
+
+
+def api_server(issued: Authority, etcd_url: str, host: str, port: int, **more: object) -> list[str]:
+    """`issued` has a certificate called apiserver. `more` are flags, `_` for `-`."""
+    return _flags(
+        {
+            "etcd-servers": etcd_url,
+            "bind-address": host,
+            "advertise-address": host,
+            "secure-port": port,
+            "tls-cert-file": issued.certificate("apiserver"),
+            "tls-private-key-file": issued.key("apiserver"),
+            "client-ca-file": issued.certificate("ca"),
+            "service-account-issuer": SERVICE_ACCOUNT_ISSUER,
+            "service-account-key-file": issued.service_account_public,
+            "service-account-signing-key-file": issued.key("sa"),
+            "service-cluster-ip-range": SERVICE_RANGE,
+            "authorization-mode": "Node,RBAC",
+            "allow-privileged": "true",
+        }
+        | more
+    )
+
+
+def controllers(issued: Authority, kubeconfig: Path) -> list[str]:
+    return _flags(
+        {
+            "kubeconfig": kubeconfig,
+            "secure-port": 0,
+            "leader-elect": "false",
+            "use-service-account-credentials": "true",
+            "root-ca-file": issued.certificate("ca"),
+            "service-account-private-key-file": issued.key("sa"),
+            "cluster-signing-cert-file": issued.certificate("ca"),
+            "cluster-signing-key-file": issued.key("ca"),
+        }
+    )
+
+
+def scheduler(kubeconfig: Path) -> list[str]:
+    return _flags({"kubeconfig": kubeconfig, "secure-port": 0, "leader-elect": "false"})
+
+
+def _flags(values: Mapping[str, object]) -> list[str]:
+    return list(_spelled(values))
+
+
+def _spelled(values: Mapping[str, object]) -> Iterator[str]:
+    for name, value in values.items():
+        yield f"--{name.replace('_', '-')}={value}"

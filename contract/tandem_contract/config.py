@@ -65,6 +65,8 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     external_storage: ExternalStorage | None = None
     models: tuple[str, ...] = ()
     """Model names it serves; empty: any."""
+    compat: str | None = None
+    """KV compat hash: KV is handed over between backends of one value only."""
 
     @property
     def address(self) -> str:

@@ -83,6 +83,13 @@ def decide(situation: Situation, rules: Rules) -> Verdict:
     return Verdict(RoutingPath.FALLBACK, "no_prefill_backend")
 
 
+def splits(situation: Situation, rules: Rules) -> bool:
+    """Whether a request in `situation` is handed across."""
+    return situation.prefill_ready and (
+        decide(situation, rules).path is RoutingPath.PREFILL_THEN_DECODE
+    )
+
+
 def _why_not(situation: Situation, rules: Rules) -> str | None:
     if not situation.configured:
         return "not_disaggregated"

@@ -1,4 +1,5 @@
-"""Static discovery: the router's YAML file and the plan keys, read anew when they change.
+"""What comes from files, the router's YAML and the plan keys, read anew when they change; and which
+pods to serve with where these come from a cluster (`cluster`).
 
 Errors: `DocumentError` at the first load; later a file that cannot be used is logged with its line
 and the configuration in force stays.
@@ -24,6 +25,17 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
+class PodSelection:
+    """Which pods of a cluster to serve with."""
+
+    namespace: str
+    selector: str
+    """Kubernetes' label selector syntax."""
+    target_port: int
+    """Serving port of a pod that does not say its own."""
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A configuration file that holds together."""
 
@@ -31,14 +43,18 @@ class Loaded:
     routing: Routing
 
 
-def load(file: Path, environ: Mapping[str, str]) -> Loaded:
-    """Read and check `file`. Raises DocumentError."""
+def load(file: Path, environ: Mapping[str, str], *, listed: bool = True) -> Loaded:
+    """Read and check `file`; `listed`: whether it lists the backends. Raises DocumentError."""
     documents = load_documents(file)
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        raise DocumentError(f"{file}:1: expected one YAML mapping with backends")
+        holds = "backends" if listed else "disaggregated_serving"
+        raise DocumentError(f"{file}:1: expected one YAML mapping with {holds}")
     config = router_config(documents[0], environ)
-    if not config.backends:
+    if listed and not config.backends:
         raise documents[0].error("backends", "there are none: list at least one backend")
+    if config.backends and not listed:
+        message = "backends come from the cluster: remove them, or use --discovery static"
+        raise documents[0].error("backends", message)
     scheduling = load_scheduling(documents[0], config.extra, config.disaggregated_serving)
     return Loaded(config, Routing(config.disaggregated_serving, scheduling))
 
@@ -61,14 +77,14 @@ class Watch:
                 self._changed()
 
 
-def reload(file: Path, environ: Mapping[str, str]) -> Loaded | None:
-    """The configuration in `file`, or None with its error logged."""
+def reload(file: Path, environ: Mapping[str, str], *, listed: bool = True) -> Loaded | None:
+    """As `load`, but None with its error logged."""
     try:
-        loaded = load(file, environ)
+        loaded = load(file, environ, listed=listed)
     except DocumentError as err:
         _log.error("the configuration stays as it was: %s", err)
         return None
-    _log.info("%s: loaded %d backends", file, len(loaded.config.backends))
+    _log.info("%s: loaded", file)
     return loaded
 
 

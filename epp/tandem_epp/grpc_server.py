@@ -209,7 +209,9 @@ def _headers(message: pb.HttpHeaders) -> dict[str, str]:
 
 def _response_headers(message: pb.ProcessingRequest) -> ResponseHeaders:
     found = _headers(message.response_headers)
-    return ResponseHeaders(found.get(wire.TIMING), int(found.get(":status", "0")))
+    return ResponseHeaders(
+        found.get(wire.TIMING), int(found.get(":status", "0")), found.get(wire.PREFILL_BACKEND)
+    )
 
 
 def _subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:

@@ -2,18 +2,29 @@
 
 import logging
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 import click
 import uvloop
 
-from tandem_contract import ports
+from tandem_contract import labels, ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError
 from tandem_contract.plan import load_keys
+from tandem_kube.errors import NotConfigured
 
-from .discovery import load
+from .discovery import PodSelection, load
 from .service import Settings, serve
+
+_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_KEY: Final = rf"(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}"
+_REQUIREMENT: Final = (
+    rf"(?:!?{_KEY}|{_KEY}\s*(?:=|==|!=)\s*(?:{_NAME})?|{_KEY}\s+(?:not)?in\s*\([^()]*\))"
+)
+_SELECTOR: Final = re.compile(rf"\s*{_REQUIREMENT}\s*(?:,\s*{_REQUIREMENT}\s*)*")
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @command("tandem-epp", flags_file=False)
@@ -31,17 +42,29 @@ from .service import Settings, serve
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="Router configuration, YAML: backends, disaggregated_serving, EndpointPickerConfig. "
-    "Read anew when it changes.",
+    help="Router configuration, YAML: disaggregated_serving, EndpointPickerConfig, and with "
+    "--discovery static the backends. Read anew when it changes.",
 )
 @click.option(
     "--discovery",
     type=click.Choice(["static", "kubernetes"]),
     default="static",
-    help="Where backends come from: static is the file's list; kubernetes is to come.",
+    help="Where backends come from: the file's list, or a cluster's pods, kept current: of the "
+    "cluster this runs in, else of the one in KUBECONFIG or ~/.kube/config.",
 )
-@click.option("--namespace", help="With --discovery kubernetes: where to look.")
-@click.option("--endpoint", help="With --discovery kubernetes: which pools to serve.")
+@click.option("--namespace", help="With --discovery kubernetes: whose pods.")
+@click.option("--endpoint", help="With --discovery kubernetes: the pods of this routing endpoint.")
+@click.option(
+    "--selector",
+    help="With --discovery kubernetes, instead of --endpoint: a label selector, for pods that the "
+    "operator did not make.",
+)
+@click.option(
+    "--target-port",
+    type=click.IntRange(1, 65535),
+    default=ports.SIDECAR,
+    help=f"Serving port of pods without the annotation {labels.TARGET_PORT}.",
+)
 @click.option("--peers", multiple=True, type=HOST_PORT, help="Other replicas; to come.")
 @click.option(
     "--transport",
@@ -77,6 +100,8 @@ def main(
     discovery: str,
     namespace: str | None,
     endpoint: str | None,
+    selector: str | None,
+    target_port: int,
     peers: tuple[HostPort, ...],
     transport: str,
     workers: int,
@@ -85,26 +110,53 @@ def main(
     log_level: str,
 ) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request."""
-    _refuse_what_is_to_come(discovery, transport, namespace or endpoint or peers)
+    _refuse_what_is_to_come(transport, peers)
+    static = discovery == "static"
+    if static and (namespace or endpoint or selector):
+        raise click.UsageError(
+            "--namespace, --endpoint and --selector go with --discovery kubernetes"
+        )
+    pods = None if static else _selection(namespace, endpoint, selector, target_port)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    settings = Settings(listen, health, metrics, config, plan_key_dir, max_body)
+    settings = Settings(listen, health, metrics, config, plan_key_dir, max_body, pods)
     try:
-        loaded = load(config, os.environ)
+        loaded = load(config, os.environ, listed=static)
         keys = load_keys(plan_key_dir) if plan_key_dir else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
     try:
         uvloop.run(serve(settings, loaded, keys))
+    except NotConfigured as err:
+        fail(str(err), status=2)
     except OSError as err:
         fail(str(err))
 
 
-def _refuse_what_is_to_come(discovery: str, transport: str, cluster_flags: object) -> None:
-    if discovery != "static":
-        raise click.UsageError("--discovery kubernetes is to come: use static with --config FILE")
+def _selection(
+    namespace: str | None, endpoint: str | None, selector: str | None, target_port: int
+) -> PodSelection:
+    """Which pods the flags mean. Raises UsageError."""
+    if not namespace:
+        raise click.UsageError("--discovery kubernetes needs --namespace")
+    if bool(endpoint) == bool(selector):
+        raise click.UsageError("--discovery kubernetes needs --endpoint or --selector, one of them")
+    for flag, value in (("--namespace", namespace), ("--endpoint", endpoint)):
+        if value and not _LABEL.fullmatch(value):
+            raise click.UsageError(
+                f"{flag}: {value!r} is no name: lower-case letters, digits and '-', at most 63"
+            )
+    if selector and not _SELECTOR.fullmatch(selector):
+        raise click.UsageError(
+            f"--selector: {selector!r} is no label selector: write app=vllm,tier in (a, b)"
+        )
+    wanted = labels.endpoint_label(endpoint) if endpoint else selector
+    return PodSelection(namespace, wanted or "", target_port)
+
+
+def _refuse_what_is_to_come(transport: str, peers: tuple[HostPort, ...]) -> None:
     if transport != "grpcio":
         raise click.UsageError("--transport h2 is to come: use grpcio")
-    if cluster_flags:
-        raise click.UsageError("--namespace, --endpoint and --peers are for kubernetes, to come")
+    if peers:
+        raise click.UsageError("--peers is to come: every replica serves for itself")

@@ -73,6 +73,8 @@ class ResponseHeaders:
     timing: str | None
     """Value of the timing header, None where there is none."""
     status: int = 200
+    prefill: str | None = None
+    """Name of the backend that ran the prefill, where the sidecar says so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,15 @@ from typing import Final
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.timing import parse_timing
 
-from .decide import Situation, SplitImpossible, Verdict, decide
+from .decide import Situation, SplitImpossible, Verdict, decide, splits
 from .messages import HttpRequest, Immediate, Mutation
 from .metrics import Metrics
-from .pods import Fleet, Pod, may_prefill
-from .request import BadRequest, InferenceRequest, Kind, parse_request
+from .pods import Fleet, Pod, may_hand_over, may_prefill
+from .request import BadRequest, InferenceRequest, Kind, model_named, parse_request
 from .scheduling.config import Scheduling
 from .scheduling.profile import Context
 from .stream import Refused
@@ -39,6 +39,8 @@ _KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
 _UNAVAILABLE: Final = frozenset({502, 503})
 """What Envoy answers for a pod it cannot reach, and a sidecar whose engine is gone or that drains.
 A dead pod answers fastest of all: left among the choices, it would draw every request."""
+_MODELS_SHOWN: Final = 8
+"""Names listed to a client that asked for one there is not: an answer is no catalogue."""
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
@@ -68,19 +70,20 @@ class Placement:
 
     mutation: Mutation
     decode: Pod
-    prefill: Pod | None
+    prefill: Sequence[Pod]
+    """The choice, then the retries; the request counts on the choice."""
     request: InferenceRequest | None
     fleet: Fleet
     metrics: Metrics
-    _prefilling: bool = field(init=False)
+    _prefilling: Pod | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.decode.in_flight += 1
-        self._prefilling = self.prefill is not None
-        if self.prefill is not None:
-            self.prefill.in_flight += 1
+        self._prefilling = self.prefill[0] if self.prefill else None
+        if self._prefilling is not None:
+            self._prefilling.in_flight += 1
 
-    def responded(self, timing: str | None, status: int) -> None:
+    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
         self._prefilled()
         if status in _UNAVAILABLE:
             self.fleet.suspect(self.decode)
@@ -90,7 +93,7 @@ class Placement:
         if timing is None:
             return
         figures = parse_timing(timing)
-        (self.prefill or self.decode).learn(figures)
+        self._computed_on(prefill).learn(figures)
         if figures.cached is not None and figures.computed is not None:
             self.metrics.hit(figures.cached, figures.cached + figures.computed, "measured")
 
@@ -99,9 +102,15 @@ class Placement:
         self.decode.in_flight -= 1
 
     def _prefilled(self) -> None:
-        if self.prefill is not None and self._prefilling:
-            self._prefilling = False
-            self.prefill.in_flight -= 1
+        if self._prefilling is not None:
+            self._prefilling.in_flight -= 1
+            self._prefilling = None
+
+    def _computed_on(self, prefill: str | None) -> Pod:
+        """Who computed the prompt. A sidecar without a plan knows backends by address only."""
+        return next(
+            (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
+        )
 
 
 class EndpointPicker:
@@ -114,17 +123,18 @@ class EndpointPicker:
         self._fleet, self._metrics, self._random = fleet, metrics, random
 
     def needs_body(self, request: HttpRequest) -> bool:
-        """Prompts in JSON are read; any other request is placed on its head alone."""
-        return _kind(request) is not None
+        """Prompts in JSON are read, and where backends serve different models, any JSON for its
+        model; any other request is placed on its head alone."""
+        return _kind(request) is not None or (self._fleet.mixed and _is_json(request))
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
         """Pick pods for `request` and count it there. Raises Refused."""
         with self._metrics.decision_seconds.time():
             try:
                 kind = _kind(request)
-                parsed = parse_request(kind, body) if kind is not None else None
-                context = Context(parsed)
-                pick = self._pick(context, request.subset)
+                context = Context(parse_request(kind, body) if kind is not None else None)
+                model = context.request.model if context.request else model_named(body)
+                pick = self._pick(context, model, request.subset)
             except BadRequest as err:
                 raise self._refused(400, "bad_request", str(err)) from err
             except SplitImpossible as err:
@@ -136,25 +146,44 @@ class EndpointPicker:
         message = f"the request body is larger than {limit} bytes"
         return self._refused(413, "too_large", message).immediate
 
-    def _pick(self, context: Context, subset: frozenset[str] | None) -> Pick:
-        model = context.request.model if context.request else None
+    def _pick(self, context: Context, model: str | None, subset: frozenset[str] | None) -> Pick:
         if model is not None and not self._fleet.serves(model):
-            message = f"The model `{model}` does not exist."
-            raise self._refused(404, "unknown_model", message, param="model")
+            raise self._refused(404, "unknown_model", self._unknown(model), param="model")
         ready = _allowed(self._fleet.ready(model), subset)
-        scheduling = self.routing.scheduling
-        decode = scheduling.decode.run(ready, context, scheduling.endpoints, self._random)
+        decode = self._decode(ready, context)
         if not decode:
             return self._any_role(ready)
-        situation = self._situation(context, decode[0], ready)
+        partners = _allowed(self._fleet.partners(model, decode[0]), subset)
+        situation = self._situation(context, decode[0], partners)
+        if situation.configured and not situation.prefill_ready:
+            # While the hash changes, pods of one may be without partners, and of another not.
+            paired = _allowed(self._fleet.paired(model), subset)
+            if paired and (others := self._decode(paired, context)):
+                theirs = _allowed(self._fleet.partners(model, others[0]), subset)
+                there = self._situation(context, others[0], theirs)
+                if splits(there, self.routing.scheduling.rules):
+                    decode, partners, situation = others, theirs, there
+        return self._decided(context, decode, partners, situation)
+
+    def _decode(self, pods: Sequence[Pod], context: Context) -> Sequence[Pod]:
+        scheduling = self.routing.scheduling
+        return scheduling.decode.run(pods, context, scheduling.endpoints, self._random)
+
+    def _decided(
+        self,
+        context: Context,
+        decode: Sequence[Pod],
+        partners: Sequence[Pod],
+        situation: Situation,
+    ) -> Pick:
+        scheduling = self.routing.scheduling
         verdict = decide(situation, scheduling.rules)
         prefill: Sequence[Pod] = ()
         if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
-            others = _prefill_view(ready, decode[0])
-            prefill = scheduling.prefill.run(others, context, PREFILL_CANDIDATES, self._random)
+            prefill = scheduling.prefill.run(partners, context, PREFILL_CANDIDATES, self._random)
         return Pick(verdict, decode, prefill, situation.cached_tokens)
 
-    def _situation(self, context: Context, decode: Pod, ready: Sequence[Pod]) -> Situation:
+    def _situation(self, context: Context, decode: Pod, partners: Sequence[Pod]) -> Situation:
         request = context.request
         prompt_tokens = request.prompt_tokens if request else 0
         return Situation(
@@ -163,9 +192,15 @@ class EndpointPicker:
             block_tokens=decode.block_tokens,
             configured=self.routing.serving.enabled
             and any(may_prefill(pod, decode) for pod in self._fleet),
-            prefill_ready=any(may_prefill(pod, decode) for pod in ready),
+            prefill_ready=any(may_hand_over(pod, decode) for pod in partners),
             one_engine=request.one_engine if request else "passthrough",
         )
+
+    def _unknown(self, model: str) -> str:
+        names = self._fleet.models
+        shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
+        more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
+        return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."
 
     def _any_role(self, ready: Sequence[Pod]) -> Pick:
         """No backend may decode: any engine can still serve a request alone (seed 000)."""
@@ -190,9 +225,8 @@ class EndpointPicker:
             tuple(name for name in _INTERNAL if name not in headers),
             destination,
         )
-        prefill = pick.prefill[0] if pick.prefill else None
         return Placement(
-            mutation, pick.decode[0], prefill, context.request, self._fleet, self._metrics
+            mutation, pick.decode[0], pick.prefill, context.request, self._fleet, self._metrics
         )
 
     def _record(self, request: InferenceRequest | None, pick: Pick, request_id: str) -> None:
@@ -229,10 +263,12 @@ class EndpointPicker:
 def _kind(request: HttpRequest) -> Kind | None:
     """The kind of prompt the body holds; None for what passes through unread."""
     kind = _KINDS.get(request.path.partition("?")[0])
-    if kind is None or request.method != "POST":
-        return None
+    return kind if kind is not None and _is_json(request) else None
+
+
+def _is_json(request: HttpRequest) -> bool:
     media = request.headers.get("content-type", "application/json").partition(";")[0]
-    return kind if media.strip().lower().endswith(("/json", "+json")) else None
+    return request.method == "POST" and media.strip().lower().endswith(("/json", "+json"))
 
 
 def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
@@ -243,14 +279,6 @@ def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod,
         for pod in pods
         if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
     )
-
-
-def _prefill_view(ready: tuple[Pod, ...], decode: Pod) -> tuple[Pod, ...]:
-    """Who may prefill for `decode`; the fleet's own view where roles alone say it, as steady scores
-    are kept for that object."""
-    if decode.backend.role is Role.DECODE:
-        return ready
-    return tuple(pod for pod in ready if may_prefill(pod, decode))
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

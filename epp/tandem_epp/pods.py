@@ -50,6 +50,17 @@ class Report:
     blocks: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A backend as discovery has it now."""
+
+    backend: Backend
+    uid: str = ""
+    """Another one under the same name is another pod, with empty caches."""
+    serving: bool = True
+    """False: known, and not to be chosen; it is not ready, or it leaves."""
+
+
 class Pod:
     """One backend."""
 
@@ -60,6 +71,8 @@ class Pod:
         capacity: int = CAPACITY_BLOCKS,
     ) -> None:
         self.backend = backend
+        self.serving = True
+        """Whether discovery has it ready for new requests."""
         self.address = _literal(backend)
         """`ip:port`; None while a host name is not resolved, and then it is not chosen."""
         self.gauges: Gauges | None = None
@@ -94,7 +107,7 @@ class Pod:
     @property
     def ready(self) -> bool:
         """Whether it may be chosen."""
-        return self.healthy and self.address is not None
+        return self.serving and self.healthy and self.address is not None
 
     def reported(self, report: Report) -> bool:
         """Take a scrape in; true when it changes what scorers see."""
@@ -141,35 +154,39 @@ class Fleet:
     """
 
     def __init__(self) -> None:
-        self._pods: dict[str, Pod] = {}
+        self._pods: dict[str, tuple[str, Pod]] = {}
         self._models: frozenset[str] = frozenset()
-        self._views: dict[str | None, tuple[Pod, ...]] = {}
+        self.mixed = False
+        """Whether backends list different models, so that a request's model says where to."""
+        self._views: dict[object, tuple[Pod, ...]] = {}
 
     def __iter__(self) -> Iterator[Pod]:
-        return iter(self._pods.values())
+        return (pod for _, pod in self._pods.values())
 
     def __len__(self) -> int:
         return len(self._pods)
 
     def apply(
         self,
-        backends: Iterable[Backend],
+        members: Iterable[Member],
         block_tokens: int = BLOCK_TOKENS,
         capacity: int = CAPACITY_BLOCKS,
     ) -> None:
-        """Have exactly these backends; one whose name and URL stay keeps what is known of it.
+        """Have exactly these; one whose name, uid and URL stay keeps what is known of it.
 
         `block_tokens` and `capacity` are the index's for a backend that does not tell its own.
         """
         pods = {}
-        for backend in backends:
-            pod = self._pods.get(backend.name)
-            if pod is None or pod.backend.url != backend.url:
+        for member in members:
+            backend = member.backend
+            uid, pod = self._pods.get(backend.name, ("", None))
+            if pod is None or (uid, pod.backend.url) != (member.uid, backend.url):
                 pod = Pod(backend, block_tokens, capacity)
-            pod.backend = backend
-            pods[backend.name] = pod
+            pod.backend, pod.serving = backend, member.serving
+            pods[backend.name] = (member.uid, pod)
         self._pods = pods
         self._models = frozenset(model for pod in self for model in pod.backend.models)
+        self.mixed = len({pod.backend.models for pod in self}) > 1
         self.changed()
 
     def changed(self) -> None:
@@ -182,14 +199,18 @@ class Fleet:
             pod.suspect = True
             self.changed()
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The model names that backends list, sorted."""
+        return tuple(sorted(self._models))
+
     def serves(self, model: str) -> bool:
         """Whether some backend, healthy or not, may serve `model`; true when there is none."""
         return model in self._models or not all(pod.backend.models for pod in self) or not self
 
     def ready(self, model: str | None) -> tuple[Pod, ...]:
         """Backends that may be chosen for `model`; one without a list of models serves any."""
-        # Names that no backend lists share one view, so clients cannot grow the table.
-        key = model if model is None or model in self._models else _UNLISTED
+        key = self._key(model)
         if (view := self._views.get(key)) is None:
             view = tuple(
                 pod
@@ -200,6 +221,32 @@ class Fleet:
             view = self._views[key] = _preferred(view)
         return view
 
+    def partners(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
+        """Those of `ready(model)` that may prefill for `decode`, perhaps among others that their
+        role rules out; `ready(model)` itself where it has no more than one KV compat hash."""
+        ready = self.ready(model)
+        if decode.backend.role is not Role.DECODE:
+            return tuple(pod for pod in ready if may_hand_over(pod, decode))
+        key = (self._key(model), decode.backend.compat, decode.backend.models)
+        if (view := self._views.get(key)) is None:
+            view = tuple(pod for pod in ready if _share_kv(pod, decode))
+            view = self._views[key] = ready if len(view) == len(ready) else view
+        return view
+
+    def paired(self, model: str | None) -> tuple[Pod, ...]:
+        """Those of `ready(model)` for whom another of them may prefill."""
+        key = ("paired", self._key(model))
+        if (view := self._views.get(key)) is None:
+            ready = self.ready(model)
+            view = self._views[key] = tuple(
+                pod for pod in ready if any(may_hand_over(other, pod) for other in ready)
+            )
+        return view
+
+    def _key(self, model: str | None) -> str | None:
+        # Names that no backend lists share one view, so clients cannot grow the table.
+        return model if model is None or model in self._models else _UNLISTED
+
 
 def _preferred(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """Without those under suspicion, unless nobody else decodes."""
@@ -208,13 +255,32 @@ def _preferred(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
 
 
 def may_prefill(pod: Pod, decode: Pod) -> bool:
-    """Whether `pod` may run the prefill of a request that decodes on `decode`.
+    """Whether `pod` is there to run the prefill of requests that decode on `decode`.
 
     Never for itself, and a unified backend not for another one: two engines that each do both are
-    no disaggregation.
+    no disaggregation. Nor for another model.
     """
     roles = {pod.backend.role, decode.backend.role}
-    return pod is not decode and pod.backend.role.serves(Role.PREFILL) and roles != {Role.UNIFIED}
+    return (
+        pod is not decode
+        and pod.backend.role.serves(Role.PREFILL)
+        and roles != {Role.UNIFIED}
+        and _share_a_model(pod, decode)
+    )
+
+
+def may_hand_over(pod: Pod, decode: Pod) -> bool:
+    """Whether `decode` can read the KV of a prefill that `pod` is there to run."""
+    return may_prefill(pod, decode) and _share_kv(pod, decode)
+
+
+def _share_kv(pod: Pod, decode: Pod) -> bool:
+    return pod.backend.compat == decode.backend.compat and _share_a_model(pod, decode)
+
+
+def _share_a_model(pod: Pod, decode: Pod) -> bool:
+    ours, theirs = pod.backend.models, decode.backend.models
+    return ours == theirs or not ours or not theirs or not set(ours).isdisjoint(theirs)
 
 
 def _literal(backend: Backend) -> str | None:

@@ -39,6 +39,10 @@ class _Body(msgspec.Struct):
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
 
 
+class _AnyBody(msgspec.Struct):
+    model: str | None = None
+
+
 @dataclass(slots=True)
 class InferenceRequest:
     """What the scheduler knows of one request."""
@@ -80,6 +84,15 @@ def parse_request(kind: Kind, body: bytes) -> InferenceRequest:
     return InferenceRequest(fields.model, prompt, one_engine or _rule(fields))
 
 
+def model_named(body: bytes) -> str | None:
+    """The model that the JSON of any other request names; None when there is none to be had."""
+    try:
+        return _any_decoder.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+_any_decoder: Final = msgspec.json.Decoder(_AnyBody)
 _decoder: Final = msgspec.json.Decoder(_Body)
 _ids: Final = msgspec.json.Decoder(list[int])
 _lists: Final = msgspec.json.Decoder(list[msgspec.Raw])

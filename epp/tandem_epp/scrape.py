@@ -41,18 +41,25 @@ class Scraper:
         self._fleet = fleet
         self._tasks: dict[Pod, asyncio.Task[None]] = {}
         self._seen: set[Pod] = set()
+        self._complete = False
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether every backend has answered, or failed to, once."""
-        return all(pod in self._seen for pod in self._fleet)
+        """Whether there was a moment at which every backend had answered, or failed to, once.
+
+        A backend that comes later does not count: the router does not stop serving for it.
+        """
+        self._complete = self._complete or (
+            self._session is not None and all(pod in self._seen for pod in self._tasks)
+        )
+        return self._complete
 
     def follow(self) -> None:
-        """Scrape exactly the fleet's backends from now on. To be called on the event loop."""
+        """Scrape exactly the fleet's serving backends from now on; on the event loop only."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
-        pods = set(self._fleet)
+        pods = {pod for pod in self._fleet if pod.serving}
         for pod in self._tasks.keys() - pods:
             self._tasks.pop(pod).cancel()
             self._seen.discard(pod)

@@ -1,4 +1,8 @@
-"""The running picker: fleet, scraper, servers and watches, from start to SIGTERM."""
+"""The running picker: fleet, scraper, servers and watches, from start to SIGTERM.
+
+Errors: OSError when a port is taken, `tandem_kube.errors.NotConfigured` when the pods are to come
+from a cluster and there is none to talk to.
+"""
 
 import asyncio
 import os
@@ -7,17 +11,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tandem_contract.commandline import HostPort
 
 from .admin import health_app, listening, metrics_app
-from .discovery import Loaded, Watch, reload, reload_keys
+from .discovery import Loaded, PodSelection, Watch, reload, reload_keys
 from .grpc_server import GrpcServer
 from .metrics import Metrics
 from .picker import EndpointPicker
-from .pods import Fleet
+from .pods import Fleet, Member
 from .scrape import Scraper
+
+if TYPE_CHECKING:
+    from .cluster import ClusterPods
 
 GRACE: Final = 2.0
 """Seconds for open streams at the end. Their requests are placed; Envoy finishes them alone."""
@@ -34,6 +41,8 @@ class Settings:
     plan_key_dir: Path | None
     max_body: int
     """Bytes."""
+    pods: PodSelection | None = None
+    """Where backends come from; None: the configuration file."""
 
 
 class Service:
@@ -48,16 +57,16 @@ class Service:
         self._picker.plan_keys = keys
         self._stopping = asyncio.Event()
         self._loaded = loaded
+        self._cluster: ClusterPods | None = None
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT.
-
-        Raises OSError, with nothing left running, when a port is taken.
-        """
+        """Serve until SIGTERM or SIGINT; raises as the module says, with nothing left running."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         async with AsyncExitStack() as stack:
+            if settings.pods is not None:
+                self._cluster = await self._connect(settings.pods, stack)
             # Probes and scrapes answer until the last stream has ended: so they are closed last.
             health, metrics = health_app(self._ready), metrics_app(self._metrics.registry)
             await stack.enter_async_context(listening(health, settings.health, "--health"))
@@ -66,20 +75,50 @@ class Service:
             await server.start()
             stack.push_async_callback(server.stop, GRACE)
             stack.push_async_callback(self._scraper.close)
-            self._apply(self._loaded)
-            tasks = [asyncio.create_task(watch.run()) for watch in self._watches()]
+            await self._until_stopped()
+
+    async def _until_stopped(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(watch.run()) for watch in self._watches()]
+            if self._cluster is not None:
+                running.append(tasks.create_task(self._cluster.run()))
+                running.append(tasks.create_task(self._first_pods(self._cluster)))
+            else:
+                self._apply()
             await self._stopping.wait()
-            for task in tasks:
+            for task in running:
                 task.cancel()
+
+    async def _connect(self, pods: PodSelection, stack: AsyncExitStack) -> "ClusterPods":
+        # Only here: the API's client costs memory that static discovery has no use for.
+        from tandem_kube.client import connect  # noqa: PLC0415
+
+        from .cluster import ClusterPods  # noqa: PLC0415
+
+        api = await stack.enter_async_context(await connect())
+        cluster = ClusterPods(api, pods, self._apply)
+        self._metrics.registry.register(cluster)
+        return cluster
+
+    async def _first_pods(self, cluster: "ClusterPods") -> None:
+        """Also when there are none, of which no change tells."""
+        await cluster.synced.wait()
+        self._apply()
 
     def _ready(self) -> bool:
         return self._scraper.complete and not self._stopping.is_set()
 
-    def _apply(self, new: Loaded) -> None:
-        index = new.routing.scheduling.index
-        self._fleet.apply(new.config.backends, index.blockSizeTokens, index.lruCapacityPerServer)
-        self._picker.routing = new.routing
+    def _apply(self) -> None:
+        """Have the backends and the settings that are in force now."""
+        loaded, index = self._loaded, self._loaded.routing.scheduling.index
+        self._fleet.apply(self._members(), index.blockSizeTokens, index.lruCapacityPerServer)
+        self._picker.routing = loaded.routing
         self._scraper.follow()
+
+    def _members(self) -> list[Member]:
+        if self._cluster is not None:
+            return self._cluster.members
+        return [Member(backend) for backend in self._loaded.config.backends]
 
     def _watches(self) -> list[Watch]:
         watches = [Watch(self._settings.config, self._config_changed)]
@@ -88,8 +127,11 @@ class Service:
         return watches
 
     def _config_changed(self) -> None:
-        if (new := reload(self._settings.config, os.environ)) is not None:
-            self._apply(new)
+        pods = self._settings.pods
+        new = reload(self._settings.config, os.environ, listed=pods is None)
+        if new is not None:
+            self._loaded = new
+            self._apply()
 
     def _keys_changed(self) -> None:
         directory = self._settings.plan_key_dir
@@ -98,5 +140,5 @@ class Service:
 
 
 async def serve(settings: Settings, loaded: Loaded, keys: dict[str, bytes]) -> None:
-    """Run the picker until it is told to stop. Raises OSError if a port is taken."""
+    """Run the picker until it is told to stop. Raises OSError, NotConfigured."""
     await Service(settings, loaded, keys).run()

@@ -56,8 +56,9 @@ class Placed(Protocol):
     def mutation(self) -> Mutation:
         """What Envoy is to do to the request's headers."""
 
-    def responded(self, timing: str | None, status: int) -> None:
-        """Response headers passed; `timing` is what the sidecar reported with them."""
+    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
+        """Response headers passed: `timing` and the name of the backend that ran the `prefill` are
+        what the sidecar reported with them."""
 
     def end(self) -> None:
         """The request is over, however it ended. Called once."""
@@ -147,7 +148,7 @@ class ExtProcStream:
 
     def _response_headers(self, message: ResponseHeaders) -> Answer:
         if self._placed is not None:
-            self._placed.responded(message.timing, message.status)
+            self._placed.responded(message.timing, message.status, message.prefill)
         return Pass(Part.RESPONSE_HEADERS, None if message.timing is None else _FORGET_TIMING)
 
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:

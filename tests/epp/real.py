@@ -47,6 +47,8 @@ class Backend:
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     started: float = 1.0
+    prefilled_by: str | None = None
+    """The prefill backend it claims."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -63,6 +65,8 @@ class Backend:
         response = web.StreamResponse(
             headers={wire.TIMING: timing.encode(), "x-served-by": self.name}
         )
+        if self.prefilled_by is not None:
+            response.headers[wire.PREFILL_BACKEND] = self.prefilled_by
         await response.prepare(request)
         await response.write(b"first ")
         if request.path == "/slow" or b'"slow"' in body:
@@ -110,6 +114,15 @@ class Epp:
     health: int
     metrics: int
 
+    async def serves(self, *backends: str) -> bool:
+        """Whether exactly these may be chosen."""
+        healthy = 'tandem_epp_backend_healthy{backend="'
+        figures = await self.figures()
+        may = {
+            k.removeprefix(healthy)[:-2] for k, v in figures.items() if k.startswith(healthy) and v
+        }
+        return may == set(backends)
+
     async def figures(self) -> dict[str, float]:
         """Its metrics page: `name{labels}` to value."""
         async with (
@@ -120,17 +133,29 @@ class Epp:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
+    async def ready(self) -> bool:
+        """What its readiness probe says."""
+        assert self.process.returncode is None, "tandem-epp ended at its start"
+        url = f"http://127.0.0.1:{self.health}/readyz"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
     async def in_flight(self) -> float:
         figures = await self.figures()
         return sum(v for k, v in figures.items() if k.startswith("tandem_epp_in_flight{"))
 
 
 @asynccontextmanager
-async def process(*command: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    *command: str | Path, **environment: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that is ended with SIGTERM, by its pid."""
     started = await asyncio.create_subprocess_exec(
         *map(str, command),
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
         stderr=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
     )
@@ -143,24 +168,22 @@ async def process(*command: str | Path) -> AsyncIterator[asyncio.subprocess.Proc
 
 
 @asynccontextmanager
-async def epp(config: Path, *flags: str) -> AsyncIterator[Epp]:
-    """`tandem-epp` on free ports, ready."""
+async def starting_epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
+    """`tandem-epp` on free ports."""
     grpc, health, metrics = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [sys.executable, "-m", "tandem_epp", "--config", str(config), *flags]
     for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
         command += [flag, f"127.0.0.1:{port}"]
-    async with process(*command) as started, aiohttp.ClientSession() as session:
-
-        async def ready() -> bool:
-            assert started.returncode is None, "tandem-epp ended at its start"
-            try:
-                async with session.get(f"http://127.0.0.1:{health}/readyz") as response:
-                    return response.status == 200
-            except aiohttp.ClientError:
-                return False
-
-        await until(ready)
+    async with process(*command, **environment) as started:
         yield Epp(started, grpc, health, metrics)
+
+
+@asynccontextmanager
+async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
+    """`tandem-epp` on free ports, ready."""
+    async with starting_epp(config, *flags, **environment) as started:
+        await until(started.ready)
+        yield started
 
 
 @asynccontextmanager

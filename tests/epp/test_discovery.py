@@ -46,6 +46,13 @@ def test_what_cannot_be_used_is_told_with_its_line(
     assert "router.yaml:" in caplog.text
 
 
+def test_with_pods_from_a_cluster_the_file_lists_none(tmp_path: Path) -> None:
+    serving = "disaggregated_serving: {enabled: true}\n"
+    assert load(written(tmp_path, serving), {}, listed=False).routing.serving.enabled
+    with pytest.raises(DocumentError, match=r"router.yaml:1: backends: .* from the cluster"):
+        load(written(tmp_path, GOOD), {}, listed=False)
+
+
 def test_bad_keys_are_told_and_good_ones_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,8 @@ import json
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
@@ -14,7 +16,7 @@ from tandem_contract.timing import Timing
 from tandem_epp.messages import HttpRequest
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker, Placement, Routing
-from tandem_epp.pods import Fleet, Gauges, Pod, Report
+from tandem_epp.pods import Fleet, Gauges, Member, Pod, Report
 from tandem_epp.scheduling.config import load_scheduling
 from tandem_epp.stream import Refused
 
@@ -32,7 +34,9 @@ class World:
         document = parse_documents(scheduling, "router.yaml")[0]
         self.fleet = Fleet()
         self.fleet.apply(
-            Backend(name=name, url=f"http://10.0.0.{i}:8000", role=Role(role), models=("m",))
+            Member(
+                Backend(name=name, url=f"http://10.0.0.{i}:8000", role=Role(role), models=("m",))
+            )
             for i, (name, role) in enumerate(roles.items(), 1)
         )
         self.metrics = Metrics(self.fleet)
@@ -140,7 +144,7 @@ def test_counts_follow_a_request_and_end_at_zero() -> None:
     world = World(d="decode", p="prefill")
     placement, _ = world.place()
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 1)
-    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), 200)
+    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), 200, "p")
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 0)
     placement.responded(None, 200)
     placement.end()
@@ -153,11 +157,24 @@ def test_counts_follow_a_request_and_end_at_zero() -> None:
     assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
 
 
+def test_timing_is_credited_to_the_backend_that_computed() -> None:
+    world = World(d="decode", p1="prefill", p2="prefill")
+    timing = Timing(compute=1.0, computed=100).encode()
+    placement, plan = world.place()
+    retried = plan.prefill[1].name
+    placement.responded(timing, 200, retried)
+    rates = {pod.name: pod.prefill_rate for pod in world.fleet}
+    assert rates == {"d": None, "p1": None, "p2": None, retried: 100}
+    placement, _ = world.place("other " * 400)
+    placement.responded(timing, 200, None)
+    assert world["d"].prefill_rate == 100, "it fell back: the decode backend computed"
+
+
 def test_refusals() -> None:
     world = World(d="decode")
     status, error = world.refused(b'{"model": "other"}')
     assert (status, error["param"]) == (404, "model")
-    assert "`other` does not exist" in str(error["message"])
+    assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
     assert world.refused(b"{")[0] == 400
     assert json.loads(world.picker.too_large(5).body)["error"]["code"] == 413
     assert world.decisions("refused", "unknown_model") == 1
@@ -251,3 +268,104 @@ def test_the_only_decode_backend_is_asked_again_after_it_failed() -> None:
     world = World(d="decode", p="prefill")
     world.place()[0].responded(None, 503)
     assert world.place()[0].decode is world["d"]
+
+
+def backend(name: str, role: str, compat: str | None = None, *models: str) -> Member:
+    # The address follows the name, so that a change of others is none of this one's.
+    url = f"http://10.0.{sum(name.encode()) % 250}.1:8000"
+    return Member(Backend(name, url, Role(role), models=models or ("m",), compat=compat))
+
+
+def test_only_pods_of_one_hash_are_paired_and_the_split_goes_where_partners_are() -> None:
+    world = World()
+    old = [backend("d-old", "decode", "1"), backend("p-old", "prefill", "1")]
+    new = [backend("d-new", "decode", "2"), backend("p-new", "prefill", "2")]
+    world.fleet.apply([*old, new[0]])
+    plans = [world.place(f"{i} {LONG}")[1] for i in range(8)]
+    assert {plan.decode.name for plan in plans} == {"d-old"}, "the new one has no partner yet"
+    assert {target.name for plan in plans for target in plan.prefill} == {"p-old"}
+    short = {world.place(f"short {i}")[1].decode.name for i in range(8)}
+    assert "d-new" in short, "what needs no partner goes there already"
+    world.fleet.apply([*old, *new])
+    plans = [world.place(f"again {i} {LONG}")[1] for i in range(16)]
+    pairs = {(plan.decode.name, *(t.name for t in plan.prefill)) for plan in plans}
+    assert pairs == {("d-old", "p-old"), ("d-new", "p-new")}
+
+
+def test_a_pod_alone_with_its_hash_prefills_itself() -> None:
+    world = World()
+    world.fleet.apply([backend("d", "decode", "2"), backend("p", "prefill", "1")])
+    _, plan = world.place()
+    assert (plan.path, plan.reason) == (RoutingPath.FALLBACK, "no_prefill_backend")
+
+
+COMPATS = st.sampled_from([None, "1", "2"])
+MODELS = st.sampled_from([("m",), ("n",), ("m", "n"), ()])
+FLEETS = st.lists(
+    st.tuples(st.sampled_from(list(Role)), COMPATS, MODELS, st.booleans()), min_size=1, max_size=8
+)
+
+
+@given(fleet=FLEETS, model=st.sampled_from(["m", "n", None]), seed=st.integers(0, 9))
+def test_no_request_is_ever_handed_across(
+    fleet: list[tuple[Role, str | None, tuple[str, ...], bool]], model: str | None, seed: int
+) -> None:
+    world = World()
+    world.picker = EndpointPicker(world.fleet, world.picker.routing, world.metrics, Random(seed))
+    members = {
+        f"b{i}": Member(
+            Backend(f"b{i}", f"http://10.0.0.{i}:1", role, models=models, compat=compat),
+            serving=serving,
+        )
+        for i, (role, compat, models, serving) in enumerate(fleet)
+    }
+    world.fleet.apply(members.values())
+    fields = {} if model is None else {"model": model}
+    request = HttpRequest("POST", "/v1/completions", {})
+    try:
+        placement = world.picker.place(
+            request, json.dumps({"prompt": LONG, **fields}).encode(), NOW
+        )
+    except Refused:
+        assert not any(
+            m.serving and (model is None or not m.backend.models or model in m.backend.models)
+            for m in members.values()
+        )
+        return
+    for pod in (placement.decode, *placement.prefill):
+        chosen = members[pod.name]
+        assert chosen.serving
+        assert model is None or not pod.backend.models or model in pod.backend.models
+        assert pod.backend.compat == placement.decode.backend.compat
+    placement.end()
+    assert all(pod.in_flight == 0 for pod in world.fleet)
+
+
+def test_counts_end_cleanly_after_the_pods_are_gone() -> None:
+    world = World(d="decode", p="prefill")
+    placement, _ = world.place()
+    d, p = world["d"], world["p"]
+    world.fleet.apply([])
+    placement.responded(None, 503)
+    placement.end()
+    assert (d.in_flight, p.in_flight) == (0, 0)
+    assert world.refused(b"{}")[0] == 503
+
+
+def test_where_models_differ_any_json_goes_to_its_model() -> None:
+    world = World()
+    world.fleet.apply([backend("a", "decode", None, "m"), backend("b", "decode", None, "n")])
+    embeddings = HttpRequest("POST", "/v1/embeddings", {})
+    assert world.picker.needs_body(embeddings)
+    for model, name in (("m", "a"), ("n", "b")) * 3:
+        placement = world.picker.place(embeddings, b'{"model": "%s"}' % model.encode(), NOW)
+        assert placement.decode.name == name
+    assert world.refused(b'{"model": "x"}')[0] == 404
+    assert world.picker.place(embeddings, b"no JSON", NOW).decode.name in "ab"
+
+
+def test_a_refusal_lists_a_few_models() -> None:
+    world = World()
+    world.fleet.apply([backend("a", "decode", None, *(f"m{i:02}" for i in range(20)))])
+    _, error = world.refused(b'{"model": "x"}')
+    assert str(error["message"]).endswith("`m06`, `m07` and 12 more.")

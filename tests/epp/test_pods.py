@@ -5,13 +5,17 @@ from dataclasses import replace
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
-from tandem_epp.pods import REFUSALS, Fleet, Gauges, Pod, Report, may_prefill
+from tandem_epp.pods import REFUSALS, Fleet, Gauges, Member, Pod, Report, may_prefill
 
 REPORT = Report(Gauges(), b"one", block_tokens=16, blocks=100)
 
 
 def pod(name: str = "a", **fields: object) -> Pod:
     return Pod(Backend(name=name, url="http://127.0.0.1:1", **fields))  # type: ignore[arg-type]
+
+
+def members(*pods: Pod) -> list[Member]:
+    return [Member(each.backend) for each in pods]
 
 
 def test_a_backend_that_never_answered_is_unhealthy_at_its_first_refusal() -> None:
@@ -62,7 +66,7 @@ def test_prefill_rates_are_learned_smoothly() -> None:
 
 def test_a_view_is_one_object_until_something_changes() -> None:
     fleet = Fleet()
-    fleet.apply([pod("a").backend, pod("b", models=("m",)).backend])
+    fleet.apply(members(pod("a"), pod("b", models=("m",))))
     first = fleet.ready("m")
     assert fleet.ready("m") is first
     fleet.changed()
@@ -71,25 +75,59 @@ def test_a_view_is_one_object_until_something_changes() -> None:
 
 def test_views_follow_models() -> None:
     fleet = Fleet()
-    fleet.apply([pod("any").backend, pod("m", models=("m",)).backend])
+    fleet.apply(members(pod("any"), pod("m", models=("m",))))
     assert [p.name for p in fleet.ready("m")] == ["any", "m"]
     assert [p.name for p in fleet.ready("x")] == ["any"]
     assert fleet.ready("x") is fleet.ready("y"), "unlisted names share a view"
     assert fleet.serves("x")
-    fleet.apply([pod("m", models=("m",)).backend])
+    fleet.apply(members(pod("m", models=("m",))))
     assert not fleet.serves("x")
     assert [p.name for p in fleet.ready(None)] == ["m"]
 
 
-def test_a_reload_keeps_what_is_known_unless_the_url_moved() -> None:
+def test_a_change_keeps_what_is_known_unless_the_url_or_the_pod_moved() -> None:
     fleet = Fleet()
-    fleet.apply([pod("a").backend, pod("b").backend])
-    a, b = fleet
-    fleet.apply([Backend(name="a", url=a.backend.url, weight=3), Backend("b", "http://10.0.0.9:1")])
-    kept, fresh = fleet
+    fleet.apply(members(pod("a"), pod("b"), pod("c")))
+    a, b, c = fleet
+    same = Backend(name="a", url=a.backend.url, weight=3)
+    moved = Backend(name="b", url="http://10.0.0.9:1")
+    fleet.apply([Member(same), Member(moved), Member(c.backend, uid="another")])
+    kept, there, again = fleet
     assert kept is a
     assert kept.backend.weight == 3
-    assert fresh is not b
+    assert there is not b
+    assert again is not c
+
+
+def test_a_backend_that_does_not_serve_is_known_and_not_chosen() -> None:
+    fleet = Fleet()
+    fleet.apply(members(pod("a"), pod("b")))
+    a, b = fleet
+    fleet.apply([Member(a.backend, serving=False), Member(b.backend)])
+    assert fleet.ready(None) == (b,)
+    fleet.apply([Member(a.backend), Member(b.backend)])
+    assert fleet.ready(None) == (a, b), "what is known of it is kept"
+
+
+def test_partners_share_a_hash_and_a_model() -> None:
+    fleet = Fleet()
+    fleet.apply(
+        members(
+            pod("d", role=Role.DECODE, compat="1", models=("m",)),
+            pod("p", role=Role.PREFILL, compat="1", models=("m", "n")),
+            pod("old", role=Role.PREFILL, compat="0", models=("m",)),
+            pod("none", role=Role.PREFILL, models=("m",)),
+            pod("other", role=Role.PREFILL, compat="1", models=("o",)),
+        )
+    )
+    d = next(iter(fleet))
+    assert [p.name for p in fleet.partners(None, d)] == ["d", "p"]
+    assert fleet.partners(None, d) is fleet.partners(None, d)
+    assert fleet.partners("o", d) == ()
+    assert fleet.paired(None) == (d,)
+    alone = Fleet()
+    alone.apply(members(pod("d", role=Role.DECODE), pod("p", role=Role.PREFILL)))
+    assert alone.partners("m", next(iter(alone))) is alone.ready("m"), "nothing to leave out"
 
 
 def test_a_host_name_is_not_chosen_before_it_is_resolved() -> None:

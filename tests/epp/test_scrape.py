@@ -6,7 +6,7 @@ import pytest
 
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
-from tandem_epp.pods import Fleet, Gauges
+from tandem_epp.pods import Fleet, Gauges, Member
 from tandem_epp.scrape import Scraper, read_page
 
 from .real import Backend, serving, until
@@ -52,7 +52,7 @@ async def test_backends_are_followed_as_they_come_die_and_restart(
     pods, scraper = fleet
     backend = Backend("a")
     async with serving(backend):
-        pods.apply([BackendConfig("a", f"http://127.0.0.1:{backend.port}")])
+        pods.apply([Member(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
         assert not scraper.complete
         scraper.follow()
         (pod,) = pods
@@ -75,7 +75,7 @@ async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:
     pods, scraper = fleet
     backend = Backend("a")
     async with serving(backend):
-        pods.apply([BackendConfig("a", f"http://localhost:{backend.port}")])
+        pods.apply([Member(BackendConfig("a", f"http://localhost:{backend.port}"))])
         (pod,) = pods
         assert not pod.ready
         scraper.follow()

@@ -40,7 +40,7 @@ class Placement:
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
 
-    def responded(self, timing: str | None, status: int) -> None:
+    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
         self.timings.append(timing)
 
     def end(self) -> None:

@@ -50,6 +50,8 @@ MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
     """Two decode backends and one prefill backend behind a picker and Envoy."""
     decode = [Backend("decode-1"), Backend("decode-2")]
+    for backend in decode:
+        backend.prefilled_by = "prefill-1"
     prefill = Backend("prefill-1")
     keys = directory / "keys"
     keys.mkdir()

@@ -1,0 +1,122 @@
+"""What a pod's labels, annotations and status make of it."""
+
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_contract.config import Backend
+from tandem_contract.paths import Role
+from tandem_epp.labelled import Unusable, member
+from tandem_epp.pods import Member
+
+
+def pod(
+    ready: str = "True",
+    address: str | None = "10.0.0.1",
+    phase: str = "Running",
+    annotations: dict[str, str] | None = None,
+    deleting: bool = False,
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": "x-0", "namespace": "n", "uid": "u1"}
+    if annotations:
+        metadata["annotations"] = annotations
+    if deleting:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
+    status: dict[str, Any] = {"phase": phase, "conditions": conditions}
+    if address:
+        status["podIP"] = address
+    return {"metadata": metadata, "status": status}
+
+
+def found(body: dict[str, Any]) -> Member:
+    made = member(body, 8000)
+    assert isinstance(made, Member)
+    return made
+
+
+def test_a_pod_without_any_label_of_ours_does_both_for_any_model() -> None:
+    assert found(pod()) == Member(Backend("x-0", "http://10.0.0.1:8000"), "u1", serving=True)
+
+
+def test_a_pod_of_the_operator() -> None:
+    made = pod(annotations={labels.SERVED_MODELS: '["org/m", "m"]'})
+    made["metadata"]["labels"] = {
+        labels.ROLE: "decode",
+        labels.LLMD_ROLE: "both",
+        labels.MODEL: "org-m",
+        labels.KV_COMPAT: "abc",
+    }
+    backend = found(made).backend
+    assert (backend.role, backend.models, backend.compat) == (Role.DECODE, ("org/m", "m"), "abc")
+
+
+@pytest.mark.parametrize(
+    ("written", "role"),
+    [
+        ("prefill", Role.PREFILL),
+        ("decode", Role.DECODE),
+        ("unified", Role.UNIFIED),
+        ("both", Role.UNIFIED),
+        ("prefill-decode", Role.UNIFIED),
+        ("encode-prefill", Role.PREFILL),
+    ],
+)
+@pytest.mark.parametrize("key", [labels.ROLE, labels.LLMD_ROLE])
+def test_roles_in_our_words_and_llmds(key: str, written: str, role: Role) -> None:
+    made = pod()
+    made["metadata"]["labels"] = {key: written}
+    assert found(made).backend.role is role
+
+
+def test_port_and_models_of_pods_that_are_not_the_operators() -> None:
+    made = pod(annotations={labels.TARGET_PORT: "8080"}, address="fd00::1")
+    made["metadata"]["labels"] = {labels.MODEL: "m"}
+    backend = found(made).backend
+    assert (backend.url, backend.models) == ("http://[fd00::1]:8080", ("m",))
+
+
+@pytest.mark.parametrize(
+    ("body", "serving"),
+    [
+        (pod(), True),
+        (pod(ready="False"), False),
+        (pod(deleting=True), False),
+    ],
+)
+def test_readiness(body: dict[str, Any], serving: bool) -> None:
+    assert found(body).serving is serving
+
+
+def test_a_draining_pod_is_known_and_not_chosen() -> None:
+    made = pod()
+    made["metadata"]["labels"] = {labels.DRAINING: "true"}
+    assert not found(made).serving
+
+
+@pytest.mark.parametrize("body", [pod(address=None), pod(phase="Failed"), pod(phase="Succeeded")])
+def test_what_has_no_address_yet_or_is_over_is_no_backend(body: dict[str, Any]) -> None:
+    assert member(body, 8000) is None
+    assert member({"metadata": {"name": "x", "uid": "u"}}, 8000) is None
+
+
+@pytest.mark.parametrize(
+    ("labelled", "annotations", "reason"),
+    [
+        ({labels.ROLE: "router"}, {}, "label tandem.dev/role: 'router' is none of "),
+        ({labels.LLMD_ROLE: "encode"}, {}, "label llm-d.ai/role: 'encode' is none of "),
+        ({}, {labels.TARGET_PORT: "http"}, "annotation tandem.dev/target-port: 'http' is no port"),
+        ({}, {labels.TARGET_PORT: "70000"}, "'70000' is no port"),
+        ({}, {labels.SERVED_MODELS: "m"}, "served-models: 'm' is no JSON list of names"),
+        ({}, {labels.SERVED_MODELS: "[1]"}, "is no JSON list of names"),
+    ],
+)
+def test_what_cannot_be_read_is_said(
+    labelled: dict[str, str], annotations: dict[str, str], reason: str
+) -> None:
+    made = pod(annotations=annotations)
+    made["metadata"]["labels"] = labelled
+    unusable = member(made, 8000)
+    assert isinstance(unusable, Unusable)
+    assert reason in unusable.reason

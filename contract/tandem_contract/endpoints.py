@@ -10,3 +10,9 @@ READY: Final = "/readyz"
 
 DRAIN_AND_WAIT: Final = "/drain?wait=true"
 """Sidecar admin → the engine container's preStop: take nothing new, answer when all is done."""
+
+EPP_READY: Final = "/readyz"
+"""EPP health → readiness probe: 200 once it knows its backends and until it stops."""
+
+EPP_LIVE: Final = "/healthz"
+"""EPP health → liveness probe: 200 while its loop runs."""

@@ -10,7 +10,9 @@ from .observed import Body
 _WHOLE: Final = frozenset({"data", "matchLabels", "selector"})
 """Mappings that are ours alone: a key too many makes them another."""
 _QUANTITIES: Final = frozenset({"requests", "limits"})
-_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)(?:[eE]([+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i)?)")
+_QUANTITY: Final = re.compile(
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i)?)"
+)
 _SUFFIX: Final = {
     "n": Decimal(10) ** -9, "u": Decimal(10) ** -6, "m": Decimal(10) ** -3,
     **{s: Decimal(1000) ** (i + 1) for i, s in enumerate("kMGTPE")},
@@ -63,12 +65,12 @@ def _says_anything(desired: Any) -> bool:
 
 
 def _same_quantity(live: Any, desired: Any) -> bool:
-    return live == desired or _amount(live) == _amount(desired) is not None
+    return live == desired or quantity(live) == quantity(desired) is not None
 
 
-def _amount(quantity: Any) -> Decimal | None:
+def quantity(text: Any) -> Decimal | None:
     """A Kubernetes quantity as a number; None when it is none."""
-    match = _QUANTITY.fullmatch(str(quantity))
+    match = _QUANTITY.fullmatch(str(text))
     if match is None:
         return None
     number, exponent, suffix = match.groups()

@@ -8,31 +8,37 @@ pick, and plain balancing over the decode pods takes over.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from tandem_contract import headers as wire
 from tandem_contract import ports
-from tandem_contract.commandline import parse_host_port
 from tandem_contract.openai_errors import TYPES, error_body
 
-Json = dict[str, Any]
+from .envoy_clusters import (
+    CONNECTION_BUFFER,
+    EPP,
+    FALLBACK,
+    PICKED,
+    admin_cluster,
+    epp_cluster,
+    fallback_cluster,
+    picked_cluster,
+)
+from .envoy_guards import health_listener, overload
+from .envoy_parts import MANAGER, ROUTER, TYPE, Json, named, socket
+
 BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
 
-_TYPE: Final = "type.googleapis.com/envoy."
-_PICKED: Final = "picked"
-_FALLBACK: Final = "decode"
-_EPP: Final = "epp"
-_CONNECT_TIMEOUT: Final = "2s"
 _PICK_TIMEOUT: Final = "5s"
 """Longest wait for the EPP; a decision takes a millisecond. Past it the request goes unpicked."""
 _SILENCE: Final = "1800s"
 """Longest time without a byte on a stream. A queued prompt says nothing for minutes; a connection
 whose other end vanished must end some time."""
+_HEADERS_TIMEOUT: Final = "30s"
+_REQUEST_TIMEOUT: Final = "300s"
+"""Longest a client may take to send its headers, and its whole request: 16 MiB over a bad line."""
 _TOO_LARGE: Final = 413
-_CONNECTION_BUFFER: Final = 1 << 20
-"""Bytes buffered per connection and direction before the sender is slowed down."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,13 @@ class EnvoySettings:
     """Bytes of request body held in BUFFERED mode. The EPP's --max-body is the limit otherwise."""
     access_log: bool = False
     """One line per request on stdout."""
+    health_port: int | None = None
+    """For probes and for Prometheus; None: no such listener."""
+    max_connections: int = 20_000
+    """Clients' connections at a time; further ones are closed at once. Each may hold a stream, and
+    a stream takes another two descriptors."""
+    max_heap: int | None = None
+    """Bytes Envoy may hold; near it, requests are answered with 503. None: no limit."""
 
 
 def envoy_bootstrap(settings: EnvoySettings) -> Json:
@@ -65,33 +78,44 @@ def envoy_bootstrap(settings: EnvoySettings) -> Json:
     """
     if not settings.fallback:
         raise ValueError("Envoy needs at least one decode address to fall back to")
+    health, admin = [], []
+    if settings.health_port is not None:
+        health.append(health_listener(settings.listen_address, settings.health_port))
+        admin.append(admin_cluster(settings.admin_address, settings.admin_port))
     return {
-        "admin": {"address": _socket(settings.admin_address, settings.admin_port)},
+        "admin": {"address": socket(settings.admin_address, settings.admin_port)},
         "static_resources": {
-            "listeners": [_listener(settings)],
-            "clusters": [_picked_cluster(), _fallback_cluster(settings), _epp_cluster(settings)],
+            "listeners": [_listener(settings), *health],
+            "clusters": [
+                picked_cluster(),
+                fallback_cluster(settings.fallback),
+                epp_cluster(settings.epp_address, settings.epp_port),
+                *admin,
+            ],
         },
+        "overload_manager": overload(settings.max_connections, settings.max_heap),
     }
 
 
 def _listener(settings: EnvoySettings) -> Json:
     return {
         "name": "clients",
-        "address": _socket(settings.listen_address, settings.listen_port),
-        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
+        "address": socket(settings.listen_address, settings.listen_port),
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
         "filter_chains": [
-            {"filters": [_named("network.http_connection_manager", _manager(settings))]}
+            {"filters": [named("network.http_connection_manager", _manager(settings))]}
         ],
     }
 
 
 def _manager(settings: EnvoySettings) -> Json:
     manager: Json = {
-        "@type": _TYPE + "extensions.filters.network.http_connection_manager.v3."
-        "HttpConnectionManager",
+        "@type": MANAGER,
         "stat_prefix": "clients",
         "use_remote_address": True,
         "stream_idle_timeout": _SILENCE,
+        "request_headers_timeout": _HEADERS_TIMEOUT,
+        "request_timeout": _REQUEST_TIMEOUT,
         # One id for client, EPP, sidecar and logs: the client's own where it sent one, unchanged
         # (the extension otherwise writes its tracing decision into a client's UUID), and told.
         "generate_request_id": True,
@@ -99,7 +123,7 @@ def _manager(settings: EnvoySettings) -> Json:
         "always_set_request_id_in_response": True,
         "request_id_extension": {
             "typed_config": {
-                "@type": _TYPE + "extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "@type": TYPE + "extensions.request_id.uuid.v3.UuidRequestIdConfig",
                 "pack_trace_reason": False,
             }
         },
@@ -108,13 +132,13 @@ def _manager(settings: EnvoySettings) -> Json:
         "local_reply_config": {"mappers": _error_replies(settings)},
         "route_config": _routes(settings),
         "http_filters": [
-            _named("http.header_mutation", _drop_timing()),
-            _named("http.ext_proc", _ext_proc(settings)),
-            _named("http.router", {"@type": _TYPE + "extensions.filters.http.router.v3.Router"}),
+            named("http.header_mutation", _drop_timing()),
+            named("http.ext_proc", _ext_proc(settings)),
+            ROUTER,
         ],
     }
     if settings.access_log:
-        stdout = _TYPE + "extensions.access_loggers.stream.v3.StdoutAccessLog"
+        stdout = TYPE + "extensions.access_loggers.stream.v3.StdoutAccessLog"
         manager["access_log"] = [
             {"name": "envoy.access_loggers.stdout", "typed_config": {"@type": stdout}}
         ]
@@ -125,7 +149,7 @@ def _drop_internal_headers() -> Json:
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
-            "@type": _TYPE
+            "@type": TYPE
             + "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [{"remove": name} for name in sorted(wire.INTERNAL)],
         },
@@ -136,7 +160,7 @@ def _drop_timing() -> Json:
     # Responses pass the filters from the last to the first: the EPP has read it by then, and
     # where the EPP has died meanwhile, nobody else takes it off.
     return {
-        "@type": _TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
+        "@type": TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
         "mutations": {"response_mutations": [{"remove": wire.TIMING}]},
     }
 
@@ -163,9 +187,9 @@ def _error_reply(status: int, filters: list[Json]) -> Json:
 
 def _ext_proc(settings: EnvoySettings) -> Json:
     return {
-        "@type": _TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
         # No timeout on the stream: it lives as long as the request.
-        "grpc_service": {"envoy_grpc": {"cluster_name": _EPP}, "timeout": "0s"},
+        "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
         "failure_mode_allow": True,
         "message_timeout": _PICK_TIMEOUT,
         "processing_mode": {
@@ -197,9 +221,9 @@ def _routes(settings: EnvoySettings) -> Json:
                 "routes": [
                     {
                         "match": {"prefix": "/", "headers": [picked]},
-                        "route": _route(_PICKED, _RETRY_UNSENT),
+                        "route": _route(PICKED, _RETRY_UNSENT),
                     },
-                    {"match": {"prefix": "/"}, "route": _route(_FALLBACK, _RETRY_ELSEWHERE)},
+                    {"match": {"prefix": "/"}, "route": _route(FALLBACK, _RETRY_ELSEWHERE)},
                 ],
             }
         ],
@@ -209,19 +233,19 @@ def _routes(settings: EnvoySettings) -> Json:
 _RETRY_UNSENT: Final[Json] = {
     # The same address again: only for a connection that could not be made or was refused before
     # the pod read anything. A 503 of the pod it chose is the EPP's to avoid, not to repeat.
-    "retry_on": "connect-failure,refused-stream",
+    "retry_on": "connect-failure,refused-stream,reset-before-request",
     "num_retries": 1,
 }
 _RETRY_ELSEWHERE: Final[Json] = {
     # A sidecar that answers 503 has sent nothing on, so the request is safe on another.
-    "retry_on": "connect-failure,refused-stream,retriable-status-codes",
+    "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
     "retriable_status_codes": [503],
     "num_retries": 2,
     "retry_host_predicate": [
         {
             "name": "envoy.retry_host_predicates.previous_hosts",
             "typed_config": {
-                "@type": _TYPE + "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                "@type": TYPE + "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
             },
         }
     ],
@@ -232,85 +256,3 @@ _RETRY_ELSEWHERE: Final[Json] = {
 def _route(cluster: str, retry: Json) -> Json:
     # An answer takes as long as it takes: no route timeout; `_SILENCE` ends what died.
     return {"cluster": cluster, "timeout": "0s", "retry_policy": retry}
-
-
-def _picked_cluster() -> Json:
-    # ORIGINAL_DST takes exactly one address from the header and answers 503 to a comma list (seen
-    # with Envoy 1.40), so our EPP names one unless told otherwise. Alternates would need the
-    # override-host policy, which knows only hosts of its cluster, and a new pod is none yet.
-    return {
-        "name": _PICKED,
-        "type": "ORIGINAL_DST",
-        "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": _CONNECT_TIMEOUT,
-        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
-        "original_dst_lb_config": {
-            "use_http_header": True,
-            "http_header_name": wire.DESTINATION_ENDPOINT,
-        },
-        "circuit_breakers": _NO_BREAKER,
-    }
-
-
-def _fallback_cluster(settings: EnvoySettings) -> Json:
-    return {
-        "name": _FALLBACK,
-        "type": "STRICT_DNS",
-        "lb_policy": "LEAST_REQUEST",
-        "connect_timeout": _CONNECT_TIMEOUT,
-        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
-        "load_assignment": _endpoints(
-            _FALLBACK, [_socket(*parse_host_port(address)) for address in settings.fallback]
-        ),
-        "circuit_breakers": _NO_BREAKER,
-    }
-
-
-def _epp_cluster(settings: EnvoySettings) -> Json:
-    options = _TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions"
-    return {
-        "name": _EPP,
-        "type": "STRICT_DNS",
-        "connect_timeout": _CONNECT_TIMEOUT,
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-                "@type": options,
-                "explicit_http_config": {"http2_protocol_options": {}},
-            }
-        },
-        "load_assignment": _endpoints(_EPP, [_socket(settings.epp_address, settings.epp_port)]),
-        # A dead EPP must be known to be dead: without a host to try, a stream fails before a body
-        # is sent on it, and a FULL_DUPLEX_STREAMED request passes unpicked instead of failing.
-        "health_checks": [
-            {
-                "tcp_health_check": {},
-                "interval": "1s",
-                "no_traffic_interval": "1s",
-                "timeout": "1s",
-                "unhealthy_threshold": 1,
-                "healthy_threshold": 1,
-            }
-        ],
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "circuit_breakers": _NO_BREAKER,
-    }
-
-
-_MANY: Final = 1 << 20
-_NO_BREAKER: Final[Json] = {
-    # Envoy's default of 1,024 requests at a time would turn a burst of long answers into 503s.
-    "thresholds": [{"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY}]
-}
-
-
-def _endpoints(cluster: str, sockets: Sequence[Json]) -> Json:
-    endpoints = [{"endpoint": {"address": socket}} for socket in sockets]
-    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": endpoints}]}
-
-
-def _socket(host: str, port: int) -> Json:
-    return {"socket_address": {"address": host, "port_value": port}}
-
-
-def _named(name: str, typed_config: Json) -> Json:
-    return {"name": f"envoy.filters.{name}", "typed_config": typed_config}

@@ -2,13 +2,29 @@
 
 plan_endpoint(observed, settings) -> what to write      covers(live, desired) -> already so?
 router_state(observed)            -> RouterReady        conflicts(pools)      -> who disagrees
+
+router_observed   what is seen and set          router_wants     what the pools ask together
+router_objects    what all objects share, keys, InferencePool, HTTPRoute
+router_envoy, envoy*                            router_epp       plan_keys
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Final
+
+from tandem_contract import ports
 
 from .covers import covers
 from .observed import Body, RouterState
+from .plan_keys import Rotation, keys_in, rotate
+from .router_envoy import envoy_objects
+from .router_epp import epp_objects
+from .router_objects import Names, Object, http_route, inference_pool, plan_key_object
 from .router_observed import (
+    CHILD_KINDS,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    INFERENCE_POOL_ALPHA,
+    OPTIONAL_KINDS,
     ApiKind,
     EndpointPlan,
     EndpointPool,
@@ -17,10 +33,12 @@ from .router_observed import (
     RouterSettings,
     UnreadPool,
 )
+from .router_wants import Wants, conflicts, wants
 
 __all__ = [
+    "CHILD_KINDS",
+    "OPTIONAL_KINDS",
     "ApiKind",
-    "Body",
     "EndpointPlan",
     "EndpointPool",
     "ObservedEndpoint",
@@ -30,21 +48,117 @@ __all__ = [
     "conflicts",
     "covers",
     "plan_endpoint",
+    "ref_of",
     "router_state",
 ]
 
+_SECRET: Final = "Secret"  # noqa: S105 - a kind
+_SOONEST: Final = 1.0
+
+
+def ref_of(body: Body) -> Ref:
+    """What an object is called."""
+    return Ref(body["apiVersion"], body["kind"], body["metadata"]["name"])
+
 
 def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> EndpointPlan:
-    """What to write so that the endpoint is as its pools ask; empty once it is."""
-    return EndpointPlan()
+    """What to write so that the endpoint is as its pools ask; nothing once it is.
+
+    Without a pool that can be read: its objects go, unless one that cannot be read names it, which
+    keeps all as it is. Raises ValueError when a plan key is due and `observed.secret` is too short.
+    """
+    if not observed.pools:
+        return EndpointPlan(delete=() if observed.unread else tuple(observed.children))
+    wanted = wants(observed.pools)
+    rotation = _rotation(observed, settings) if wanted.epp else None
+    desired = {ref_of(one): one for one in _objects(observed, wanted, settings, rotation)}
+    return EndpointPlan(
+        apply=tuple(
+            one
+            for ref, one in desired.items()
+            if ref not in observed.children or not covers(observed.children[ref], one)
+        ),
+        delete=()
+        if observed.unread
+        else tuple(ref for ref in observed.children if ref not in desired),
+        requeue_after=max(_SOONEST, rotation.next - observed.now) if rotation else None,
+    )
+
+
+def _rotation(observed: ObservedEndpoint, settings: RouterSettings) -> Rotation:
+    ref = Ref("v1", _SECRET, Names(observed.key.name).plan_keys)
+    keys = keys_in(observed.children.get(ref))
+    return rotate(keys, observed.now, observed.secret, settings.key_period)
+
+
+def _objects(
+    observed: ObservedEndpoint,
+    wanted: Wants,
+    settings: RouterSettings,
+    rotation: Rotation | None,
+) -> Iterator[Object]:
+    """Every object there is to be, those that others need first."""
+    if rotation:
+        yield plan_key_object(observed, rotation.keys)
+        yield from epp_objects(observed, wanted, settings)
+    if wanted.envoy:
+        yield from envoy_objects(observed, wanted, settings)
+    if wanted.inference_pool and _inference_pools(observed):
+        yield inference_pool(observed, Names(observed.key.name).epp)
+        if wanted.gateways and HTTP_ROUTE in observed.kinds:
+            yield http_route(observed, wanted.gateways)
+
+
+def _inference_pools(observed: ObservedEndpoint) -> bool:
+    return not observed.kinds.isdisjoint({INFERENCE_POOL, INFERENCE_POOL_ALPHA})
 
 
 def router_state(observed: ObservedEndpoint) -> RouterState:
-    """Whether requests reach the pods as the pools ask, and at which URL."""
-    return RouterState(False, "Pending", "the router is not there yet", None)
+    """Whether requests reach the pods as the pools ask, and at which URL.
+
+    The URL is Envoy's, None where a gateway of the cluster is the way in. Reasons: a failure's own,
+    NoSuchKind, Pending, EppUnavailable, EnvoyUnavailable; RouterReady, External.
+    """
+    if not observed.pools:
+        return RouterState(False, "Unread", "no pool of the endpoint can be read", None)
+    wanted, names = wants(observed.pools), Names(observed.key.name)
+    where = f"{names.endpoint}.{observed.key.namespace}.svc"
+    url = f"http://{where}:{ports.ENVOY}" if wanted.envoy else None
+    reason, message = next(_troubles(observed, wanted), ("RouterReady", "requests are routed"))
+    if reason == "RouterReady" and not (wanted.epp or wanted.envoy):
+        reason, message = "External", "routing is another's: neither EPP nor Envoy is asked for"
+    return RouterState(reason in ("RouterReady", "External"), reason, message, url)
 
 
-def conflicts(pools: Sequence[EndpointPool]) -> tuple[str, ...]:
-    """One line for each setting that pools of one endpoint want differently: who wants what, and
-    what is done."""
-    return ()
+def _troubles(observed: ObservedEndpoint, wanted: Wants) -> Iterator[tuple[str, str]]:
+    """Reason and message of each thing that is amiss, the most telling first."""
+    for ref, failure in sorted(observed.failures.items(), key=lambda item: str(item[0])):
+        yield failure.reason, f"{ref.kind} {ref.name}: {failure.message}"
+    if wanted.inference_pool and not _inference_pools(observed):
+        yield (
+            "NoSuchKind",
+            "inferencePool is asked for: install the CRDs of the Gateway API \
+Inference Extension",
+        )
+    if wanted.gateways and HTTP_ROUTE not in observed.kinds:
+        yield "NoSuchKind", "gatewayRef is given: install the CRDs of the Gateway API"
+    names = Names(observed.key.name)
+    if wanted.epp:
+        fallback = "Envoy balances over the decode pods meanwhile" if wanted.envoy else None
+        yield from _not_available(observed, names.epp, "EppUnavailable", fallback)
+    if wanted.envoy:
+        yield from _not_available(observed, names.envoy, "EnvoyUnavailable", None)
+
+
+def _not_available(
+    observed: ObservedEndpoint, name: str, reason: str, meanwhile: str | None
+) -> Iterator[tuple[str, str]]:
+    found = observed.children.get(Ref("apps/v1", "Deployment", name))
+    if found is None:
+        yield "Pending", f"Deployment {name} is not there yet"
+    elif not (found.get("status") or {}).get("availableReplicas"):
+        yield reason, f"no pod of Deployment {name} is available{_and(meanwhile)}"
+
+
+def _and(meanwhile: str | None) -> str:
+    return f": {meanwhile}" if meanwhile else ""

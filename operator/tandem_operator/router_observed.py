@@ -50,6 +50,10 @@ class EndpointPool:
     uid: str
     pool: DecodePool
 
+    @property
+    def name(self) -> str:
+        return self.pool.name
+
 
 @dataclass(frozen=True)
 class UnreadPool:
@@ -86,7 +90,10 @@ class EndpointPlan:
     """What to write, in this order, and when to look again without being told."""
 
     apply: tuple[Body, ...] = ()
-    """Objects to create or to bring to this content; those that `covers` are left out."""
+    """Objects to create or to bring to this content; those that `covers` are left out.
+
+    One that is not among the observed children is created and never overwritten: where its name is
+    taken, the index trails (new plan keys would void those that pods have), or it is another's."""
     delete: tuple[Ref, ...] = ()
     requeue_after: float | None = None
     """Seconds until a plan key is due; None: nothing is."""
@@ -103,6 +110,8 @@ class RouterSettings:
     image_pull_policy: str | None = None
     """None is Kubernetes' own choice, which follows from the tag."""
     image_pull_secrets: tuple[str, ...] = ()
+    envoy_threads: int = 4
+    """Its workers; left to itself it starts one for each core of the node."""
     envoy_replicas: int = 2
     """Two, so that a node's loss is no outage."""
     epp_replicas: int = 1

@@ -1,15 +1,28 @@
 """The CRD files: valid structural schemas, bounded, described, and alike where they must be."""
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem_contract import labels
 from tandem_operator.cel import broken_rules
-from tandem_operator.crd import DECODE_POOL, KINDS, LIST_MAP_KEYS, LIST_TYPE, RULES, load_crd
+from tandem_operator.crd import (
+    DECODE_POOL,
+    KINDS,
+    LIST_MAP_KEYS,
+    LIST_TYPE,
+    RULES,
+    load_crd,
+    schema_version,
+)
+
+RECORDED = Path(__file__).parent / "golden" / "schema-version.txt"
 
 Node = dict[str, Any]
 
@@ -143,3 +156,28 @@ def test_names_columns_and_subresources(kind: str) -> None:
     assert version["subresources"]["status"] == {}
     plain = [c["jsonPath"] for c in columns if "[" not in c["jsonPath"]]
     assert set(plain) - {".metadata.creationTimestamp"} <= paths
+
+
+def test_a_changed_schema_has_a_new_number() -> None:
+    numbers = {load_crd(kind)["metadata"]["annotations"][labels.SCHEMA_VERSION] for kind in KINDS}
+    assert numbers == {str(schema_version())}
+    schemas = json.dumps([undescribed(load_crd(kind)["spec"]) for kind in KINDS], sort_keys=True)
+    now = hashlib.sha256(schemas.encode()).hexdigest()
+    number, recorded = RECORDED.read_text().split()
+    changed = now != recorded
+    assert (changed, int(number)) == (False, schema_version()), (
+        f"the schema in crds/ is not the one recorded as version {number}: raise the annotation"
+        f" {labels.SCHEMA_VERSION} in both files above the last release's (operators compare it"
+        f" with that of the installed CRDs), then write that number and {now} into {RECORDED}"
+    )
+
+
+def undescribed(value: Any) -> Any:
+    """Without descriptions, which change nothing that an operator relies on."""
+    if isinstance(value, dict):
+        return {
+            key: undescribed(item)
+            for key, item in value.items()
+            if not (key == "description" and isinstance(item, str))
+        }
+    return [undescribed(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,293 @@
+"""The picker on a real cluster's API: pods as objects, their engines as real HTTP servers."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers as wire
+from tandem_contract import labels
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, load_keys, verify
+from tandem_kube.client import Api, connect
+from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
+from tandem_local.addresses import free_port
+from tandem_operator.envoy import EnvoySettings
+
+from ..cluster.control_plane import ControlPlane
+from ..kube.apis import proxied
+from .real import Backend, Epp, envoy, epp, serving, starting_epp, until
+
+pytestmark = [pytest.mark.component, pytest.mark.control_plane]
+
+LONG = "word " * 400
+CONFIG = "disaggregated_serving: {enabled: true}\n"
+ENDPOINT = {labels.endpoint_label("chat"): "decode"}
+
+
+class Pods:
+    """Pods of one namespace that run nowhere; their status says what a kubelet would."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self.namespace = api, namespace
+
+    async def create(
+        self,
+        backend: Backend,
+        role: str,
+        *,
+        models: tuple[str, ...] = ("m",),
+        compat: str = "c1",
+        **more: str,
+    ) -> None:
+        """A ready pod of the operator's endpoint `chat`, answered for by `backend`."""
+        found = {**ENDPOINT, labels.ROLE: role, labels.KV_COMPAT: compat}
+        notes = {labels.SERVED_MODELS: json.dumps(models), labels.TARGET_PORT: str(backend.port)}
+        await self.create_plain(backend.name, found | more, notes)
+
+    async def create_plain(
+        self, name: str, found: dict[str, str], notes: dict[str, str] | None = None
+    ) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": self.namespace,
+                "labels": found,
+                "annotations": notes or {},
+            },
+            # A node, so that a deletion waits for its kubelet.
+            "spec": {"nodeName": "none", "containers": [{"name": "c", "image": "x"}]},
+        }
+        await self._api.create(PODS, body)
+        await self.ready(name)
+
+    async def ready(self, name: str, ready: bool = True) -> None:
+        status: dict[str, Any] = {
+            "phase": "Running",
+            "podIP": "127.0.0.1",
+            "podIPs": [{"ip": "127.0.0.1"}],
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        }
+        await self._api.patch_status(PODS, name, status, self.namespace)
+
+    async def draining(self, name: str, value: str | None = "true") -> None:
+        patch = {"metadata": {"labels": {labels.DRAINING: value}}}
+        await self._api.patch(PODS, name, patch, self.namespace)
+
+    async def delete(self, name: str, grace: int = 60) -> None:
+        await self._api.delete(PODS, name, self.namespace, grace=grace)
+
+
+@pytest.fixture
+async def pods(control_plane: ControlPlane, namespace: str) -> AsyncIterator[Pods]:
+    async with await connect(control_plane.kubeconfig) as api:
+        yield Pods(api, namespace)
+
+
+def config_file(folder: Path) -> Path:
+    file = folder / "router.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def flags(namespace: str) -> tuple[str, ...]:
+    return ("--discovery", "kubernetes", "--namespace", namespace, "--endpoint", "chat")
+
+
+@dataclass
+class Stack:
+    """A picker and Envoy before it."""
+
+    epp: Epp
+    url: str
+    keys: Path
+    session: aiohttp.ClientSession
+
+    async def post(self, prompt: str, model: str = "m") -> int:
+        data = io.BytesIO(json.dumps({"model": model, "prompt": prompt}).encode())
+        async with self.session.post(self.url + "/v1/completions", data=data) as response:
+            await response.read()
+            return response.status
+
+    def plan(self, backend: Backend) -> Plan:
+        """The plan of the last request that `backend` was sent."""
+        headers = backend.seen[-1].headers
+        keys, request_id = load_keys(self.keys), headers[wire.REQUEST_ID]
+        return verify(headers[wire.PLAN], keys, request_id=request_id, now=0.0)
+
+
+@asynccontextmanager
+async def stack(folder: Path, namespace: str, kubeconfig: Path) -> AsyncIterator[Stack]:
+    keys = folder / "keys"
+    keys.mkdir()
+    (keys / "k1").write_bytes(b"0123456789abcdef")
+    async with AsyncExitStack() as parts:
+        options = (*flags(namespace), "--plan-key-dir", str(keys))
+        started = epp(config_file(folder), *options, KUBECONFIG=str(kubeconfig))
+        picker = await parts.enter_async_context(started)
+        settings = EnvoySettings(
+            epp_address="127.0.0.1",
+            epp_port=picker.grpc,
+            fallback=("127.0.0.1:1",),
+            listen_address="127.0.0.1",
+            listen_port=free_port("127.0.0.1"),
+            admin_port=free_port("127.0.0.1"),
+        )
+        url = await parts.enter_async_context(envoy(folder, settings))
+        session = await parts.enter_async_context(
+            aiohttp.ClientSession(headers={"content-type": "application/json"})
+        )
+        yield Stack(picker, url, keys, session)
+
+
+async def test_requests_follow_the_pods_through_envoy(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    d1, d2, p1, p2 = Backend("d1"), Backend("d2"), Backend("p1"), Backend("p2")
+    async with serving(d1, d2, p1, p2):
+        await pods.create(d1, "decode")
+        await pods.create(p1, "prefill")
+        await pods.create(p2, "prefill", compat="c2")
+        async with stack(tmp_path, pods.namespace, control_plane.kubeconfig) as router:
+            assert await router.epp.serves("d1", "p1", "p2")
+            assert await router.post(LONG) == 200
+            plan = router.plan(d1)
+            assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+            assert (plan.decode.name, [p.name for p in plan.prefill]) == ("d1", ["p1"])
+            assert await router.post("hello", model="other") == 404
+
+            slow = asyncio.create_task(router.post("slow"))
+            await until(lambda: holds(len(d1.seen) == 2))
+            await pods.draining("d1")
+            await pods.create(d2, "decode", compat="c2")
+            await until(lambda: router.epp.serves("d2", "p1", "p2"))
+            assert await router.post(LONG) == 200
+            assert [p.name for p in router.plan(d2).prefill] == ["p2"], "of its own hash"
+            assert len(d1.seen) == 2, "nothing new while it drains"
+            d1.release.set()
+            assert await slow == 200, "what ran there goes on"
+            await until(lambda: holds_none_in_flight(router.epp))
+
+            await pods.delete("d2")
+            await pods.draining("d1", None)
+            await until(lambda: router.epp.serves("d1", "p1", "p2"))
+            await pods.ready("p1", False)
+            await until(lambda: router.epp.serves("d1", "p2"))
+            assert await router.post("new " + LONG) == 200
+            assert router.plan(d1).path is RoutingPath.FALLBACK
+
+            await pods.delete("d1", grace=0)
+            await pods.create(d2_again := Backend("d1", port=d2.port), "decode")
+            await until(lambda: router.epp.serves("d1", "p2"))
+            assert await router.post("after") == 200
+            assert (len(d1.seen), d2_again.seen) == (3, [])
+            assert router.plan(d2).decode.name == "d1", "another pod of the same name"
+
+
+async def test_existing_pods_serve_without_the_operator(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    a, b = Backend("a"), Backend("b")
+    async with serving(a, b):
+        await pods.create_plain("vllm-a", {"app": "vllm"})
+        notes = {labels.TARGET_PORT: str(b.port)}
+        await pods.create_plain("vllm-b", {"app": "vllm", labels.LLMD_ROLE: "both"}, notes)
+        await pods.create_plain("wrong", {"app": "vllm", labels.LLMD_ROLE: "x"})
+        await pods.create_plain("other", {"app": "y"})
+        options = (
+            *("--discovery", "kubernetes", "--namespace", pods.namespace),
+            *("--selector", "app=vllm", "--target-port", str(a.port)),
+        )
+        environment = {"KUBECONFIG": str(control_plane.kubeconfig)}
+        async with epp(config_file(tmp_path), *options, **environment) as picker:
+            assert await picker.serves("vllm-a", "vllm-b")
+            figures = await picker.figures()
+            assert figures['tandem_epp_discovery_pods{state="serving"}'] == 2
+            assert figures['tandem_epp_discovery_pods{state="unusable"}'] == 1
+
+
+async def test_while_the_api_is_away_the_pods_last_seen_serve(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    d1, d2 = Backend("d1"), Backend("d2")
+    async with serving(d1, d2), proxied(control_plane.kubeconfig, tmp_path) as (proxy, kubeconfig):
+        await pods.create(d1, "decode")
+        await proxy.refuse()
+        started = starting_epp(
+            config_file(tmp_path), *flags(pods.namespace), KUBECONFIG=str(kubeconfig)
+        )
+        async with started as picker:
+            await until(lambda: failing(picker))
+            assert not await picker.ready(), "it has never seen a pod"
+            await proxy.accept()
+            await until(picker.ready)
+            assert await picker.serves("d1")
+
+            await proxy.refuse()
+            await until(lambda: connected(picker, 0))
+            await pods.create(d2, "decode")
+            assert await picker.serves("d1")
+            assert await picker.ready()
+            await proxy.accept()
+            await until(lambda: picker.serves("d1", "d2"))
+            await until(lambda: connected(picker, 1))
+
+
+async def test_what_it_needs_is_to_get_list_and_watch_pods(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    user = f"epp-of-{pods.namespace}"
+    kubeconfig = control_plane.kubeconfig_for(user)
+    started = starting_epp(
+        config_file(tmp_path), *flags(pods.namespace), KUBECONFIG=str(kubeconfig)
+    )
+    async with started as picker, await connect(control_plane.kubeconfig) as api:
+        await until(lambda: failing(picker))
+        assert not await picker.ready()
+        for body in rights(pods.namespace, user):
+            await api.create(ROLES if body["kind"] == "Role" else ROLE_BINDINGS, body)
+        await until(picker.ready)
+        await until(lambda: connected(picker, 1))
+
+
+def rights(namespace: str, user: str) -> list[dict[str, Any]]:
+    api, metadata = "rbac.authorization.k8s.io", {"name": "epp", "namespace": namespace}
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    kind = {"apiVersion": f"{api}/v1", "metadata": metadata}
+    return [
+        {**kind, "kind": "Role", "rules": [rule]},
+        {
+            **kind,
+            "kind": "RoleBinding",
+            "roleRef": {"apiGroup": api, "kind": "Role", "name": "epp"},
+            "subjects": [{"apiGroup": api, "kind": "User", "name": user}],
+        },
+    ]
+
+
+async def holds(value: bool) -> bool:
+    return value
+
+
+async def holds_none_in_flight(picker: Epp) -> bool:
+    return await picker.in_flight() == 0
+
+
+async def connected(picker: Epp, value: float) -> bool:
+    return (await picker.figures())["tandem_epp_discovery_connected"] == value
+
+
+async def failing(picker: Epp) -> bool:
+    try:
+        return (await picker.figures())["tandem_epp_discovery_failures_total"] >= 2
+    except aiohttp.ClientError:
+        return False

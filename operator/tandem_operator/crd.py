@@ -31,7 +31,7 @@ _NAMESPACE: Final = {
 }
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where it is: these files take Python 0.4 s, and every command that reads pools waits."""
+"""libyaml's where it is: in Python, these files take 0.4 s of every command that reads pools."""
 
 _PACKAGED: Final = Path(__file__).parent / "crds"
 _CHECKOUT: Final = Path(__file__).parents[2] / "crds"

@@ -32,6 +32,7 @@ PAGE: Final = 500
 """Objects per page of a list: a page of engine pods is about 5 MB."""
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
+_NAMESPACE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 
 
@@ -59,13 +60,15 @@ async def connect(
     try:
         if kubeconfig or context or not _in_a_pod():
             file = str(_kubeconfig(kubeconfig))
-            await load_kube_config(file, context, configuration, persist_config=False)  # type: ignore[no-untyped-call]  # has no annotations
+            loader = await load_kube_config(file, context, configuration, persist_config=False)  # type: ignore[no-untyped-call]  # has no annotations
+            namespace = loader.current_context["context"].get("namespace")
         else:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # likewise
+            namespace = Path(_NAMESPACE).read_text().strip()
     except (ConfigException, YAMLError, OSError, ValueError) as err:
         said = " ".join(str(err).split())
         raise NotConfigured(f"cannot use the cluster's configuration: {said}") from err
-    return Api(ApiClient(configuration), observer)
+    return Api(ApiClient(configuration), observer, namespace=namespace or "default")
 
 
 def _in_a_pod() -> bool:
@@ -90,8 +93,12 @@ def _kubeconfig(given: Path | None) -> Path:
 class Api:
     """One API server. Safe for use by many tasks; close it, or use it as a context manager."""
 
-    def __init__(self, client: ApiClient, observer: Observer | None = None) -> None:
+    def __init__(
+        self, client: ApiClient, observer: Observer | None = None, *, namespace: str = "default"
+    ) -> None:
         self._transport = Transport(client, observer)
+        self.namespace = namespace
+        """The pod's own, or the kubeconfig context's: what a command means that names none."""
 
     @property
     def configuration(self) -> Configuration:
@@ -183,14 +190,17 @@ class Api:
         uid: str | None = None,
         grace: int | None = None,
         propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
-    ) -> None:
-        """Start the object's deletion. With `uid`, raises Conflict when it is another by now."""
+    ) -> Object:
+        """Start the object's deletion. With `uid`, raises Conflict when it is another by now.
+
+        The object as it is then, or a `Status` when it is gone already.
+        """
         body: Object = {"propagationPolicy": propagation}
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         if grace is not None:
             body["gracePeriodSeconds"] = grace
-        await self._call("delete", resource.path(namespace, name), body)
+        return await self._call("delete", resource.path(namespace, name), body)
 
     async def raw(self, path: str) -> Object:
         """GET any path, for discovery (`/apis`, `/version`)."""

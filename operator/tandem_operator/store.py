@@ -37,7 +37,7 @@ class Store(Generic[K, V]):
         """The values under `key`, in no order."""
         return [self._entries[uid].value for uid in self._by_key.get(key, ())]
 
-    def keys(self) -> list[K]:
+    def all_keys(self) -> list[K]:
         return list(self._by_key)
 
     def values(self) -> Iterator[V]:

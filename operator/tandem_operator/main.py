@@ -1,0 +1,119 @@
+"""`tandem-operator`: the flags, and what they may not say."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
+from tandem_kube.client import connect
+from tandem_kube.errors import ApiError, NotConfigured
+
+from .acting import Scope
+from .installed import CrdsMissing
+from .leader import LeaseTimes
+from .metrics import Metrics
+from .resolve import Defaults
+from .router_observed import RouterSettings
+from .service import LostLease, Service, Settings
+
+_SHORTEST_LEASE = 3.0
+
+
+@command("tandem-operator")
+@click.option("--namespace", "namespaces", multiple=True, help="Act in this one; repeatable.")
+@click.option("--all-namespaces", is_flag=True, help="Act in all; needs a ClusterRole.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: the cluster this pod runs in, else KUBECONFIG or ~/.kube/config.",
+)
+@click.option("--tandem-image", help="Of sidecar and EPP.  [default: tandem, of this version]")
+@click.option("--engine-image", help="Of the torch engine.  [default: tandem-engine, likewise]")
+@click.option("--envoy-image", default=RouterSettings().envoy_image, help="Of Envoy.")
+@click.option(
+    "--health", type=HOST_PORT, default="0.0.0.0:8081", help="HTTP: /healthz and /readyz."
+)
+@click.option("--metrics", type=HOST_PORT, default="0.0.0.0:9090", help="HTTP: /metrics.")
+@click.option(
+    "--leader-elect/--no-leader-elect",
+    default=True,
+    help="Act only while holding the Lease; off: nobody else may run.",
+)
+@click.option("--lease-namespace", help="Of the Lease.  [default: the pod's, else default]")
+@click.option(
+    "--lease-duration",
+    type=DURATION,
+    default="15s",
+    help="How long a leader that died keeps the others waiting; at least 3s.",
+)
+@click.option(
+    "--resync", type=DURATION, default="10m", help="How often everything is looked at anew."
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
+)
+def main(
+    *,
+    namespaces: tuple[str, ...],
+    all_namespaces: bool,
+    kubeconfig: Path | None,
+    tandem_image: str | None,
+    engine_image: str | None,
+    envoy_image: str,
+    health: HostPort,
+    metrics: HostPort,
+    leader_elect: bool,
+    lease_namespace: str | None,
+    lease_duration: float,
+    resync: float,
+    log_level: str,
+) -> None:
+    """Turn PrefillPools and DecodePools into pods, routers and status."""
+    if bool(namespaces) == all_namespaces:
+        raise click.UsageError("give either --namespace NAME, repeatable, or --all-namespaces")
+    if lease_duration < _SHORTEST_LEASE:
+        raise click.UsageError("--lease-duration is at least 3s: renewing takes a moment")
+    if resync <= 0:
+        raise click.UsageError("--resync is longer than nothing: 10m")
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # kubernetes' election logs each renewal it cannot make as an error of its own words.
+    defaults, router = Defaults(), RouterSettings(envoy_image=envoy_image)
+    if tandem_image:
+        defaults = replace(defaults, tandem_image=tandem_image)
+        router = replace(router, tandem_image=tandem_image)
+    if engine_image:
+        defaults = replace(defaults, torch_image=engine_image)
+    settings = Settings(
+        Scope(namespaces, resync, defaults, router),
+        health,
+        metrics,
+        (lease_namespace or _own_namespace()) if leader_elect else None,
+        LeaseTimes.lasting(lease_duration),
+    )
+    try:
+        asyncio.run(_run(settings, kubeconfig))
+    except NotConfigured as err:
+        fail(str(err), status=2)
+    except (CrdsMissing, ApiError, LostLease, OSError) as err:
+        fail(str(err))
+
+
+async def _run(settings: Settings, kubeconfig: Path | None) -> None:
+    metrics = Metrics()
+    async with await connect(kubeconfig, observer=metrics.called) as api:
+        await Service(settings, api, metrics).run()
+
+
+def _own_namespace() -> str:
+    """Where this pod runs; `default` outside a cluster."""
+    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return file.read_text().strip() if file.exists() else "default"
+
+
+if __name__ == "__main__":
+    main()

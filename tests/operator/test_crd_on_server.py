@@ -249,6 +249,12 @@ def test_conditions_are_merged_by_type(pair: tuple[ControlPlane, str]) -> None:
     assert [condition["type"] for condition in conditions] == ["Ready", "Draining"]
 
 
+def test_scaling_a_pool_that_says_no_number(crds: ControlPlane, namespace: str) -> None:
+    create(crds, namespace, prefill_pool(replicas=None))
+    crds.kubectl("scale", "pp/p", "--replicas=3", f"--namespace={namespace}")
+    assert read(crds, "pp/p", f"--namespace={namespace}")["spec"]["replicas"] == 3
+
+
 def test_scaling_by_hand_a_pool_that_scales_itself_is_refused_with_the_reason(
     crds: ControlPlane, namespace: str
 ) -> None:

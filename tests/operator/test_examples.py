@@ -1,14 +1,18 @@
-"""The examples are valid and render."""
+"""The examples, and those of the page about the custom resources, are valid and render."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tandem_contract.documents import load_documents
+from tandem_contract.documents import load_documents, parse_documents
 from tandem_operator.manifests import pods
 from tandem_operator.pools import parse_pools
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs/custom-resources.md"
+SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +26,16 @@ def test_example(name: str, prefill: int, decode: int) -> None:
 
 def test_every_example_is_tested() -> None:
     assert {f.stem for f in EXAMPLES.glob("*.yaml")} == {"quickstart", "llama-3-8b-nixl"}
+
+
+@pytest.mark.parametrize("text", SNIPPETS)
+def test_what_the_page_shows(text: str) -> None:
+    (pool_set,) = parse_pools(parse_documents(text, PAGE.name))
+    assert pods(pool_set)
+
+
+def test_the_quickstart_runs_under_restricted_pod_security() -> None:
+    for pool_set in parse_pools(load_documents(EXAMPLES / "quickstart.yaml")):
+        for pod in pods(pool_set):
+            volumes = {kind for volume in pod["spec"]["volumes"] for kind in volume} - {"name"}
+            assert volumes <= {"emptyDir", "secret", "configMap", "projected", "downwardAPI"}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NewType
 
+from tandem_contract.paths import Role
+
 from .crd import DECODE_POOL, PREFILL_POOL
 
 Body = Mapping[str, Any]
@@ -16,6 +18,13 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Kind = Literal["PrefillPool", "DecodePool"]
 
 KINDS: Final[tuple[Kind, ...]] = (PREFILL_POOL, DECODE_POOL)
+
+
+def roles_of(kind: Kind) -> tuple[str, ...]:
+    """Label `tandem.dev/role` of the pods of a pool: what tells two pools of one name apart."""
+    if kind == PREFILL_POOL:
+        return (Role.PREFILL.value,)
+    return (Role.DECODE.value, Role.UNIFIED.value)
 
 
 @dataclass(frozen=True, order=True)

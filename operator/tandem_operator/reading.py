@@ -7,9 +7,12 @@ pool's fault and nobody else's.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+
+from tandem_contract import labels
 
 from .agree import disagreements, replicated_heads_note
 from .conditions import Reason
@@ -19,7 +22,8 @@ from .members import DecodePool, Pool, PrefillPool, Written, decode_pool, prefil
 from .observed import Body
 from .resolve import DEFAULTS, Defaults
 from .schema import defaulted_spec
-from .words import contradiction, not_rendered
+from .versions import refusals
+from .words import contradiction, refused
 
 T = TypeVar("T")
 
@@ -82,13 +86,47 @@ def read_set(
     """Read the objects of a set: its PrefillPool, if there is one, and DecodePools.
 
     Never raises. A DecodePool that names a PrefillPool is taken to name this one. `prefill` None
-    says that it does not exist.
+    says that it does not exist. Bodies that nobody edited give the very same readings again.
     """
-    above = _attempt(lambda: _spec(PREFILL_POOL, prefill)) if prefill is not None else None
+    above = _Read(prefill, None, defaults) if prefill is not None else None
     return SetReading(
-        prefill=_read_prefill(above, defaults) if above is not None else None,
-        decodes={_name(body): _read_decode(body, above, defaults) for body in decodes},
+        prefill=_prefill(above) if above is not None else None,
+        decodes={_name(body): _decode(_Read(body, prefill, defaults)) for body in decodes},
     )
+
+
+class _Read:
+    """What a reading depends on, as a key: objects by uid, generation and what annotations say."""
+
+    def __init__(self, body: Body, above: Body | None, defaults: Defaults) -> None:
+        self.body, self.above, self.defaults = body, above, defaults
+        self._key = (_edit(body), None if above is None else _edit(above), defaults)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Read) and self._key == other._key
+
+
+def _edit(body: Body) -> tuple[object, ...]:
+    """Equal for two bodies of one object whose spec nobody changed in between."""
+    metadata = body["metadata"]
+    uid, generation = metadata.get("uid"), metadata.get("generation")
+    restarted = (metadata.get("annotations") or {}).get(labels.RESTARTED_AT)
+    return (uid, generation, restarted) if uid and generation else (object(),)
+
+
+@lru_cache(maxsize=512)
+def _prefill(read: _Read) -> Reading:
+    return _read_prefill(_attempt(lambda: _spec(PREFILL_POOL, read.body)), read.defaults)
+
+
+@lru_cache(maxsize=2048)
+def _decode(read: _Read) -> Reading:
+    above = read.above
+    found = _attempt(lambda: _spec(PREFILL_POOL, above)) if above is not None else None
+    return _read_decode(read.body, found, read.defaults)
 
 
 def _read_prefill(above: "_Spec | Held", defaults: Defaults) -> Reading:
@@ -162,11 +200,11 @@ def _broken_with_inherited(pool: Pool | None) -> Sequence[str]:
 
 
 def _typed(found: _Spec, make: Callable[[], Pool]) -> Reading:
-    refused = tuple(not_rendered(found.written.spec))
     pool = _attempt(make)
     if isinstance(pool, Held):
         return Reading(None, pool, found.replicas, found.paused)
-    held = Held(Reason.INVALID_SPEC, refused) if refused else None
+    lines = tuple(refused(problem) for problem in refusals(pool.spec))
+    held = Held(Reason.INVALID_SPEC, lines) if lines else None
     return Reading(pool, held, found.replicas, found.paused)
 
 

@@ -1,0 +1,221 @@
+"""A cluster of one set for tests: it holds objects, does what a plan says write by write, and moves
+its pods as kubelets and nodes would. Bodies go through the same parsing as the API server's."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tandem_operator import parse
+from tandem_operator.actions import SetPlan
+from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
+from tandem_operator.plan import plan_set
+from tandem_operator.resolve import Defaults
+from tandem_operator.schema import defaulted
+from tandem_operator.status import Event, statuses, transitions
+
+from .pool_yaml import DECODE, PREFILL
+
+START = 1_800_000_000.0
+NAMESPACE = "default"
+
+
+class World:
+    """`pools` are the custom resources as written; everything else follows."""
+
+    def __init__(self, *pools: dict[str, Any], defaults: Defaults | None = None) -> None:
+        self.now = START
+        self.defaults = defaults or Defaults(vllm_version="0.32.0")
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.pods: dict[str, PodState] = {}
+        self.bodies: dict[str, dict[str, Any]] = {}
+        """Of pods, as created."""
+        self.revisions: dict[str, dict[str, Any]] = {}
+        self.budgets: dict[str, dict[str, Any]] = {}
+        self.nodes: tuple[NodeState, ...] | None = None
+        self.routers: dict[str, RouterState] = {}
+        self.failures: dict[PoolKey, Failure] = {}
+        self.transports: dict[str, float] = {}
+        self.events: list[Event] = []
+        self.status_writes = 0
+        self._uids = 0
+        for pool in pools or (PREFILL, DECODE):
+            self.apply_pool(pool)
+
+    def apply_pool(self, pool: dict[str, Any]) -> None:
+        """`kubectl apply`."""
+        body = defaulted(pool["kind"], copy.deepcopy(pool))
+        body["metadata"]["namespace"] = NAMESPACE
+        key = (body["kind"], body["metadata"]["name"])
+        old = self.objects.get(key)
+        uid = old["metadata"]["uid"] if old else self._uid()
+        generation = old["metadata"]["generation"] + (old["spec"] != body["spec"]) if old else 1
+        body["metadata"] |= {
+            "uid": uid,
+            "generation": generation,
+            "creationTimestamp": parse.rfc3339(self.now),
+        }
+        body["status"] = old.get("status", {}) if old else {}
+        self.objects[key] = body
+
+    def edit(self, kind: str, name: str, **spec: Any) -> None:
+        """Change fields of a spec; None removes one."""
+        body = copy.deepcopy(self.objects[kind, name])
+        body["spec"] = {k: v for k, v in {**body["spec"], **spec}.items() if v is not None}
+        self.apply_pool(body)
+
+    def annotate(self, kind: str, name: str, **annotations: str) -> None:
+        body = copy.deepcopy(self.objects[kind, name])
+        body["metadata"]["annotations"] = annotations
+        self.apply_pool(body)
+
+    def status(self, name: str, kind: str = "DecodePool") -> dict[str, Any]:
+        found: dict[str, Any] = self.objects[kind, name]["status"]
+        return found
+
+    def condition(self, name: str, which: str, kind: str = "DecodePool") -> dict[str, Any]:
+        return next(c for c in self.status(name, kind)["conditions"] if c["type"] == which)
+
+    def observe(self) -> Observed:
+        resources = [parse.pool_resource(body) for body in self.objects.values()]
+        keys = {parse.set_key(body) for body in self.objects.values()}
+        assert len(keys) == 1, keys
+        return Observed(
+            key=keys.pop(),
+            now=self.now,
+            prefill=next((r for r in resources if r.key.kind == "PrefillPool"), None),
+            decodes=tuple(r for r in resources if r.key.kind == "DecodePool"),
+            pods=tuple(self.pods.values()),
+            revisions=tuple(parse.revision_state(body) for body in self.revisions.values()),
+            budgets=tuple(self.budgets.values()),
+            nodes=self.nodes,
+            routers=self.routers,
+            transports=self.transports,
+            failures=self.failures,
+        )
+
+    def plan(self) -> SetPlan:
+        return plan_set(self.observe(), self.defaults)
+
+    def reconcile(self, *, writes: int | None = None) -> SetPlan:
+        """One pass; with `writes`, one that dies after so many of them."""
+        observed = self.observe()
+        plan = plan_set(observed, self.defaults)
+        assert plan_set(observed, self.defaults) == plan, "the same is not planned twice alike"
+        for done, write in enumerate(self._writes(plan)):
+            if writes is not None and done >= writes:
+                return plan
+            write()
+        for key, body in statuses(observed, plan).items():
+            held = self.objects[key.kind, key.name]
+            if held["status"] != body:
+                self.events += transitions(held["status"], body)
+                held["status"] = copy.deepcopy(body)
+                self.status_writes += 1
+        return plan
+
+    def settle(self, passes: int = 200) -> None:
+        """Reconcile, with pods getting ready and leaving ones gone in between, until at rest."""
+        for _ in range(passes):
+            writes = self.status_writes
+            plan = self.reconcile()
+            moved = self.kubelets()
+            if not plan.writes and not moved and writes == self.status_writes:
+                return
+            self.now += 1
+        raise AssertionError(f"not at rest after {passes} passes: {plan}")
+
+    def kubelets(self) -> bool:
+        """Every pod gets where it is going; whether any moved."""
+        moved = False
+        for pod in list(self.pods.values()):
+            if pod.deleting:
+                self.gone(pod.name)
+                moved = True
+            elif pod.active and not pod.ready:
+                self.make_ready(pod.name)
+                moved = True
+        return moved
+
+    def make_ready(self, name: str) -> None:
+        self._change(name, phase="Running", scheduled=True, ready=True, ready_since=self.now)
+
+    def make_unready(self, name: str) -> None:
+        self._change(name, ready=False, ready_since=None)
+
+    def fail(self, name: str, trouble: str = "container engine: Error (exit code 1)") -> None:
+        self._change(
+            name, phase="Failed", ready=False, ready_since=None, ended=self.now, trouble=trouble
+        )
+
+    def gone(self, name: str) -> None:
+        del self.pods[name], self.bodies[name]
+
+    def of(self, pool: str, **wanted: Any) -> list[PodState]:
+        """Pods of a pool with these attributes, by name."""
+        return sorted(
+            (
+                pod
+                for pod in self.pods.values()
+                if pod.pool == pool and all(getattr(pod, k) == v for k, v in wanted.items())
+            ),
+            key=lambda pod: pod.name,
+        )
+
+    def _writes(self, plan: SetPlan) -> Iterator[Any]:
+        for adopt in plan.adopt:
+            yield lambda one=adopt: self._adopt(one.kind, one.name, one.owner["uid"])
+        for create in plan.create_revisions:
+            yield lambda one=create: self._create_revision(one.body)
+        for create in plan.apply_budgets:
+            yield lambda one=create: self.budgets.update({one.name: one.body})
+        for label in plan.label_pods:
+            yield lambda one=label: self._label(one.name, one.labels)
+        for create in plan.create_pods:
+            yield lambda one=create: self._create_pod(one.body)
+        for delete in plan.delete_pods:
+            yield lambda one=delete: self._delete(one.name)
+        for name in plan.delete_budgets:
+            yield lambda one=name: self.budgets.pop(one)
+        for name in plan.delete_revisions:
+            yield lambda one=name: self.revisions.pop(one)
+
+    def _create_pod(self, body: dict[str, Any]) -> None:
+        name = body["metadata"]["name"]
+        assert name not in self.pods, f"{name} exists"
+        made = copy.deepcopy(body)
+        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": parse.rfc3339(self.now)}
+        self.bodies[name] = made
+        self.pods[name] = parse.pod_state(made)
+
+    def _create_revision(self, body: dict[str, Any]) -> None:
+        name = body["metadata"]["name"]
+        assert name not in self.revisions, f"{name} exists"
+        made = copy.deepcopy(body)
+        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": parse.rfc3339(self.now)}
+        self.revisions[name] = made
+
+    def _adopt(self, kind: str, name: str, uid: str) -> None:
+        if kind == "Pod":
+            self._change(name, owner=uid)
+        else:
+            self.revisions[name]["metadata"]["ownerReferences"] = [{"uid": uid, "controller": True}]
+
+    def _label(self, name: str, labels: dict[str, str | None]) -> None:
+        pod = self.pods[name]
+        changed = {k: v for k, v in {**pod.labels, **labels}.items() if v is not None}
+        self._change(name, labels=changed, draining="tandem.dev/draining" in changed)
+
+    def _delete(self, name: str) -> None:
+        pod = self.pods[name]
+        if not pod.scheduled or pod.over:
+            self.gone(name)
+        else:
+            self._change(name, deleting=True, draining=False, ready=False, leaves_by=self.now + 135)
+
+    def _change(self, name: str, **changes: Any) -> None:
+        self.pods[name] = replace(self.pods[name], **changes)
+
+    def _uid(self) -> str:
+        self._uids += 1
+        return f"uid-{self._uids}"

@@ -64,7 +64,7 @@ async def connect(
             namespace = loader.current_context["context"].get("namespace")
         else:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # likewise
-            namespace = Path(_NAMESPACE).read_text().strip()
+            namespace = _own_namespace()
     except (ConfigException, YAMLError, OSError, ValueError) as err:
         said = " ".join(str(err).split())
         raise NotConfigured(f"cannot use the cluster's configuration: {said}") from err
@@ -73,6 +73,14 @@ async def connect(
 
 def _in_a_pod() -> bool:
     return Path(_TOKEN).exists()
+
+
+def _own_namespace() -> str:
+    return Path(_NAMESPACE).read_text().strip()
+
+
+def _pods_namespace() -> str:
+    return Path(_NAMESPACE).read_text().strip()
 
 
 def _kubeconfig(given: Path | None) -> Path:

@@ -1,6 +1,6 @@
 """The program beside Envoy that lets it leave without cutting a stream.
 
-    python -m tandem_operator.router_drain SECONDS
+    python3 -m tandem_operator.router_drain SECONDS [HOST:PORT of Envoy's admin]
 
 It does nothing until it is told to stop. Then Envoy's readiness goes, its connections are asked to
 move on as their answers end, and once no request is left, or after SECONDS, this program ends.
@@ -64,19 +64,30 @@ def _call(host: str, port: int, method: str, path: str) -> str:
 def main() -> None:
     """Wait for SIGTERM or SIGINT, then drain the Envoy of this pod."""
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if len(sys.argv) != 2 or not sys.argv[1].isdecimal():
-        sys.exit("usage: python -m tandem_operator.router_drain SECONDS")
+    limit, host, port = _arguments(sys.argv[1:])
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    _log.info("waiting to be told to stop")
     stopping.wait()
-    limit = float(sys.argv[1])
     try:
-        left = drain("127.0.0.1", ports.ENVOY_ADMIN, settle=min(SETTLE, limit), limit=limit)
+        left = drain(host, port, settle=min(SETTLE, limit), limit=limit)
     except (OSError, http.client.HTTPException) as err:
         _log.warning("Envoy does not answer, so nothing is waited for: %s", err)
     else:
         _log.info("Envoy may go: %d requests are left", left)
+
+
+def _arguments(words: list[str]) -> tuple[float, str, int]:
+    """Seconds, and the admin's host and port; ends the process when they are none."""
+    match words:
+        case [seconds] if seconds.isdecimal():
+            return float(seconds), "127.0.0.1", ports.ENVOY_ADMIN
+        case [seconds, admin] if seconds.isdecimal() and admin.rpartition(":")[2].isdecimal():
+            host, _, port = admin.rpartition(":")
+            return float(seconds), host, int(port)
+    sys.stderr.write(f"{__doc__}\n")
+    sys.exit(2)
 
 
 if __name__ == "__main__":

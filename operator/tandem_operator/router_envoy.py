@@ -106,7 +106,7 @@ def _envoy(settings: RouterSettings) -> Object:
         name=ENVOY,
         image=settings.envoy_image,
         restartPolicy="Always",
-        command=["envoy"],
+        command=["/usr/local/bin/envoy"],
         args=[
             *("-c", f"{_DIRECTORY}/{_FILE}"),
             *("--concurrency", str(settings.envoy_threads)),
@@ -130,7 +130,7 @@ def _drain(settings: RouterSettings, seconds: int) -> Object:
         settings,
         name="drain",
         image=settings.tandem_image,
-        command=["python", "-m", "tandem_operator.router_drain", str(seconds)],
+        command=["python3", "-m", "tandem_operator.router_drain", str(seconds)],
         resources={
             "requests": {"cpu": "5m", "memory": "24Mi"},
             "limits": {"memory": "128Mi"},

@@ -1,0 +1,51 @@
+"""Endpoints for tests: pools that name one, as the operator would see them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from tandem_operator.observed import Body, EndpointKey
+from tandem_operator.pools import DecodePool, parse_pools
+from tandem_operator.router import EndpointPool, ObservedEndpoint, Ref, ref_of
+
+from .pool_yaml import decode_pool, documents, prefill_pool
+
+KEY = EndpointKey("default", "chat")
+NOW = 1_800_000_000.0
+SECRET = bytes(range(32))
+
+
+def decode(name: str = "d", **spec: Any) -> DecodePool:
+    """A DecodePool of a pair that names endpoint chat, with these spec fields added."""
+    spec["routing"] = {"endpoint": KEY.name, **spec.get("routing", {})}
+    body = decode_pool(**spec)
+    body["metadata"]["name"] = name
+    (pool_set,) = parse_pools(documents(prefill_pool(), body))
+    return pool_set.decodes[0]
+
+
+def unified(name: str = "u", **spec: Any) -> DecodePool:
+    """A DecodePool that stands alone."""
+    spec["routing"] = {"endpoint": KEY.name, **spec.get("routing", {})}
+    body = decode_pool(role="unified", model={"name": "org/model"}, **spec)
+    del body["spec"]["prefillRef"]
+    body["metadata"]["name"] = name
+    (pool_set,) = parse_pools(documents(body))
+    return pool_set.decodes[0]
+
+
+def endpoint(*pools: DecodePool, **fields: Any) -> ObservedEndpoint:
+    """An endpoint that `pools` (one by default) name and of which nothing is there yet."""
+    named = tuple(EndpointPool(f"uid-{pool.name}", pool) for pool in pools or (decode(),))
+    known: dict[str, Any] = {"key": KEY, "now": NOW, "pools": named, "secret": SECRET}
+    return ObservedEndpoint(**(known | fields))
+
+
+def with_children(observed: ObservedEndpoint, bodies: Iterable[Body]) -> ObservedEndpoint:
+    """The same with these objects there, and no random bytes at hand."""
+    children = {**observed.children, **{ref_of(body): body for body in bodies}}
+    return replace(observed, children=children, secret=b"")
+
+
+def by_name(bodies: Iterable[Body]) -> dict[Ref, Any]:
+    return {ref_of(body): body for body in bodies}

@@ -1,0 +1,132 @@
+"""Envoy whose picker does not exist: it serves, and it leaves without cutting an answer."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tandem_local.addresses import free_port
+from tandem_operator.envoy import EnvoySettings
+from tandem_operator.envoy_guards import LIVE, READY, STATS
+from tandem_operator.router_drain import drain
+
+from ..epp.real import Backend, envoy, serving, until
+
+pytestmark = pytest.mark.component
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Running:
+    url: str
+    health: str
+    admin: int
+    backend: Backend
+    session: aiohttp.ClientSession
+
+    async def status(self, path: str) -> int:
+        async with self.session.get(self.health + path) as response:
+            await response.read()
+            return response.status
+
+    async def ask(self, path: str) -> bytes:
+        async with self.session.post(self.url + path, data=b"{}") as response:
+            assert response.status == 200
+            return await response.read()
+
+    async def slow_request(self) -> "asyncio.Task[bytes]":
+        """One that the backend has begun to answer and goes on with when told to."""
+        request = asyncio.create_task(self.ask("/slow"))
+        await until(self.asked)
+        return request
+
+    async def asked(self) -> bool:
+        return bool(self.backend.seen)
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    backend, health = Backend("decode-1"), free_port(HOST)
+    async with AsyncExitStack() as parts:
+        await parts.enter_async_context(serving(backend))
+        settings = EnvoySettings(
+            # As the Service of an EPP that is not ours and not there either.
+            epp_address="no-such-epp.invalid",
+            fallback=(f"{HOST}:{backend.port}",),
+            listen_address=HOST,
+            listen_port=free_port(HOST),
+            admin_port=free_port(HOST),
+            body_mode="FULL_DUPLEX_STREAMED",
+            health_port=health,
+            max_heap=1 << 30,
+        )
+        url = await parts.enter_async_context(envoy(tmp_path, settings))
+        session = await parts.enter_async_context(aiohttp.ClientSession())
+        yield Running(url, f"http://{HOST}:{health}", settings.admin_port, backend, session)
+
+
+async def test_the_health_port_tells_and_changes_nothing(running: Running) -> None:
+    assert [await running.status(path) for path in (READY, LIVE, STATS)] == [200, 200, 200]
+    for path in ("/", "/quitquitquit", "/config_dump", f"{STATS}/../quitquitquit"):
+        assert await running.status(path) == 404
+
+
+async def test_without_a_picker_by_that_name_a_decode_pod_serves(running: Running) -> None:
+    assert await running.ask("/v1/completions") == b"first last"
+
+
+async def test_it_is_drained_when_the_last_answer_has_ended(running: Running) -> None:
+    request = await running.slow_request()
+    draining = asyncio.create_task(
+        asyncio.to_thread(drain, HOST, running.admin, settle=0.0, limit=60.0)
+    )
+
+    async def unready() -> bool:
+        return await running.status(READY) == 503
+
+    await until(unready)
+    assert await running.status(LIVE) == 200
+    async with running.session.get(running.url + "/new") as late:
+        assert (await late.read(), late.headers["connection"]) == (b"first last", "close")
+    assert not draining.done()
+    running.backend.release.set()
+    assert await request == b"first last"
+    assert await draining == 0
+
+
+async def test_past_its_limit_it_says_how_many_are_left(running: Running) -> None:
+    request = await running.slow_request()
+    assert await asyncio.to_thread(drain, HOST, running.admin, settle=0.0, limit=0.1) == 1
+    running.backend.release.set()
+    await request
+
+
+async def test_the_program_drains_when_it_is_told_to_stop(running: Running) -> None:
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tandem_operator.router_drain", "0", f"{HOST}:{running.admin}"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert program.stderr is not None
+    assert b"waiting to be told" in await program.stderr.readline()
+    assert await running.status(READY) == 200
+    program.terminate()
+    assert b"0 requests are left" in await program.stderr.readline()
+    assert await program.wait() == 0
+    assert await running.status(READY) == 503
+
+
+@pytest.mark.parametrize("words", [(), ("soon",), ("1", "2", "3"), ("1", "nowhere")])
+async def test_usage_is_told(words: tuple[str, ...]) -> None:
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tandem_operator.router_drain", *words),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await program.communicate()
+    assert program.returncode == 2
+    assert b"SECONDS" in errors

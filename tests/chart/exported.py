@@ -5,13 +5,18 @@ what nobody exports. The reference engine stands for vLLM: it exports the same n
 """
 
 from collections.abc import Iterator
+from functools import cache
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
 from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
+from tandem_epp.cluster import ClusterPods
+from tandem_epp.discovery import PodSelection
 from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.pods import Fleet, Member
+from tandem_kube.client import Api
 from tandem_operator.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.metrics import Metrics as SidecarMetrics
 
@@ -24,6 +29,7 @@ class _Idle:
     kv_usage = 0.0
 
 
+@cache
 def exported_series() -> dict[str, frozenset[str]]:
     """Every series name with the labels it may be asked by."""
     return {
@@ -55,6 +61,10 @@ def _epp() -> CollectorRegistry:
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")
     metrics.hit(1, 2, "index")
+    # No call is made before it runs.
+    api = cast("Api", None)
+    pods = ClusterPods(api, PodSelection("namespace", "label", 8000), lambda: None)
+    metrics.registry.register(pods)
     return metrics.registry
 
 

@@ -6,8 +6,12 @@ a model that does not load), 0 after a signal.
 
 import errno
 import logging
+import re
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
@@ -24,13 +28,15 @@ from .settings import settings_from
 from .text import Tokenizer, TokenizerUnusable
 from .types import EngineError
 
+_TINY: Final = re.compile(r"tiny(?::(?P<seed>\d{1,18}))?", re.ASCII)
 _POSITIVE: Final = click.IntRange(min=1)
 
 
 # fmt: off
 @command("tandem-engine")
 @click.option("--model", type=click.Path(path_type=Path), required=True,
-              help="Hugging Face directory: config.json, tokenizer.json, *.safetensors.")
+              help="Hugging Face directory: config.json, tokenizer.json, *.safetensors; or `tiny`,"
+                   " `tiny:SEED`: a small model with random weights, made at start.")
 @click.option("--served-model-name", multiple=True,
               help="Name in the API, repeatable; the first labels metrics. [default: --model]")
 @click.option("--host", default="0.0.0.0", help="Address to listen on.")
@@ -66,6 +72,26 @@ def main(**flags: Any) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    with _model(flags["model"]) as directory:
+        names = flags["served_model_name"] or (str(flags["model"]),)
+        _run({**flags, "model": directory, "served_model_name": names})
+
+
+@contextmanager
+def _model(named: Path) -> Iterator[Path]:
+    """The model's directory; a tiny one lives as long as the process."""
+    if (match := _TINY.fullmatch(str(named))) is None:
+        yield named
+        return
+    # Torch takes seconds to import: --help does without.
+    from .tiny import make_tiny_model  # noqa: PLC0415
+
+    with TemporaryDirectory(prefix="tandem-tiny-") as made:
+        make_tiny_model(Path(made), seed=int(match["seed"] or 0))
+        yield Path(made)
+
+
+def _run(flags: dict[str, Any]) -> None:
     try:
         settings = settings_from(flags)
         tokenizer = Tokenizer(settings.engine.model)

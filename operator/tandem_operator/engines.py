@@ -5,43 +5,43 @@ one machine, each has its address and standard ports, and nothing else tells the
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tandem_contract import ports
+from tandem_contract.durations import format_duration
 
-from .pools import DecodePool, PrefillPool
-from .spec import EngineSpec, ModelSpec, Seconds
+from . import connectors, versions
+from .connectors import POD_IP, Pool
+from .pools import PrefillPool
+from .spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec
+from .tuning import tuning
 
-POD_IP: Final = "$(POD_IP)"
-ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
-"""Another for each incarnation: a pod whose engine ended is replaced, never restarted in place."""
+SHUTDOWN: Final = 10
+"""Seconds an engine has to end after a drain; within the pod's grace beyond `drain.timeout`."""
 
 _CLAIM_MOUNT: Final = "/model"
 _HOME: Final = "/home/tandem"
-_CONNECTORS: Final = {
-    "nixl": "NixlConnector", "nixl-push": "NixlPushConnector", "lmcache": "LMCacheConnectorV1",
-    "mooncake": "MooncakeConnector", "offloading": "OffloadingConnector",
-    "multi": "MultiConnector",
-}  # fmt: skip
-"""transfer.connector → vLLM's class."""
-_LEASED: Final = frozenset({"nixl", "nixl-push"})
-
-Pool = PrefillPool | DecodePool
+_SHM_OF_A_RANK: Final = 2
+"""GiB: NCCL's and vLLM's own queues between ranks of one node."""
+_LOADED_AT_ONCE: Final = 8
+"""Adapters in one batch at most: each takes memory of the accelerator."""
 
 
 @dataclass(frozen=True)
 class Mounted:
     """What a container needs beside its command: environment, mounts, and the pod's volumes."""
 
-    env: list[dict[str, Any]] = field(default_factory=list)
+    env: dict[str, Any] = field(default_factory=dict)
+    """Name → value, or a mapping of where it comes from."""
     mounts: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
 
     def __add__(self, other: "Mounted") -> "Mounted":
         return Mounted(
-            self.env + other.env, self.mounts + other.mounts, self.volumes + other.volumes
+            self.env | other.env, self.mounts + other.mounts, self.volumes + other.volumes
         )
 
 
@@ -61,19 +61,28 @@ def command(pool: Pool, port: int, *, hands_off: bool) -> tuple[list[str], list[
     args += ["--host", POD_IP, "--port", str(port)]
     for flag, value in _flags(pool):
         args += [flag] if value is True else [flag, str(value)]
+    args += _lora(spec.model.lora_adapters)
     args += ["--kv-events-config", _json(_kv_events_config(pool))]
     if hands_off:
-        args += ["--kv-transfer-config", _json(_kv_transfer_config(pool))]
+        args += ["--kv-transfer-config", _json(connectors.transfer_config(pool))]
     return words, [*args, *spec.engine.extra_args]
 
 
-def environment(pool: Pool) -> list[dict[str, Any]]:
-    """Variables of the engine container; those of the pool's spec come last."""
+def environment(pool: Pool, *, hands_off: bool) -> list[dict[str, Any]]:
+    """Variables of the engine container; those of the pool's spec come last and win."""
+    own: dict[str, Any] = {}
+    if hands_off:
+        own |= connectors.environment(pool)
+    own |= _all2all(pool)
+    own |= needs(pool).env
+    users = {variable["name"] for variable in pool.spec.engine.env}
     return [
         *downward_api(),
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": POD_IP},
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(pool.spec.transfer.side_channel_port)},
-        *needs(pool).env,
+        *(
+            {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
+            for name, value in own.items()
+            if name not in users
+        ),
         *pool.spec.engine.env,
     ]
 
@@ -88,8 +97,10 @@ def downward_api() -> list[dict[str, Any]]:
 
 
 def model_argument(model: ModelSpec) -> str:
-    """What the engine is told to load: a directory in the container, or a repository."""
+    """What the engine is told to load: a directory in the container, a repository, or `tiny`."""
     source = model.source
+    if source.tiny is not None:
+        return f"tiny:{source.tiny.seed}"
     if source.path is not None:
         return source.path
     if source.pvc is not None:
@@ -101,7 +112,9 @@ def model_argument(model: ModelSpec) -> str:
 def needs(pool: Pool) -> Mounted:
     """Volumes with their mounts and the variables that go with them."""
     model = _model_volume(pool.spec.model)
-    return model if pool.spec.engine.type == "torch" else model + _vllm_directories()
+    if pool.spec.engine.type == "torch":
+        return model + _writable_home(temporary=True)
+    return model + _writable_home(temporary=False) + _shared_memory(pool.spec)
 
 
 def _model_volume(model: ModelSpec) -> Mounted:
@@ -116,8 +129,7 @@ def _model_volume(model: ModelSpec) -> Mounted:
     token = source.huggingface.token_secret_ref if source.huggingface else None
     if token is None:
         return Mounted()
-    reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
-    return Mounted(env=[{"name": "HF_TOKEN", "valueFrom": reference}])
+    return Mounted(env={"HF_TOKEN": {"secretKeyRef": {"name": token.name, "key": token.key}}})
 
 
 def _mounted_read_only(volume: dict[str, Any], path: str) -> Mounted:
@@ -125,21 +137,29 @@ def _mounted_read_only(volume: dict[str, Any], path: str) -> Mounted:
     return Mounted(mounts=[mount], volumes=[volume])
 
 
-def _vllm_directories() -> Mounted:
-    """A home to write caches to, its image having none for our user, and shared memory for ranks.
+def _writable_home(*, temporary: bool) -> Mounted:
+    """A home for downloads and caches, the images having none for our user.
 
     USER, because torch asks for the user's name and the image knows none for our number.
+    `temporary`: temporary files lie there too, where the root file system is read-only.
     """
+    env = {"HOME": _HOME, "USER": "tandem"}
     return Mounted(
-        env=[{"name": "HOME", "value": _HOME}, {"name": "USER", "value": "tandem"}],
-        mounts=[
-            {"name": "home", "mountPath": _HOME},
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where engines look for it
-        ],
-        volumes=[
-            {"name": "home", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
+        env={**env, "TMPDIR": _HOME} if temporary else env,
+        mounts=[{"name": "home", "mountPath": _HOME}],
+        volumes=[{"name": "home", "emptyDir": {}}],
+    )
+
+
+def _shared_memory(spec: PoolSpec) -> Mounted:
+    """For the queues between ranks and for offloaded KV: the container's own 64 MiB are too few."""
+    sizes = spec.parallelism
+    ranks = sizes.tensor * sizes.pipeline * sizes.data
+    offloaded = math.ceil(connectors.offloaded_bytes(spec) / 1024**3)
+    limit = f"{_SHM_OF_A_RANK * ranks + offloaded}Gi"
+    return Mounted(
+        mounts=[{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - where engines look for it
+        volumes=[{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}],
     )
 
 
@@ -150,31 +170,58 @@ def _flags(pool: Pool) -> Iterator[tuple[str, object]]:
         ("--dtype", _unless(engine.dtype, "auto")),
         ("--block-size", engine.block_size),
         ("--max-model-len", engine.max_model_len),
-        ("--max-num-seqs", engine.max_num_seqs),
-        ("--max-num-batched-tokens", engine.max_num_batched_tokens),
         *(_vllm_flags(pool, engine) if engine.type == "vllm" else _torch_flags(pool)),
     ]
     yield from ((flag, value) for flag, value in every if value is not None and value is not False)
 
 
 def _torch_flags(pool: Pool) -> Iterator[tuple[str, object]]:
+    engine, drain = pool.spec.engine, pool.spec.drain.timeout
+    yield "--max-num-seqs", engine.max_num_seqs
+    yield "--max-num-batched-tokens", engine.max_num_batched_tokens
     # Where pods are processes, a GPU that is nobody's in the pools is in sight all the same.
     yield "--device", None if pool.spec.accelerator.count else "cpu"
+    # A prefill pod drains by itself: after SIGTERM it serves out, and waits for readers of its KV.
+    alone = isinstance(pool, PrefillPool)
+    yield "--shutdown-timeout", format_duration(drain) if alone else f"{SHUTDOWN}s"
 
 
 def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
-    sizes, model = pool.spec.parallelism, pool.spec.model
-    yield "--revision", model.revision
+    spec, best = pool.spec, tuning(pool.spec, pool.role)
+    version, sizes = versions.release(engine.version), spec.parallelism
+    yield "--max-num-seqs", best.max_num_seqs
+    yield "--max-num-batched-tokens", best.max_num_batched_tokens
+    yield "--revision", spec.model.revision
     yield "--kv-cache-dtype", _unless(engine.kv_cache_dtype, "auto")
-    yield "--gpu-memory-utilization", engine.gpu_memory_utilization
+    yield "--gpu-memory-utilization", best.gpu_memory_utilization
+    yield "--enable-prefix-caching", best.prefix_caching
     yield "--tensor-parallel-size", _unless(sizes.tensor, 1)
     yield "--pipeline-parallel-size", _unless(sizes.pipeline, 1)
     yield "--data-parallel-size", _unless(sizes.data, 1)
     yield "--enable-expert-parallel", sizes.expert
-    yield "--all2all-backend", sizes.all2all_backend
-    yield "--enable-lora", bool(model.lora_adapters)
-    for adapter in model.lora_adapters:
-        yield "--lora-modules", _json({"name": adapter.name, "path": adapter.path})
+    if versions.ALL2ALL_FLAG.has(version):
+        yield "--all2all-backend", best.all2all_backend
+    if versions.SHUTDOWN_TIMEOUT.has(version):
+        yield "--shutdown-timeout", SHUTDOWN
+
+
+def _all2all(pool: Pool) -> dict[str, str]:
+    """The exchange between experts for a vLLM that has no flag for it."""
+    engine = pool.spec.engine
+    if engine.type != "vllm" or versions.ALL2ALL_FLAG.has(versions.release(engine.version)):
+        return {}
+    backend = tuning(pool.spec, pool.role).all2all_backend
+    return {"VLLM_ALL2ALL_BACKEND": backend} if backend else {}
+
+
+def _lora(adapters: tuple[LoraAdapter, ...]) -> list[str]:
+    """One flag with all adapters: a second one would replace the first."""
+    if not adapters:
+        return []
+    modules = [_json({"name": adapter.name, "path": adapter.path}) for adapter in adapters]
+    kept, at_once = str(len(adapters)), str(min(len(adapters), _LOADED_AT_ONCE))
+    flags = ["--enable-lora", "--max-loras", at_once, "--max-cpu-loras", kept]
+    return [*flags, "--lora-modules", *modules]
 
 
 def _unless(value: object, default: object) -> object:
@@ -182,52 +229,14 @@ def _unless(value: object, default: object) -> object:
 
 
 def _kv_events_config(pool: Pool) -> dict[str, Any]:
-    # vLLM binds an endpoint with a star and connects to any other. The torch engine runs where a
-    # star would be every pod's at once, and binds its own address.
-    host = POD_IP if pool.spec.engine.type == "torch" else "*"
+    # The star: vLLM connects to an endpoint without one. The torch engine binds its own host.
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://{host}:{ports.KV_EVENTS}",
-        "replay_endpoint": f"tcp://{host}:{ports.KV_EVENTS_REPLAY}",
+        "endpoint": f"tcp://*:{ports.KV_EVENTS}",
+        "replay_endpoint": f"tcp://*:{ports.KV_EVENTS_REPLAY}",
         "topic": f"kv@$(POD_NAME)@{pool.spec.model.name}",
     }
-
-
-def _kv_transfer_config(pool: Pool) -> dict[str, Any]:
-    transfer = pool.spec.transfer
-    role = "kv_producer" if isinstance(pool, PrefillPool) else "kv_consumer"
-    config: dict[str, Any] = {
-        "kv_connector": _CONNECTORS[transfer.connector],
-        "kv_role": role,
-        "engine_id": ENGINE_ID,
-        # Said even where it is ours already: vLLM's own default has changed before.
-        "kv_load_failure_policy": transfer.load_failure_policy,
-    }
-    if transfer.buffer_device is not None:
-        config["kv_buffer_device"] = transfer.buffer_device
-    extra = _leased(transfer.connector, transfer.lease_duration)
-    if transfer.backends:
-        extra["backends"] = list(transfer.backends)
-    if transfer.connectors:
-        extra["connectors"] = [
-            {
-                "kv_connector": _CONNECTORS[link.connector],
-                "kv_role": role,
-                "kv_connector_extra_config": {
-                    **_leased(link.connector, transfer.lease_duration),
-                    **link.extra_config,
-                },
-            }
-            for link in transfer.connectors
-        ]
-    return {**config, "kv_connector_extra_config": extra}
-
-
-def _leased(connector: str, lease: Seconds) -> dict[str, Any]:
-    if connector not in _LEASED:
-        return {}
-    return {"kv_lease_duration": int(lease) if lease.is_integer() else float(lease)}
 
 
 def _json(value: dict[str, Any]) -> str:

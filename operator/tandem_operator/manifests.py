@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from tandem_contract import endpoints, labels, ports
-from tandem_contract.durations import format_duration
+from tandem_contract import labels, ports
 from tandem_contract.paths import Role
 
-from . import engines
-from .engines import POD_IP
+from . import containers, engines
 from .labelling import label_value
 from .merge import merge
 from .pools import DecodePool, PoolSet, PrefillPool
@@ -32,17 +30,9 @@ Pod = dict[str, Any]
 PodTemplate = dict[str, Any]
 """`{"metadata": {"labels", "annotations"}, "spec"}`."""
 
-ENGINE: Final = "engine"
-SIDECAR: Final = "sidecar"
-"""Names of the containers."""
-
 _USER: Final = 65532
 _GRACE: Final = 15
 """Seconds between the end of a drain and the kill, for the processes to leave."""
-_STARTUP: Final = 1800
-"""Seconds an engine may take to load its weights."""
-_PLAN_KEYS: Final = "plan-keys"
-_PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
 
 
 def pods(pool_set: PoolSet, defaults: Defaults = DEFAULTS) -> list[Pod]:
@@ -146,23 +136,20 @@ def _replicas(
 
 
 def _prefill_parts(pool: PrefillPool) -> dict[str, Any]:
-    engine = _engine(pool, ports.ENGINE_PREFILL, hands_off=True)
-    engine["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
+    engine = containers.prefill_engine(pool)
     return {"containers": [engine], "volumes": engines.needs(pool).volumes}
 
 
 def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
-    """Their readiness is the sidecar's."""
-    hands_off = pool.spec.prefill_ref is not None
-    engine = _engine(pool, ports.ENGINE_DECODE, hands_off=hands_off)
-    drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
-    engine["lifecycle"] = {"preStop": {"httpGet": drain}}
     volumes = engines.needs(pool).volumes
     if pool.spec.routing.epp.enabled:
         secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
-        volumes = [*volumes, {"name": _PLAN_KEYS, "secret": secret}]
-    sidecar = _sidecar(pool, defaults.tandem_image)
-    return {"initContainers": [sidecar], "containers": [engine], "volumes": volumes}
+        volumes = [*volumes, {"name": containers.PLAN_KEYS, "secret": secret}]
+    return {
+        "initContainers": [containers.sidecar(pool, defaults)],
+        "containers": [containers.decode_engine(pool)],
+        "volumes": volumes,
+    }
 
 
 def _labels(pool: PrefillPool | DecodePool) -> dict[str, str]:
@@ -201,9 +188,20 @@ def _pod_spec(pool: PrefillPool | DecodePool) -> dict[str, Any]:
         spec["nodeSelector"] = dict(accelerator.node_selector)
     if accelerator.tolerations:
         spec["tolerations"] = list(accelerator.tolerations)
+    spec["topologySpreadConstraints"] = [_over_nodes(pool)]
     if placement:
         spec["affinity"] = _near_its_set(pool, placement.topology_key)
     return spec
+
+
+def _over_nodes(pool: PrefillPool | DecodePool) -> dict[str, Any]:
+    """Replicas of a pool on several nodes where that is possible: one node takes few with it."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {labels.POOL: pool.name}},
+    }
 
 
 def _near_its_set(pool: PrefillPool | DecodePool, topology_key: str) -> dict[str, Any]:
@@ -214,87 +212,3 @@ def _near_its_set(pool: PrefillPool | DecodePool, topology_key: str) -> dict[str
     }
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
-
-
-def _engine(pool: PrefillPool | DecodePool, port: int, *, hands_off: bool) -> dict[str, Any]:
-    command, args = engines.command(pool, port, hands_off=hands_off)
-    container = {
-        "name": ENGINE,
-        "image": pool.spec.engine.image,
-        "command": command,
-        "args": args,
-        "env": engines.environment(pool),
-        "ports": _ports(pool, port, hands_off=hands_off),
-        "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
-        "securityContext": _unprivileged(),
-    }
-    if mounts := engines.needs(pool).mounts:
-        container["volumeMounts"] = mounts
-    accelerator = pool.spec.accelerator
-    if accelerator.count:
-        container["resources"] = {"limits": {accelerator.resource: str(accelerator.count)}}
-    return container
-
-
-def _ports(pool: PrefillPool | DecodePool, port: int, *, hands_off: bool) -> list[dict[str, Any]]:
-    named = {ENGINE: port, "kv-events": ports.KV_EVENTS, "kv-replay": ports.KV_EVENTS_REPLAY}
-    if hands_off:
-        named["side-channel"] = pool.spec.transfer.side_channel_port
-    return [{"name": name, "containerPort": number} for name, number in named.items()]
-
-
-def _sidecar(pool: DecodePool, image: str) -> dict[str, Any]:
-    container = {
-        "name": SIDECAR,
-        "image": image,
-        "command": ["tandem-sidecar"],
-        "args": _sidecar_arguments(pool),
-        "restartPolicy": "Always",
-        "env": engines.downward_api(),
-        "ports": [
-            {"name": "http", "containerPort": ports.SIDECAR},
-            {"name": "admin", "containerPort": ports.SIDECAR_ADMIN},
-        ],
-        # No startup probe: the engine would wait for it, and it for the engine.
-        "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
-        "securityContext": {**_unprivileged(), "readOnlyRootFilesystem": True},
-    }
-    if pool.spec.routing.epp.enabled:
-        mount = {"name": _PLAN_KEYS, "mountPath": _PLAN_KEY_DIR, "readOnly": True}
-        container["volumeMounts"] = [mount]
-    return container
-
-
-def _sidecar_arguments(pool: DecodePool) -> list[str]:
-    sidecar = pool.spec.sidecar
-    fallback = (
-        "--fallback-to-unified" if sidecar.fallback_to_unified else "--no-fallback-to-unified"
-    )
-    arguments = [
-        *("--listen", f"{POD_IP}:{ports.SIDECAR}"),
-        *("--admin", f"{POD_IP}:{ports.SIDECAR_ADMIN}"),
-        *("--engine", f"http://{POD_IP}:{ports.ENGINE_DECODE}"),
-        *("--connector", pool.spec.transfer.connector),
-        *("--prefill-timeout", format_duration(sidecar.prefill_timeout)),
-        *("--kv-transfer-timeout", format_duration(sidecar.kv_transfer_timeout)),
-        fallback,
-        *("--retries", str(sidecar.retries)),
-        *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
-        *("--pod-name", "$(POD_NAME)"),
-    ]
-    if pool.spec.routing.epp.enabled:
-        arguments += ["--plan-key-dir", _PLAN_KEY_DIR]
-    return arguments
-
-
-def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": port},
-        "periodSeconds": 2,
-        "timeoutSeconds": 2,
-        "failureThreshold": failures,
-    }
-
-
-def _unprivileged() -> dict[str, Any]:
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

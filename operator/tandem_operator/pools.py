@@ -11,7 +11,7 @@ objects. Past this module a pool is valid and every field is chosen.
 Errors: `errors.PoolsError`, all faults at once, each with file and line; `read_set` raises none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem_contract.documents import Document, DocumentError
@@ -35,8 +35,9 @@ from .members import (
 from .objects import PoolObject, valid_objects
 from .reading import Held, Reading, SetReading, read_set
 from .resolve import DEFAULTS, Defaults
-from .schema import nearest, problems
-from .words import contradiction, not_rendered
+from .schema import Problem, nearest, problems
+from .versions import refusals
+from .words import contradiction
 
 __all__ = [
     "CompatHash",
@@ -84,24 +85,28 @@ def _require_unique(objects: Sequence[PoolObject]) -> None:
 
 def _sets(objects: Sequence[PoolObject], defaults: Defaults) -> Pools:
     prefills = {one.prefill_key: one for one in objects if one.kind == PREFILL_POOL}
+    made: dict[tuple[str, ...] | None, PrefillPool] = {
+        key: prefill_pool(_written(one, one.spec), defaults) for key, one in prefills.items()
+    }
     members: dict[tuple[str, ...] | None, list[DecodePool]] = {}
     faults: list[DocumentError] = []
     for one in objects:
         key = one.prefill_key
         decodes = members.setdefault(key or (one.kind, one.namespace, one.name), [])
         if one.kind == PREFILL_POOL:
-            faults += _not_rendered(one.document, one.spec)
+            faults += _refused(one, refusals(made[key].spec))
             continue
         found = list(_misfits(one, prefills, defaults))
         faults += found
         if not found:
             user = inherit(prefills[key].spec, one.spec) if key else one.spec
-            decodes.append(decode_pool(_written(one, user), defaults))
+            pool = decode_pool(_written(one, user), defaults)
+            # What is inherited is said where it is written.
+            above = list(refusals(made[key].spec)) if key else []
+            faults += _refused(one, (p for p in refusals(pool.spec) if p not in above))
+            decodes.append(pool)
     if faults:
         raise InvalidSet(faults)
-    made: dict[tuple[str, ...] | None, PrefillPool] = {
-        key: prefill_pool(_written(one, one.spec), defaults) for key, one in prefills.items()
-    }
     return tuple(PoolSet(made.get(key), tuple(decodes)) for key, decodes in members.items())
 
 
@@ -112,8 +117,8 @@ def _misfits(
 ) -> Iterator[DocumentError]:
     """What keeps a DecodePool from its set: no such PrefillPool, or contradictions."""
     if (key := one.prefill_key) is None:
-        yield from _not_rendered(one.document, one.spec)
-    elif key not in prefills:
+        return
+    if key not in prefills:
         names = sorted(name for namespace, name in filter(None, prefills) if namespace == key[0])
         hint = nearest(key[1], names) or (f": there are {', '.join(names)}" if names else "")
         yield one.document.error(
@@ -137,9 +142,8 @@ def _misfits(
             )
 
 
-def _not_rendered(document: Document, spec: Mapping[str, Any]) -> Iterator[DocumentError]:
-    for line in not_rendered(spec):
-        yield document.error("spec.transfer.connector", line)
+def _refused(one: PoolObject, found: Iterable[Problem]) -> list[DocumentError]:
+    return [one.document.error(problem.path, problem.message) for problem in found]
 
 
 def _where(mismatch: Mismatch, prefill: PoolObject) -> str:

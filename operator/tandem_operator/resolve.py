@@ -16,12 +16,16 @@ from tandem_contract import ports
 
 from .crd import DECODE_POOL
 from .schema import defaulted_spec
+from .versions import LEASE as LEASED
+from .versions import release
 
 VLLM_VERSION: Final = "0.32.0"
 """The vLLM this release's command lines and hand-offs are made for."""
 
 LEASE: Final = "30s"
-"""vLLM's own lease. Shorter loses hand-offs when decode queues."""
+"""vLLM's own lease, which decode pods renew. Shorter loses hand-offs when decode queues."""
+LEASE_UNRENEWED: Final = "480s"
+"""The same where nobody renews it: it has to outlast the longest queue."""
 
 _TAG: Final = re.compile(r":v?(\d+\.\d+(?:\.\d+)?[^@]*)(?:@sha256:[0-9a-f]+)?$")
 
@@ -48,6 +52,13 @@ class Defaults:
     vllm_repository: str = "vllm/vllm-openai"
     """Of vLLM's images; the tag is `v` and the version."""
     vllm_version: str = VLLM_VERSION
+    pull_policy: str | None = None
+    """Of `tandem_image`; None: Kubernetes' own choice by the tag."""
+    pod_networks: tuple[str, ...] = (
+        "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
+    )  # fmt: skip
+    """Where prefill pods may be that a picker which is not ours names; the private ranges, until
+    somebody says the cluster's own."""
 
 
 DEFAULTS: Final = Defaults()
@@ -64,7 +75,7 @@ def resolve(
     transfer = spec.setdefault("transfer", {})
     transfer.setdefault("connector", "nixl")
     transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
-    transfer.setdefault("leaseDuration", LEASE)
+    transfer.setdefault("leaseDuration", _lease(spec["engine"]))
     transfer.setdefault("loadFailurePolicy", "recompute")
     if kind == DECODE_POOL:
         spec.setdefault("routing", {}).setdefault("endpoint", name)
@@ -90,6 +101,11 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     engine.setdefault("tuning", "auto")
     engine.setdefault("dtype", "auto")
     engine.setdefault("kvCacheDtype", "auto")
+
+
+def _lease(engine: Mapping[str, Any]) -> str:
+    renewed = engine["type"] == "torch" or LEASED.has(release(engine["version"]))
+    return LEASE if renewed else LEASE_UNRENEWED
 
 
 def _untagged(image: str) -> str:

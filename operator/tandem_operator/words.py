@@ -1,13 +1,10 @@
 """What is wrong between pools, in a line for the person who wrote them."""
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from .inherit import Mismatch
-
-_NOT_YET: Final = frozenset({"storage", "p2p-nccl"})
-"""Connectors the CRD names and this release renders no command line for."""
+from .schema import Problem
 
 
 def contradiction(mismatch: Mismatch, decode: str, prefill: str, where: str = "") -> str:
@@ -20,13 +17,10 @@ def contradiction(mismatch: Mismatch, decode: str, prefill: str, where: str = ""
     )
 
 
-def not_rendered(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Connectors that this release makes no pods for."""
-    transfer = spec.get("transfer", {})
-    chained = [link["connector"] for link in transfer.get("connectors", ())]
-    for connector in (transfer.get("connector"), *chained):
-        if connector in _NOT_YET:
-            yield f"{connector} is not available in this release: use nixl"
+def refused(problem: Problem) -> str:
+    """What the engine cannot do: field and fix."""
+    field = ".".join(str(step) for step in problem.path[1:])
+    return f"{field}: {problem.message}"
 
 
 def _said(value: Any) -> str:

@@ -87,13 +87,13 @@ def test_a_port_in_use(model: Path) -> None:
 
 @asynccontextmanager
 async def _engine(
-    model: Path, *flags: str
+    model: Path, *flags: str, env: dict[str, str] | None = None
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A ready engine, and its URL."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1",
         "--port", "0", "--num-gpu-blocks-override", "64", "--dtype", "float64", *flags,
-        env=ENV, stderr=asyncio.subprocess.PIPE,
+        env={**ENV, **(env or {})}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stderr is not None
@@ -120,3 +120,20 @@ async def test_sigterm_lets_a_running_stream_finish(model: Path) -> None:
         _, stderr = await process.communicate()
         assert process.returncode == 0
         assert b"private words" not in stderr
+
+
+@pytest.mark.component
+async def test_a_tiny_model_is_made_and_taken_away(tmp_path: Path) -> None:
+    """Two engines of one seed agree, and neither leaves anything."""
+    texts = []
+    for made_in in (tmp_path / "a", tmp_path / "b"):
+        made_in.mkdir()
+        async with _engine(Path("tiny:7"), env={"TMPDIR": str(made_in)}) as (process, url):
+            async with aiohttp.ClientSession(url) as http:
+                body = {"prompt": "hello", "max_tokens": 8}
+                answer = await (await http.post("/v1/completions", json=body)).json()
+                texts.append(answer["choices"][0]["text"])
+            process.terminate()
+            assert await process.wait() == 0
+        assert not list(made_in.iterdir())
+    assert texts[0] == texts[1]

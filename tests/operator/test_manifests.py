@@ -1,5 +1,6 @@
 """Pods and the router's configuration from pools."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tandem_contract import labels
 from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
+from tandem_operator import prestop
 from tandem_operator.labelling import label_value
 from tandem_operator.manifests import plan_key_secrets, pods, router_config
 from tandem_operator.pools import parse_pools
@@ -55,6 +57,7 @@ def test_golden_pods(name: str) -> None:
     """Whole pods, compared. A wanted change: write what the failure shows into the file."""
     (pool_set,) = parse_pools(load_documents(HERE / "golden" / f"{name}.yaml"))
     made = json.dumps(pods(pool_set), indent=2).replace(f"tandem:{own_version()}", "tandem:OWN")
+    made = made.replace(json.dumps(inspect.getsource(prestop)), '"PRESTOP"')
     assert json.loads(made) == json.loads((HERE / "golden" / f"{name}.json").read_text()), made
 
 
@@ -148,6 +151,7 @@ def test_vllm_flags_follow_the_spec() -> None:
     container = engine(prefill)
     assert container["command"] == ["vllm", "serve"]
     assert container["args"][:4] == ["m", "--served-model-name", "a", "b"]
+    assert value_of("--max-loras", container) == "1"
     assert value_of("--revision", container) == "v1"
     assert value_of("--kv-cache-dtype", container) == "fp8"
     assert value_of("--tensor-parallel-size", container) == "2"

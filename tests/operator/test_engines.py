@@ -1,0 +1,209 @@
+"""Command lines of vLLM, one golden file for each version in which something changed.
+
+`python -m tests.operator.test_engines` writes the files anew: read the difference before you keep
+it. `TANDEM_VLLM_PYTHON` names an interpreter that has vLLM; its parser then judges the lines.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_operator import versions
+from tandem_operator.errors import InvalidSet
+from tandem_operator.manifests import pods
+from tandem_operator.pools import parse_pools
+
+from .pool_yaml import decode_pool, documents, pair
+
+GOLDEN = Path(__file__).parent / "golden" / "argv"
+VERSIONS = ("0.10.0", "0.13.0", "0.18.1", "0.22.1", "0.24.0", "0.26.0", "0.32.0")
+"""Where the table of versions has a step, and the newest."""
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nixl": ({"accelerator": {"count": 4}}, {"accelerator": {"count": 2}}),
+    "nixl-untuned": ({"engine": {"tuning": "off"}}, {"engine": {"tuning": "off"}}),
+    "nixl-rdma": (
+        {"transfer": {"requireRdma": True, "rdma": {"resource": "rdma/ib", "count": 2},
+                      "backends": ["UCX", "GDS"], "bufferDevice": "cuda",
+                      "leaseDuration": "45s"}},
+        {"transfer": {"loadFailurePolicy": "fail"}},
+    ),
+    "nixl-push": ({"transfer": {"connector": "nixl-push"}}, {}),
+    "lmcache": ({"transfer": {"connector": "lmcache"}}, {}),
+    "mooncake": ({"transfer": {"connector": "mooncake"}}, {}),
+    "offloading": ({"transfer": {"connector": "offloading"}}, {}),
+    "multi": (
+        {"transfer": {"connector": "multi", "bufferDevice": "cpu", "connectors": [
+            {"connector": "nixl"},
+            {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": 64 * 1024**3}}]}},
+        {},
+    ),
+    "moe": (
+        {"accelerator": {}, "parallelism": {"data": 8, "expert": True}},
+        {"accelerator": {}, "parallelism": {"data": 8, "expert": True}},
+    ),
+    "moe-chosen": (
+        {"accelerator": {}, "parallelism": {"data": 2, "expert": True,
+                                            "all2allBackend": "nixl_ep"}},
+        {},
+    ),
+    "pipeline": ({"accelerator": {}, "parallelism": {"tensor": 2, "pipeline": 2}}, {}),
+    "lora": (
+        {"model": {"name": "org/model", "servedNames": ["chat", "model"], "revision": "v1",
+                   "loraAdapters": [{"name": "sql", "path": "org/sql"},
+                                    {"name": "law", "path": "/model/law"}]},
+         "engine": {"dtype": "bfloat16", "kvCacheDtype": "fp8", "blockSize": 32,
+                    "maxModelLen": 4096, "maxNumSeqs": 64, "extraArgs": ["--enforce-eager"]}},
+        {},
+    ),
+}  # fmt: skip
+"""Spec fields of the two pools of a set."""
+
+
+def rendered(case: str, version: str) -> dict[str, Any]:
+    """Each side's command line and variables, or why there is none."""
+    prefill, decode = CASES[case]
+    return _rendered({**prefill, "engine": {**prefill.get("engine", {}), "version": version}},
+                     decode)  # fmt: skip
+
+
+def _rendered(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any]:
+    try:
+        made = pods(pair(prefill, decode)[0])
+    except InvalidSet as err:
+        return {"refused": [line.partition(": ")[2] for line in err.lines]}
+    return {side: _told(pod) for side, pod in zip(("prefill", "decode"), made, strict=False)}
+
+
+def _alone(version: str) -> dict[str, Any]:
+    lone = decode_pool(prefillRef=None, role="unified", model={"name": "org/model"},
+                       engine={"version": version}, accelerator={},
+                       parallelism={"data": 2, "expert": True,
+                                    "all2allBackend": "deepep_low_latency"})  # fmt: skip
+    return {"unified": _told(pods(parse_pools(documents(lone))[0])[0])}
+
+
+def _told(pod: dict[str, Any]) -> dict[str, Any]:
+    container = pod["spec"]["containers"][0]
+    given = {variable["name"]: variable.get("value") for variable in container["env"]}
+    ours = {name: value for name, value in given.items() if name.startswith(("VLLM_", "UCX_"))}
+    return {"argv": shlex.join([*container["command"], *container["args"]]), "env": ours}
+
+
+def golden(version: str) -> dict[str, Any]:
+    """Everything rendered for `version`."""
+    return {**{case: rendered(case, version) for case in CASES}, "alone": _alone(version)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_command_lines(version: str) -> None:
+    assert golden(version) == json.loads((GOLDEN / f"{version}.json").read_text())
+
+
+def test_a_newer_vllm_is_taken_for_the_newest_known() -> None:
+    ours, newer = (
+        json.dumps(golden(version)).replace(version, "") for version in ("0.32.0", "0.45.1")
+    )
+    assert ours == newer
+
+
+def test_every_step_of_the_table_has_a_golden_file() -> None:
+    steps = {
+        known.since
+        for known in (
+            versions.HAND_OFF, versions.LEASE, versions.SHUTDOWN_TIMEOUT, versions.NIXL_PIPELINE,
+            *(known for _, known in versions.CONNECTORS.values()),
+        )
+    }  # fmt: skip
+    written = {versions.release(version) for version in VERSIONS}
+    # A lone pool reads no connector: 0.11 changed nothing else.
+    assert steps - {(0, 11)} <= written
+
+
+@pytest.mark.parametrize(
+    ("prefill", "said"),
+    [
+        ({"engine": {"version": "0.9.1"}}, "spec.engine.version: Tandem needs vLLM 0.10 or later"),
+        ({"engine": {"version": "0.12.0"}}, "a hand-off needs vLLM 0.13 or later"),
+        ({"transfer": {"connector": "p2p-nccl"}}, "removed P2pNcclConnector in 0.24: use nixl"),
+        ({"transfer": {"connector": "storage", "storage": {"endpoint": "http://s"}}},
+         "storage is not available in this release"),
+        ({"transfer": {"requireRdma": True}}, "needs transfer.rdma.resource beside it"),
+        ({"parallelism": {"expert": True, "all2allBackend": "mori"}, "accelerator": {}},
+         "mori needs vLLM 0.15 or later and before 0.23"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_cannot_do_is_refused_with_the_fix(
+    prefill: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidSet) as caught:
+        pair(prefill)
+    assert said in str(caught.value)
+    assert len(caught.value.lines) == 1
+
+
+def test_older_leases_outlast_a_queue_unless_the_user_says() -> None:
+    def timeout(transfer: dict[str, Any]) -> str:
+        made = _rendered({"engine": {"version": "0.21.0"}, "transfer": transfer}, {})
+        found: str = made["prefill"]["env"]["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"]
+        return found
+
+    assert timeout({}) == "480"
+    assert timeout({"leaseDuration": "1500ms"}) == "2"
+
+
+def test_a_users_variable_stands_instead_of_ours() -> None:
+    made = pods(pair({"engine": {"env": [{"name": "UCX_TLS", "value": "rc,cuda"}]}})[0])
+    env = made[0]["spec"]["containers"][0]["env"]
+    assert [v for v in env if v["name"] == "UCX_TLS"] == [{"name": "UCX_TLS", "value": "rc,cuda"}]
+
+
+_JUDGE = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for name, argv in json.load(sys.stdin).items():
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit:
+        sys.exit(f"{name} was refused")
+    chosen = args.kv_transfer_config
+    print(name, len(args.lora_modules or ()), chosen.kv_connector if chosen else None)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_vllms_own_parser_takes_every_line() -> None:
+    python = os.environ.get("TANDEM_VLLM_PYTHON")
+    if not python:
+        pytest.skip("TANDEM_VLLM_PYTHON names no interpreter with vLLM 0.32: see docs/engines.md")
+    lines = {
+        f"{case}-{side}": shlex.split(told["argv"].replace("$(POD_IP)", "10.0.0.1"))[2:]
+        for case, sides in golden("0.32.0").items()
+        for side, told in sides.items()
+    }
+    judged = subprocess.run(
+        [python, "-c", _JUDGE],
+        input=json.dumps(lines),
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert judged.returncode == 0, judged.stderr
+    said = judged.stdout.splitlines()
+    assert len([line for line in said if line.split()[0] in lines]) == len(lines)
+    assert "lora-prefill 2 NixlConnector" in said
+    assert "multi-decode 0 MultiConnector" in said
+    assert "alone-unified 0 None" in said
+
+
+if __name__ == "__main__":
+    for one in VERSIONS:
+        (GOLDEN / f"{one}.json").write_text(json.dumps(golden(one), indent=2) + "\n")

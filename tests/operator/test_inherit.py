@@ -1,0 +1,44 @@
+"""What a DecodePool takes over from its PrefillPool, and what it keeps to itself."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator.inherit import inherit
+
+PREFILL: dict[str, Any] = {
+    "model": {"name": "m", "source": {"tiny": {"seed": 1}}},
+    "engine": {"version": "0.32.0", "image": "a:v0.32.0", "imagePullPolicy": "Always",
+               "tuning": "off", "maxNumSeqs": 4, "resources": {"requests": {"cpu": 1}},
+               "blockSize": 16},
+    "transfer": {"connector": "nixl", "rdma": {"resource": "rdma/ib", "count": 1},
+                 "requireRdma": True},
+    "accelerator": {"count": 2},
+    "placement": {"topologyKey": "zone"},
+}  # fmt: skip
+
+
+def test_what_both_sides_share_and_how_they_reach_each_other_is_inherited() -> None:
+    merged = inherit(PREFILL, {"prefillRef": {"name": "p"}})
+    assert merged == {
+        "prefillRef": {"name": "p"},
+        "model": PREFILL["model"],
+        "engine": {"version": "0.32.0", "image": "a:v0.32.0", "imagePullPolicy": "Always",
+                   "blockSize": 16},
+        "transfer": PREFILL["transfer"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "own"),
+    [("transfer", {"rdma": {"resource": "vpc.amazonaws.com/efa", "count": 4}}),
+     ("engine", {"imagePullPolicy": "Never"}), ("engine", {"image": "b:v0.32.0"})],
+)  # fmt: skip
+def test_what_a_decode_pool_says_itself_stays(section: str, own: dict[str, Any]) -> None:
+    assert inherit(PREFILL, {section: own})[section].items() >= own.items()
+
+
+def test_the_input_is_left_alone() -> None:
+    merged = inherit(PREFILL, {})
+    merged["model"]["source"]["tiny"]["seed"] = 2
+    assert PREFILL["model"]["source"] == {"tiny": {"seed": 1}}

@@ -2,6 +2,7 @@
 CRDs, no clock, no Kubernetes client.
 
     crd, cel, schema     the CRD's defaults, structure and rules; Python repeats none of them
+    reference            docs/reference/*.md from the CRDs
     objects, inherit, resolve     documents → valid objects → shared fields → every choice made
     spec, pools          the result as types: sets of pools, with revision and compat hash
     engines, merge, manifests     pools → Pod JSON and the router's static configuration

@@ -79,10 +79,6 @@ def _own_namespace() -> str:
     return Path(_NAMESPACE).read_text().strip()
 
 
-def _pods_namespace() -> str:
-    return Path(_NAMESPACE).read_text().strip()
-
-
 def _kubeconfig(given: Path | None) -> Path:
     if given is not None:
         if not given.is_file():

@@ -58,6 +58,9 @@ class EnvoySettings:
     body_mode: BodyMode = "BUFFERED"
     """BUFFERED costs fewer messages, and an answer under way outlives an EPP that is killed; in
     FULL_DUPLEX_STREAMED mode Envoy 1.40 resets it. The latter holds no body in Envoy."""
+    response_bodies: bool = False
+    """Whether the EPP sees answers too. Ours does without; one made for inference gateways counts
+    a request as running until it has seen its last byte."""
     body_limit: int = 16 << 20
     """Bytes of request body held in BUFFERED mode. The EPP's --max-body is the limit otherwise."""
     access_log: bool = False
@@ -198,7 +201,7 @@ def _ext_proc(settings: EnvoySettings) -> Json:
             # FULL_DUPLEX_STREAMED asks for them; they cost nothing where there are none.
             "request_trailer_mode": "SEND",
             "response_header_mode": "SEND",
-            "response_body_mode": "NONE",
+            "response_body_mode": "FULL_DUPLEX_STREAMED" if settings.response_bodies else "NONE",
             # Keeps the stream open to the response's end, which is how the EPP knows of it.
             "response_trailer_mode": "SEND",
         },

@@ -70,8 +70,9 @@ def _bootstrap(
         EnvoySettings(
             epp_address=f"{epp}.{namespace}.svc",
             fallback=(f"{names.decode}.{namespace}.svc:{ports.SIDECAR}",),
-            # Inference gateways stream bodies, and so an EPP made for them answers.
+            # Inference gateways stream bodies both ways, and an EPP made for them knows no other.
             body_mode="BUFFERED" if wants.epp else "FULL_DUPLEX_STREAMED",
+            response_bodies=not wants.epp,
             health_port=ports.ENVOY_HEALTH,
             max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
         )

@@ -11,7 +11,7 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, verify
+from tandem_contract.plan import Plan, key_id, verify
 from tandem_contract.timing import Timing
 from tandem_epp.messages import HttpRequest
 from tandem_epp.metrics import Metrics
@@ -70,6 +70,20 @@ class World:
     def decisions(self, path: str, reason: str) -> float | None:
         labels = {"path": path, "reason": reason}
         return self.metrics.registry.get_sample_value("tandem_epp_decisions_total", labels)
+
+
+def test_the_next_key_signs_when_its_time_has_come_though_no_file_changed() -> None:
+    world = World(d="decode")
+    keys = {key_id(at): b"0123456789abcdef" for at in (NOW - 60, NOW + 60)}
+    world.picker.plan_keys = keys
+    signed_by = []
+    for now in (NOW, NOW + 59, NOW + 60):
+        request = HttpRequest("POST", "/v1/completions", {wire.REQUEST_ID: "r"})
+        placement = world.picker.place(request, b'{"model": "m", "prompt": "x"}', now)
+        header = dict(placement.mutation.set)[wire.PLAN]
+        verify(header, keys, request_id="r", now=now)
+        signed_by.append(header.split(".")[1])
+    assert signed_by == [key_id(NOW - 60), key_id(NOW - 60), key_id(NOW + 60)]
 
 
 def test_a_split_names_both_pods_and_overwrites_what_was_there() -> None:

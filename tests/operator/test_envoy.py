@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,31 @@ def test_the_stream_lives_as_long_as_the_request() -> None:
     assert ext_proc["failure_mode_allow"] is True
 
 
+def test_an_epp_of_another_make_sees_the_answers_too() -> None:
+    settings = replace(PLAIN, body_mode="FULL_DUPLEX_STREAMED", response_bodies=True)
+    filters = {f["name"]: f for f in manager(envoy_bootstrap(settings))["http_filters"]}
+    mode = filters["envoy.filters.http.ext_proc"]["typed_config"]["processing_mode"]
+    assert mode["response_body_mode"] == "FULL_DUPLEX_STREAMED"
+
+
+def test_only_what_no_pod_has_read_is_sent_again() -> None:
+    (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
+    picked, other = (route["route"]["retry_policy"] for route in host["routes"])
+    unsent = {"connect-failure", "refused-stream", "reset-before-request"}
+    assert set(picked["retry_on"].split(",")) == unsent
+    assert set(other["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
+    assert other["retriable_status_codes"] == [503]
+
+
+def test_probes_have_a_listener_of_their_own_that_no_limit_closes() -> None:
+    assert len(envoy_bootstrap(PLAIN)["static_resources"]["listeners"]) == 1
+    settings = replace(PLAIN, health_port=9902, max_heap=1 << 30)
+    clients, health = envoy_bootstrap(settings)["static_resources"]["listeners"]
+    assert health["address"]["socket_address"]["port_value"] == 9902
+    assert health["ignore_global_conn_limit"]
+    assert "ignore_global_conn_limit" not in clients
+
+
 def test_no_access_log_unless_asked_for() -> None:
     assert "access_log" not in manager(envoy_bootstrap(PLAIN))
 
@@ -66,7 +92,10 @@ async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
         epp_address="127.0.0.1",
         fallback=("127.0.0.1:8000", "localhost:8001"),
         body_mode=mode,
+        response_bodies=mode == "FULL_DUPLEX_STREAMED",
         access_log=True,
+        health_port=9902,
+        max_heap=1 << 30,
     )
     file = tmp_path / "envoy.json"
     file.write_text(json.dumps(envoy_bootstrap(settings)))

@@ -63,6 +63,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
             listen_port=free_port(HOST),
             admin_port=free_port(HOST),
             body_mode="FULL_DUPLEX_STREAMED",
+            response_bodies=True,
             health_port=health,
             max_heap=1 << 30,
         )

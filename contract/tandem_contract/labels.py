@@ -30,6 +30,10 @@ ENDPOINT: Final = f"{GROUP}/endpoint"
 """On the objects that serve a routing endpoint (Services, Envoy, EPP, keys), not on the pods of its
 pools: the endpoint's name. The operator writes it and lists by it."""
 
+KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
+"""Labels of this prefix on a pool are put on its pods: the queue that admits them, their priority.
+User → operator → Kueue."""
+
 # Annotations.
 
 SERVED_MODELS: Final = f"{GROUP}/served-models"

@@ -47,7 +47,7 @@ def template(pool: PrefillPool | DecodePool, defaults: Defaults = DEFAULTS) -> P
     """
     parts = _prefill_parts(pool) if isinstance(pool, PrefillPool) else _decode_parts(pool, defaults)
     own = {
-        "labels": _labels(pool),
+        "labels": {**pool.queueing, **_labels(pool)},
         "annotations": {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)},
     }
     users = pool.spec.template

@@ -32,6 +32,8 @@ class _Pool:
     """Hash of what the user wrote about the pods; how many there are is no part of it."""
     compat: CompatHash
     """Hash of what both sides of a hand-off must share."""
+    queueing: Mapping[str, str]
+    """Labels of the object that are its pods' as well: Kueue's."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Written:
     spec: Mapping[str, Any]
     """With the schema's defaults, and with what is inherited."""
     annotations: Mapping[str, str]
+    labels: Mapping[str, str]
 
 
 def prefill_pool(written: Written, defaults: Defaults) -> PrefillPool:
@@ -96,7 +99,7 @@ def prefill_pool(written: Written, defaults: Defaults) -> PrefillPool:
     schema."""
     spec = resolve(PREFILL_POOL, written.name, written.spec, defaults)
     return PrefillPool(
-        written.name, written.namespace, _revision(written, {}), _compat(spec),
+        written.name, written.namespace, _revision(written, {}), _compat(spec), _queueing(written),
         typed(spec, PrefillSpec),
     )  # fmt: skip
 
@@ -108,7 +111,7 @@ def decode_pool(written: Written, defaults: Defaults) -> DecodePool:
     read_by_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
     return DecodePool(
         written.name, written.namespace, _revision(written, read_by_pods), _compat(spec),
-        typed(spec, DecodeSpec),
+        _queueing(written), typed(spec, DecodeSpec),
     )  # fmt: skip
 
 
@@ -122,7 +125,12 @@ def _revision(written: Written, more: Mapping[str, Any]) -> Revision:
     spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
     restarted = written.annotations.get(labels.RESTARTED_AT)
     again = {"restartedAt": restarted} if restarted else {}
-    return Revision(short_hash({"kind": written.kind, "spec": spec, **more, **again}))
+    queue = {"queueing": queueing} if (queueing := _queueing(written)) else {}
+    return Revision(short_hash({"kind": written.kind, "spec": spec, **more, **again, **queue}))
+
+
+def _queueing(written: Written) -> dict[str, str]:
+    return {k: v for k, v in written.labels.items() if k.startswith(labels.KUEUE_PREFIX)}
 
 
 def _compat(spec: Mapping[str, Any]) -> CompatHash:

@@ -151,5 +151,6 @@ def _where(mismatch: Mismatch, prefill: PoolObject) -> str:
 
 
 def _written(one: PoolObject, spec: Mapping[str, Any]) -> Written:
-    annotations = one.data["metadata"].get("annotations") or {}
-    return Written(one.kind, one.name, one.namespace, spec, annotations)
+    metadata = one.data["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    return Written(one.kind, one.name, one.namespace, spec, annotations, labels)

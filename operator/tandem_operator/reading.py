@@ -6,7 +6,7 @@ pool's fault and nobody else's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
@@ -164,7 +164,7 @@ def _read_pair(found: _Spec, above: _Spec, defaults: Defaults) -> Reading:
     merged = _attempt(lambda: inherit(theirs.spec, own.spec))
     if isinstance(merged, Held):
         return Reading(None, merged)
-    whole = Written(own.kind, own.name, own.namespace, merged, own.annotations)
+    whole = replace(own, spec=merged)
     reading = _typed(
         _Spec(whole, found.replicas, found.paused), lambda: decode_pool(whole, defaults)
     )
@@ -212,7 +212,8 @@ def _spec(kind: str, body: Body) -> _Spec:
     metadata = body["metadata"]
     spec = defaulted_spec(kind, body["spec"])
     annotations = metadata.get("annotations") or {}
-    written = Written(kind, metadata["name"], metadata["namespace"], spec, annotations)
+    labels = metadata.get("labels") or {}
+    written = Written(kind, metadata["name"], metadata["namespace"], spec, annotations, labels)
     return _Spec(written, _replicas(spec), bool(spec.get("paused")))
 
 

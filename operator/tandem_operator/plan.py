@@ -159,6 +159,9 @@ def _step(observed: Observed, one: _Seen, decided: PoolPlan, gate: Gate) -> _Ste
     """A pool's moves as writes."""
     again = tuple(progress.wakes(one.resource, decided, one.counting, observed.now))
     again += tuple(due(pod) for pod in one.counting if rests(pod, observed.now))
+    again += tuple(
+        at for at in map(progress.late, one.pods) if at is not None and at > observed.now
+    )
     if decided.mode is Mode.FREEZE:
         return _Step(decided)
     moves, source = _moves(one, decided, gate)

@@ -17,9 +17,15 @@ STUCK_AFTER: Final = 30.0
 """Seconds past its grace period after which a pod that still leaves counts as stuck."""
 
 
+def late(pod: PodState) -> float | None:
+    """Unix seconds from which a leaving pod counts as stuck; None while nobody told it to leave."""
+    return None if pod.leaves_by is None else pod.leaves_by + STUCK_AFTER
+
+
 def stuck(pod: PodState, now: float) -> bool:
     """Whether a pod should be gone and is not: nobody answers on its node any more."""
-    return pod.leaves_by is not None and now >= pod.leaves_by + STUCK_AFTER
+    at = late(pod)
+    return at is not None and now >= at
 
 
 def complete(plan: PoolPlan, counting: Sequence[PodState]) -> bool:

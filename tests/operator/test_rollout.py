@@ -1,0 +1,203 @@
+"""The arithmetic of a rollout, and a pool that rolls under every kind of mishap."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem_operator.observed import PodName, PodState
+from tandem_operator.rollout import Gate, Limits, Moves, has_served, hold, index_of, limits, roll
+from tandem_operator.spec import Rollout
+
+
+def pod(name: str, *, ready: bool = True, scheduled: bool = True) -> PodState:
+    """`pool-revision-index`; its compat hash is its revision."""
+    revision = name.split("-")[1]
+    return PodState(
+        name=PodName(name), uid=name, pool="p", role="prefill", revision=revision,
+        compat=revision, owner="u", phase="Running", ready=ready, scheduled=scheduled or ready,
+        node="n", deleting=False, draining=False, created=0.0, address=None, labels={},
+    )  # fmt: skip
+
+
+def pods(revision: str, *indexes: int, ready: bool = True) -> list[PodState]:
+    return [pod(f"p-{revision}-{i}", ready=ready) for i in indexes]
+
+
+def names(moves: Moves) -> list[str]:
+    return [str(one.name) for one in moves.leave]
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "desired", "expected"),
+    [
+        (None, None, 1, (1, 0)),
+        (None, None, 4, (1, 1)),
+        (None, None, 0, (0, 0)),
+        (2, 0, 4, (2, 0)),
+        ("50%", "10%", 5, (3, 0)),
+        ("0%", "10%", 5, (0, 1)),
+        (0, 9, 4, (0, 4)),
+    ],
+)
+def test_limits(
+    surge: int | str | None,
+    unavailable: int | str | None,
+    desired: int,
+    expected: tuple[int, int],
+) -> None:
+    found = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)
+    assert (found.surge, found.unavailable) == expected
+
+
+def test_a_first_rollout_brings_all_pods_at_once() -> None:
+    assert roll([], Limits(3, 1, 0), None, "b") == Moves(come_update=3)
+
+
+def test_by_surge_a_new_pod_comes_and_is_ready_before_an_old_one_goes() -> None:
+    within = Limits(2, 1, 0)
+    assert roll(pods("a", 0, 1), within, "a", "b") == Moves(come_update=1)
+    waiting = [*pods("a", 0, 1), *pods("b", 0, ready=False)]
+    assert roll(waiting, within, "a", "b") == Moves()
+    moves = roll([*pods("a", 0, 1), *pods("b", 0)], within, "a", "b")
+    assert names(moves) == ["p-a-1"]
+    assert moves.come_update == 1
+
+
+def test_without_surge_an_old_pod_goes_first() -> None:
+    moves = roll(pods("a", 0, 1), Limits(2, 0, 1), "a", "b")
+    assert names(moves) == ["p-a-1"]
+    assert moves.come_update == 1
+
+
+def test_an_old_pod_lost_in_mid_rollout_comes_back_of_its_own_revision() -> None:
+    moves = roll([*pods("a", 0), *pods("b", 0, ready=False)], Limits(2, 1, 0), "a", "b")
+    assert moves == Moves(come_current=1)
+
+
+def test_even_the_only_one() -> None:
+    assert roll(pods("b", 0, ready=False), Limits(1, 1, 0), "a", "b") == Moves(come_current=1)
+
+
+def test_a_revision_that_never_served_leaves_at_once_when_it_is_not_ready() -> None:
+    moves = roll([*pods("a", 0), *pods("x", 0, ready=False)], Limits(1, 1, 0), "a", "b")
+    assert names(moves) == ["p-x-0"]
+    assert moves.come_update == 1
+
+
+def test_a_first_revision_that_never_served_gives_way_without_surge() -> None:
+    moves = roll(pods("a", 0, 1, ready=False), Limits(2, 0, 1), None, "b")
+    assert sorted(names(moves)) == ["p-a-0", "p-a-1"]
+    assert moves.come_update == 2
+
+
+def test_what_leaves_first_is_unscheduled_then_unready_then_of_the_highest_index() -> None:
+    crowd = [
+        pod("p-b-0"), pod("p-b-1", ready=False), pod("p-b-2"), pod("p-b-10"),
+        pod("p-b-4", ready=False, scheduled=False),
+    ]  # fmt: skip
+    order = [names(roll(crowd, Limits(n, 1, 0), "b", "b"))[-1] for n in (4, 3, 2, 1)]
+    assert order == ["p-b-4", "p-b-1", "p-b-10", "p-b-2"]
+    assert len(roll(crowd, Limits(0, 0, 0), "b", "b").leave) == 5
+
+
+def test_a_closed_gate_keeps_old_pods_but_for_one_place() -> None:
+    closed = Gate(is_open=False)
+    assert roll(pods("a", 0, 1), Limits(2, 1, 0), "a", "b", closed) == Moves(come_update=1)
+    full = [*pods("a", 0, 1), *pods("b", 0)]
+    assert roll(full, Limits(2, 1, 0), "a", "b", closed) == Moves()
+    alone = roll(pods("a", 0), Limits(1, 0, 1), "a", "b", closed)
+    assert (names(alone), alone.come_update) == (["p-a-0"], 1)
+
+
+def test_a_smaller_number_holds_behind_a_closed_gate_too() -> None:
+    crowd = [*pods("a", 0, 1, 2, 3), *pods("b", 0, ready=False)]
+    moves = roll(crowd, Limits(1, 1, 0), "a", "b", Gate(is_open=False))
+    assert names(moves) == ["p-a-3", "p-a-2", "p-a-1"]
+
+
+def test_a_kept_pod_stays_last() -> None:
+    crowd = [*pods("a", 0), *pods("b", 0)]
+    assert roll(crowd, Limits(1, 1, 0), "a", "b", Gate(keep={"p-a-0"})) == Moves()
+    assert names(roll(crowd, Limits(1, 1, 0), "a", "b")) == ["p-a-0"]
+
+
+def test_holding_changes_the_number_alone() -> None:
+    mixed = [*pods("a", 0, 1), *pods("b", 0)]
+    assert hold(mixed, Limits(2, 1, 0), "a") == Moves()
+    assert hold(mixed[:1], Limits(2, 1, 0), "a") == Moves(come_current=1)
+    assert names(hold(pods("a", 0, 1), Limits(1, 1, 0), "a")) == ["p-a-1"]
+    assert names(hold(mixed, Limits(1, 1, 0), "a")) == ["p-b-0"]
+    assert hold([], Limits(2, 1, 0), None) == Moves()
+
+
+def test_a_revision_has_served_once_it_carries_the_pool() -> None:
+    assert not has_served(pods("b", 0, ready=False), Limits(1, 1, 0), "b")
+    assert not has_served([], Limits(1, 0, 1), "b")
+    assert has_served(pods("b", 0, 1), Limits(3, 0, 1), "b")
+    assert has_served([], Limits(0, 0, 0), "b")
+
+
+@pytest.mark.parametrize(("name", "index"), [("p-abc-12", 12), ("p-abc-x", -1), ("p", -1)])
+def test_index_of(name: str, index: int) -> None:
+    assert index_of(replace(pod("p-a-0"), name=PodName(name))) == index
+
+
+class Pool:
+    """A pool under `roll` alone: what comes comes unready, what leaves is gone."""
+
+    def __init__(self, within: Limits, current: str) -> None:
+        self.within, self.current = within, current
+        self.pods: dict[str, PodState] = {}
+
+    def roll(self, update: str) -> Moves:
+        before = list(self.pods.values())
+        ready = len([one for one in before if one.ready])
+        moves = roll(before, self.within, self.current, update)
+        for one in moves.leave:
+            del self.pods[one.name]
+        for revision, number in ((self.current, moves.come_current), (update, moves.come_update)):
+            for _ in range(number):
+                name = next(n for i in range(99) if (n := f"p-{revision}-{i}") not in self.pods)
+                self.pods[name] = pod(name, ready=False)
+        left = len([one for one in self.pods.values() if one.ready])
+        assert left >= min(ready, self.within.fewest_ready), "took too many ready pods away"
+        most = max(self.within.most, len(before))
+        assert len(self.pods) <= most, "made too many pods"
+        if has_served(list(self.pods.values()), self.within, update):
+            self.current = update
+        return moves
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    data=st.data(),
+    desired=st.integers(0, 5),
+    surge=st.integers(0, 3),
+    unavailable=st.integers(0, 3),
+)
+def test_it_always_gets_there_and_never_takes_too_many(
+    data: st.DataObject, desired: int, surge: int, unavailable: int
+) -> None:
+    within = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)
+    pool = Pool(within, "a")
+    for one in pods("a", *range(desired)):
+        pool.pods[one.name] = one
+    for _ in range(data.draw(st.integers(0, 12))):
+        update = data.draw(st.sampled_from(["a", "b", "c"]))
+        pool.roll(update)
+        for name in sorted(pool.pods):
+            fate = data.draw(st.sampled_from(["stay", "ready", "unready", "lost"]))
+            if fate == "lost":
+                del pool.pods[name]
+            elif fate != "stay":
+                pool.pods[name] = replace(pool.pods[name], ready=fate == "ready")
+    for _ in range(40):
+        at_rest = pool.roll("b") == Moves() and all(one.ready for one in pool.pods.values())
+        for name in pool.pods:
+            pool.pods[name] = replace(pool.pods[name], ready=True)
+        if at_rest:
+            break
+    assert sorted(one.revision for one in pool.pods.values()) == ["b"] * desired
+    assert all(one.ready for one in pool.pods.values())

@@ -27,6 +27,7 @@ from .events import send_event
 from .known import Known, WorkKey
 from .observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
 from .refusals import NOT_ABOUT_THE_OBJECT, failure_of
+from .router import ref_of
 from .router_observed import EndpointPlan, ObservedEndpoint, Ref
 from .status import StatusBody, transitions
 from .watched import POOLS
@@ -129,10 +130,14 @@ class Cluster:
     async def apply_endpoint(self, key: EndpointKey, plan: EndpointPlan) -> bool:
         """Do what `plan` says, in its order. False when something was refused."""
         failures: dict[Ref, Failure] = {}
+        ours = {ref_of(child) for child in self.known.children.of(key)}
         for body in plan.apply:
-            ref = Ref(body["apiVersion"], body["kind"], body["metadata"]["name"])
+            ref = ref_of(body)
             try:
-                made = await self._api.apply(resource_of(body), dict(body), manager=MANAGER)
+                # What is there under the name and not ours stays what its owner made it.
+                made = await self._api.apply(
+                    resource_of(body), dict(body), manager=MANAGER, force=ref in ours
+                )
                 self.known.see_child(made)
             except NOT_ABOUT_THE_OBJECT:
                 raise

@@ -23,6 +23,7 @@ _IN_MESSAGE: Final = (
     ("admission webhook", "AdmissionDenied"),
     ("ValidatingAdmissionPolicy", "AdmissionDenied"),
     ("is being terminated", "NamespaceTerminating"),
+    ("Apply failed with", "NameTaken"),
 )
 """The API server has one reason, Forbidden, for all of these; its words tell them apart."""
 

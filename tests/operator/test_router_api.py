@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,15 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.errors import Conflict
+from tandem_kube.resources import SERVICES, Resource, resource_of
 from tandem_operator.observed import Body, EndpointKey
+from tandem_operator.refusals import failure_of
 from tandem_operator.router import (
     EndpointPool,
     ObservedEndpoint,
+    Ref,
     RouterSettings,
     covers,
     plan_endpoint,
@@ -35,6 +41,7 @@ SETTINGS = RouterSettings(
     tolerations=({"key": "router", "operator": "Exists"},),
     priority_class="system-cluster-critical",
 )
+DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
 GATEWAY_CRDS = (
     ("sigs.k8s.io/gateway-api@v1.3.0", "standard/gateway.networking.k8s.io_httproutes.yaml"),
     (
@@ -48,42 +55,43 @@ GATEWAY_CRDS = (
 )
 
 
-def observed_in(cluster: ControlPlane, namespace: str, **spec: Any) -> ObservedEndpoint:
+@pytest.fixture
+async def api(crds: ControlPlane) -> AsyncIterator[Api]:
+    async with await connect(crds.kubeconfig) as connected:
+        yield connected
+
+
+async def observed_in(api: Api, namespace: str, **spec: Any) -> ObservedEndpoint:
     """Endpoint chat of a DecodePool that is there: garbage collection asks for the owner."""
     body = decode_pool(routing={"endpoint": "chat"})
     body["metadata"]["namespace"] = namespace
-    made = json.loads(cluster.kubectl("create", "-f-", "-ojson", input=json.dumps(body)))
+    made = await api.create(DECODE_POOLS, body)
     pool = EndpointPool(made["metadata"]["uid"], decode(**spec))
     return ObservedEndpoint(EndpointKey(namespace, "chat"), NOW, (pool,), secret=SECRET)
 
 
-def applied(cluster: ControlPlane, bodies: tuple[Body, ...]) -> list[Body]:
-    """What the API server holds once `bodies` are applied as the operator applies them."""
-    manifests = {"apiVersion": "v1", "kind": "List", "items": list(bodies)}
-    flags = ("--server-side", "--field-manager=test", "--force-conflicts", "--validate=strict")
-    held: dict[str, Any] = json.loads(
-        cluster.kubectl("apply", *flags, "-f-", "-ojson", input=json.dumps(manifests))
-    )
-    found: list[Body] = held["items"] if held["kind"] == "List" else [held]
-    return found
+async def applied(api: Api, bodies: Iterable[Body]) -> dict[Ref, Body]:
+    """What the API server holds once `bodies` are applied; a field it does not know is refused."""
+    answers = [
+        await api.apply(resource_of(body), dict(body), manager="tandem-operator") for body in bodies
+    ]
+    return {ref_of(answer): answer for answer in answers}
 
 
-def test_what_is_applied_is_found_again_and_nothing_more_is_written(
-    crds: ControlPlane, namespace: str
+async def test_what_is_applied_is_found_again_and_nothing_more_is_written(
+    api: Api, namespace: str
 ) -> None:
-    observed = observed_in(crds, namespace)
+    observed = await observed_in(api, namespace)
     plan = plan_endpoint(observed, SETTINGS)
-    live = {ref_of(body): body for body in applied(crds, plan.apply)}
+    live = await applied(api, plan.apply)
     assert [ref_of(body) for body in plan.apply if not covers(live[ref_of(body)], body)] == []
     again = plan_endpoint(replace(observed, children=live, secret=b""), SETTINGS)
     assert (again.apply, again.delete) == ((), ())
 
 
-def test_a_change_is_written_and_found_again(crds: ControlPlane, namespace: str) -> None:
-    observed = observed_in(crds, namespace)
-    live = {
-        r: b for b in applied(crds, plan_endpoint(observed, SETTINGS).apply) if (r := ref_of(b))
-    }
+async def test_a_change_is_written_and_found_again(api: Api, namespace: str) -> None:
+    observed = await observed_in(api, namespace)
+    live = await applied(api, plan_endpoint(observed, SETTINGS).apply)
     later = replace(observed, children=live, now=NOW + 3 * 86400)
     changed = replace(SETTINGS, envoy_replicas=3, node_selector={}, priority_class=None)
     plan = plan_endpoint(later, changed)
@@ -91,24 +99,39 @@ def test_a_change_is_written_and_found_again(crds: ControlPlane, namespace: str)
     assert ("Deployment", "chat-envoy") in kinds
     assert ("Secret", "chat-plan-keys") in kinds
     assert ("Service", "chat") not in kinds
-    live |= {ref_of(body): body for body in applied(crds, plan.apply)}
+    live |= await applied(api, plan.apply)
     assert plan_endpoint(replace(later, children=live, secret=b""), changed).apply == ()
 
 
-def test_pods_pass_the_restricted_profile_and_leave_with_the_last_pool(
-    crds: ControlPlane, namespace: str
+async def test_pods_pass_the_restricted_profile_and_leave_with_the_last_pool(
+    crds: ControlPlane, api: Api, namespace: str
 ) -> None:
     enforce = "pod-security.kubernetes.io/enforce=restricted"
     crds.kubectl("label", "namespace", namespace, enforce)
-    applied(crds, plan_endpoint(observed_in(crds, namespace), RouterSettings()).apply)
+    observed = await observed_in(api, namespace)
+    await applied(api, plan_endpoint(observed, RouterSettings()).apply)
     where = f"--namespace={namespace}"
     for component in ("envoy", "epp"):
         chosen = f"--selector={labels.ENDPOINT}=chat,{labels.COMPONENT}={component}"
         crds.kubectl("wait", "pods", where, chosen, "--for=create", "--timeout=60s")
     crds.kubectl("delete", "decodepools", "d", where)
     ours = f"--selector={labels.ENDPOINT}=chat"
-    for kind in ("deployments", "services", "secrets", "configmaps", "rolebindings"):
-        crds.kubectl("wait", kind, where, ours, "--for=delete", "--timeout=60s")
+    kinds = "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets"
+    crds.kubectl("wait", kinds, where, ours, "--for=delete", "--timeout=60s")
+
+
+async def test_a_service_of_somebody_else_stays_theirs(
+    crds: ControlPlane, api: Api, namespace: str
+) -> None:
+    where = f"--namespace={namespace}"
+    crds.kubectl("create", "service", "clusterip", "chat", "--tcp=80", where)
+    bodies = plan_endpoint(await observed_in(api, namespace), SETTINGS).apply
+    (service,) = (body for body in bodies if ref_of(body) == Ref("v1", "Service", "chat"))
+    with pytest.raises(Conflict) as refused:
+        await api.apply(SERVICES, dict(service), manager="tandem-operator", force=False)
+    assert failure_of(refused.value).reason == "NameTaken"
+    selector = crds.kubectl("get", "service", "chat", where, "-ojsonpath={.spec.selector}")
+    assert json.loads(selector) == {"app": "chat"}
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +153,16 @@ def gateway_crds(crds: ControlPlane) -> ControlPlane:
 
 
 @pytest.mark.parametrize("pool_kind", [INFERENCE_POOL, INFERENCE_POOL_ALPHA])
-def test_inference_pool_and_route_are_what_their_definitions_ask_for(
-    gateway_crds: ControlPlane, namespace: str, pool_kind: tuple[str, str]
+@pytest.mark.usefixtures("gateway_crds")
+async def test_inference_pool_and_route_are_what_their_definitions_ask_for(
+    api: Api, namespace: str, pool_kind: tuple[str, str]
 ) -> None:
     routing = {
         "endpoint": "chat",
         "inferencePool": {"enabled": True},
         "gatewayRef": {"name": "inference", "namespace": "gateways", "sectionName": "http"},
     }
-    observed = observed_in(gateway_crds, namespace, routing=routing)
+    observed = await observed_in(api, namespace, routing=routing)
     observed = replace(observed, kinds=frozenset({pool_kind, HTTP_ROUTE}))
     wanted = [
         body
@@ -146,5 +170,5 @@ def test_inference_pool_and_route_are_what_their_definitions_ask_for(
         if (body["apiVersion"], body["kind"]) in observed.kinds
     ]
     assert [body["kind"] for body in wanted] == ["InferencePool", "HTTPRoute"]
-    for body, live in zip(wanted, applied(gateway_crds, tuple(wanted)), strict=True):
-        assert covers(live, body)
+    live = await applied(api, wanted)
+    assert all(covers(live[ref_of(body)], body) for body in wanted)

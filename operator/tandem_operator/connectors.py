@@ -11,7 +11,7 @@ from tandem_contract import ports
 
 from . import versions
 from .pools import DecodePool, PrefillPool
-from .spec import ChainedConnector, PoolSpec, Seconds
+from .spec import OFFLOADING, ChainedConnector, PoolSpec, Seconds
 
 POD_IP: Final = "$(POD_IP)"
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
@@ -21,7 +21,6 @@ OFFLOAD_BYTES: Final = 10 * 1024**3
 
 _NIXL: Final = frozenset({"nixl", "nixl-push"})
 _MOONCAKE: Final = "mooncake"
-_OFFLOADING: Final = "offloading"
 
 Pool = PrefillPool | DecodePool
 
@@ -29,38 +28,27 @@ Pool = PrefillPool | DecodePool
 def transfer_config(pool: Pool) -> dict[str, Any]:
     """The value of `--kv-transfer-config` of the pool's engine, torch's included."""
     transfer = pool.spec.transfer
-    config = _one(pool, ChainedConnector(connector=transfer.connector), alone=True)
+    config = _one(pool, ChainedConnector(connector=transfer.connector))
     config["engine_id"] = ENGINE_ID
     if transfer.connectors:
-        chain = [_one(pool, link, alone=False) for link in transfer.connectors]
+        chain = [_one(pool, link) for link in transfer.connectors]
         config["kv_connector_extra_config"] = {"connectors": chain}
     return config
-
-
-def used(spec: PoolSpec) -> tuple[str, ...]:
-    """Names of the connectors that move KV: the chain's, or the one alone."""
-    transfer = spec.transfer
-    return tuple(link.connector for link in transfer.connectors) or (transfer.connector,)
-
-
-def hand_off(spec: PoolSpec) -> str:
-    """The connector that the sidecar speaks: of a chain, the first that reaches another pod."""
-    names = used(spec)
-    return next((name for name in names if name != _OFFLOADING), names[0])
 
 
 def offloaded_bytes(spec: PoolSpec) -> int:
     """Host memory that KV is offloaded to, which lies in /dev/shm; 0 without offloading."""
     for link in spec.transfer.connectors:
-        if link.connector == _OFFLOADING:
-            return int(link.extra_config.get("cpu_bytes_to_use", OFFLOAD_BYTES))
-    return OFFLOAD_BYTES if spec.transfer.connector == _OFFLOADING else 0
+        if link.connector == OFFLOADING:
+            chosen: int = link.extra_config.get("cpu_bytes_to_use", OFFLOAD_BYTES)
+            return chosen
+    return OFFLOAD_BYTES if spec.transfer.connector == OFFLOADING else 0
 
 
 def environment(pool: Pool) -> dict[str, str]:
     """Variables the connectors read."""
     spec = pool.spec
-    transfer, names = spec.transfer, used(spec)
+    transfer, names = spec.transfer, spec.transfer.used
     made = {
         variables.SIDE_CHANNEL_HOST: POD_IP,
         variables.SIDE_CHANNEL_PORT: str(transfer.side_channel_port),
@@ -81,12 +69,12 @@ def environment(pool: Pool) -> dict[str, str]:
 def listening(pool: Pool) -> dict[str, int]:
     """Name → first port of what the connectors listen on; data-parallel ranks add their number."""
     named = {"side-channel": pool.spec.transfer.side_channel_port}
-    if _MOONCAKE in used(pool.spec) and isinstance(pool, PrefillPool):
+    if _MOONCAKE in pool.spec.transfer.used and isinstance(pool, PrefillPool):
         named["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
     return named
 
 
-def _one(pool: Pool, link: ChainedConnector, *, alone: bool) -> dict[str, Any]:
+def _one(pool: Pool, link: ChainedConnector) -> dict[str, Any]:
     """Of a chain, each connector reads its own; so each says everything."""
     transfer = pool.spec.transfer
     config: dict[str, Any] = {
@@ -97,19 +85,19 @@ def _one(pool: Pool, link: ChainedConnector, *, alone: bool) -> dict[str, Any]:
     }
     if transfer.buffer_device is not None and link.connector in _NIXL:
         config["kv_buffer_device"] = transfer.buffer_device
-    extra = {**_extra(pool.spec, link.connector, alone=alone), **link.extra_config}
+    extra = {**_extra(pool.spec, link.connector), **link.extra_config}
     return {**config, "kv_connector_extra_config": extra} if extra else config
 
 
-def _extra(spec: PoolSpec, connector: str, *, alone: bool) -> dict[str, Any]:
+def _extra(spec: PoolSpec, connector: str) -> dict[str, Any]:
     transfer = spec.transfer
     if connector in _NIXL:
         return _nixl(spec)
     if connector == _MOONCAKE:
         return {"mooncake_protocol": "rdma" if transfer.rdma else "tcp"}
-    if connector == _OFFLOADING:
+    if connector == OFFLOADING:
         bytes_ = {"cpu_bytes_to_use": OFFLOAD_BYTES}
-        if not alone:
+        if transfer.hand_off != OFFLOADING:
             return bytes_
         tier = {"type": "p2p", "host": POD_IP, "port": transfer.side_channel_port}
         return {"spec_name": "TieringOffloadingSpec", **bytes_, "secondary_tiers": [tier]}

@@ -147,7 +147,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--listen", f"[{POD_IP}]:{ports.SIDECAR}"),
         *("--admin", f"[{POD_IP}]:{ports.SIDECAR_ADMIN}"),
         *("--engine", f"http://[{POD_IP}]:{ports.ENGINE_DECODE}"),
-        *("--connector", connectors.hand_off(pool.spec)),
+        *("--connector", pool.spec.transfer.hand_off),
         *("--prefill-timeout", format_duration(settings.prefill_timeout)),
         *("--kv-transfer-timeout", format_duration(settings.kv_transfer_timeout)),
         fallback,

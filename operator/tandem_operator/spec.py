@@ -4,7 +4,7 @@ A field that may be None means "the engine's own choice". Names are the CRD's, i
 each means is its description there. Durations are seconds.
 """
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -12,6 +12,9 @@ from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
 
 T = TypeVar("T")
+
+OFFLOADING: Final = "offloading"
+"""The connector that keeps KV in host memory as well, and by itself hands it off from there."""
 
 
 class Seconds(float):
@@ -141,6 +144,17 @@ class Transfer(Section, frozen=True, kw_only=True):
     storage: Storage | None = None
     connectors: tuple[ChainedConnector, ...] = ()
     load_failure_policy: Literal["recompute", "fail"]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of the connectors that move KV: the chain's, or the one alone."""
+        return tuple(link.connector for link in self.connectors) or (self.connector,)
+
+    @property
+    def hand_off(self) -> str:
+        """The connector between the pods of a set: of a chain, the first that is more than a
+        second place for KV."""
+        return next((name for name in self.used if name != OFFLOADING), self.used[0])
 
 
 class Slo(Section, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .schema import Path_, Problem
-from .spec import DecodeSpec, PoolSpec, PrefillSpec
+from .spec import OFFLOADING, DecodeSpec, PoolSpec, PrefillSpec
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -129,13 +129,18 @@ def _connector_refusals(spec: PoolSpec, version: Release) -> Iterator[Problem]:
             yield Problem(path, reason)
         elif not (known := CONNECTORS[connector][1]).has(version):
             yield _needs(f"connector {connector}", known, spec, path)
-    names = [name for name, _ in named]
-    if "offloading" in names:
-        moves = len(names) > 1
-        known = OFFLOAD_BYTES if moves else OFFLOAD_PEERS
+    for i, link in enumerate(transfer.connectors):
+        size = link.extra_config.get("cpu_bytes_to_use", 1)
+        if type(size) is not int or size < 1:
+            yield Problem(
+                ("spec", "transfer", "connectors", i, "extraConfig", "cpu_bytes_to_use"),
+                f"{size!r} is no number of bytes: write one, as 10737418240 for 10 GiB",
+            )
+    if OFFLOADING in transfer.used:
+        known = OFFLOAD_PEERS if transfer.hand_off == OFFLOADING else OFFLOAD_BYTES
         if not known.has(version):
             yield _needs("connector offloading as it is used here", known, spec, at)
-    if spec.parallelism.pipeline > 1 and "nixl" in names and not NIXL_PIPELINE.has(version):
+    if spec.parallelism.pipeline > 1 and "nixl" in transfer.used and not NIXL_PIPELINE.has(version):
         path = ("spec", "parallelism", "pipeline")
         yield _needs("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
 

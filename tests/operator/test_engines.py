@@ -136,6 +136,9 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
         ({"transfer": {"requireRdma": True}}, "needs transfer.rdma.resource beside it"),
         ({"parallelism": {"expert": True, "all2allBackend": "mori"}, "accelerator": {}},
          "mori needs vLLM 0.15 or later and before 0.23"),
+        ({"transfer": {"connector": "multi", "connectors": [
+            {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": "64Gi"}}]}},
+         "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: '64Gi' is no number of bytes"),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_do_is_refused_with_the_fix(

@@ -15,11 +15,11 @@ from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
 from tandem_operator import prestop
 from tandem_operator.labelling import label_value
-from tandem_operator.manifests import plan_key_secrets, pods, router_config
+from tandem_operator.manifests import plan_key_secrets, pod, pods, router_config, template
 from tandem_operator.pools import parse_pools
-from tandem_operator.resolve import own_version
+from tandem_operator.resolve import Defaults, own_version
 
-from .pool_yaml import decode_pool, documents, pair
+from .pool_yaml import decode_pool, documents, pair, prefill_pool
 
 HERE = Path(__file__).parent
 TORCH = {
@@ -100,9 +100,9 @@ def test_any_model_name_makes_a_label_value(text: str) -> None:
 
 def test_nothing_listens_at_or_connects_to_loopback() -> None:
     for spec in ({}, TORCH):
-        for pod in rendered(spec, {"accelerator": {}}):
-            assert "127.0.0.1" not in json.dumps(pod)
-            assert "localhost" not in json.dumps(pod)
+        for made in rendered(spec, {"accelerator": {}}):
+            assert "127.0.0.1" not in json.dumps(made)
+            assert "localhost" not in json.dumps(made)
 
 
 def test_the_two_sides_of_a_hand_off() -> None:
@@ -251,6 +251,147 @@ def test_placement_keeps_a_set_near_but_forces_nothing() -> None:
     assert list(prefill["spec"]["affinity"]["podAffinity"]) == [
         "preferredDuringSchedulingIgnoredDuringExecution"
     ]
+
+
+def test_a_template_makes_a_pod_with_owner_and_labels() -> None:
+    (pool_set,) = pair()
+    assert pool_set.prefill is not None
+    made = template(pool_set.prefill)
+    owner = {"kind": "PrefillPool", "name": "p", "uid": "1"}
+    one = pod(made, name="n", namespace="ns", owner=owner, labels={"more": "1"})
+    assert one["metadata"]["ownerReferences"] == [owner]
+    assert one["metadata"]["labels"] == {**made["metadata"]["labels"], "more": "1"}
+    assert one["metadata"]["annotations"][labels.SERVED_MODELS] == '["org/model"]'
+    assert one["spec"] == made["spec"]
+    assert not any(key.startswith(labels.ENDPOINT_PREFIX) for key in made["metadata"]["labels"])
+    (local, *_) = pods(pool_set)
+    assert local["metadata"]["labels"][labels.endpoint_label("d")] == "prefill"
+
+
+def test_kueues_labels_reach_the_pods_and_make_a_revision() -> None:
+    queued = prefill_pool()
+    queued["metadata"] = {"name": "p", "labels": {"kueue.x-k8s.io/queue-name": "q", "team": "a"}}
+    (pool_set,) = parse_pools(documents(queued, decode_pool()))
+    (first, *_) = pods(pool_set)
+    assert first["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert "team" not in first["metadata"]["labels"]
+    plain = pair()[0].prefill
+    assert plain is not None
+    assert pool_set.prefill is not None
+    assert pool_set.prefill.revision != plain.revision
+
+
+def test_images_come_from_the_defaults() -> None:
+    mirror = Defaults(
+        tandem_image="r/tandem:9", vllm_repository="r:5000/vllm", pull_policy="Always",
+        torch_image="r:5000/tandem-engine:dev",
+    )  # fmt: skip
+    (pool_set,) = parse_pools(documents(prefill_pool(), decode_pool()), mirror)
+    prefill, decode, *_ = pods(pool_set, mirror)
+    assert engine(prefill)["image"] == f"r:5000/vllm:v{mirror.vllm_version}"
+    assert (sidecar(decode)["image"], sidecar(decode)["imagePullPolicy"]) == (
+        "r/tandem:9", "Always",
+    )  # fmt: skip
+
+    def torch(version: dict[str, str]) -> str:
+        spec = {**TORCH, "engine": {"type": "torch", **version}}
+        image: str = engine(pods(parse_pools(documents(prefill_pool(**spec)), mirror)[0])[0])[
+            "image"
+        ]
+        return image
+
+    assert torch({}) == "r:5000/tandem-engine:dev"
+    assert torch({"version": "0.9.0"}) == "r:5000/tandem-engine:0.9.0"
+
+
+def test_devices_and_resources_are_asked_for() -> None:
+    prefill, _ = rendered(
+        {"engine": {"resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
+                    "imagePullPolicy": "IfNotPresent"},
+         "transfer": {"rdma": {"resource": "rdma/ib", "count": 2}}},
+    )  # fmt: skip
+    assert engine(prefill)["imagePullPolicy"] == "IfNotPresent"
+    assert engine(prefill)["resources"] == {
+        "requests": {"cpu": 8},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "1", "rdma/ib": "2"},
+    }
+
+
+def test_each_rank_has_its_ports() -> None:
+    prefill, _ = rendered(
+        {"parallelism": {"data": 2}, "accelerator": {}, "transfer": {"connector": "mooncake"}}
+    )
+    named = {port["name"]: port["containerPort"] for port in engine(prefill)["ports"]}
+    assert named == {
+        "engine": 8000, "kv-events": 5557, "kv-events-1": 5558, "kv-replay": 5657,
+        "kv-replay-1": 5658, "side-channel": 5600, "side-channel-1": 5601, "bootstrap": 8998,
+        "bootstrap-1": 8999,
+    }  # fmt: skip
+
+
+def test_shared_memory_grows_with_ranks_and_with_offloaded_kv() -> None:
+    links = [{"connector": "nixl"}, {"connector": "offloading"}]
+    prefill, _ = rendered({"accelerator": {"count": 4},
+                           "transfer": {"connector": "multi", "connectors": links}})  # fmt: skip
+    shm = {v["name"]: v for v in prefill["spec"]["volumes"]}["shm"]["emptyDir"]
+    assert shm == {"medium": "Memory", "sizeLimit": "18Gi"}
+
+
+def test_a_decode_pod_is_ready_by_its_sidecar_and_a_prefill_pod_by_its_engine() -> None:
+    prefill, decode = rendered()
+    assert "readinessProbe" in engine(prefill)
+    assert "readinessProbe" not in engine(decode)
+    assert "readinessProbe" in sidecar(decode)
+    for pod_ in (prefill, decode):
+        startup = engine(pod_)["startupProbe"]
+        assert startup["failureThreshold"] * startup["periodSeconds"] == 1800
+
+
+def test_engines_end_within_the_pods_grace() -> None:
+    drain = {"drain": {"timeout": "1m"}}
+    prefill, decode = rendered(drain, drain)
+    assert prefill["spec"]["terminationGracePeriodSeconds"] == 75
+    assert engine(prefill)["lifecycle"]["preStop"]["exec"]["command"][4] == "60"
+    assert value_of("--shutdown-timeout", engine(decode)) == "10"
+    torch_prefill, torch_decode = rendered({**TORCH, **drain}, {**drain, "accelerator": {}})
+    assert value_of("--shutdown-timeout", engine(torch_prefill)) == "1m"
+    assert "lifecycle" not in engine(torch_prefill)
+    assert value_of("--shutdown-timeout", engine(torch_decode)) == "10s"
+
+
+def test_the_torch_engine_writes_to_its_home_alone() -> None:
+    prefill, _ = rendered(TORCH, {"accelerator": {}})
+    assert engine(prefill)["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "TMPDIR", "value": "/home/tandem"} in engine(prefill)["env"]
+
+
+def test_a_tiny_model_needs_no_volume() -> None:
+    spec = {**TORCH, "model": {"name": "m", "source": {"tiny": {"seed": 3}}}}
+    prefill, decode = rendered(spec, {"accelerator": {}})
+    for pod_ in (prefill, decode):
+        assert value_of("--model", engine(pod_)) == "tiny:3"
+    assert [v["name"] for v in prefill["spec"]["volumes"]] == ["home"]
+
+
+def test_another_picker_is_followed_within_the_clusters_networks() -> None:
+    narrow = Defaults(pod_networks=("10.2.0.0/16", "fd00::/48"))
+    (pool_set,) = pair({}, {"routing": {"epp": {"enabled": False}}})
+    args = sidecar(pods(pool_set, narrow)[1])["args"]
+    assert args[-4:] == ["--prefill-allow", "10.2.0.0/16", "--prefill-allow", "fd00::/48"]
+    assert "--prefill-allow" not in sidecar(pods(pair()[0], narrow)[1])["args"]
+
+
+@pytest.mark.parametrize(
+    ("connectors", "spoken"),
+    [(["offloading", "nixl"], "nixl"), (["offloading"], "offloading"),
+     (["lmcache", "nixl"], "lmcache")],
+)  # fmt: skip
+def test_of_a_chain_the_sidecar_speaks_what_reaches_another_pod(
+    connectors: list[str], spoken: str
+) -> None:
+    links = [{"connector": one} for one in connectors]
+    _, decode = rendered({"transfer": {"connector": "multi", "connectors": links}})
+    assert value_of("--connector", sidecar(decode)) == spoken
 
 
 def test_the_routers_configuration_is_the_seeds() -> None:

@@ -1,0 +1,111 @@
+"""What a prefill pod does before it stops: the very command of its preStop, run."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tandem_contract import metrics
+from tandem_operator import prestop
+from tandem_operator.manifests import pods
+
+from .pool_yaml import pair
+
+pytestmark = pytest.mark.component
+
+
+class Engine:
+    """Serves `/metrics` with the figures it is given; `asked` is set at each look."""
+
+    def __init__(self) -> None:
+        self.held = 1.0
+        self.asked = asyncio.Event()
+        self.port = 0
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        self.asked.set()
+        return web.Response(text=page(held=self.held))
+
+
+def page(*, running: float = 0, waiting: float = 0, held: float = 0) -> str:
+    """As vLLM with two data-parallel ranks writes it; the second rank is the busy one."""
+    figures = {
+        metrics.ENGINE_RUNNING: running,
+        metrics.ENGINE_WAITING: waiting,
+        metrics.ENGINE_KV_USAGE: held,
+    }
+    return "".join(
+        f"# HELP {name} x\n# TYPE {name} gauge\n"
+        f'{name}{{engine="0",model_name="a b"}} 0.0\n'
+        f'{name}{{engine="1",model_name="a b"}} {value}\n'
+        for name, value in figures.items()
+    )
+
+
+NAMES = [metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE]
+
+
+@pytest.mark.parametrize(
+    ("text", "busy"),
+    [
+        (page(), False),
+        (page(running=1), True),
+        (page(waiting=2), True),
+        (page(held=0.001), True),
+        (page(running=1e-3), True),
+        ("", True),
+    ],
+)
+def test_a_pod_is_busy_while_anything_runs_waits_or_is_held(text: str, busy: bool) -> None:
+    assert prestop.busy(text, NAMES) is busy
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    served = Engine()
+    app = web.Application()
+    app.router.add_get("/metrics", served.metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    served.port = runner.addresses[0][1]
+    yield served
+    await runner.cleanup()
+
+
+def command(port: int, seconds: str) -> list[str]:
+    """The rendered hook, at this port."""
+    container: dict[str, Any] = pods(pair()[0])[0]["spec"]["containers"][0]
+    python, *rest = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert python == "python3"
+    assert rest[2:4] == ["8000", "120"]
+    return [sys.executable, *rest[:2], str(port), seconds, *rest[4:]]
+
+
+async def run(port: int, seconds: str = "60") -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command(port, seconds), env={"POD_IP": "127.0.0.1"}
+    )
+
+
+async def test_it_waits_for_held_blocks_and_then_ends(engine: Engine) -> None:
+    hook = await run(engine.port)
+    for _ in range(2):
+        engine.asked.clear()
+        await engine.asked.wait()
+    assert hook.returncode is None
+    engine.held = 0.0
+    assert await hook.wait() == 0
+
+
+async def test_it_ends_with_its_time(engine: Engine) -> None:
+    hook = await run(engine.port, "0.1")
+    assert await hook.wait() == 0
+
+
+async def test_an_engine_that_has_ended_is_not_waited_for(engine: Engine) -> None:
+    hook = await run(1)
+    assert await hook.wait() == 0

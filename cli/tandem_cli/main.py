@@ -27,7 +27,7 @@ _SUMMARIES: Final = {
     "completion": "Print the script that completes this command in a shell.",
     "demo": "Serve a model disaggregated on this machine and check every answer.",
     "render": "Print the Pods that pools become.",
-    "status": "Show the running stack.",
+    "status": "Show the stack of this machine, or the pools of a cluster.",
     "tiny-model": "Write a tiny random model, to try things with.",
     "up": "Run pools on this machine.",
 }

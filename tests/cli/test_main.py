@@ -20,8 +20,10 @@ def test_help_lists_every_command() -> None:
     [
         (["nonsense"], "No such command 'nonsense'"),
         (["--nonsense"], "No such option"),
-        (["status", "--json", "--watch"], "exclude each other"),
-        (["status", "extra"], "unexpected extra argument"),
+        (["status", "-o", "json", "--watch"], "exclude each other"),
+        (["status", "-A", "-n", "x"], "exclude each other"),
+        (["status", "--run-dir", ".", "-A"], "--run-dir is for this machine's stack"),
+        (["status", "name", "extra"], "unexpected extra argument"),
         (["completion", "tcsh"], "is not one of 'bash', 'zsh', 'fish'"),
         (["up"], "Missing option '-f'"),
         (["render"], "Missing option '-f'"),

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
 
@@ -19,7 +20,7 @@ def health_app(ready: Callable[[], bool]) -> web.Application:
         return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not\n")
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get(endpoints.EPP_LIVE, healthz), web.get(endpoints.EPP_READY, readyz)])
     return app
 
 

@@ -33,12 +33,17 @@ _ALIVE: Final[Json] = {
     "tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 }
 _DNS: Final[Json] = {
-    "type": "STRICT_DNS",
-    "dns_lookup_family": "V4_PREFERRED",
-    # A name that does not resolve is no error here: no pod is ready yet, or no EPP is wanted.
-    "dns_refresh_rate": "2s",
-    "respect_dns_ttl": False,
+    "name": "envoy.clusters.dns",
+    "typed_config": {
+        "@type": TYPE + "extensions.clusters.dns.v3.DnsCluster",
+        "dns_lookup_family": "V4_PREFERRED",
+        # Not by the answer's TTL: a pod that is gone must be so here. A name that does not resolve
+        # is no error: no pod is ready yet, or no EPP is wanted.
+        "dns_refresh_rate": "2s",
+        "respect_dns_ttl": False,
+    },
 }
+"""Every address of a name, each a host."""
 
 
 def picked_cluster() -> Json:
@@ -67,8 +72,8 @@ def fallback_cluster(addresses: Sequence[str]) -> Json:
     Raises ValueError when one is not `host:port`.
     """
     return {
-        **_DNS,
         "name": FALLBACK,
+        "cluster_type": _DNS,
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": _CONNECT_TIMEOUT,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
@@ -84,8 +89,8 @@ def epp_cluster(address: str, port: int) -> Json:
     """The pickers behind a name."""
     options = TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions"
     return {
-        **_DNS,
         "name": EPP,
+        "cluster_type": _DNS,
         # A stream lasts as long as its request, so the least busy picker has the fewest of them.
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": _CONNECT_TIMEOUT,

@@ -113,6 +113,8 @@ def _envoy(settings: RouterSettings) -> Object:
             *("--concurrency", str(settings.envoy_threads)),
             # What asks clients to move on does so at once, and not for some of them at random.
             *("--drain-strategy", "immediate"),
+            # Otherwise a line for each request while no EPP is there; figures count them.
+            *("--component-log-level", "ext_proc:error"),
             "--disable-hot-restart",
         ],
         ports=[

@@ -21,7 +21,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 from yaml import YAMLError  # type: ignore[import-untyped]  # what load_kube_config raises
 
-from .errors import NotConfigured
+from .errors import Conflict, Invalid, NotConfigured
 from .resources import Object, Resource
 from .transport import JSON, Observer, Transport, decode, events, network
 
@@ -30,10 +30,17 @@ CALL_TIMEOUT: Final = 30.0
 a longer one would hold a worker for a server that is gone."""
 PAGE: Final = 500
 """Objects per page of a list: a page of engine pods is about 5 MB."""
+_WRONG_UID: Final = "metadata.uid: Invalid value"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
 _NAMESPACE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+
+
+_UNUSABLE: Final = (
+    ConfigException, YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError,
+)  # fmt: skip
+"""What loading a configuration of another shape ends in."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ async def connect(
         else:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # likewise
             namespace = _own_namespace()
-    except (ConfigException, YAMLError, OSError, ValueError) as err:
+    except _UNUSABLE as err:
         said = " ".join(str(err).split())
         raise NotConfigured(f"cannot use the cluster's configuration: {said}") from err
     return Api(ApiClient(configuration), observer, namespace=namespace or "default")
@@ -170,7 +177,13 @@ class Api:
     ) -> Object:
         """JSON merge patch; a `resourceVersion` or `uid` in it is a precondition (Conflict)."""
         path = resource.path(namespace, name, subresource)
-        return await self._call("patch", path, patch, content=_MERGE)
+        try:
+            return await self._call("patch", path, patch, content=_MERGE)
+        except Invalid as err:
+            # The server takes a wrong uid for an attempt to change it.
+            if _WRONG_UID in err.message:
+                raise Conflict(409, err.message) from err
+            raise
 
     async def patch_status(
         self, resource: Resource, name: str, status: Mapping[str, Any], namespace: str | None = None

@@ -102,10 +102,9 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
 
 def decode(status: int, data: bytes) -> Object:
     try:
-        decoded: Object = msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as err:
-        raise Unreachable(status, f"the API server's answer is not JSON: {err}") from err
-    return decoded
+        raise Unreachable(status, f"the API server's answer is no JSON object: {err}") from err
 
 
 def _status(data: bytes) -> Any:

@@ -42,7 +42,7 @@ _SHORTEST_LEASE = 3.0
     default=True,
     help="Act only while holding the Lease; off: nobody else may run.",
 )
-@click.option("--lease-namespace", help="Of the Lease.  [default: the pod's, else default]")
+@click.option("--lease-namespace", help="Of the Lease.  [default: the pod's own]")
 @click.option(
     "--lease-duration",
     type=DURATION,
@@ -81,7 +81,6 @@ def main(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # kubernetes' election logs each renewal it cannot make as an error of its own words.
     defaults, router = Defaults(), RouterSettings(envoy_image=envoy_image)
     if tandem_image:
         defaults = replace(defaults, tandem_image=tandem_image)
@@ -92,7 +91,8 @@ def main(
         Scope(namespaces, resync, defaults, router),
         health,
         metrics,
-        (lease_namespace or _own_namespace()) if leader_elect else None,
+        leader_elect,
+        lease_namespace,
         LeaseTimes.lasting(lease_duration),
     )
     try:
@@ -107,12 +107,6 @@ async def _run(settings: Settings, kubeconfig: Path | None) -> None:
     metrics = Metrics()
     async with await connect(kubeconfig, observer=metrics.called) as api:
         await Service(settings, api, metrics).run()
-
-
-def _own_namespace() -> str:
-    """Where this pod runs; `default` outside a cluster."""
-    file = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-    return file.read_text().strip() if file.exists() else "default"
 
 
 if __name__ == "__main__":

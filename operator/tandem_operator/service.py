@@ -28,8 +28,10 @@ class Settings:
     scope: Scope
     health: HostPort
     metrics: HostPort
+    leader_elect: bool
+    """False: this process is the only one."""
     lease_namespace: str | None
-    """None: no election, this process is the only one."""
+    """None: the pod's own, or the kubeconfig's."""
     lease_times: LeaseTimes
 
 
@@ -63,8 +65,8 @@ class Service:
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             lost = asyncio.Event()
-            if settings.lease_namespace is not None:
-                leadership = _leadership(self._api, settings.lease_namespace, settings.lease_times)
+            if settings.leader_elect:
+                leadership = _leadership(self._api, settings)
                 await stack.enter_async_context(leadership)
                 await _either(leadership.gained, self._stopping)
                 lost = leadership.lost
@@ -95,10 +97,11 @@ class Service:
             loop.add_signal_handler(number, self._stopping.set)
 
 
-def _leadership(api: Api, namespace: str, times: LeaseTimes) -> Leadership:
+def _leadership(api: Api, settings: Settings) -> Leadership:
     # The pod's name in a cluster; a restarted container must not pass for the one before it.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    return Leadership(LeaseLock(api, namespace, identity), times)
+    lock = LeaseLock(api, settings.lease_namespace or api.namespace, identity)
+    return Leadership(lock, settings.lease_times)
 
 
 async def _either(*events: asyncio.Event) -> None:

@@ -1,0 +1,236 @@
+"""The client against a real API server, and against answers that no API server should give."""
+
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tandem_kube.client import Api, connect
+from tandem_kube.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Expired,
+    Forbidden,
+    Invalid,
+    NotConfigured,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+    error_of,
+)
+from tandem_kube.resources import CONFIG_MAPS, NODES, PODS, Object, Resource, resource_of
+
+from ..cluster.control_plane import ControlPlane
+
+PORT_NOBODY_HAS = 1
+
+
+def config_map(namespace: str, name: str, **data: str) -> Object:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+@pytest.fixture
+async def api(control_plane: ControlPlane) -> AsyncIterator[Api]:
+    async with await connect(control_plane.kubeconfig) as made:
+        yield made
+
+
+@pytest.mark.control_plane
+async def test_an_object_is_made_read_changed_and_deleted(api: Api, namespace: str) -> None:
+    made = await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"))
+    with pytest.raises(AlreadyExists):
+        await api.create(CONFIG_MAPS, config_map(namespace, "a"))
+    assert (await api.get(CONFIG_MAPS, "a", namespace))["data"] == {"x": "1"}
+
+    patched = await api.patch(CONFIG_MAPS, "a", {"data": {"x": None, "y": "2"}}, namespace)
+    assert patched["data"] == {"y": "2"}
+    with pytest.raises(Conflict):
+        await api.patch(CONFIG_MAPS, "a", {"metadata": {"uid": str(uuid.uuid4())}}, namespace)
+    with pytest.raises(Conflict):
+        await api.replace(CONFIG_MAPS, made | {"data": {}})
+    assert "data" not in await api.replace(CONFIG_MAPS, patched | {"data": {}})
+
+    with pytest.raises(Conflict):
+        await api.delete(CONFIG_MAPS, "a", namespace, uid=str(uuid.uuid4()))
+    await api.delete(CONFIG_MAPS, "a", namespace, uid=made["metadata"]["uid"])
+    with pytest.raises(NotFound):
+        await api.get(CONFIG_MAPS, "a", namespace)
+
+
+@pytest.mark.control_plane
+async def test_apply_owns_its_fields_and_takes_them_by_force(api: Api, namespace: str) -> None:
+    await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="1"), manager="one")
+    with pytest.raises(Conflict):
+        await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="2"), manager="two", force=False)
+    taken = await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="2"), manager="two")
+    assert taken["data"] == {"x": "2"}
+
+
+@pytest.mark.control_plane
+async def test_a_list_comes_whole_however_small_its_pages(api: Api, namespace: str) -> None:
+    for name in "abcde":
+        body = config_map(namespace, name)
+        body["metadata"]["labels"] = {"half": str(name in "abc")}
+        await api.create(CONFIG_MAPS, body)
+    listed = await api.list(CONFIG_MAPS, namespace, labels="half", page=2)
+    assert [one["metadata"]["name"] for one in listed.items] == list("abcde")
+    assert len((await api.list(CONFIG_MAPS, namespace, labels="half=True")).items) == 3
+    assert len((await api.list(CONFIG_MAPS, namespace, fields="metadata.name=b")).items) == 1
+
+
+@pytest.mark.control_plane
+async def test_a_watch_tells_what_happens_after_a_list(api: Api, namespace: str) -> None:
+    listed = await api.list(CONFIG_MAPS, namespace, labels="w")
+    async with api.watch(
+        CONFIG_MAPS, namespace, resource_version=listed.resource_version, labels="w"
+    ) as events:
+        body = config_map(namespace, "a", text="ä" * 100_000)
+        body["metadata"]["labels"] = {"w": ""}
+        await api.create(CONFIG_MAPS, body)
+        await api.delete(CONFIG_MAPS, "a", namespace)
+        assert (await anext(events))["type"] == "ADDED"
+        deleted = await anext(events)
+    assert deleted["type"] == "DELETED"
+    assert deleted["object"]["data"] == body["data"]
+
+
+async def test_a_watch_from_long_ago_has_expired(tmp_path: Path) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    async with (
+        answering(web.Response(text=json.dumps(gone) + "\n"), tmp_path) as api,
+        api.watch(PODS, "n", resource_version="1") as events,
+    ):
+        with pytest.raises(Expired, match="too old"):
+            await anext(events)
+
+
+@pytest.mark.control_plane
+async def test_refusals_say_why(api: Api, control_plane: ControlPlane, namespace: str) -> None:
+    with pytest.raises(Invalid, match="Invalid value"):
+        await api.create(CONFIG_MAPS, config_map(namespace, "Not_A_Name"))
+    with pytest.raises(NotFound):
+        await api.list(Resource("example.com/v1", "nothings"))
+    nobody = control_plane.kubeconfig_for("nobody")
+    async with await connect(nobody) as other:
+        with pytest.raises(Forbidden, match='User "nobody" cannot list resource "nodes"'):
+            await other.list(NODES)
+
+
+@pytest.mark.control_plane
+async def test_every_call_is_told_to_the_observer(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    calls: list[tuple[str, int]] = []
+    async with await connect(
+        control_plane.kubeconfig, observer=lambda verb, code, _: calls.append((verb, code))
+    ) as api:
+        await api.list(CONFIG_MAPS, namespace)
+        with contextlib.suppress(NotFound):
+            await api.delete(CONFIG_MAPS, "none", namespace)
+        await api.create(CONFIG_MAPS, config_map(namespace, "a"), dry_run=True)
+        with pytest.raises(NotFound):
+            await api.get(CONFIG_MAPS, "a", namespace)
+    assert calls == [("list", 200), ("delete", 404), ("create", 201), ("get", 404)]
+
+
+async def test_without_any_configuration_it_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(NotConfigured, match="--kubeconfig FILE or set KUBECONFIG"):
+        await connect()
+    with pytest.raises(NotConfigured, match="no such kubeconfig file"):
+        await connect(tmp_path / "none")
+    for text in ("a: [", "", "kind: Config\ncurrent-context: x\n"):
+        (tmp_path / "broken").write_text(text)
+        with pytest.raises(NotConfigured, match="cannot use the cluster's configuration"):
+            await connect(tmp_path / "broken")
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: web.Response, folder: Path) -> AsyncIterator[Api]:
+    async def handle(_request: web.Request) -> web.Response:
+        return answer
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with at(f"http://127.0.0.1:{runner.addresses[0][1]}", folder) as api:
+        yield api
+    await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def at(url: str, folder: Path) -> AsyncIterator[Api]:
+    file = folder / "kubeconfig"
+    file.write_text(
+        f"clusters: [{{name: c, cluster: {{server: '{url}'}}}}]\n"
+        "users: [{name: u, user: {token: t}}]\n"
+        "contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"
+    )
+    async with await connect(file) as api:
+        yield api
+
+
+async def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+    async with at(f"http://127.0.0.1:{PORT_NOBODY_HAS}", tmp_path) as api:
+        with pytest.raises(Unreachable, match="cannot reach the API server"):
+            await api.list(PODS)
+
+
+@pytest.mark.parametrize("body", ["<html>", "", "[1", "null"])
+async def test_an_answer_that_is_no_object_is_unreachable(tmp_path: Path, body: str) -> None:
+    async with answering(web.Response(text=body), tmp_path) as api:
+        with pytest.raises(Unreachable):
+            await api.get(PODS, "a", "n")
+
+
+async def test_a_wait_that_is_asked_for_is_told(tmp_path: Path) -> None:
+    busy = web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "7"})
+    async with answering(busy, tmp_path) as api:
+        with pytest.raises(TooManyRequests, match="busy") as caught:
+            await api.get(PODS, "a", "n")
+    assert caught.value.retry_after == 7.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, {"message": "m"}, Invalid),
+        (401, {}, Unauthorized),
+        (403, {}, Forbidden),
+        (404, None, NotFound),
+        (409, {"reason": "Conflict"}, Conflict),
+        (409, {"reason": "AlreadyExists"}, AlreadyExists),
+        (410, {}, Expired),
+        (422, {}, Invalid),
+        (429, {}, TooManyRequests),
+        (500, "a\nproxy's page", Unreachable),
+        (504, {}, Unreachable),
+    ],
+)
+def test_errors_by_what_a_caller_can_do(status: int, body: object, kind: type[ApiError]) -> None:
+    err = error_of(status, body)
+    assert type(err) is kind
+    assert err.status == status
+    assert "\n" not in str(err)
+    assert str(err)
+
+
+def test_paths() -> None:
+    assert PODS.path() == "/api/v1/pods"
+    assert PODS.path("n", "a", "status") == "/api/v1/namespaces/n/pods/a/status"
+    deployments = resource_of({"apiVersion": "apps/v1", "kind": "Deployment"})
+    assert deployments.path("n") == "/apis/apps/v1/namespaces/n/deployments"
+    assert (deployments.group, deployments.version) == ("apps", "v1")
+    assert PODS.path("n", "../x") == "/api/v1/namespaces/n/pods/..%2Fx"

@@ -1,0 +1,97 @@
+"""An HTTP proxy before the API server that ends its client's process after the nth write: the write
+has happened, its answer never arrives."""
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from tandem_kube.client import connect
+
+_READS = ("GET", "HEAD")
+_HOP = ("transfer-encoding", "connection", "content-length", "content-encoding", "host")
+
+
+class Proxy:
+    """Speaks plain HTTP to the operator, and as an administrator to the API server."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url, self._session = url, session
+        self.kubeconfig = Path()
+        self.writes = 0
+        """Requests that may have changed something, since `kill_after`."""
+        self._last: int | None = None
+        self._kill: Callable[[], None] = lambda: None
+
+    def kill_after(self, writes: int | None, kill: Callable[[], None]) -> None:
+        """Call `kill` once so many writes have happened; None: never."""
+        self.writes, self._last, self._kill = 0, writes, kill
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
+        body = await request.read()
+        is_write = request.method not in _READS
+        if is_write and self._last is not None and self.writes >= self._last:
+            raise web.HTTPServiceUnavailable  # Its sender is being killed.
+        async with self._session.request(
+            request.method, self._url + request.raw_path, headers=headers, data=body or None
+        ) as answer:
+            if is_write:
+                data = await answer.read()
+                self.writes += 1
+                if self.writes == self._last:
+                    self._kill()
+                return web.Response(
+                    status=answer.status, body=data, content_type=answer.content_type
+                )
+            return await self._stream(request, answer)
+
+    @staticmethod
+    async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status)
+        response.content_type = answer.content_type
+        await response.prepare(request)
+        async for chunk in answer.content.iter_any():
+            await response.write(chunk)
+        return response
+
+
+@asynccontextmanager
+async def proxy(admin: Path, folder: Path) -> AsyncIterator[Proxy]:
+    """A proxy for the cluster of kubeconfig `admin`; its own kubeconfig is in `folder`."""
+    async with await connect(admin) as api:
+        known = api.configuration
+        context = ssl.create_default_context(cafile=known.ssl_ca_cert)
+        context.load_cert_chain(known.cert_file, known.key_file)
+        connector = aiohttp.TCPConnector(ssl=context, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=True
+        ) as session:
+            made = Proxy(known.host, session)
+            app = web.Application(client_max_size=1 << 24)
+            app.router.add_route("*", "/{path:.*}", made.handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            made.kubeconfig = folder / "proxy.kubeconfig"
+            made.kubeconfig.write_text(_KUBECONFIG.format(port=port))
+            try:
+                yield made
+            finally:
+                await runner.cleanup()
+
+
+_KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: u, user: {{}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u}}}}]
+current-context: x
+"""

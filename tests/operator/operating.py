@@ -1,0 +1,205 @@
+"""A real `tandem-operator` process against a real API server, and a stand-in for the kubelet."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.errors import NotFound
+from tandem_kube.resources import PODS, Object, Resource
+
+DEADLINE = 60.0
+PREFILL_POOLS = Resource(labels.API_VERSION, "prefillpools")
+DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tandem_operator.main"])
+
+
+def _main(flags: list[str], log: Path) -> None:
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        from tandem_operator.main import main
+
+        main(flags)
+
+
+class Operator:
+    """One process; `flags` as on its command line."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self._log = log
+        self._health, self._metrics = free_ports(2)
+        given = [*flags, *self._ports()]
+        self._process = _processes.Process(target=_main, args=(given, log), daemon=True)
+        self._process.start()
+
+    def _ports(self) -> tuple[str, str]:
+        return (f"--health=127.0.0.1:{self._health}", f"--metrics=127.0.0.1:{self._metrics}")
+
+    async def figure(self, name: str) -> float:
+        """The sum of a metric over its labels; 0 while there is none, or no answer."""
+        try:
+            async with aiohttp.request("GET", f"http://127.0.0.1:{self._metrics}/metrics") as page:
+                lines = (await page.text()).splitlines()
+        except aiohttp.ClientError:
+            return 0.0
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " "))
+        )
+
+    async def ready(self) -> bool:
+        """What its readiness probe says."""
+        try:
+            async with aiohttp.request("GET", f"http://127.0.0.1:{self._health}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def signal(self, number: int) -> None:
+        if self._process.pid is not None:
+            (self._process.kill if number == signal.SIGKILL else self._process.terminate)()
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        await until(lambda: not self.running, self)
+        self._process.join()
+        return self._process.exitcode or 0
+
+
+@contextmanager
+def operating(log: Path, *flags: str) -> Iterator[Operator]:
+    """An operator that has ended when the block has."""
+    operator = Operator(log, *flags)
+    try:
+        yield operator
+    finally:
+        operator.signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def api_of(kubeconfig: Path) -> AsyncIterator[Api]:
+    async with await connect(kubeconfig) as api:
+        yield api
+
+
+async def until(
+    holds: Callable[[], bool | Awaitable[bool]], operator: Operator | None = None
+) -> None:
+    """Wait until `holds`; what the operator said is in the failure."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            while not (await found if isinstance(found := holds(), Awaitable) else found):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {DEADLINE:g} s; {operator and operator.log}") from None
+
+
+def prefill(name: str, namespace: str, **spec: Any) -> Object:
+    return _pool("PrefillPool", name, namespace, _MODEL | spec)
+
+
+def decode(name: str, namespace: str, **spec: Any) -> Object:
+    return _pool("DecodePool", name, namespace, spec)
+
+
+def _pool(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> Object:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": labels.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+_MODEL: dict[str, Any] = {
+    "model": {"name": "tiny", "source": {"tiny": {}}},
+    "engine": {"type": "torch"},
+}
+
+
+async def pods(api: Api, namespace: str) -> list[Object]:
+    """The pools' pods that are not on their way out, by name."""
+    found = await api.list(PODS, namespace, labels=labels.POOL)
+    staying = [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(staying, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+async def names(api: Api, namespace: str) -> list[str]:
+    return [pod["metadata"]["name"] for pod in await pods(api, namespace)]
+
+
+async def set_status(api: Api, namespace: str, name: str, status: Object) -> None:
+    """What a kubelet would write."""
+    try:
+        await api.patch(PODS, name, {"status": status}, namespace, subresource="status")
+    except NotFound:
+        return
+
+
+READY: Object = {
+    "phase": "Running",
+    "podIP": "10.0.0.1",
+    "conditions": [{"type": "Ready", "status": "True"}],
+}
+
+
+@asynccontextmanager
+async def kubelet(api: Api, namespace: str) -> AsyncIterator[None]:
+    """Every pod of the namespace is ready soon, until the block ends."""
+
+    async def run() -> None:
+        while True:
+            for pod in (await api.list(PODS, namespace)).items:
+                if "deletionTimestamp" not in pod["metadata"] and "podIP" not in pod["status"]:
+                    await set_status(api, namespace, pod["metadata"]["name"], READY)
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def condition(pool: Object, kind: str) -> dict[str, Any]:
+    """A condition of a pool; empty when it has none of that type."""
+    found = pool.get("status", {}).get("conditions", ())
+    return next((one for one in found if one["type"] == kind), {})
+
+
+def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
+    """What `user` changed, Leases left out, from the API server's audit log."""
+    events = (json.loads(line) for line in audit_log.read_text().splitlines())
+    return [
+        event
+        for event in events
+        if event["user"]["username"] == user
+        and event["verb"] not in ("get", "list", "watch")
+        and event.get("objectRef", {}).get("resource") != "leases"
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now, all different."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return found

@@ -1,0 +1,175 @@
+"""The operator against a real API server: what pools become, and what goes wrong on the way."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem_contract.metrics import OPERATOR_RECONCILES
+from tandem_kube.client import Api
+from tandem_kube.resources import (
+    CONTROLLER_REVISIONS,
+    DEPLOYMENTS,
+    PODS,
+    Object,
+    Resource,
+)
+
+from ..cluster.control_plane import ControlPlane
+from . import operating
+from .operating import DECODE_POOLS, PREFILL_POOLS, condition, decode, kubelet, prefill, until
+
+pytestmark = pytest.mark.control_plane
+QUOTAS = Resource("v1", "resourcequotas")
+NAMESPACES = Resource("v1", "namespaces")
+
+
+@pytest.fixture
+async def api(crds: ControlPlane) -> AsyncIterator[Api]:
+    async with operating.api_of(crds.kubeconfig) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(crds: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[operating.Operator]:
+    kubeconfig = crds.kubeconfig_for(f"operator-{namespace}", groups=("system:masters",))
+    flags = f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
+    with operating.operating(tmp_path / "operator.log", *flags) as made:
+        yield made
+
+
+async def test_pools_become_pods_children_and_status_and_all_go_with_them(
+    api: Api, operator: operating.Operator, namespace: str, crds: ControlPlane
+) -> None:
+    await api.create(PREFILL_POOLS, prefill("p", namespace))
+    await api.create(DECODE_POOLS, decode("d", namespace, prefillRef={"name": "p"}, replicas=2))
+
+    async def ready() -> bool:
+        pool = await api.get(DECODE_POOLS, "d", namespace)
+        return condition(pool, "Ready").get("status") == "True"
+
+    async with kubelet(api, namespace):
+        await until(ready, operator)
+        found = await api.get(DECODE_POOLS, "d", namespace)
+        assert found["status"]["readyReplicas"] == 2
+        assert found["status"]["endpoint"].startswith("http://d.")
+        assert await named(api, DEPLOYMENTS, namespace) == ["d-envoy", "d-epp"]
+
+        await api.patch(DECODE_POOLS, "d", {"spec": {"replicas": 4}}, namespace)
+        await until(lambda: count(api, namespace, 5), operator)
+        await api.patch(DECODE_POOLS, "d", {"spec": {"replicas": 1}}, namespace)
+        await until(lambda: count(api, namespace, 2), operator)
+        await until(ready, operator)
+
+        await at_rest(api, crds, namespace, operator)
+
+        await api.delete(DECODE_POOLS, "d", namespace)
+        await api.delete(PREFILL_POOLS, "p", namespace)
+        await until(lambda: count(api, namespace, 0), operator)
+        for resource in (CONTROLLER_REVISIONS, DEPLOYMENTS):
+            await until(lambda r=resource: empty(api, r, namespace), operator)
+
+
+async def at_rest(
+    api: Api, cluster: ControlPlane, namespace: str, operator: operating.Operator
+) -> None:
+    """Three passes in a row, each about a change of no importance, write nothing."""
+    quiet, number = 0, 0
+    while quiet < 3:
+        before = operating.writes(cluster.audit_log, f"operator-{namespace}")
+        passes = await operator.figure(OPERATOR_RECONCILES)
+        number += 1
+        note = {"metadata": {"annotations": {"example.com/note": str(number)}}}
+        await api.patch(PREFILL_POOLS, "p", note, namespace)
+
+        async def passed(before: float = passes) -> bool:
+            return await operator.figure(OPERATOR_RECONCILES) > before
+
+        await until(passed, operator)
+        after = operating.writes(cluster.audit_log, f"operator-{namespace}")
+        quiet = quiet + 1 if len(after) == len(before) else 0
+        assert number < 20, after[-5:]
+
+
+async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=2))
+    await until(lambda: count(api, namespace, 2), operator)
+    first, second = await operating.pods(api, namespace)
+
+    await api.delete(PODS, first["metadata"]["name"], namespace)
+    await until(lambda: replaced(api, namespace, first), operator)
+
+    ended = {"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"}
+    await operating.set_status(api, namespace, second["metadata"]["name"], ended)
+    await until(lambda: replaced(api, namespace, second), operator)
+
+    orphan = (await operating.pods(api, namespace))[0]["metadata"]
+    owners = orphan["ownerReferences"]
+    await api.patch(PODS, orphan["name"], {"metadata": {"ownerReferences": None}}, namespace)
+
+    async def adopted() -> bool:
+        found = (await api.get(PODS, orphan["name"], namespace))["metadata"]
+        return found["uid"] == orphan["uid"] and found.get("ownerReferences") == owners
+
+    await until(adopted, operator)
+
+
+async def test_a_full_quota_is_said_in_its_own_words_and_gone_once_lifted(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    quota = {"metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"pods": "1"}}}
+    await api.create(QUOTAS, {"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+
+    async def counted() -> bool:
+        return "hard" in (await api.get(QUOTAS, "q", namespace)).get("status", {})
+
+    await until(counted)
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=3))
+
+    async def said(text: str) -> bool:
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        return any(text in one["message"] for one in pool.get("status", {}).get("conditions", ()))
+
+    await until(lambda: said("exceeded quota"), operator)
+    await api.delete(QUOTAS, "q", namespace)
+    await until(lambda: count(api, namespace, 3), operator)
+
+
+async def test_a_refused_admission_stalls_its_own_set_only(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    enforce = {"pod-security.kubernetes.io/enforce": "baseline"}
+    await api.patch(NAMESPACES, namespace, {"metadata": {"labels": enforce}})
+    refused = prefill("refused", namespace, template={"spec": {"hostNetwork": True}})
+    await api.create(PREFILL_POOLS, refused)
+    lonely = decode("lonely", namespace, prefillRef={"name": "nobody"})
+    await api.create(DECODE_POOLS, lonely)
+
+    async def said(resource: Resource, name: str, text: str) -> bool:
+        pool = await api.get(resource, name, namespace)
+        return any(text in one["message"] for one in pool.get("status", {}).get("conditions", ()))
+
+    await until(lambda: said(PREFILL_POOLS, "refused", "violates PodSecurity"), operator)
+    await until(lambda: said(DECODE_POOLS, "lonely", "no PrefillPool nobody"), operator)
+    await api.create(PREFILL_POOLS, prefill("fine", namespace))
+    await until(lambda: count(api, namespace, 1), operator)
+
+
+async def count(api: Api, namespace: str, wanted: int) -> bool:
+    return len(await operating.pods(api, namespace)) == wanted
+
+
+async def replaced(api: Api, namespace: str, pod: Object) -> bool:
+    """Two pods again, without this one."""
+    uids = {one["metadata"]["uid"] for one in await operating.pods(api, namespace)}
+    return len(uids) == 2 and pod["metadata"]["uid"] not in uids
+
+
+async def named(api: Api, resource: Resource, namespace: str) -> list[str]:
+    return sorted(one["metadata"]["name"] for one in (await api.list(resource, namespace)).items)
+
+
+async def empty(api: Api, resource: Resource, namespace: str) -> bool:
+    return not (await api.list(resource, namespace)).items

@@ -1,0 +1,149 @@
+"""SIGKILL after each single write: whoever comes next goes on from there to the same end."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_contract.metrics import OPERATOR_RECONCILES
+from tandem_kube.client import Api
+from tandem_kube.resources import (
+    CONTROLLER_REVISIONS,
+    DEPLOYMENTS,
+    POD_DISRUPTION_BUDGETS,
+    SECRETS,
+    SERVICES,
+    Object,
+)
+
+from ..cluster.control_plane import ControlPlane
+from .killing import Proxy, proxy
+from .operating import (
+    DECODE_POOLS,
+    PREFILL_POOLS,
+    Operator,
+    api_of,
+    decode,
+    operating,
+    pods,
+    prefill,
+    until,
+)
+
+pytestmark = pytest.mark.control_plane
+MOST = 60
+"""Writes that one change may take here."""
+
+State = dict[str, Any]
+
+
+@pytest.mark.timeout(300)
+async def test_killed_after_each_write_of_a_create_a_scale_and_a_delete(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async with api_of(crds.kubeconfig) as api, proxy(crds.kubeconfig, tmp_path) as between:
+        for change in (_create, _grow, _shrink, _delete):
+            await change(api, namespace, "calm-")
+            await run(between, api, namespace, tmp_path / "calm.log", None)
+            await change(api, namespace, "shot-")
+            kills = await kill_after_each_write(between, api, namespace, tmp_path / "shot.log")
+            assert kills, "the proxy saw no writes"
+
+            async def same() -> bool:
+                # What the garbage collector takes is gone a moment later.
+                return await state(api, namespace, "calm-") == await state(api, namespace, "shot-")
+
+            await until(same)
+
+
+async def _create(api: Api, namespace: str, prefix: str) -> None:
+    await api.create(PREFILL_POOLS, prefill(f"{prefix}p", namespace, replicas=2))
+    spec: dict[str, Any] = {"prefillRef": {"name": f"{prefix}p"}, "replicas": 2}
+    await api.create(DECODE_POOLS, decode(f"{prefix}d", namespace, **spec))
+
+
+async def _grow(api: Api, namespace: str, prefix: str) -> None:
+    await api.patch(DECODE_POOLS, f"{prefix}d", {"spec": {"replicas": 4}}, namespace)
+
+
+async def _shrink(api: Api, namespace: str, prefix: str) -> None:
+    await api.patch(DECODE_POOLS, f"{prefix}d", {"spec": {"replicas": 1}}, namespace)
+
+
+async def _delete(api: Api, namespace: str, prefix: str) -> None:
+    await api.delete(DECODE_POOLS, f"{prefix}d", namespace)
+
+
+async def kill_after_each_write(between: Proxy, api: Api, namespace: str, log: Path) -> int:
+    """Operators that may each write once, until one has nothing to write; how many were killed."""
+    for kills in range(MOST):
+        if not await run(between, api, namespace, log, 1):
+            return kills
+    raise AssertionError(f"{MOST} writes and no end: {log.read_text()}")
+
+
+async def run(between: Proxy, api: Api, namespace: str, log: Path, writes: int | None) -> bool:
+    """An operator that is killed after `writes` writes, or that comes to rest. True: killed."""
+    flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
+    with operating(log, *flags) as operator:
+        between.kill_after(writes, lambda: operator.signal(signal.SIGKILL))
+        await rest(operator, between, api, namespace)
+        killed = not operator.running
+        operator.signal(signal.SIGKILL)
+        await operator.ended()
+        return killed
+
+
+async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> None:
+    """Until the operator has ended, or has looked twice at every set without writing."""
+    quiet = number = 0
+    while operator.running and quiet < 2:
+        number += 1
+        pools = (await api.list(PREFILL_POOLS, namespace)).items
+        writes, passes = between.writes, await operator.figure(OPERATOR_RECONCILES)
+        for pool in pools:
+            note = {"metadata": {"annotations": {"example.com/note": f"{id(operator)}-{number}"}}}
+            await api.patch(PREFILL_POOLS, pool["metadata"]["name"], note, namespace)
+
+        async def passed(wanted: float = passes + len(pools)) -> bool:
+            return not operator.running or await operator.figure(OPERATOR_RECONCILES) >= wanted
+
+        await until(passed, operator)
+        quiet = quiet + 1 if between.writes == writes else 0
+
+
+async def state(api: Api, namespace: str, prefix: str) -> State:
+    """Everything the operator made for the pools of a prefix, with names that do not tell which."""
+    found: State = {}
+    for resource in (CONTROLLER_REVISIONS, POD_DISRUPTION_BUDGETS, DEPLOYMENTS, SERVICES, SECRETS):
+        listed = (await api.list(resource, namespace)).items
+        found[resource.plural] = sorted(
+            _anonymous(one["metadata"]["name"], one, prefix)
+            for one in listed
+            if one["metadata"]["name"].startswith(prefix)
+        )
+    found["pods"] = sorted(
+        _anonymous(one["metadata"]["name"], one, prefix)
+        for one in await pods(api, namespace)
+        if one["metadata"]["name"].startswith(prefix)
+    )
+    for resource in (PREFILL_POOLS, DECODE_POOLS):
+        for pool in (await api.list(resource, namespace)).items:
+            if pool["metadata"]["name"].startswith(prefix):
+                found[resource.plural] = _told(pool.get("status", {}))
+    return found
+
+
+def _anonymous(name: str, body: Object, prefix: str) -> str:
+    revision = body["metadata"].get("labels", {}).get(labels.REVISION, "-")
+    return name.removeprefix(prefix).replace(revision, "REVISION")
+
+
+def _told(status: Object) -> Object:
+    """A pool's counters and conditions, without times and words."""
+    counters = {name: value for name, value in status.items() if isinstance(value, int)}
+    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+    counters.pop("observedGeneration")
+    return {**counters, "conditions": conditions}

@@ -1,0 +1,63 @@
+"""Two replicas: one acts, and when it dies the other goes on."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tandem_contract.metrics import OPERATOR_LEADER
+from tandem_kube.resources import LEASES
+from tandem_operator.leader import LEASE_NAME, LeaseTimes
+
+from ..cluster.control_plane import ControlPlane
+from .operating import PREFILL_POOLS, Operator, api_of, names, operating, prefill, until
+
+pytestmark = pytest.mark.control_plane
+
+
+async def leads(operator: Operator) -> bool:
+    return await operator.figure(OPERATOR_LEADER) == 1
+
+
+async def test_one_leads_the_other_takes_over_and_no_pod_is_made_twice(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    flags = (
+        *(f"--kubeconfig={crds.kubeconfig}", f"--namespace={namespace}"),
+        *(f"--lease-namespace={namespace}", "--lease-duration=3s"),
+    )
+    async with api_of(crds.kubeconfig) as api:
+        with operating(tmp_path / "first.log", *flags) as first:
+            await until(lambda: leads(first), first)
+            with operating(tmp_path / "second.log", *flags) as second:
+                await until(second.ready, second)
+                await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=3))
+
+                async def three() -> bool:
+                    return len(await names(api, namespace)) == 3
+
+                await until(three, first)
+                assert not await leads(second)
+                before = await names(api, namespace)
+
+                first.signal(signal.SIGKILL)
+                await until(lambda: leads(second), second)
+                await api.patch(PREFILL_POOLS, "p", {"spec": {"replicas": 4}}, namespace)
+
+                async def four() -> bool:
+                    return len(await names(api, namespace)) == 4
+
+                await until(four, second)
+                assert set(before) < set(await names(api, namespace))
+
+                second.signal(signal.SIGTERM)
+                assert await second.ended() == 0
+                lease = await api.get(LEASES, LEASE_NAME, namespace)
+                assert lease["spec"]["holderIdentity"] == ""
+                assert lease["spec"]["leaseTransitions"] == 1
+
+
+def test_a_lease_lasts_longer_than_its_renewal_may_take() -> None:
+    times = LeaseTimes.lasting(3.0)
+    assert times.duration > times.renew > 1.2 * times.retry >= 1.2
+    assert LeaseTimes.lasting(15.0) == LeaseTimes()

@@ -5,11 +5,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
+from tandem_operator.envoy_guards import READY
+
+from ..epp.real import envoy, until
+
+HOST = "127.0.0.1"
 
 PLAIN = EnvoySettings(epp_address="epp.example", fallback=("10.0.0.1:8000", "decode:8000"))
 
@@ -106,3 +113,37 @@ async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
     )
     _, errors = await validation.communicate()
     assert validation.returncode == 0, errors.decode()
+
+
+@pytest.mark.component
+async def test_past_its_connections_clients_are_turned_away_and_probes_are_not(
+    tmp_path: Path,
+) -> None:
+    health = free_port(HOST)
+    settings = EnvoySettings(
+        epp_address=HOST,
+        epp_port=free_port(HOST),
+        fallback=(f"{HOST}:{free_port(HOST)}",),
+        listen_address=HOST,
+        listen_port=free_port(HOST),
+        admin_port=free_port(HOST),
+        health_port=health,
+        max_connections=1,
+    )
+    async with envoy(tmp_path, settings), aiohttp.ClientSession() as session:
+        _, held = await asyncio.open_connection(HOST, settings.listen_port)
+
+        async def turned_away() -> bool:
+            reader, writer = await asyncio.open_connection(HOST, settings.listen_port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            try:
+                return not await reader.read(1)
+            except ConnectionError:
+                return True
+            finally:
+                writer.close()
+
+        await until(turned_away)
+        async with session.get(f"http://{HOST}:{health}{READY}") as ready:
+            assert ready.status == 200
+        held.close()

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NewType
 
-import yaml  # type: ignore[import-untyped]  # the stubs are no dependency
+import yaml
 
 from tandem_contract import labels
 

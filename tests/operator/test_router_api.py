@@ -3,17 +3,21 @@
 import json
 import shutil
 import subprocess
+import sys
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from tandem_contract import labels
+from tandem_contract import endpoints, labels
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import Conflict
 from tandem_kube.resources import SERVICES, Resource, resource_of
+from tandem_local.addresses import free_port
 from tandem_operator.observed import Body, EndpointKey
 from tandem_operator.refusals import failure_of
 from tandem_operator.router import (
@@ -28,6 +32,7 @@ from tandem_operator.router import (
 from tandem_operator.router_observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA
 
 from ..cluster.control_plane import ControlPlane
+from ..epp.real import process, until
 from .endpoints import NOW, SECRET, decode
 from .pool_yaml import decode_pool
 
@@ -132,6 +137,41 @@ async def test_a_service_of_somebody_else_stays_theirs(
     assert failure_of(refused.value).reason == "NameTaken"
     selector = crds.kubectl("get", "service", "chat", where, "-ojsonpath={.spec.selector}")
     assert json.loads(selector) == {"app": "chat"}
+
+
+async def test_the_picker_starts_with_what_it_is_given_and_may_see_its_pods(
+    crds: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    live = await applied(api, plan_endpoint(await observed_in(api, namespace), SETTINGS).apply)
+    (container,) = live[Ref("apps/v1", "Deployment", "chat-epp")]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    config = live[Ref("v1", "ConfigMap", "chat-epp")]["data"]
+    keys = live[Ref("v1", "Secret", "chat-plan-keys")]["data"]
+    for mount, files in zip(container["volumeMounts"], (config, keys), strict=True):
+        for name, content in files.items():
+            file = tmp_path / mount["mountPath"].lstrip("/") / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if files is config else b64decode(content))
+    health = free_port("127.0.0.1")
+    flags = [arg.replace("/etc", f"{tmp_path}/etc", 1) for arg in container["args"]]
+    flags = [arg.replace("/var", f"{tmp_path}/var", 1) for arg in flags]
+    for flag in ("--listen", "--metrics"):
+        flags += [flag, f"127.0.0.1:{free_port('127.0.0.1')}"]
+    account = crds.kubeconfig_for_service_account(namespace, "chat-epp")
+    command = (sys.executable, "-m", "tandem_epp", *flags, "--health", f"127.0.0.1:{health}")
+    async with process(*command, KUBECONFIG=str(account)) as picker:
+
+        async def ready() -> bool:
+            assert picker.returncode is None, "tandem-epp ended at its start"
+            url = f"http://127.0.0.1:{health}{endpoints.EPP_READY}"
+            try:
+                async with aiohttp.ClientSession() as session, session.get(url) as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(ready)
 
 
 @pytest.fixture(scope="module")

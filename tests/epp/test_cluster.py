@@ -14,8 +14,12 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract import labels
+from tandem_contract.documents import parse_documents
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
+from tandem_epp.discovery import load
+from tandem_epp.labelled import member
+from tandem_epp.pods import Member
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
 from tandem_local.addresses import free_port
@@ -291,3 +295,30 @@ async def failing(picker: Epp) -> bool:
         return (await picker.figures())["tandem_epp_discovery_failures_total"] >= 2
     except aiohttp.ClientError:
         return False
+
+
+def test_the_documented_example_is_one_that_the_api_takes(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "epp.md").read_text()
+    example = page.split("```yaml\n")[1].split("```")[0]
+    flags = ("--validate=strict", f"--namespace={namespace}", "--dry-run=server", "-f", "-")
+    applied = control_plane.kubectl("apply", *flags, input=example)
+    assert len(applied.splitlines()) == 7
+    documents = {
+        (d.data["kind"], d.data["metadata"]["name"]): d for d in parse_documents(example, "")
+    }
+    file = tmp_path / "router.yaml"
+    file.write_text(documents["ConfigMap", "vllm-epp"].data["data"]["router.yaml"])
+    load(file, {}, listed=False)
+    template = documents["Deployment", "vllm"].data["spec"]["template"]
+    found = member(
+        {
+            "metadata": {"name": "x", "uid": "u", **template["metadata"]},
+            "status": {"podIP": "10.0.0.1"},
+        },
+        8000,
+    )
+    assert isinstance(found, Member)
+    assert found.backend.url == "http://10.0.0.1:8080"
+    assert found.backend.models == ("Qwen/Qwen3-0.6B", "qwen")

@@ -67,11 +67,18 @@ def environment(pool: Pool) -> dict[str, str]:
 
 
 def listening(pool: Pool) -> dict[str, int]:
-    """Name → first port of what the connectors listen on; data-parallel ranks add their number."""
-    named = {"side-channel": pool.spec.transfer.side_channel_port}
-    if _MOONCAKE in pool.spec.transfer.used and isinstance(pool, PrefillPool):
+    """Name → port of what the connectors listen on."""
+    spec = pool.spec
+    named = per_rank("side-channel", spec.transfer.side_channel_port, spec.parallelism.data)
+    if _MOONCAKE in spec.transfer.used and isinstance(pool, PrefillPool):
+        # The first rank keeps the list of all.
         named["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
     return named
+
+
+def per_rank(name: str, first: int, ranks: int) -> dict[str, int]:
+    """A port of each data-parallel rank: the first plus its number, as vLLM counts."""
+    return {f"{name}-{rank}" if rank else name: first + rank for rank in range(ranks)}
 
 
 def _one(pool: Pool, link: ChainedConnector) -> dict[str, Any]:

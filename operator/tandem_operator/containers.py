@@ -115,18 +115,14 @@ def _resources(pool: Pool, *, hands_off: bool) -> dict[str, Any]:
 
 
 def _ports(pool: Pool, port: int, *, hands_off: bool) -> list[dict[str, Any]]:
-    """Each data-parallel rank has its own of those that other pods connect to."""
-    named = {"kv-events": ports.KV_EVENTS, "kv-replay": ports.KV_EVENTS_REPLAY}
-    if hands_off:
-        named |= connectors.listening(pool)
-    return [
-        {"name": ENGINE, "containerPort": port},
-        *(
-            {"name": f"{name}-{rank}" if rank else name, "containerPort": first + rank}
-            for name, first in named.items()
-            for rank in range(pool.spec.parallelism.data)
-        ),
-    ]
+    ranks = pool.spec.parallelism.data
+    named = {
+        ENGINE: port,
+        **connectors.per_rank("kv-events", ports.KV_EVENTS, ranks),
+        **connectors.per_rank("kv-replay", ports.KV_EVENTS_REPLAY, ranks),
+        **(connectors.listening(pool) if hands_off else {}),
+    }
+    return [{"name": name, "containerPort": number} for name, number in named.items()]
 
 
 def _wait_until_idle(pool: PrefillPool) -> list[str]:

@@ -325,7 +325,6 @@ def test_each_rank_has_its_ports() -> None:
     assert named == {
         "engine": 8000, "kv-events": 5557, "kv-events-1": 5558, "kv-replay": 5657,
         "kv-replay-1": 5658, "side-channel": 5600, "side-channel-1": 5601, "bootstrap": 8998,
-        "bootstrap-1": 8999,
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from .crd import PREFILL_POOL
 from .members import Pool
 from .observed import Body, Observed, PodState, PoolResource, RevisionState
 from .pools import Reading, read_set
+from .reading import attempt_pods
 from .replacement import due, rests
 from .resolve import DEFAULTS, Defaults
 from .revisions import Target
@@ -79,13 +80,16 @@ def _see(observed: Observed, defaults: Defaults) -> list[_Seen]:
     prefill = observed.prefill if observed.prefill and not observed.prefill.deleting else None
     decodes = [one for one in observed.decodes if not one.deleting]
     reading = read_set(prefill.body if prefill else None, [one.body for one in decodes], defaults)
-    found = [_seen(observed, one, reading.decodes[one.key.name]) for one in decodes]
+    found = [_seen(observed, one, reading.decodes[one.key.name], defaults) for one in decodes]
     if prefill and reading.prefill:
-        found.insert(0, _seen(observed, prefill, reading.prefill))
+        found.insert(0, _seen(observed, prefill, reading.prefill, defaults))
     return found
 
 
-def _seen(observed: Observed, resource: PoolResource, reading: Reading) -> _Seen:
+def _seen(
+    observed: Observed, resource: PoolResource, reading: Reading, defaults: Defaults
+) -> _Seen:
+    reading = attempt_pods(reading, lambda pool: revisions.rendered(pool, pool.revision, defaults))
     pods = pod_plan.own_pods(observed, resource)
     pinned = tuple(revisions.owned(observed, resource))
     return _Seen(
@@ -179,7 +183,7 @@ def _step(observed: Observed, one: _Seen, decided: PoolPlan, gate: Gate) -> _Ste
         plan=decided,
         adopt=(*_adopted_revisions(one), *pod_plan.adoptions(one.resource, one.pods)),
         revision=tuple(_revision(one, decided)),
-        budget=tuple(_budget(observed, one)),
+        budget=tuple(_budget(observed, one)) if decided.template else (),
         label=(*marked, *relabelled),
         create=tuple(_arrivals(observed, one, batches, wanted=wanted, deleted=deleted)),
         delete=tuple(deleted),

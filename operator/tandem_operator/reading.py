@@ -21,6 +21,7 @@ from .inherit import inherit
 from .members import DecodePool, Pool, PrefillPool, Written, decode_pool, prefill_pool
 from .observed import Body
 from .resolve import DEFAULTS, Defaults
+from .rollout import limits
 from .schema import defaulted_spec
 from .versions import refusals
 from .words import contradiction, refused
@@ -95,6 +96,15 @@ def read_set(
     )
 
 
+def attempt_pods(reading: Reading, make: Callable[[Pool], object]) -> Reading:
+    """The reading, held when no pods can be made of it: a template may say what no merge takes."""
+    pool = reading.pool
+    if pool is None or reading.held is not None:
+        return reading
+    made = _attempt(lambda: make(pool))
+    return replace(reading, held=made) if isinstance(made, Held) else reading
+
+
 class _Read:
     """What a reading depends on, as a key: objects by uid, generation and what annotations say."""
 
@@ -113,8 +123,10 @@ def _edit(body: Body) -> tuple[object, ...]:
     """Equal for two bodies of one object whose spec nobody changed in between."""
     metadata = body["metadata"]
     uid, generation = metadata.get("uid"), metadata.get("generation")
+    if not uid or not generation:
+        return (object(),)
     restarted = (metadata.get("annotations") or {}).get(labels.RESTARTED_AT)
-    return (uid, generation, restarted) if uid and generation else (object(),)
+    return (uid, generation, restarted, tuple(sorted((metadata.get("labels") or {}).items())))
 
 
 @lru_cache(maxsize=512)
@@ -168,9 +180,11 @@ def _read_pair(found: _Spec, above: _Spec, defaults: Defaults) -> Reading:
     reading = _typed(
         _Spec(whole, found.replicas, found.paused), lambda: decode_pool(whole, defaults)
     )
+    if reading.held is not None:
+        return reading
     differ = _attempt(lambda: tuple(disagreements(theirs.spec, own.spec, merged, defaults)))
-    if isinstance(differ, Held) or reading.held is not None:
-        return reading if reading.held or not isinstance(differ, Held) else Reading(None, differ)
+    if isinstance(differ, Held):
+        return Reading(None, differ)
     names = f"DecodePool {own.name}", f"PrefillPool {theirs.name}"
     lines = tuple(contradiction(one, *names) for one in differ)
     lines += tuple(_broken_with_inherited(reading.pool))
@@ -200,10 +214,15 @@ def _broken_with_inherited(pool: Pool | None) -> Sequence[str]:
 
 
 def _typed(found: _Spec, make: Callable[[], Pool]) -> Reading:
-    pool = _attempt(make)
-    if isinstance(pool, Held):
-        return Reading(None, pool, found.replicas, found.paused)
-    lines = tuple(refused(problem) for problem in refusals(pool.spec))
+    def whole() -> tuple[Pool, tuple[str, ...]]:
+        pool = make()
+        limits(pool.spec.rollout, found.replicas)
+        return pool, tuple(refused(problem) for problem in refusals(pool.spec))
+
+    made = _attempt(whole)
+    if isinstance(made, Held):
+        return Reading(None, made, found.replicas, found.paused)
+    pool, lines = made
     held = Held(Reason.INVALID_SPEC, lines) if lines else None
     return Reading(pool, held, found.replicas, found.paused)
 

@@ -58,12 +58,11 @@ def _parts(facts: Facts) -> Iterator[tuple[ConditionType, Stated]]:
 
 
 def _ready(facts: Facts, found: dict[ConditionType, Stated]) -> Stated:
-    needed = [ConditionType.PODS_READY, ConditionType.COMPATIBLE]
-    if not facts.is_prefill:
+    # A pool that disagrees lacks pods for that reason.
+    needed = [ConditionType.COMPATIBLE, ConditionType.PODS_READY]
+    # Nobody needs a peer or a router to do nothing.
+    if not facts.is_prefill and facts.plan.desired != 0:
         needed += [ConditionType.PEER_READY, ConditionType.ROUTER_READY]
-    if facts.plan.desired == 0:
-        # Nobody needs a peer or a router to do nothing.
-        needed = [ConditionType.PODS_READY, ConditionType.COMPATIBLE]
     for kind in needed:
         if kind in found and found[kind].status != "True":
             return Stated("False", found[kind].reason, found[kind].message)

@@ -2,6 +2,7 @@
 its pods as kubelets and nodes would. Bodies go through the same parsing as the API server's."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from .pool_yaml import DECODE, PREFILL
 
 START = 1_800_000_000.0
 NAMESPACE = "default"
+_UIDS = itertools.count()
+"""Never the same twice, in another world neither: readings are remembered by them."""
 
 
 class World:
@@ -38,7 +41,6 @@ class World:
         self.transports: dict[str, float] = {}
         self.events: list[Event] = []
         self.status_writes = 0
-        self._uids = 0
         for pool in pools or (PREFILL, DECODE):
             self.apply_pool(pool)
 
@@ -217,5 +219,4 @@ class World:
         self.pods[name] = replace(self.pods[name], **changes)
 
     def _uid(self) -> str:
-        self._uids += 1
-        return f"uid-{self._uids}"
+        return f"uid-{next(_UIDS)}"

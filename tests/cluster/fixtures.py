@@ -12,9 +12,11 @@ import pytest
 
 from . import tools
 from .control_plane import ControlPlane
+from .node import Node
 
 CRDS = Path(__file__).parents[2] / "crds"
 _MISSING = pytest.StashKey[str]()
+_NO_NODE = pytest.StashKey[bool]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -34,6 +36,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if missing is not None:
         terminalreporter.section("CONTROL PLANE TESTS SKIPPED", red=True)
         terminalreporter.line(f"THE TESTS AGAINST A REAL KUBERNETES API DID NOT RUN: {missing}")
+    if terminalreporter.config.stash.get(_NO_NODE, False):
+        terminalreporter.section("NODE TESTS SKIPPED", red=True)
+        terminalreporter.line("THE TESTS ON A WHOLE KUBERNETES DID NOT RUN: use `make e2e`")
 
 
 def _functions(session: pytest.Session) -> list[pytest.Function]:
@@ -73,3 +78,13 @@ def crds(control_plane: ControlPlane) -> ControlPlane:
     )
     control_plane.restart_controllers()
     return control_plane
+
+
+@pytest.fixture(scope="session")
+def node(request: pytest.FixtureRequest) -> Node:
+    """The single-node Kubernetes that `make cluster-up` started, with the images loaded into it."""
+    running = Node()
+    if not running.is_up():
+        request.config.stash[_NO_NODE] = True
+        pytest.skip("no node is up: make e2e")
+    return running

@@ -102,13 +102,23 @@ class Node:
         patch = f'{{"status":{{"capacity":{amounts},"allocatable":{amounts}}}}}'
         self.kubectl("patch", "node", NAME, "--subresource=status", f"--patch={patch}")
 
+    def describe(self) -> str:
+        """Pods and events, for who reads a failed run."""
+        everywhere = "--all-namespaces"
+        pods = self.kubectl("get", "pods", everywhere, "--output=wide")
+        events = self.kubectl("get", "events", everywhere, "--sort-by=.lastTimestamp")
+        return f"{pods}\n{events}\nlogs: {self.logs}"
+
     def _start(self) -> None:
         shutil.rmtree(self.logs, ignore_errors=True)
         for name in ("log", "pid", "containerd", "kubelet", "pod-logs", "cni"):
             (self.state / name).mkdir(parents=True)
         issued = self._issue()
         host.remember(self.state / "host.json")
-        network.create(components.SERVICE_RANGE)
+        try:
+            network.create(components.SERVICE_RANGE)
+        except subprocess.CalledProcessError as refused:
+            raise CannotStart(f"no network namespace can be made here: {refused}") from refused
         self._start_control_plane(issued)
         self._start_node(issued)
         self._start_dns()

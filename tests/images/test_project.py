@@ -1,0 +1,55 @@
+"""The layer with the project's code: its commands start, and it is the same when made again."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from images.contents import SITE, project_files
+from images.oci import Text, write_layer
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("tandem", "tandem-engine", "tandem-epp", "tandem-operator", "tandem-sidecar")
+LOCKS = ("runtime", "engine", "build")
+
+
+@pytest.mark.component
+def test_the_layer_is_the_same_when_made_again(tmp_path: Path) -> None:
+    layers = []
+    for name in ("first", "second"):
+        stage = tmp_path / name
+        stage.mkdir()
+        layers.append(write_layer(project_files(stage, ROOT), tmp_path / f"{name}.tar"))
+    assert layers[0].digest == layers[1].digest
+
+
+@pytest.mark.component
+def test_every_command_starts_from_the_layer(tmp_path: Path) -> None:
+    files = project_files(tmp_path, ROOT)
+    commands = {path.rpartition("/")[2]: text for path, text in files.items() if "/bin/" in path}
+    assert sorted(commands) == sorted(COMMANDS)
+    assert f"{SITE}/tandem_operator/crds/decodepools.yaml" in files
+    for name, text in commands.items():
+        assert isinstance(text, Text)
+        assert text.mode == 0o755
+        script = tmp_path / name
+        script.write_bytes(text.content)
+        ran = subprocess.run(
+            [sys.executable, script, "--version"], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), name
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_an_image_has_what_the_tests_ran_with(name: str) -> None:
+    assert _pins(name) <= _pins("dev")
+
+
+def test_the_engines_lock_holds_the_runtimes() -> None:
+    assert _pins("runtime") <= _pins("engine")
+
+
+def _pins(lock: str) -> set[tuple[str, str]]:
+    text = (ROOT / f"requirements/{lock}.lock").read_text()
+    return set(re.findall(r"^([\w.-]+)==([^ \\]+)", text, re.MULTILINE))

@@ -11,10 +11,8 @@ router_envoy, envoy*                            router_epp       plan_keys
 from collections.abc import Iterator
 from typing import Final
 
-from tandem_contract import ports
-
 from .covers import covers
-from .observed import Body, RouterState
+from .observed import Body
 from .plan_keys import Rotation, keys_in, rotate
 from .router_envoy import envoy_objects
 from .router_epp import epp_objects
@@ -22,8 +20,6 @@ from .router_objects import Names, Object, http_route, inference_pool, plan_key_
 from .router_observed import (
     CHILD_KINDS,
     HTTP_ROUTE,
-    INFERENCE_POOL,
-    INFERENCE_POOL_ALPHA,
     OPTIONAL_KINDS,
     ApiKind,
     EndpointPlan,
@@ -33,6 +29,7 @@ from .router_observed import (
     RouterSettings,
     UnreadPool,
 )
+from .router_status import RouterReason, has_inference_pools, router_state
 from .router_wants import Wants, conflicts, wants
 
 __all__ = [
@@ -43,6 +40,7 @@ __all__ = [
     "EndpointPool",
     "ObservedEndpoint",
     "Ref",
+    "RouterReason",
     "RouterSettings",
     "UnreadPool",
     "conflicts",
@@ -103,62 +101,7 @@ def _objects(
         yield from epp_objects(observed, wanted, settings)
     if wanted.envoy:
         yield from envoy_objects(observed, wanted, settings)
-    if wanted.inference_pool and _inference_pools(observed):
+    if wanted.inference_pool and has_inference_pools(observed):
         yield inference_pool(observed, Names(observed.key.name).epp)
         if wanted.gateways and HTTP_ROUTE in observed.kinds:
             yield http_route(observed, wanted.gateways)
-
-
-def _inference_pools(observed: ObservedEndpoint) -> bool:
-    return not observed.kinds.isdisjoint({INFERENCE_POOL, INFERENCE_POOL_ALPHA})
-
-
-def router_state(observed: ObservedEndpoint) -> RouterState:
-    """Whether requests reach the pods as the pools ask, and at which URL.
-
-    The URL is Envoy's, None where a gateway of the cluster is the way in. Reasons: a failure's own,
-    NoSuchKind, Pending, EppUnavailable, EnvoyUnavailable; RouterReady, External.
-    """
-    if not observed.pools:
-        return RouterState(False, "Unread", "no pool of the endpoint can be read", None)
-    wanted, names = wants(observed.pools), Names(observed.key.name)
-    where = f"{names.endpoint}.{observed.key.namespace}.svc"
-    url = f"http://{where}:{ports.ENVOY}" if wanted.envoy else None
-    reason, message = next(_troubles(observed, wanted), ("RouterReady", "requests are routed"))
-    if reason == "RouterReady" and not (wanted.epp or wanted.envoy):
-        reason, message = "External", "routing is another's: neither EPP nor Envoy is asked for"
-    return RouterState(reason in ("RouterReady", "External"), reason, message, url)
-
-
-def _troubles(observed: ObservedEndpoint, wanted: Wants) -> Iterator[tuple[str, str]]:
-    """Reason and message of each thing that is amiss, the most telling first."""
-    for ref, failure in sorted(observed.failures.items(), key=lambda item: str(item[0])):
-        yield failure.reason, f"{ref.kind} {ref.name}: {failure.message}"
-    if wanted.inference_pool and not _inference_pools(observed):
-        yield (
-            "NoSuchKind",
-            "inferencePool is asked for: install the CRDs of the Gateway API \
-Inference Extension",
-        )
-    if wanted.gateways and HTTP_ROUTE not in observed.kinds:
-        yield "NoSuchKind", "gatewayRef is given: install the CRDs of the Gateway API"
-    names = Names(observed.key.name)
-    if wanted.epp:
-        fallback = "Envoy balances over the decode pods meanwhile" if wanted.envoy else None
-        yield from _not_available(observed, names.epp, "EppUnavailable", fallback)
-    if wanted.envoy:
-        yield from _not_available(observed, names.envoy, "EnvoyUnavailable", None)
-
-
-def _not_available(
-    observed: ObservedEndpoint, name: str, reason: str, meanwhile: str | None
-) -> Iterator[tuple[str, str]]:
-    found = observed.children.get(Ref("apps/v1", "Deployment", name))
-    if found is None:
-        yield "Pending", f"Deployment {name} is not there yet"
-    elif not (found.get("status") or {}).get("availableReplicas"):
-        yield reason, f"no pod of Deployment {name} is available{_and(meanwhile)}"
-
-
-def _and(meanwhile: str | None) -> str:
-    return f": {meanwhile}" if meanwhile else ""

@@ -253,6 +253,13 @@ def test_the_state_says_what_is_missing(
     assert (state.ready, state.reason, state.url) == (ready, reason, url)
 
 
+def test_pools_that_differ_are_served_and_told() -> None:
+    observed = settled(endpoint(decode("a"), decode("b", routing={"split": "off"})))
+    state = router_state(observed)
+    assert (state.ready, state.reason) == (True, "SettingsDiffer")
+    assert state.message.startswith('routing.split is "auto" in a, "off" in b')
+
+
 def test_a_refused_write_is_told_in_the_api_servers_words() -> None:
     failures = {ENVOY: Failure("QuotaExceeded", "no room for pods")}
     state = router_state(replace(settled(endpoint()), failures=failures))

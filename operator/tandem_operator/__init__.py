@@ -5,7 +5,8 @@ CRDs, no clock, no Kubernetes client.
     reference            docs/reference/*.md from the CRDs
     objects, inherit, resolve     documents → valid objects → shared fields → every choice made
     spec, pools          the result as types: sets of pools, with revision and compat hash
-    engines, merge, manifests     pools → Pod JSON and the router's static configuration
+    versions, tuning, connectors  what each vLLM has, what suits a role, how KV moves
+    engines, containers, merge, manifests     pools → Pod JSON, the router's static configuration
     envoy                Envoy's bootstrap
 
 Read `pools` first, then `manifests`. Errors are in `errors`.

@@ -1,8 +1,8 @@
 """`tandem-operator`: the flags, and what they may not say."""
 
 import asyncio
+import ipaddress
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,11 +15,20 @@ from .acting import Scope
 from .installed import CrdsMissing
 from .leader import LeaseTimes
 from .metrics import Metrics
-from .resolve import Defaults
+from .resolve import DEFAULTS, Defaults
 from .router_observed import RouterSettings
 from .service import LostLease, Service, Settings
 
 _SHORTEST_LEASE = 3.0
+
+
+def _networks(
+    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.ip_network(value)) for value in values)
+    except ValueError as err:
+        raise click.BadParameter(str(err)) from err
 
 
 @command("tandem-operator")
@@ -32,6 +41,21 @@ _SHORTEST_LEASE = 3.0
 )
 @click.option("--tandem-image", help="Of sidecar and EPP.  [default: tandem, of this version]")
 @click.option("--engine-image", help="Of the torch engine.  [default: tandem-engine, likewise]")
+@click.option("--vllm-repository", help="Of vLLM's images.  [default: vllm/vllm-openai]")
+@click.option(
+    "--image-pull-policy",
+    type=click.Choice(["Always", "IfNotPresent", "Never"]),
+    help="Of sidecar, EPP and Envoy.  [default: Kubernetes' own choice by the tag]",
+)
+@click.option(
+    "--pod-network",
+    "pod_networks",
+    multiple=True,
+    callback=_networks,
+    metavar="CIDR",
+    help="Where prefill pods are, repeatable; read by sidecars behind a picker that is not ours."
+    "  [default: the private networks]",
+)
 @click.option("--envoy-image", default=RouterSettings().envoy_image, help="Of Envoy.")
 @click.option(
     "--health", type=HOST_PORT, default="0.0.0.0:8081", help="HTTP: /healthz and /readyz."
@@ -62,6 +86,9 @@ def main(
     kubeconfig: Path | None,
     tandem_image: str | None,
     engine_image: str | None,
+    vllm_repository: str | None,
+    image_pull_policy: str | None,
+    pod_networks: tuple[str, ...],
     envoy_image: str,
     health: HostPort,
     metrics: HostPort,
@@ -81,12 +108,18 @@ def main(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    defaults, router = Defaults(), RouterSettings(envoy_image=envoy_image)
-    if tandem_image:
-        defaults = replace(defaults, tandem_image=tandem_image)
-        router = replace(router, tandem_image=tandem_image)
-    if engine_image:
-        defaults = replace(defaults, torch_image=engine_image)
+    defaults = Defaults(
+        tandem_image or DEFAULTS.tandem_image,
+        engine_image or DEFAULTS.torch_image,
+        vllm_repository or DEFAULTS.vllm_repository,
+        pull_policy=image_pull_policy,
+        pod_networks=pod_networks or DEFAULTS.pod_networks,
+    )
+    router = RouterSettings(
+        tandem_image=defaults.tandem_image,
+        envoy_image=envoy_image,
+        image_pull_policy=image_pull_policy,
+    )
     settings = Settings(
         Scope(namespaces, resync, defaults, router),
         health,

@@ -11,6 +11,7 @@ from tandem_contract import labels
 from tandem_operator.actions import Mode
 from tandem_operator.resolve import Defaults
 
+from .full_pools import FULL, paths
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
 from .set_world import World
 
@@ -495,6 +496,41 @@ def test_whatever_happens_the_set_comes_to_its_spec_and_to_rest(data: st.DataObj
         assert status["currentRevision"] == status["updateRevision"]
         assert status["readyReplicas"] == status["updatedReplicas"] == wanted
     assert len({pod.compat for pod in world.pods.values()}) <= 1
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["30s", "nixl", "multi", "torch", "vllm", "1", "0%", "/m"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["name", "spec", "count", "containers", "env"]) | st.text(),
+                      inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_value_anywhere_in_one_pool_leaves_the_others_pods_to_their_plan(
+    data: st.DataObject,
+) -> None:
+    world = World(
+        *(named(pool, pool["metadata"]["name"], paused=False) for pool in (FULL[0], FULL[4])),
+        named(DECODE, "other"),
+    )
+    kind, name = data.draw(st.sampled_from([("PrefillPool", "p"), ("DecodePool", "d")]))
+    spec = world.objects[kind, name]["spec"]
+    # Another prefillRef is another set.
+    *parents, last = data.draw(
+        st.sampled_from([path for path in paths(spec) if path[0] != "prefillRef"])
+    )
+    node: Any = spec
+    for step in parents:
+        node = node[step]
+    node[last] = data.draw(JUNK)
+    world.reconcile()
+    if kind == "DecodePool":
+        assert len(world.of("other")) == 2
+    assert set(world.status(name, kind)) >= {"conditions", "replicas", "selector"}
 
 
 MISHAPS = ["nothing", "nothing", "ready", "ready", "unready", "fail", "gone", "orphaned"]

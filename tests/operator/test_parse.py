@@ -1,0 +1,151 @@
+"""API objects as values, whole ones and ones with holes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_operator.parse import (
+    node_state,
+    pod_state,
+    pool_resource,
+    revision_state,
+    rfc3339,
+    timestamp,
+)
+
+NOON = 1_767_268_800.0
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "d-abc-0",
+            "uid": "u1",
+            "creationTimestamp": "2026-01-01T12:00:00Z",
+            "labels": {
+                "tandem.dev/pool": "d", "tandem.dev/role": "decode",
+                "tandem.dev/revision": "abc", "tandem.dev/kv-compat": "k",
+            },
+            "annotations": {"tandem.dev/attempt": "3"},
+            "ownerReferences": [{"uid": "x"}, {"uid": "pool", "controller": True}],
+        },
+        "spec": {"nodeName": "n1"},
+        "status": status,
+    }  # fmt: skip
+
+
+def condition(kind: str, status: str, **more: str) -> dict[str, str]:
+    return {"type": kind, "status": status, "lastTransitionTime": "2026-01-01T12:01:00Z", **more}
+
+
+def test_a_ready_pod() -> None:
+    found = pod_state(
+        pod(phase="Running", podIP="10.0.0.1", conditions=[condition("Ready", "True")])
+    )
+    assert (found.pool, found.role, found.revision, found.compat) == ("d", "decode", "abc", "k")
+    assert (found.owner, found.attempt, found.node, found.address) == ("pool", 3, "n1", "10.0.0.1")
+    assert (found.ready, found.ready_since, found.active) == (True, NOON + 60, True)
+    assert found.created == NOON
+    assert found.trouble is None
+
+
+def test_a_pod_being_deleted_is_neither_ready_nor_active() -> None:
+    body = pod(phase="Running", conditions=[condition("Ready", "True")])
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T12:05:00Z"
+    body["metadata"]["labels"]["tandem.dev/draining"] = "true"
+    found = pod_state(body)
+    assert (found.ready, found.active, found.leaving) == (False, False, True)
+    assert (found.deleting, found.draining, found.leaves_by) == (True, False, NOON + 300)
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble"),
+    [
+        ({"conditions": [condition("PodScheduled", "False", reason="NoRoom", message="0/1")]},
+         "NoRoom: 0/1"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+         "Evicted: low on memory"),
+        ({"containerStatuses": [{"name": "engine", "state": {"waiting": {
+            "reason": "ImagePullBackOff", "message": "no such image"}}}]},
+         "container engine: ImagePullBackOff: no such image"),
+        ({"containerStatuses": [{"name": "engine", "state": {"waiting": {
+            "reason": "ContainerCreating"}}}]}, None),
+        ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
+            "exitCode": 2, "reason": "Error"}}}]}, "container engine: Error (exit code 2)"),
+        ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
+            "exitCode": 0, "reason": "Completed"}}}]}, None),
+    ],
+)  # fmt: skip
+def test_trouble_is_told_in_the_clusters_words(status: dict[str, Any], trouble: str | None) -> None:
+    assert pod_state(pod(**status)).trouble == trouble
+
+
+def test_when_a_pod_ended() -> None:
+    ended = {"state": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T12:02:00Z"}}}
+    assert pod_state(pod(phase="Failed", containerStatuses=[ended])).ended == NOON + 120
+    assert (
+        pod_state(pod(phase="Failed", conditions=[condition("Ready", "False")])).ended == NOON + 60
+    )
+    assert pod_state(pod(phase="Failed")).ended == NOON
+    assert pod_state(pod(phase="Running", containerStatuses=[ended])).ended is None
+
+
+def test_a_revision() -> None:
+    body = {
+        "metadata": {"name": "p-abc", "uid": "u", "labels": {
+            "tandem.dev/pool": "p", "tandem.dev/role": "prefill", "tandem.dev/revision": "abc"}},
+        "revision": 3,
+        "data": {"metadata": {}, "spec": {"containers": []}},
+    }  # fmt: skip
+    found = revision_state(body)
+    assert (found.kind, found.pool, found.revision, found.number) == ("PrefillPool", "p", "abc", 3)
+    assert found.template == body["data"]
+    assert revision_state({**body, "data": {"other": 1}}).template == {}
+
+
+def test_a_node() -> None:
+    found = node_state(
+        {
+            "metadata": {"name": "n", "labels": {"zone": "a"}},
+            "spec": {"unschedulable": True, "taints": [{"key": "x", "effect": "NoSchedule"}]},
+            "status": {"allocatable": {"cpu": "8"}},
+        }
+    )
+    assert (found.name, found.unschedulable, found.allocatable) == ("n", True, {"cpu": "8"})
+    assert found.taints == ({"key": "x", "effect": "NoSchedule"},)
+
+
+def test_a_pool() -> None:
+    body = {"kind": "DecodePool", "metadata": {"name": "d", "namespace": "x", "uid": "u"}}
+    found = pool_resource(body)
+    assert (found.key.kind, found.key.name, found.deleting, found.status) == (
+        "DecodePool", "d", False, {},
+    )  # fmt: skip
+    with pytest.raises(KeyError):
+        pool_resource({**body, "kind": "Pod"})
+
+
+@pytest.mark.parametrize("text", [None, 5, "", "yesterday"])
+def test_what_is_no_time(text: object) -> None:
+    assert timestamp(text) is None
+
+
+def test_times_there_and_back() -> None:
+    assert rfc3339(NOON) == "2026-01-01T12:00:00Z"
+    assert timestamp(rfc3339(NOON)) == timestamp("2026-01-01T13:00:00+01:00") == NOON
+
+
+JUNK = st.recursive(
+    st.none() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(
+        st.sampled_from(["conditions", "type", "state", "waiting", "labels", "nodeName"]), inner),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@given(status=JUNK, spec=JUNK)
+def test_any_pod_is_read(status: Any, spec: Any) -> None:
+    found = pod_state({"metadata": {"name": "n", "uid": "u"}, "spec": spec, "status": status})
+    assert not found.ready

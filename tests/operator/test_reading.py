@@ -1,0 +1,151 @@
+"""Pools from the API server: each by itself, and what two of them contradict in."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_operator.conditions import Reason
+from tandem_operator.pools import parse_pools, read_set
+from tandem_operator.reading import Reading
+from tandem_operator.schema import defaulted
+
+from .pool_yaml import DECODE, PREFILL, decode_pool, documents, prefill_pool
+
+
+def served(pool: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    """As the API server has it."""
+    body: dict[str, Any] = defaulted(pool["kind"], copy.deepcopy(pool))
+    body["metadata"] |= {"namespace": "default", **metadata}
+    return body
+
+
+def decode(prefill: dict[str, Any] | None, pool: dict[str, Any]) -> Reading:
+    above = served(prefill) if prefill else None
+    return read_set(above, [served(pool)]).decodes[pool["metadata"]["name"]]
+
+
+def test_the_api_servers_objects_are_the_files_pools() -> None:
+    (from_files,) = parse_pools(documents(PREFILL, DECODE))
+    reading = read_set(served(PREFILL), [served(DECODE)])
+    assert reading.prefill is not None
+    assert reading.prefill.pool == from_files.prefill
+    assert reading.decodes["d"].pool == from_files.decodes[0]
+    assert reading.decodes["d"].replicas == 2
+
+
+def test_a_default_that_a_later_schema_fills_in_is_no_change() -> None:
+    spelled = served(PREFILL)
+    bare = {**spelled, "spec": PREFILL["spec"]}
+    assert read_set(spelled, []).prefill == read_set(bare, []).prefill
+
+
+def test_restarted_at_makes_another_revision_of_the_same_layout() -> None:
+    def pool(**annotations: str) -> Any:
+        reading = read_set(served(PREFILL, annotations=annotations), []).prefill
+        assert reading is not None
+        return reading.pool
+
+    once, again = pool(), pool(**{labels.RESTARTED_AT: "2026-01-01"})
+    assert (once.compat, once.revision != again.revision) == (again.compat, True)
+    assert pool(other="x").revision == once.revision
+
+
+def test_what_nobody_edited_is_read_once() -> None:
+    body = served(PREFILL, uid="a-uid-of-its-own", generation=1)
+    first = read_set(body, []).prefill
+    assert read_set(copy.deepcopy(body), []).prefill is first
+    body["metadata"]["generation"] = 2
+    assert read_set(body, []).prefill is not first
+
+
+def test_a_missing_peer() -> None:
+    reading = decode(None, DECODE)
+    assert reading.pool is None
+    assert reading.held is not None
+    assert (reading.held.reason, reading.replicas) == (Reason.PEER_MISSING, 2)
+
+
+def test_an_unreadable_peer() -> None:
+    broken = served(PREFILL)
+    broken["spec"]["model"] = 5
+    reading = read_set(broken, [served(DECODE)])
+    assert reading.prefill is not None
+    assert reading.prefill.held is not None
+    assert reading.prefill.held.reason is Reason.INVALID_SPEC
+    assert reading.decodes["d"].held is not None
+
+
+def args(*words: str) -> dict[str, Any]:
+    return {"engine": {"extraArgs": list(words)}}
+
+
+EAGLE = '{"method": "eagle3", "model": "x"}'
+NGRAM = '{"method": "ngram"}'
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode_", "said"),
+    [
+        ({"engine": {"dtype": "bfloat16"}}, {"engine": {"dtype": "float16"}},
+         'engine.dtype is "float16" here and "bfloat16" in PrefillPool p: both sides of a hand-off'
+         " must agree; leave it out of DecodePool d to inherit it, or change it in both"),
+        ({}, {"engine": {"kvCacheDtype": "fp8"}}, 'engine.kvCacheDtype is "fp8" here and "auto"'),
+        ({"engine": {"version": "0.32.0"}}, {"engine": {"version": "0.31.0"}}, "engine.version is"),
+        (args("--attention-backend", "FLASH_ATTN"), {},
+         'engine.extraArgs --attention-backend is left out here and "FLASH_ATTN" in PrefillPool p'),
+        (args("--speculative-config", EAGLE), args("--speculative-config", NGRAM),
+         'engine.extraArgs --speculative-config is left out here and "eagle3"'),
+        ({}, args("--kv_cache_dtype=fp8"), "engine.extraArgs --kv-cache-dtype"),
+        ({}, args("--disable-hybrid-kv-cache-manager"), "--disable-hybrid-kv-cache-manager"),
+        ({}, {"engine": {"env": [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "NHD"}]}},
+         "engine.env VLLM_KV_CACHE_LAYOUT"),
+        ({"accelerator": {"count": 4}}, {"accelerator": {"count": 3}},
+         "parallelism.tensor is 3 here and 4 in PrefillPool p: both sides of a hand-off must agree;"
+         " one must be a multiple of the other"),
+        ({"accelerator": {"count": 1, "type": "H100"}}, {"accelerator": {"count": 1, "type": "L4"}},
+         "pin it in both, like extraArgs [--attention-backend, FLASH_ATTN]"),
+    ],
+)  # fmt: skip
+def test_contradictions(prefill: dict[str, Any], decode_: dict[str, Any], said: str) -> None:
+    held = decode(prefill_pool(**prefill), decode_pool(**decode_)).held
+    assert held is not None
+    assert held.reason is Reason.MISMATCH
+    assert len(held.faults) == 1
+    assert said in held.message
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode_"),
+    [
+        (args("--speculative-config", NGRAM), {}),
+        (args("--speculative-config", EAGLE), args("--speculative-config", EAGLE)),
+        (args("--max-log-len", "5"), {}),
+        ({"accelerator": {"count": 4}}, {"accelerator": {"count": 2}}),
+        ({"accelerator": {"count": 1, "type": "H100"}, **args("--attention-backend", "FLASH_ATTN")},
+         {"accelerator": {"count": 1, "type": "L4"}, **args("--attention-backend=FLASH_ATTN")}),
+    ],
+)  # fmt: skip
+def test_what_may_differ(prefill: dict[str, Any], decode_: dict[str, Any]) -> None:
+    assert decode(prefill_pool(**prefill), decode_pool(**decode_)).held is None
+
+
+def test_flags_that_both_have_move_the_compat_hash() -> None:
+    def compat(**spec: Any) -> str:
+        pool = read_set(served(prefill_pool(**spec)), []).prefill
+        assert pool is not None
+        assert pool.pool is not None
+        return pool.pool.compat
+
+    assert compat(**args("--speculative-config", EAGLE)) != compat()
+    assert compat(**args("--max-log-len", "5")) == compat()
+
+
+def test_the_torch_engine_inherited_runs_on_one_device() -> None:
+    torch = prefill_pool(
+        engine={"type": "torch"}, accelerator=None, model={"name": "m", "source": {"path": "/m"}}
+    )
+    held = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).held
+    assert held is not None
+    assert "runs on one device" in held.message

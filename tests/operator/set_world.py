@@ -220,3 +220,26 @@ class World:
 
     def _uid(self) -> str:
         return f"uid-{next(_UIDS)}"
+
+
+def named(pool: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
+    """A pool under another name, with these spec fields beside its own."""
+    made = copy.deepcopy(pool)
+    made["metadata"]["name"] = name
+    made["spec"] |= spec
+    return made
+
+
+def settled(*pools: dict[str, Any]) -> World:
+    """A world at rest."""
+    world = World(*pools)
+    world.settle()
+    return world
+
+
+def revisions(world: World, pool: str) -> list[str]:
+    return [pod.revision for pod in world.of(pool)]
+
+
+UNIFIED = named(DECODE, "u", role="unified", model={"name": "org/model"})
+del UNIFIED["spec"]["prefillRef"]

@@ -1,40 +1,10 @@
-"""A whole set from object to pods: names, revisions, pairs, mishaps, and a process that dies."""
-
-import copy
-from typing import Any
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+"""One set from object to pods: names, revisions, numbers, labels, replacement, adoption."""
 
 from tandem_contract import labels
 from tandem_operator.actions import Mode
-from tandem_operator.resolve import Defaults
 
-from .full_pools import FULL, paths
-from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
-from .set_world import World
-
-
-def named(pool: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
-    made = copy.deepcopy(pool)
-    made["metadata"]["name"] = name
-    made["spec"] |= spec
-    return made
-
-
-UNIFIED = named(DECODE, "u", role="unified", model={"name": "org/model"})
-del UNIFIED["spec"]["prefillRef"]
-
-
-def settled(*pools: dict[str, Any]) -> World:
-    world = World(*pools)
-    world.settle()
-    return world
-
-
-def revisions(world: World, pool: str) -> list[str]:
-    return [pod.revision for pod in world.of(pool)]
+from .pool_yaml import DECODE, PREFILL, decode_pool
+from .set_world import UNIFIED, World, named, revisions, settled
 
 
 def test_a_new_set_gets_its_revisions_budget_and_pods_in_one_pass() -> None:
@@ -70,22 +40,6 @@ def test_a_pods_template_is_the_revisions_and_not_this_operators() -> None:
     (create,) = world.reconcile().create_pods
     assert create.body["spec"]["dnsPolicy"] == "Default"
     assert world.condition("d", "UpdateAvailable")["status"] == "True"
-
-
-def test_a_newer_operator_restarts_nothing_until_it_is_asked() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.defaults = Defaults(vllm_version="0.31.0")
-    world.settle()
-    assert set(world.pods) == before
-    assert world.condition("d", "UpdateAvailable")["reason"] == "NewerTemplate"
-    world.annotate("PrefillPool", "p", **{labels.RESTARTED_AT: "2026-01-01"})
-    world.settle()
-    assert not set(world.pods) & before, "the other side has to come along"
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert world.condition("d", "UpdateAvailable")["status"] == "False"
-    assert world.condition("d", "Ready")["status"] == "False"  # no router in this world
-    assert world.condition("p", "Ready", "PrefillPool")["status"] == "True"
 
 
 def test_scaling_takes_the_highest_index_and_fills_the_lowest() -> None:
@@ -132,64 +86,6 @@ def test_scaling_without_replicas_starts_with_the_fewest() -> None:
     assert world.status("d")["scaling"]["reason"] == "minReplicas"
 
 
-def test_a_set_changes_its_model_together() -> None:
-    world = settled(prefill_pool(replicas=2), DECODE)
-    old = world.of("p")[0].compat
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    seen_new_decode = False
-    for _ in range(30):
-        world.reconcile()
-        pairs = {
-            pod.compat
-            for pod in world.of("p", deleting=False)
-            if pod.ready and world.of("d", compat=pod.compat, deleting=False)
-        }
-        olds = [pod for pod in world.of("d", deleting=False) if pod.compat == old]
-        if olds:
-            assert old in pairs, "an old decode pod lost its last prefill pod"
-        seen_new_decode |= any(pod.compat != old for pod in world.of("d"))
-        world.kubelets()
-        world.now += 1
-    assert seen_new_decode
-    assert {pod.compat for pod in world.pods.values()} != {old}
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert len(world.of("p")) == 2
-
-
-def test_no_old_pod_leaves_before_every_pool_has_a_new_one_ready() -> None:
-    world = settled()
-    old = set(world.pods)
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.reconcile()
-    for pod in world.of("p", ready=False):
-        world.make_ready(pod.name)
-    for _ in range(3):
-        world.reconcile()
-        assert {n for n in old if not world.pods[n].leaving} == old
-    for pod in world.of("d", ready=False):
-        world.make_ready(pod.name)
-    plan = world.reconcile()
-    assert [one.name[0] for one in plan.delete_pods] == ["d"]
-
-
-def test_without_surge_a_single_pair_still_changes() -> None:
-    rollout = {"maxSurge": 0, "maxUnavailable": 1}
-    world = settled(prefill_pool(rollout=rollout), decode_pool(replicas=1, rollout=rollout))
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert world.status("p", "PrefillPool")["currentRevision"] == world.of("p")[0].revision
-
-
-def test_a_change_outside_the_compat_hash_rolls_alone() -> None:
-    world = settled()
-    (before,) = world.of("p")
-    world.edit("DecodePool", "d", engine={"maxNumSeqs": 7})
-    world.settle()
-    assert world.of("p") == [before]
-    assert len(set(revisions(world, "d"))) == 1
-
-
 def test_an_old_pod_lost_in_mid_rollout_comes_back_old() -> None:
     world = settled()
     old = world.of("d")[0].revision
@@ -219,111 +115,6 @@ def test_history_keeps_five_and_whatever_is_used() -> None:
     kept = [one for one in world.revisions if one.startswith("d-")]
     assert len(kept) == 6
     assert f"d-{world.of('d')[0].revision}" in kept
-
-
-def test_a_contradiction_holds_a_running_pool_and_those_it_pairs_with() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.edit("DecodePool", "d", engine={"dtype": "float16"})
-    world.settle()
-    assert set(world.pods) == before
-    compatible = world.condition("d", "Compatible")
-    assert compatible["status"] == "False"
-    assert 'engine.dtype is "float16" here and "auto" in PrefillPool p' in compatible["message"]
-    world.edit("PrefillPool", "p", engine={"dtype": "bfloat16"})
-    world.settle()
-    assert set(world.pods) == before
-    waiting = world.condition("p", "Progressing", "PrefillPool")
-    assert waiting["reason"] == "WaitingForPeer"
-    assert "DecodePool d does not agree" in waiting["message"]
-    world.edit("PrefillPool", "p", engine={"dtype": "float16"})
-    world.settle()
-    assert not set(world.pods) & before
-    assert world.condition("d", "Compatible")["status"] == "True"
-
-
-def test_a_new_pool_that_disagrees_gets_no_pods_and_stalls_nobody() -> None:
-    world = settled(PREFILL, DECODE)
-    world.apply_pool(named(DECODE, "e", engine={"blockSize": 64}))
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    assert world.of("e") == []
-    assert world.condition("e", "Stalled")["reason"] == "Mismatch"
-    assert world.condition("p", "Progressing", "PrefillPool")["reason"] == "Complete"
-    assert world.status("p", "PrefillPool")["model"] == "org/other"
-
-
-def test_paused_pods_keep_their_revision_and_lost_ones_come_back() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.edit("DecodePool", "d", paused=True, engine={"maxNumSeqs": 7})
-    world.gone(world.of("d")[0].name)
-    world.settle()
-    assert set(world.pods) == before
-    assert world.condition("d", "Progressing")["reason"] == "Paused"
-    world.edit("DecodePool", "d", paused=True, replicas=3)
-    world.settle()
-    assert len(set(revisions(world, "d"))) == 1
-    assert len(world.of("d")) == 3
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    message = world.condition("p", "Progressing", "PrefillPool")["message"]
-    assert "DecodePool d is paused" in message
-    world.edit("DecodePool", "d", paused=False)
-    world.settle()
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-
-
-def test_decode_pods_outlive_their_prefill_pool() -> None:
-    world = settled()
-    before = {pod.name for pod in world.of("d")}
-    del world.objects["PrefillPool", "p"]
-    world.gone(world.of("p")[0].name)
-    world.gone(sorted(before)[0])
-    world.settle()
-    assert {pod.name for pod in world.of("d")} == before
-    assert world.condition("d", "PeerReady")["reason"] == "PeerMissing"
-    assert world.condition("d", "Stalled")["status"] == "False"
-
-
-def test_a_decode_pool_waits_for_a_prefill_pool_that_does_not_exist() -> None:
-    world = World(DECODE)
-    assert world.reconcile().writes == 0
-    assert "there is no PrefillPool p" in world.condition("d", "Ready")["message"]
-    world.apply_pool(PREFILL)
-    world.settle()
-    assert len(world.pods) == 3
-
-
-def test_a_unified_pool_alone() -> None:
-    world = settled(UNIFIED)
-    assert len(world.of("u", role="unified")) == 2
-    world.edit("DecodePool", "u", model={"name": "org/other"})
-    world.settle()
-    assert len(world.of("u")) == 2
-    assert world.condition("u", "Compatible")["reason"] == "Alone"
-    assert "PeerReady" not in {c["type"] for c in world.status("u")["conditions"]}
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"replicas": "two"}, {"replicas": -1}, {"model": 5}, {"engine": "x"}, {"accelerator": []},
-     {"rollout": {"maxSurge": "x%"}},
-     {"transfer": {"connector": "storage"}}, {"engine": {"version": "0.1"}}],
-)  # fmt: skip
-def test_what_cannot_be_read_is_left_alone_and_stalls_nobody(broken: dict[str, Any]) -> None:
-    world = settled(PREFILL, DECODE, named(DECODE, "e"))
-    before = set(world.pods)
-    world.objects["DecodePool", "d"]["spec"] |= broken
-    world.objects["DecodePool", "d"]["metadata"]["generation"] += 1
-    lost = world.of("e")[0].name
-    world.gone(lost)
-    world.edit("DecodePool", "e", replicas=3)
-    world.settle()
-    assert before <= set(world.pods)
-    assert len(world.of("e")) == 3
-    assert world.condition("d", "Stalled")["reason"] in ("InvalidSpec", "Mismatch")
-    assert world.condition("d", "Stalled")["message"]
 
 
 def test_failed_pods_are_replaced_later_each_time() -> None:
@@ -437,114 +228,3 @@ def test_modes() -> None:
     world = settled()
     world.edit("DecodePool", "d", paused=True)
     assert {one.mode for one in world.plan().pools.values()} == {Mode.ROLL, Mode.HOLD}
-
-
-@pytest.mark.parametrize("writes", range(14))
-def test_a_process_that_dies_after_any_write_is_followed_by_the_same_end(writes: int) -> None:
-    def end(*, dies: bool) -> tuple[set[str], set[str], set[str]]:
-        world = World()
-        for change in ({}, {"replicas": 4}, {"engine": {"maxNumSeqs": 3}}, {"replicas": 1}):
-            world.edit("DecodePool", "d", **change)
-            if dies:
-                world.reconcile(writes=writes)
-            world.settle()
-        return set(world.pods), set(world.revisions), set(world.budgets)
-
-    assert end(dies=True) == end(dies=False)
-
-
-CHANGES: list[tuple[str, str, dict[str, Any]]] = [
-    ("PrefillPool", "p", {"model": {"name": "org/other"}}),
-    ("PrefillPool", "p", {"model": {"name": "org/model"}}),
-    ("PrefillPool", "p", {"replicas": 3}),
-    ("PrefillPool", "p", {"replicas": 0}),
-    ("PrefillPool", "p", {"rollout": {"maxSurge": 0, "maxUnavailable": 1}}),
-    ("DecodePool", "d", {"engine": {"maxNumSeqs": 3}}),
-    ("DecodePool", "d", {"engine": {"dtype": "float16"}}),
-    ("DecodePool", "d", {"replicas": 1}),
-    ("DecodePool", "d", {"replicas": 4}),
-    ("DecodePool", "d", {"paused": True}),
-    ("DecodePool", "d", {"routing": {"endpoint": "chat"}}),
-]
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_whatever_happens_the_set_comes_to_its_spec_and_to_rest(data: st.DataObject) -> None:
-    world = World(PREFILL, DECODE)
-    for _ in range(data.draw(st.integers(1, 10))):
-        kind, name, change = data.draw(st.sampled_from(CHANGES))
-        if data.draw(st.booleans()):
-            world.edit(kind, name, **change)
-        world.reconcile(writes=data.draw(st.none() | st.integers(0, 8)))
-        for pod in sorted(world.pods):
-            mishap(world, pod, data.draw(st.sampled_from(MISHAPS)))
-        world.now += data.draw(st.sampled_from([1, 30, 900]))
-        for pool in ("p", "d"):
-            assert len([one for one in world.of(pool) if one.active]) <= 4 + 4
-    world.edit("DecodePool", "d", paused=False, engine=None)
-    for pod in sorted(world.pods):
-        if world.pods[pod].phase == "Failed":
-            world.now += 300
-    world.settle()
-    for kind, pool in (("PrefillPool", "p"), ("DecodePool", "d")):
-        wanted = world.objects[kind, pool]["spec"]["replicas"]
-        status = world.status(pool, kind)
-        found = world.of(pool)
-        assert [one.ready for one in found] == [True] * wanted
-        assert {one.revision for one in found} <= {status["updateRevision"]}
-        assert status["currentRevision"] == status["updateRevision"]
-        assert status["readyReplicas"] == status["updatedReplicas"] == wanted
-    assert len({pod.compat for pod in world.pods.values()}) <= 1
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(["30s", "nixl", "multi", "torch", "vllm", "1", "0%", "/m"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["name", "spec", "count", "containers", "env"]) | st.text(),
-                      inner, max_size=3),
-    max_leaves=8,
-)  # fmt: skip
-
-
-@settings(deadline=None, max_examples=60)
-@given(data=st.data())
-def test_any_value_anywhere_in_one_pool_leaves_the_others_pods_to_their_plan(
-    data: st.DataObject,
-) -> None:
-    world = World(
-        *(named(pool, pool["metadata"]["name"], paused=False) for pool in (FULL[0], FULL[4])),
-        named(DECODE, "other"),
-    )
-    kind, name = data.draw(st.sampled_from([("PrefillPool", "p"), ("DecodePool", "d")]))
-    spec = world.objects[kind, name]["spec"]
-    # Another prefillRef is another set.
-    *parents, last = data.draw(
-        st.sampled_from([path for path in paths(spec) if path[0] != "prefillRef"])
-    )
-    node: Any = spec
-    for step in parents:
-        node = node[step]
-    node[last] = data.draw(JUNK)
-    world.reconcile()
-    if kind == "DecodePool":
-        assert len(world.of("other")) == 2
-    assert set(world.status(name, kind)) >= {"conditions", "replicas", "selector"}
-
-
-MISHAPS = ["nothing", "nothing", "ready", "ready", "unready", "fail", "gone", "orphaned"]
-
-
-def mishap(world: World, name: str, what: str) -> None:
-    pod = world.pods[name]
-    if what == "gone":
-        world.gone(name)
-    elif what == "orphaned":
-        world._change(name, owner=None)
-    elif pod.active and what == "ready":
-        world.make_ready(name)
-    elif pod.active and what == "unready":
-        world.make_unready(name)
-    elif pod.active and what == "fail":
-        world.fail(name)

@@ -1,5 +1,6 @@
 """Conditions, counters and events of pools, each from a whole small cluster."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
+from tandem_operator.router_status import RouterReason
 from tandem_operator.schema import problems
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
@@ -241,8 +243,8 @@ def test_a_note_on_what_cannot_be_checked() -> None:
 
 
 def test_every_condition_and_reason_is_in_the_runbook() -> None:
-    from pathlib import Path
-
     page = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text()
-    missing = [str(one) for one in (*ConditionType, *Reason) if f"`{one}`" not in page]
+    missing = [
+        str(one) for one in (*ConditionType, *Reason, *RouterReason) if f"`{one}`" not in page
+    ]
     assert not missing

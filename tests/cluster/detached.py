@@ -16,8 +16,8 @@ _GONE_SECONDS = 20
 
 def start(
     record: Path, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None
-) -> None:
-    """Run `command` in a session of its own and write who it is to `record`."""
+) -> int:
+    """Run `command` in a session of its own and write who it is to `record`; its id."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -28,6 +28,9 @@ def start(
             env={**os.environ, **(env or {})},
         )
     record.write_text(f"{process.pid} {_began(process.pid)}")
+    # It is nobody's to wait for here; a running one would be reported as forgotten.
+    process.returncode = 0
+    return process.pid
 
 
 def find(record: Path) -> int | None:

@@ -1,0 +1,74 @@
+"""What is missing is said, and a process is ended only when it is ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import detached, tools
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_go_the_tests_are_skipped_in_capitals(tmp_path: Path) -> None:
+    environment = {
+        "PATH": str(tmp_path),
+        "HOME": str(tmp_path),
+        "TANDEM_CLUSTER_CACHE": str(tmp_path / "cache"),
+    }
+    chosen = "tests/cluster/test_control_plane.py::test_knows_users_by_certificate"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", chosen],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "CONTROL PLANE TESTS SKIPPED" in ran.stdout
+    assert "DID NOT RUN" in ran.stdout
+    assert "install" in ran.stdout
+
+
+def test_kubebuilder_assets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tmp_path / "kube-apiserver"
+    theirs.write_text("")
+    theirs.chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert tools.path("kube-apiserver") == theirs
+
+
+def test_a_program_of_another_version_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_CLUSTER_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    old = tmp_path / "bin/helm"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho v3.0.0\n")
+    old.chmod(0o755)
+    with pytest.raises(tools.MissingTool, match="no Go"):
+        tools.ensure(["helm"], lambda _line: None)
+
+
+@pytest.mark.component
+def test_ends_the_process_it_started(tmp_path: Path) -> None:
+    record = tmp_path / "pid"
+    pid = detached.start(record, ["sleep", "600"], log=tmp_path / "log")
+    assert detached.find(record) == pid
+    detached.kill(record)
+    assert detached.find(record) is None
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.component
+def test_leaves_alone_a_process_that_has_the_number_since(tmp_path: Path) -> None:
+    record = tmp_path / "pid"
+    with subprocess.Popen(["sleep", "600"]) as other:
+        record.write_text(f"{other.pid} 1")
+        detached.kill(record)
+        assert other.poll() is None
+        other.kill()

@@ -233,13 +233,13 @@ def _blob(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
-class _Hashing:
+class _Hashing(io.RawIOBase):
     """A file being written, and the digest of what went through."""
 
     def __init__(self, out: BinaryIO) -> None:
         self.digest = hashlib.sha256()
         self._out = out
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self.digest.update(data)
         return self._out.write(data)

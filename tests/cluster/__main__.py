@@ -13,7 +13,7 @@ def main() -> int:
     """0, 2 when this machine cannot, 1 when something did not start."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tools", help="build what the control plane needs")
+    commands.add_parser("tools", help="build what make test needs")
     up = commands.add_parser("up", help="start the node and print how to reach it")
     up.add_argument("--gpus", type=int, default=0, help="show so many nvidia.com/gpu on the node")
     commands.add_parser("down", help="stop the node and remove what it left")
@@ -36,7 +36,7 @@ def _run(arguments: argparse.Namespace) -> None:
     node = Node()
     match arguments.command:
         case "tools":
-            tools.ensure(tools.CONTROL_PLANE, _say)
+            tools.ensure((*tools.CONTROL_PLANE, "helm"), _say)
         case "up":
             node.up(_say)
             if arguments.gpus:

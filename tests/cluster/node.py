@@ -188,7 +188,7 @@ class Node:
                 *("nsenter", f"--net=/run/netns/{network.NAMESPACE}"),
                 *("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"),
                 *("--kill-child", "--mount-proc", "sh"),
-                node_config.run_script(),
+                str(node_config.run_script()),
             ],
             log=self.logs / "node.log",
             env={

@@ -28,8 +28,9 @@ Object = dict[str, Any]
 OPERATOR: Final = "tandem-operator"
 _USER: Final = 65532
 _KNOWN_AFTER: Final = 8
-"""Seconds after which a ready pod counts as available: by then its name is everywhere. The cluster's
-DNS caches that there was none for 5 s, Envoy asks every 2, and endpoints trail readiness by 1."""
+"""Seconds after which a ready pod counts as available: by then its name is everywhere. The
+cluster's DNS caches that there was none for 5 s, Envoy asks every 2, and endpoints trail readiness
+by 1."""
 _GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 
 

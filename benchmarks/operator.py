@@ -1,0 +1,258 @@
+"""What the operator costs: 5 sets, then 50, of 20 pods each, on a real control plane.
+
+kwok plays the nodes: pods are scheduled by the real kube-scheduler and become ready at once, so
+what is timed is the operator and the control plane, which share this machine's cores. The 20 pods
+are those of a set's pools; Envoy and EPP of each endpoint come on top.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from tests.cluster import tools
+from tests.cluster.control_plane import ControlPlane
+
+from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.resources import NODES, PODS, Resource
+
+from .figures import Figure, at_most, progress, report
+
+USER = "tandem-operator-benchmark"
+NAMESPACE = "default"
+NODE_COUNT = 10
+PREFILLS, DECODES = 8, 12
+FEW, MANY = 5, 50
+REST = 60.0
+"""Seconds watched at rest."""
+DEADLINE = 900.0
+CRDS = Path(__file__).parents[1] / "crds"
+LEASES = "--node-lease-duration-seconds=40"
+"""Without them the controllers take the nodes for lost."""
+STAGES = Path(__file__).parent / "kwok.yaml"
+PREFILL_POOLS = Resource(labels.API_VERSION, "prefillpools")
+DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What bringing up a number of sets took."""
+
+    sets: int
+    seconds: float
+    cpu: float
+    """Seconds of the operator's CPU."""
+    calls: int
+
+
+class Operator:
+    """The process, and what the kernel and the API server know of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], audit_log: Path) -> None:
+        self._process = process
+        self._audit_log = audit_log
+
+    def cpu(self) -> float:
+        """Seconds used so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def megabytes(self) -> float:
+        """Resident now."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def calls(self) -> Counter[str]:
+        """By verb and resource, watches and Leases left out."""
+        found: Counter[str] = Counter()
+        with self._audit_log.open() as lines:
+            for line in lines:
+                if USER not in line:
+                    continue
+                event = json.loads(line)
+                resource = event.get("objectRef", {}).get("resource", "-")
+                if event["verb"] != "watch" and resource != "leases":
+                    found[f"{event['verb']} {resource}"] += 1
+        return found
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--sets", default=MANY, show_default=True, help="how many sets in the end")
+def main(file: Path | None, sets: int) -> None:
+    """Measure the operator's time, calls, CPU and memory."""
+    try:
+        tools.ensure((*tools.CONTROL_PLANE, "kube-scheduler", "kwok"), progress)
+    except tools.MissingTool as missing:
+        raise click.ClickException(str(missing)) from missing
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(ControlPlane.running(folder))
+        install(cluster)
+        kubeconfig = f"--kubeconfig={cluster.kubeconfig}"
+        scheduler = (tools.path("kube-scheduler"), kubeconfig, "--leader-elect=false")
+        stack.enter_context(running(folder / "scheduler.log", *scheduler, "--secure-port=0"))
+        kwok = (
+            tools.path("kwok"),
+            kubeconfig,
+            "--manage-all-nodes=true",
+            f"--config={STAGES}",
+            LEASES,
+        )
+        stack.enter_context(running(folder / "kwok.log", *kwok))
+        own = cluster.kubeconfig_for(USER, groups=("system:masters",))
+        command = (sys.executable, "-m", "tandem_operator.main", "--all-namespaces")
+        flags = (f"--kubeconfig={own}", "--health=127.0.0.1:0", "--metrics=127.0.0.1:0")
+        process = stack.enter_context(running(folder / "operator.log", *command, *flags))
+        operator = Operator(process, cluster.audit_log)
+        report(asyncio.run(measure(cluster.kubeconfig, operator, sets)), file)
+
+
+def install(cluster: ControlPlane) -> None:
+    cluster.kubectl("apply", "--server-side", f"--filename={CRDS}")
+    wait = "wait", "--for=condition=Established", f"--filename={CRDS}", "--timeout=60s"
+    cluster.kubectl(*wait)
+    cluster.restart_controllers()
+
+
+@contextmanager
+def running(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the kernel ends with this one, however that ends."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", *map(str, command)], stdout=file, stderr=file
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figure]:
+    async with await connect(kubeconfig) as api:
+        for number in range(NODE_COUNT):
+            await api.create(NODES, node(f"node-{number}"))
+        few = await bring_up(api, operator, range(FEW))
+        many = await bring_up(api, operator, range(FEW, sets))
+        change = await scale_one(api, operator)
+        progress(f"watching {sets} sets at rest for {REST:.0f} s")
+        await quiet(operator)
+        calls, cpu, started = operator.calls(), operator.cpu(), time.monotonic()
+        await asyncio.sleep(REST)
+        at_rest = (operator.cpu() - cpu) / (time.monotonic() - started)
+        written = (operator.calls() - calls).total()
+    total = few.seconds + many.seconds
+    more = f"from {few.sets} sets to {sets}"
+    return [
+        at_most(f"create to last Ready, {sets} sets × 20 pods", total, "s", 300),
+        at_most("API calls to create a set", many.calls / many.sets, "calls", 100),
+        at_most("API calls to add one pod to a pool", change, "calls", 12),
+        at_most(f"CPU per set, {more}", many.cpu / many.sets / (few.cpu / few.sets), "ratio", 1.2),
+        at_most(
+            f"calls per set, {more}", many.calls / many.sets / (few.calls / few.sets), "ratio", 1.2
+        ),
+        at_most(f"CPU at rest, {sets} sets", at_rest, "cores", 0.02),
+        at_most("calls at rest but for the Lease", written, "calls", 0),
+        at_most(f"RSS, {sets} sets", operator.megabytes(), "MB", 200),
+    ]
+
+
+async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
+    """Create sets, wait until every pool is Ready."""
+    progress(f"bringing up {len(numbers)} sets")
+    started, cpu, calls = time.monotonic(), operator.cpu(), operator.calls().total()
+    for number in numbers:
+        await api.create(PREFILL_POOLS, pool("PrefillPool", f"p{number}", MODEL, PREFILLS))
+        reference = {"prefillRef": {"name": f"p{number}"}}
+        await api.create(DECODE_POOLS, pool("DecodePool", f"d{number}", reference, DECODES))
+    await all_ready(api, numbers)
+    took = time.monotonic() - started
+    await quiet(operator)
+    spent = operator.cpu() - cpu
+    return Cost(len(numbers), took, spent, operator.calls().total() - calls)
+
+
+async def scale_one(api: Api, operator: Operator) -> int:
+    """Calls for one more pod, to its last word in the status."""
+    calls = operator.calls()
+    await api.patch(DECODE_POOLS, "d0", {"spec": {"replicas": DECODES + 1}}, NAMESPACE)
+    while not await has_pods(api, DECODES + 1):  # noqa: ASYNC110 - another process makes them
+        await asyncio.sleep(0.2)
+    await all_ready(api, range(1))
+    await quiet(operator)
+    spent = operator.calls() - calls
+    progress(", ".join(f"{count} {call}" for call, count in sorted(spent.items())))
+    return spent.total()
+
+
+async def has_pods(api: Api, wanted: int) -> bool:
+    return len((await api.list(PODS, NAMESPACE, labels=f"{labels.POOL}=d0")).items) == wanted
+
+
+async def all_ready(api: Api, numbers: range) -> None:
+    wanted = {f"{kind}{number}" for kind in "pd" for number in numbers}
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            pools = [
+                *(await api.list(PREFILL_POOLS, NAMESPACE)).items,
+                *(await api.list(DECODE_POOLS, NAMESPACE)).items,
+            ]
+            if wanted <= {one["metadata"]["name"] for one in pools if is_ready(one)}:
+                return
+            await asyncio.sleep(0.5)
+
+
+def is_ready(one: dict[str, Any]) -> bool:
+    status = one.get("status", {})
+    return status.get("observedGeneration") == one["metadata"]["generation"] and any(
+        found["type"] == "Ready" and found["status"] == "True" for found in status["conditions"]
+    )
+
+
+async def quiet(operator: Operator) -> None:
+    """Until the operator has called nothing for three seconds."""
+    before = -1
+    while (now := operator.calls().total()) != before:
+        before = now
+        await asyncio.sleep(3)
+
+
+MODEL: dict[str, Any] = {
+    "model": {"name": "tiny", "source": {"tiny": {}}},
+    "engine": {"type": "torch"},
+}
+
+
+def pool(kind: str, name: str, spec: dict[str, Any], replicas: int) -> dict[str, Any]:
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {**spec, "replicas": replicas},
+    }
+
+
+def node(name: str) -> dict[str, Any]:
+    size = {"cpu": "1000", "memory": "10Ti", "pods": "1000"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "status": {"allocatable": size, "capacity": size},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
-from yaml import YAMLError  # type: ignore[import-untyped]  # what load_kube_config raises
+from yaml import YAMLError
 
 from .errors import Conflict, Invalid, NotConfigured
 from .resources import Object, Resource
@@ -146,7 +146,9 @@ class Api:
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page)}
         while True:
             found = await self._call("list", resource.path(namespace), query=query)
-            items += found.get("items") or ()
+            kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+            # Said once for the whole list; an object by itself says it as well.
+            items += ({**kind, **item} for item in found.get("items") or ())
             meta = found["metadata"]
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:
                 return Listed(items, meta["resourceVersion"])

@@ -93,19 +93,24 @@ class Acting:
         what ended kopf or a worker.
         """
         end_kopf, kopf_ready = asyncio.Event(), asyncio.Event()
-        async with contextlib.AsyncExitStack() as stack:
-            tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
-            helpers = [
-                asyncio.create_task(self._resync()),
-                asyncio.create_task(watch_transports(self._known, self.changed)),
-                asyncio.create_task(_after(kopf_ready, catch_signals)),
-            ]
-            stack.push_async_callback(_cancel, [*tasks, *helpers])
-            watching = asyncio.create_task(self._watch(end_kopf, kopf_ready))
-            stack.push_async_callback(_end_kopf, watching, end_kopf)
-            await _first(asyncio.create_task(stop.wait()), watching, *tasks, *helpers[:2])
+        workers = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+        helpers = [
+            asyncio.create_task(self._resync()),
+            asyncio.create_task(watch_transports(self._known, self.changed)),
+        ]
+        signals = asyncio.create_task(_after(kopf_ready, catch_signals))
+        stopping = asyncio.create_task(stop.wait())
+        watching = asyncio.create_task(self._watch(end_kopf, kopf_ready))
+        try:
+            await _first(stopping, watching, *workers, *helpers)
             self._queue.close()
-            await asyncio.wait(tasks, timeout=END)
+            self._complete.set()
+            await asyncio.wait(workers, timeout=END)
+        finally:
+            await _cancel([*workers, *helpers, signals, stopping])
+            end_kopf.set()
+            await asyncio.wait([watching], timeout=END)
+            await _cancel([watching])
 
     async def _watch(self, end: asyncio.Event, ready: asyncio.Event) -> None:
         await kopf.operator(
@@ -181,14 +186,7 @@ async def _after(event: asyncio.Event, call: Callable[[], None]) -> None:
     call()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-
-
-async def _end_kopf(watching: asyncio.Task[None], end: asyncio.Event) -> None:
-    end.set()
-    done, _ = await asyncio.wait([watching], timeout=END)
-    if not done:
-        await _cancel([watching])

@@ -1,6 +1,8 @@
-"""An HTTP proxy before the API server that ends its client's process after the nth write: the write
-has happened, its answer never arrives."""
+"""An HTTP proxy before the API server. It ends its client's process after the nth write: the write
+has happened, its answer never arrives. And it can forget where watches were."""
 
+import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +27,22 @@ class Proxy:
         """Requests that may have changed something, since `kill_after`."""
         self._last: int | None = None
         self._kill: Callable[[], None] = lambda: None
+        self._watches: set[asyncio.Task[None]] = set()
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self._forgetful = False
+        self._told: set[str] = set()
+
+    def cut_watches(self) -> None:
+        """End every watch, and let none begin, until `forget`."""
+        self._connected.clear()
+        for watch in self._watches:
+            watch.cancel()
+
+    def forget(self) -> None:
+        """Let watches begin again, and answer the first of each that its version is too old."""
+        self._forgetful = True
+        self._connected.set()
 
     def kill_after(self, writes: int | None, kill: Callable[[], None]) -> None:
         """Call `kill` once so many writes have happened; None: never."""
@@ -32,6 +50,8 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
+        if "watch" in request.query:
+            return await self._watch(request, headers)
         body = await request.read()
         is_write = request.method not in _READS
         if is_write and self._last is not None and self.writes >= self._last:
@@ -39,24 +59,41 @@ class Proxy:
         async with self._session.request(
             request.method, self._url + request.raw_path, headers=headers, data=body or None
         ) as answer:
-            if is_write:
-                data = await answer.read()
-                self.writes += 1
-                if self.writes == self._last:
-                    self._kill()
-                return web.Response(
-                    status=answer.status, body=data, content_type=answer.content_type
-                )
-            return await self._stream(request, answer)
+            data = await answer.read()
+        if is_write:
+            self.writes += 1
+            if self.writes == self._last:
+                self._kill()
+        return web.Response(status=answer.status, body=data, content_type=answer.content_type)
 
-    @staticmethod
-    async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status)
-        response.content_type = answer.content_type
+    async def _watch(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        await self._connected.wait()
+        response = web.StreamResponse()
+        response.content_type = "application/json"
         await response.prepare(request)
-        async for chunk in answer.content.iter_any():
-            await response.write(chunk)
+        if self._forgetful and request.path not in self._told:
+            self._told.add(request.path)
+            await response.write(_EXPIRED)
+            return response
+
+        async def copy() -> None:
+            url = self._url + request.raw_path
+            async with self._session.get(url, headers=headers) as answer:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+
+        watch = asyncio.create_task(copy())
+        self._watches.add(watch)
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        self._watches.discard(watch)
         return response
+
+
+_EXPIRED = (
+    b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},'
+    b'"status":"Failure","message":"too old resource version","reason":"Expired","code":410}}\n'
+)
 
 
 @asynccontextmanager

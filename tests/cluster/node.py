@@ -111,7 +111,7 @@ class Node:
 
     def _start(self) -> None:
         shutil.rmtree(self.logs, ignore_errors=True)
-        for name in ("log", "pid", "containerd", "kubelet", "pod-logs", "cni"):
+        for name in ("log", "pid", "containerd", "kubelet", "cni"):
             (self.state / name).mkdir(parents=True)
         issued = self._issue()
         host.remember(self.state / "host.json")

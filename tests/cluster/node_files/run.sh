@@ -6,13 +6,19 @@ set -eu
 mount --make-rshared /
 # What the host's own containerd and netns keep in /run is not for the node to see.
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir -p /run/containerd /run/lock /run/cni-ipam /var/log/pods
+mkdir -p /run/containerd /run/lock /run/cni-ipam /run/state
+mount --bind "$STATE" /run/state
+# Written here, it does not reach the host: programs make folders in places of their own choice.
+for top in var opt; do
+  mkdir -p "/run/state/over/$top" "/run/state/work/$top"
+  mount -t overlay -o "lowerdir=/$top,upperdir=/run/state/over/$top,workdir=/run/state/work/$top" node "/$top"
+done
+# On a disk of its own nature: containerd mounts overlays, which cannot lie on one.
 for part in containerd kubelet; do
   mkdir -p "/var/lib/$part"
-  mount --bind "$STATE/$part" "/var/lib/$part"
+  mount --bind "/run/state/$part" "/var/lib/$part"
 done
 mount --make-rshared /var/lib/kubelet
-mount --bind "$STATE/pod-logs" /var/log/pods
 hostname "$NODE"
 sysctl -qw net.ipv4.ip_forward=1
 sysctl -qw net.bridge.bridge-nf-call-iptables=1 2>/dev/null || true

@@ -1,0 +1,220 @@
+"""Everything on a whole Kubernetes: install, serve, change, upgrade, uninstall.
+
+One installation serves all tests of this module; each leaves it as it found it, but for the last,
+which removes it.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_contract.paths import RoutingPath
+from tests.cluster.node import Node
+
+from .client import Stream, chat
+
+pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+CHART = str(ROOT / "charts/tandem")
+QUICKSTART = str(ROOT / "examples/quickstart.yaml")
+RELEASE, SYSTEM, TEAM = "tandem", "tandem-system", "team-a"
+_SECONDS = 180
+
+
+class Site:
+    """The release and the pools, as their administrator sees them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def kubectl(self, *arguments: str, namespace: str = TEAM) -> str:
+        return self.node.kubectl(*arguments, f"--namespace={namespace}")
+
+    def helm(self, *arguments: str) -> str:
+        return self.node.helm(*arguments, f"--namespace={SYSTEM}")
+
+    def get(self, *arguments: str, namespace: str = TEAM) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "--output=json", namespace=namespace))
+
+    def install(self) -> None:
+        for name in (SYSTEM, TEAM):
+            self.node.kubectl("create", "namespace", name)
+            enforced = "pod-security.kubernetes.io/enforce=restricted"
+            self.node.kubectl("label", "namespace", name, enforced)
+        self.helm("install", RELEASE, CHART, "--wait", f"--timeout={_SECONDS}s")
+
+    def clear(self) -> None:
+        """Leave nothing, whatever there was."""
+        if "tandem.dev" in self.node.kubectl("api-versions"):
+            pools = ("delete", "decodepools,prefillpools", "--all", "--all-namespaces")
+            self.node.kubectl(*pools)
+        self.helm("uninstall", RELEASE, "--ignore-not-found")
+        self.node.kubectl("delete", "namespace", TEAM, SYSTEM, "--ignore-not-found")
+        self.node.kubectl("delete", "--ignore-not-found", f"--filename={ROOT / 'crds'}")
+
+    def ready(self) -> None:
+        self.kubectl(
+            *("wait", "--for=condition=Ready", f"--timeout={_SECONDS}s"),
+            *("prefillpool/quickstart-prefill", "decodepool/quickstart"),
+        )
+
+    def pods(self, selector: str) -> dict[str, str]:
+        """Names of those that stay → uid."""
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in self.get("pods", f"--selector={selector}")["items"]
+            if "deletionTimestamp" not in pod["metadata"]
+        }
+
+    @property
+    def engines(self) -> dict[str, str]:
+        return self.pods(labels.POOL)
+
+    @property
+    def address(self) -> str:
+        """Of Envoy's Service, from this machine."""
+        service = self.get("service", "quickstart")["spec"]
+        return f"{service['clusterIP']}:{service['ports'][0]['port']}"
+
+    def prefill_address(self) -> str:
+        (pod,) = self.get("pods", f"--selector={labels.ROLE}=prefill")["items"]
+        return f"{pod['status']['podIP']}:8000"
+
+    def streams(self, count: int, tokens: int) -> list[Stream]:
+        """Long answers under way, on every decode pod."""
+        address = self.address
+        streams = [Stream(address, prompt(), tokens).start() for _ in range(count)]
+        assert all(stream.begun.wait(_SECONDS) for stream in streams)
+        return streams
+
+
+def prompt(words: int = 600) -> str:
+    """Another one each time, long enough to be worth handing over."""
+    return " ".join(uuid.uuid4().hex[:6] for _ in range(words // 6))
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {_SECONDS} s for: {what}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def site(node: Node) -> Iterator[Site]:
+    """The chart installed and the quickstart's pools ready, under restricted pod security."""
+    made = Site(node)
+    try:
+        made.install()
+        made.kubectl("apply", f"--filename={QUICKSTART}")
+        made.ready()
+        yield made
+    finally:
+        made.clear()
+
+
+def test_hands_off_and_answers_as_one_engine_does(site: Site) -> None:
+    asked = prompt()
+    answer = chat(site.address, asked)
+    assert answer.status == 200, answer.text
+    assert answer.path == RoutingPath.PREFILL_THEN_DECODE
+    assert answer.text == chat(site.prefill_address(), asked).text
+
+
+def test_pools_tell_where_to_ask(site: Site) -> None:
+    pool = site.get("decodepool", "quickstart")
+    assert pool["status"]["endpoint"] == f"http://quickstart.{TEAM}.svc:8080"
+    wide = site.kubectl("get", "prefillpools,decodepools", "--output=wide")
+    assert "tiny-llama" in wide
+
+
+def test_scaling_down_ends_no_stream(site: Site) -> None:
+    streams = site.streams(4, tokens=1200)
+    site.kubectl("scale", "decodepool/quickstart", "--replicas=1")
+    until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 1, "one decode pod")
+    assert not any(stream.whole for stream in streams), "the answers are too short"
+    assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
+    site.kubectl("scale", "decodepool/quickstart", "--replicas=2")
+    site.ready()
+
+
+def test_answers_while_the_picker_is_away(site: Site) -> None:
+    pickers = f"{labels.ENDPOINT}=quickstart,{labels.COMPONENT}=epp"
+    before = set(site.pods(pickers).values())
+    site.kubectl("delete", "pod", f"--selector={pickers}", "--wait=false", "--grace-period=1")
+
+    def answered_until_back() -> bool:
+        answer = chat(site.address, prompt(60))
+        assert answer.status == 200, answer.text
+        found = site.get("pods", f"--selector={pickers}")["items"]
+        gone = not {pod["metadata"]["uid"] for pod in found} & before
+        return gone and bool(found) and all(_is_ready(pod) for pod in found)
+
+    until(answered_until_back, "another picker")
+
+
+def test_drains_while_the_operator_is_away(site: Site) -> None:
+    site.kubectl("scale", "deployment/tandem", "--replicas=0", namespace=SYSTEM)
+    site.kubectl("wait", "--for=delete", "pod", "--selector=app.kubernetes.io/component=operator",
+                 f"--timeout={_SECONDS}s", namespace=SYSTEM)  # fmt: skip
+    streams = site.streams(4, tokens=1200)
+    leaving = streams[0].decode
+    assert leaving is not None
+    site.kubectl("delete", "pod", leaving, "--wait=false")
+    assert not streams[0].whole, "the answers are too short"
+    assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
+    site.kubectl("wait", "--for=delete", f"pod/{leaving}", f"--timeout={_SECONDS}s")
+    site.kubectl("scale", "deployment/tandem", "--replicas=1", namespace=SYSTEM)
+    until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 2, "the pod's replacement")
+    site.ready()
+
+
+def test_helm_test(site: Site) -> None:
+    assert "Phase:          Succeeded" in site.helm("test", RELEASE)
+
+
+def test_upgrade_restarts_no_engine(site: Site) -> None:
+    before = site.engines
+    site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=2", "--wait")
+    site.ready()
+    assert site.engines == before
+    (lease,) = site.get("lease", namespace=SYSTEM)["items"]
+    operators = site.get("pods", namespace=SYSTEM)["items"]
+    assert len(operators) == 2
+    assert all(_is_ready(pod) for pod in operators)
+    assert lease["spec"]["holderIdentity"]
+
+
+def test_leaves_nothing_but_the_crds(site: Site) -> None:
+    site.kubectl("delete", "decodepools,prefillpools", "--all")
+    ours = f"{labels.MANAGED_BY}=tandem-operator"
+    until(lambda: not _everything(site.node, ours), "the pools' children to be collected")
+    site.helm("uninstall", RELEASE, "--wait")
+    until(
+        lambda: not _everything(site.node, f"{labels.INSTANCE}={RELEASE}"), "the release to be gone"
+    )
+    left = {
+        crd["metadata"]["name"]
+        for crd in json.loads(site.node.kubectl("get", "crd", "--output=json"))["items"]
+    }
+    assert left == {"prefillpools.tandem.dev", "decodepools.tandem.dev"}
+
+
+def _is_ready(pod: Any) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _everything(node: Node, selector: str) -> list[str]:
+    """Names of all objects with the label, of any kind, anywhere."""
+    kinds = node.kubectl("api-resources", "--verbs=list", "--output=name").split()
+    listed = ",".join(sorted(set(kinds) - {"componentstatuses"}))
+    asked = ("get", listed, "--all-namespaces", f"--selector={selector}", "--output=name")
+    return node.kubectl(*asked, "--ignore-not-found").split()

@@ -15,7 +15,7 @@ _GONE_SECONDS = 20
 
 
 def start(
-    record: Path, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None
+    record: Path, command: Sequence[object], *, log: Path, env: Mapping[str, str] | None = None
 ) -> int:
     """Run `command` in a session of its own and write who it is to `record`; its id."""
     with log.open("ab") as output:

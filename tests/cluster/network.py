@@ -5,12 +5,14 @@ them goes anywhere else; pods have none to the world outside.
 """
 
 import subprocess
+from pathlib import Path
 
 NAMESPACE = "tandem-node"
 HOST_IP = "172.30.255.1"
 NODE_IP = "172.30.255.2"
 POD_RANGE = "10.244.0.0/24"
 _HOST_INTERFACE = "tandem-node"
+_NAMESPACES = Path("/run/netns")
 
 
 def create(service_range: str) -> None:
@@ -31,6 +33,9 @@ def remove() -> None:
     """Remove what is there of it. The routes go with the interface."""
     for command in (("link", "del", _HOST_INTERFACE), ("netns", "del", NAMESPACE)):
         subprocess.run(["ip", *command], check=False, capture_output=True)
+    # The first namespace of a machine makes this a mount of itself, which nothing undoes.
+    if _NAMESPACES.is_dir() and not any(_NAMESPACES.iterdir()):
+        subprocess.run(["umount", _NAMESPACES], check=False, capture_output=True)
 
 
 def _ip(*arguments: str) -> None:

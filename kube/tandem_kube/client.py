@@ -30,6 +30,7 @@ CALL_TIMEOUT: Final = 30.0
 a longer one would hold a worker for a server that is gone."""
 PAGE: Final = 500
 """Objects per page of a list: a page of engine pods is about 5 MB."""
+_TYPE: Final = ("apiVersion", "kind")
 _WRONG_UID: Final = "metadata.uid: Invalid value"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
@@ -146,8 +147,8 @@ class Api:
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page)}
         while True:
             found = await self._call("list", resource.path(namespace), query=query)
-            kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
             # Said once for the whole list; an object by itself says it as well.
+            kind = {key: found[key].removesuffix("List") for key in _TYPE if key in found}
             items += ({**kind, **item} for item in found.get("items") or ())
             meta = found["metadata"]
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,11 @@ async def set_status(api: Api, namespace: str, name: str, status: Object) -> Non
         return
 
 
-READY: Object = {
-    "phase": "Running",
-    "podIP": "10.0.0.1",
-    "conditions": [{"type": "Ready", "status": "True"}],
-}
+def ready_status() -> Object:
+    """Of a pod that is ready from now on."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    return {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
 
 
 @asynccontextmanager
@@ -167,7 +168,7 @@ async def kubelet(api: Api, namespace: str) -> AsyncIterator[None]:
         while True:
             for pod in (await api.list(PODS, namespace)).items:
                 if "deletionTimestamp" not in pod["metadata"] and "podIP" not in pod["status"]:
-                    await set_status(api, namespace, pod["metadata"]["name"], READY)
+                    await set_status(api, namespace, pod["metadata"]["name"], ready_status())
             await asyncio.sleep(0.1)
 
     task = asyncio.create_task(run())

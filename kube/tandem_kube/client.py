@@ -148,7 +148,7 @@ class Api:
         while True:
             found = await self._call("list", resource.path(namespace), query=query)
             # Said once for the whole list; an object by itself says it as well.
-            kind = {key: found[key].removesuffix("List") for key in _TYPE if key in found}
+            kind: Object = {key: found[key].removesuffix("List") for key in _TYPE if key in found}
             items += ({**kind, **item} for item in found.get("items") or ())
             meta = found["metadata"]
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:

@@ -11,7 +11,7 @@ ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit e2e lint format types bench images \
+.PHONY: help setup demo test unit e2e lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -77,10 +77,15 @@ lint: setup ## ruff and the import contracts
 
 types: setup ## mypy --strict
 	$(BIN)/mypy
+	MYPYPATH=. $(BIN)/mypy -p tests.cluster -p images
 
 format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+generate: setup ## write anew what is made from the CRDs: the reference pages and the chart's copies
+	$(BIN)/python -m tandem_operator.reference
+	$(BIN)/python charts/generate.py
 
 bench: setup ## every script in benchmarks/, and one table of their figures
 	$(BIN)/python -m benchmarks $(ARGS)

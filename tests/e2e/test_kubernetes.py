@@ -200,6 +200,8 @@ def test_leaves_nothing_but_the_crds(site: Site) -> None:
     until(
         lambda: not _everything(site.node, f"{labels.INSTANCE}={RELEASE}"), "the release to be gone"
     )
+    found = site.get("leases,secrets,roles,rolebindings,serviceaccounts", namespace=SYSTEM)["items"]
+    assert [each["metadata"]["name"] for each in found] == ["default"]
     left = {
         crd["metadata"]["name"]
         for crd in json.loads(site.node.kubectl("get", "crd", "--output=json"))["items"]

@@ -20,8 +20,8 @@ class Metrics:
         self.registry.register(_FleetCollector(fleet))
         self.decisions = Counter(
             "tandem_epp_decisions_total",
-            "Requests by the path decided and why; path refused for those answered here. A reason "
-            "is one of a fixed few.",
+            "Requests by the path decided and why; path refused for those refused here, answered "
+            "for lists of models. A reason is one of a fixed few.",
             ("path", "reason"),
             registry=self.registry,
         )

@@ -17,30 +17,40 @@ from typing import Final
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.timing import parse_timing
 
+from .catalogue import asks_for_models, list_of_models
 from .decide import Situation, SplitImpossible, Verdict, decide, splits
 from .messages import HttpRequest, Immediate, Mutation
 from .metrics import Metrics
 from .pods import Fleet, Pod, may_hand_over, may_prefill
-from .request import BadRequest, InferenceRequest, Kind, model_named, parse_request
+from .request import (
+    BadRequest,
+    InferenceRequest,
+    is_bare,
+    is_json,
+    kind_of,
+    model_named,
+    parse_request,
+)
 from .scheduling.config import Scheduling
 from .scheduling.profile import Context
 from .stream import Refused
 
 PREFILL_CANDIDATES: Final = 3
 """The choice and two retries, as many as the sidecar makes by default."""
-PLAN_SECONDS: Final = 60.0
-"""How long a plan may be under way: Envoy's queue and the clocks' difference, not the request."""
+PLAN_SECONDS: Final = 120.0
+"""How long a plan may be under way: a minute in Envoy's queue, and another by which the clocks of
+two nodes may differ. Not the request."""
 
-_KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
 _UNAVAILABLE: Final = frozenset({502, 503})
 """What Envoy answers for a pod it cannot reach, and a sidecar whose engine is gone or that drains.
 A dead pod answers fastest of all: left among the choices, it would draw every request."""
 _MODELS_SHOWN: Final = 8
 """Names listed to a client that asked for one there is not: an answer is no catalogue."""
+_NO_BACKEND: Final = "no backend can take the request: try again"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
@@ -125,21 +135,32 @@ class EndpointPicker:
     def needs_body(self, request: HttpRequest) -> bool:
         """Prompts in JSON are read, and where backends serve different models, any JSON for its
         model; any other request is placed on its head alone."""
-        return _kind(request) is not None or (self._fleet.mixed and _is_json(request))
+        return kind_of(request) is not None or (self._fleet.mixed and is_json(request))
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
         """Pick pods for `request` and count it there. Raises Refused."""
         with self._metrics.decision_seconds.time():
+            if self._fleet.mixed and asks_for_models(request):
+                self._answer_models(request, now)
             try:
-                kind = _kind(request)
+                kind = kind_of(request)
                 context = Context(parse_request(kind, body) if kind is not None else None)
                 model = context.request.model if context.request else model_named(body)
                 pick = self._pick(context, model, request.subset)
+                if pick.decode[0].backend.role is Role.PREFILL and not is_bare(request, body):
+                    raise self._refused(503, "no_backend", _NO_BACKEND)
             except BadRequest as err:
                 raise self._refused(400, "bad_request", str(err)) from err
             except SplitImpossible as err:
                 raise self._refused(503, "no_prefill_backend", f"{err}: try again") from err
             return self._placed(request, context, pick, now)
+
+    def _answer_models(self, request: HttpRequest, now: float) -> None:
+        """Raises Refused with the list of models, unless a backend has to be asked for it."""
+        answer = list_of_models(_allowed(self._fleet.ready(None), request.subset), now)
+        if answer is not None:
+            self._metrics.decisions.labels("answered", "models").inc()
+            raise Refused(answer)
 
     def too_large(self, limit: int) -> Immediate:
         """The answer to a body of more than `limit` bytes."""
@@ -181,6 +202,8 @@ class EndpointPicker:
         prefill: Sequence[Pod] = ()
         if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
             prefill = scheduling.prefill.run(partners, context, PREFILL_CANDIDATES, self._random)
+            # Whoever stands in for the decode pod is handed the same KV.
+            decode = [pod for pod in decode if all(may_hand_over(p, pod) for p in prefill)]
         return Pick(verdict, decode, prefill, situation.cached_tokens)
 
     def _situation(self, context: Context, decode: Pod, partners: Sequence[Pod]) -> Situation:
@@ -206,7 +229,7 @@ class EndpointPicker:
         """No backend may decode: any engine can still serve a request alone (seed 000)."""
         serving = self.routing.serving
         if not ready or (serving.enabled and not serving.fallback_to_unified):
-            raise self._refused(503, "no_backend", "no backend can take the request: try again")
+            raise self._refused(503, "no_backend", _NO_BACKEND)
         verdict = Verdict(RoutingPath.FALLBACK, "no_decode_backend")
         return Pick(verdict, [min(ready, key=lambda pod: pod.load)])
 
@@ -258,17 +281,6 @@ class EndpointPicker:
         if status == 503:
             headers.append(("retry-after", "1"))
         return Refused(Immediate(status, error_body(status, message, param=param), tuple(headers)))
-
-
-def _kind(request: HttpRequest) -> Kind | None:
-    """The kind of prompt the body holds; None for what passes through unread."""
-    kind = _KINDS.get(request.path.partition("?")[0])
-    return kind if kind is not None and _is_json(request) else None
-
-
-def _is_json(request: HttpRequest) -> bool:
-    media = request.headers.get("content-type", "application/json").partition(";")[0]
-    return request.method == "POST" and media.strip().lower().endswith(("/json", "+json"))
 
 
 def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:

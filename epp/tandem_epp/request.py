@@ -7,14 +7,17 @@ here: the engine's own message is better.
 Errors: `BadRequest`, for the client: what is wrong and where in the body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from tandem_contract.kvparams import CLIENT_FORBIDDEN
 from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
+
+from .messages import HttpRequest
 
 
 class BadRequest(ValueError):
@@ -92,9 +95,36 @@ def model_named(body: bytes) -> str | None:
         return None
 
 
+def kind_of(request: HttpRequest) -> Kind | None:
+    """The kind of prompt the body holds; None for what passes through unread."""
+    kind = _KINDS.get(request.path.partition("?")[0])
+    return kind if kind is not None and is_json(request) else None
+
+
+def is_json(request: HttpRequest) -> bool:
+    """Whether `request` carries JSON."""
+    media = request.headers.get("content-type", "application/json").partition(";")[0]
+    return request.method == "POST" and media.strip().lower().endswith(("/json", "+json"))
+
+
+def is_bare(request: HttpRequest, body: bytes) -> bool:
+    """Whether an engine may have `request` as it is, with no sidecar to take out what clients may
+    not say. Of what is not read nobody knows."""
+    if kind_of(request) is None:
+        return request.method in ("GET", "HEAD")
+    try:
+        return _SIDECARS.isdisjoint(_members.decode(body))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+_KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
 _any_decoder: Final = msgspec.json.Decoder(_AnyBody)
 _decoder: Final = msgspec.json.Decoder(_Body)
 _ids: Final = msgspec.json.Decoder(list[int])
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SIDECARS: Final = CLIENT_FORBIDDEN | {"vllm_xargs"}
+"""vLLM keeps the members of vllm_xargs beside kv_transfer_params."""
 _lists: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 _NEUTRAL: Final = {

@@ -23,6 +23,7 @@ from tandem_epp.stream import Refused
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400
 NOW = 1000.0
+ROLES = ("decode", "prefill")
 
 
 class World:
@@ -154,6 +155,25 @@ def test_without_a_decode_backend_any_engine_serves() -> None:
     assert world.refused(b"{}")[0] == 503
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(r'"kv_transfer_params": {"do_remote_prefill": true}', id="kv"),
+        pytest.param(r'"\u006bv_transfer_params": {}', id="escaped"),
+        pytest.param('"vllm_xargs": {"kv_transfer_params": {}}', id="nested"),
+    ],
+)
+def test_no_engine_without_a_sidecar_is_told_what_clients_may_not_say(said: str) -> None:
+    world = World(d="decode", p="prefill")
+    body = b'{"model": "m", "prompt": "x", %s}' % said.encode()
+    world.down("d")
+    assert world.refused(body)[0] == 503
+    unread = HttpRequest("POST", "/v1/responses", {wire.REQUEST_ID: "r"})
+    with pytest.raises(Refused):
+        world.picker.place(unread, b"", NOW)
+    assert world.picker.place(HttpRequest("GET", "/health", {}), b"", NOW).decode is world["p"]
+
+
 def test_counts_follow_a_request_and_end_at_zero() -> None:
     world = World(d="decode", p="prefill")
     placement, _ = world.place()
@@ -236,6 +256,19 @@ def test_alternates_are_named_when_asked_for() -> None:
         "10.0.0.1:8000,10.0.0.2:8000",
         "10.0.0.2:8000,10.0.0.1:8000",
     )
+
+
+def test_who_stands_in_for_the_decode_pod_can_read_the_same_kv() -> None:
+    text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: 3}}]"
+    world = World(text)
+    pods = [backend(f"{role}-{hash_}", role, hash_) for hash_ in "12" for role in ROLES]
+    world.fleet.apply(pods)
+    placement, plan = world.place()
+    hashes = {pod.backend.compat for pod in (placement.decode, *placement.prefill)}
+    named = {pod.name for pod in world.fleet if pod.address in str(placement.mutation.destination)}
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+    assert named == {placement.decode.name}
+    assert len(hashes) == 1
 
 
 def test_a_scrape_moves_the_next_pick() -> None:
@@ -376,6 +409,37 @@ def test_where_models_differ_any_json_goes_to_its_model() -> None:
         assert placement.decode.name == name
     assert world.refused(b'{"model": "x"}')[0] == 404
     assert world.picker.place(embeddings, b"no JSON", NOW).decode.name in "ab"
+
+
+def test_where_models_differ_the_list_of_them_is_answered_here() -> None:
+    world = World()
+    pods = [backend("a", "decode", None, "m"), backend("b", "decode", None, "n", "k")]
+    ask = HttpRequest("GET", "/v1/models?x=1", {})
+    world.fleet.apply(pods)
+    with pytest.raises(Refused) as refusal:
+        world.picker.place(ask, b"", NOW)
+    answer = refusal.value.immediate
+    said = json.loads(answer.body)
+    assert (answer.status, said["object"]) == (200, "list")
+    assert [model["id"] for model in said["data"]] == ["k", "m", "n"]
+    assert said["data"][0]["object"] == "model"
+    assert world.decisions("answered", "models") == 1
+    world.down("a")
+    with pytest.raises(Refused) as refusal:
+        world.picker.place(ask, b"", NOW)
+    ids = [model["id"] for model in json.loads(refusal.value.immediate.body)["data"]]
+    assert ids == ["k", "n"], "of those that are ready"
+    world.fleet.apply([pods[1], Member(Backend("any", "http://10.1.1.1:1"))])
+    assert world.picker.place(ask, b"", NOW).decode.name in ("any", "b"), "it alone knows its own"
+    world.fleet.apply(pods[1:])
+    assert world.picker.place(ask, b"", NOW).decode.name == "b", "one pod knows all there are"
+
+
+def test_a_plan_holds_where_clocks_differ_by_a_minute() -> None:
+    world = World(d="decode")
+    placement = world.picker.place(HttpRequest("GET", "/", {wire.REQUEST_ID: "r"}), b"", NOW)
+    header = dict(placement.mutation.set)[wire.PLAN]
+    verify(header, KEYS, request_id="r", now=NOW + 60 + 30)
 
 
 def test_a_refusal_lists_a_few_models() -> None:

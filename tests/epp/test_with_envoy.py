@@ -187,6 +187,20 @@ async def test_an_error_of_envoys_own_has_the_same_shape(stack: Stack) -> None:
     assert error["message"]
 
 
+async def test_no_header_of_a_client_has_a_request_sent_again(stack: Stack) -> None:
+    asked = {
+        "x-envoy-retry-on": "5xx,reset,gateway-error,retriable-4xx",
+        "x-envoy-max-retries": "5",
+        "x-envoy-hedge-on-per-try-timeout": "true",
+        "x-envoy-original-dst-host": f"127.0.0.1:{stack.prefill.port}",
+    }
+    async with stack.session.get(stack.url + "/die", headers=asked) as response:
+        assert response.status == 503
+    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    assert "x-envoy-retry-on" not in request.headers
+    assert not stack.prefill.seen
+
+
 async def test_what_is_not_understood_passes_through(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/v1/models") as response:
         assert response.status == 200

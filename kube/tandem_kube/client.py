@@ -46,7 +46,7 @@ _UNUSABLE: Final = (
 
 @dataclass(frozen=True)
 class Listed:
-    """A whole list, and the version of the collection from which to watch it."""
+    """A list or a page of it, and the version of the collection from which to watch it."""
 
     items: Sequence[Object]
     resource_version: str
@@ -144,15 +144,32 @@ class Api:
         Raises Expired when the pages took so long that the server forgot the first.
         """
         items: list[Object] = []
+        version = ""
+        async for part in self.pages(resource, namespace, labels=labels, fields=fields, page=page):
+            items += part.items
+            version = part.resource_version
+        return Listed(items, version)
+
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        page: int = PAGE,
+    ) -> AsyncIterator[Listed]:
+        """The same page by page, for whoever keeps little of each object; one page at least."""
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page)}
         while True:
             found = await self._call("list", resource.path(namespace), query=query)
             # Said once for the whole list; an object by itself says it as well.
             kind: Object = {key: found[key].removesuffix("List") for key in _TYPE if key in found}
-            items += ({**kind, **item} for item in found.get("items") or ())
             meta = found["metadata"]
+            items = [{**kind, **item} for item in found.get("items") or ()]
+            yield Listed(items, meta["resourceVersion"])
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:
-                return Listed(items, meta["resourceVersion"])
+                return
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> Object:
         """The object as the server made it. Raises AlreadyExists when the name is taken."""

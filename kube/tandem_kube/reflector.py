@@ -95,17 +95,20 @@ class Reflector(Generic[T]):
             await asyncio.sleep(self._pause())
 
     async def _list(self) -> str:
-        found = await self._api.list(self._resource, self._namespace, labels=self._labels)
-        parsed = {_key(body): self._parse(body) for body in found.items}
-        fresh = {key: value for key, value in parsed.items() if value is not None}
+        fresh: dict[Key, T] = {}
+        version = ""
+        async for page in self._api.pages(self._resource, self._namespace, labels=self._labels):
+            parsed = ((_key(body), self._parse(body)) for body in page.items)
+            fresh.update((key, value) for key, value in parsed if value is not None)
+            version = page.resource_version
         moved = [k for k in self._items.keys() | fresh if self._items.get(k) != fresh.get(k)]
         self._items.clear()
         self._items.update(fresh)
-        self._version = found.resource_version
+        self._version = version
         for key in moved:
             self._changed(key)
         self.synced.set()
-        return found.resource_version
+        return version
 
     async def _watch(self, version: str) -> None:
         opened = self._api.watch(

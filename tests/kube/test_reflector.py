@@ -76,6 +76,29 @@ async def test_changes_are_told_once_and_only_when_the_value_differs(tmp_path: P
         assert script.watched == ["5"]
 
 
+async def test_a_list_of_several_pages_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+    halves = listing(5, pod("lost", 1)), listing(6, pod("a", 2), pod("s", 3, skip=""))
+    for half in halves:
+        half["metadata"]["continue"] = "more"
+    script = Script([halves[0], refusal(410), halves[1], listing(6, pod("b", 4))], [[]])
+    async with scripted(script, tmp_path) as api, watching(api) as watched:
+        await until(lambda: watched.reflector.connected)
+        assert watched.known == {"a": {}, "b": {}}
+        assert sorted(watched.told) == ["a", "b"]
+        assert (script.listed, script.watched) == (4, ["6"])
+
+
+async def test_a_page_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
+    first = listing(5, pod("a", 1))
+    first["metadata"]["continue"] = "more"
+    script = Script([first, listing(5, pod("b", 3))], [[]])
+    async with scripted(script, tmp_path) as api:
+        read = []
+        async for page in api.pages(PODS, "n"):
+            read.append(([body["metadata"]["name"] for body in page.items], script.listed))
+    assert read == [(["a"], 1), (["b"], 2)]
+
+
 @pytest.mark.parametrize(
     "first",
     [

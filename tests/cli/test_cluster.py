@@ -18,6 +18,7 @@ from tandem_kube.client import Api, connect
 from tandem_kube.resources import DEPLOYMENTS, PODS, Resource
 
 from ..cluster.control_plane import ControlPlane
+from ..kube.apis import Script, scripted
 
 DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
 ALL_GOOD = {
@@ -184,6 +185,13 @@ def test_neither_a_stack_nor_a_cluster(tmp_path: Path) -> None:
     assert code == 1
     assert err.startswith("error: no stack runs in ")
     assert "set KUBECONFIG" in err
+
+
+async def test_a_cluster_without_the_crds(tmp_path: Path) -> None:
+    async with scripted(Script([], []), tmp_path):
+        found = await asyncio.to_thread(tandem, "-A", kubeconfig=tmp_path / "scripted.kubeconfig")
+    missing = "error: this cluster has no prefillpools.tandem.dev: install Tandem's Helm chart\n"
+    assert found == (1, "", missing)
 
 
 async def fill(api: Api, namespace: str) -> None:

@@ -1,9 +1,13 @@
 import asyncio
 import json
+import os
+import pty
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tandem_contract.paths import Role
 from tandem_local.state import PodState, RunDir, State
@@ -56,3 +60,40 @@ async def test_no_stack(tmp_path: Path) -> None:
     code, out, err = await tandem("status", "--run-dir", str(tmp_path))
     assert (code, out) == (1, "")
     assert err.startswith(f"error: no stack runs in {tmp_path}: start one with tandem up")
+
+
+async def shown(screen: int, text: bytes) -> None:
+    """Read from a terminal until it says `text`."""
+    seen = b""
+    async with asyncio.timeout(30):
+        while text not in seen:
+            seen += await asyncio.to_thread(os.read, screen, 4096)
+
+
+async def test_watch_shows_it_anew_until_interrupted(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    with RunDir(tmp_path) as held:
+        held.write(STATE)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tandem_cli", "status", "--watch", "--run-dir", str(tmp_path)),
+            stdout=terminal,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"},
+        )
+        os.close(terminal)
+        try:
+            await shown(screen, b"decode-0")
+            held.write(replace(STATE, pods=(replace(STATE.pods[0], name="decode-7"),)))
+            await shown(screen, b"decode-7")
+            process.send_signal(signal.SIGINT)
+            await shown(screen, b"\x1b[?1049l")
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+            os.close(screen)
+
+
+async def test_watch_is_for_people(tmp_path: Path) -> None:
+    code, out, err = await tandem("status", "--watch", "-o", "json", "--run-dir", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "-o json and --watch exclude each other" in err

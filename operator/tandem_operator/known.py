@@ -185,7 +185,7 @@ class Known:
             return set()
         uid = body["metadata"]["uid"]
         changed = self.nodes.put(uid, _version(body), (None,), node_state(body))
-        return {key for key in self.keys() if isinstance(key, SetKey)} if changed else set()
+        return self._all_sets() if changed else set()
 
     def uids(self) -> set[str]:
         """Of everything that is known."""
@@ -196,8 +196,8 @@ class Known:
         """An object is deleted."""
         keys = self.pools.drop(uid)
         by_pool = self.pods.drop(uid) | self.revisions.drop(uid) | self.budgets.drop(uid)
-        if self.nodes is not None:
-            self.nodes.drop(uid)
+        if self.nodes is not None and self.nodes.drop(uid):
+            return self._all_sets()
         for key in keys:
             if isinstance(key, PoolKey):
                 self.failures.pop(key, None)
@@ -208,6 +208,9 @@ class Known:
     def _put(self, store: Store[PoolKey, Any], body: Body, value: Any) -> set[WorkKey]:
         key = pool_key_of(body)
         return self._sets(store.put(body["metadata"]["uid"], _version(body), (key,), value))
+
+    def _all_sets(self) -> set[WorkKey]:
+        return {key for key in self.keys() if isinstance(key, SetKey)}
 
     def _sets(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         return {set_key(resource.body) for pool in pools for resource in self.pools.of(pool)}

@@ -112,6 +112,15 @@ def test_bytes_that_moved_are_told_once(known: Known) -> None:
     assert known.transports == {}
 
 
+def test_a_node_that_comes_or_goes_concerns_every_set() -> None:
+    known = Known(nodes=True)
+    known.see_pool(prefill())
+    node = body("Node", "big", 1, spec={}, status={"allocatable": {"cpu": "8"}})
+    assert known.see_node(node) == {SET}
+    assert known.lose("Node-big") == {SET}
+    assert known.observe(SET).nodes == ()
+
+
 def test_pods_are_counted_by_state(known: Known) -> None:
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
     known.see_pod(pod("d-0", "d", "decode", **ready))

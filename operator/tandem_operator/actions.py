@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from .members import Pool
-from .observed import Body, PodName, PoolKey, SetKey
+from .observed import Body, Failure, PodName, PoolKey, SetKey
 from .pools import Reading
 
 
@@ -99,6 +99,8 @@ class PoolPlan:
     """Compat hash of `update`."""
     laggards: tuple[str, ...] = ()
     """`HOLD` for their sake: pools of the set that do not come to the same compat hash, and why."""
+    refused: Failure | None = None
+    """`HOLD` because of it: the API server takes no pod of the pool's spec, in its own words."""
     newer_template: bool = False
     """Whether this operator would render the update revision otherwise than it is pinned."""
     template: Body | None = field(default=None, repr=False)

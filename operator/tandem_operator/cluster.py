@@ -6,6 +6,7 @@ is raised, and the pass is made again later.
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -22,11 +23,12 @@ from tandem_kube.resources import (
     resource_of,
 )
 
-from .actions import Create, SetPlan
+from .actions import Adopt, Create, SetPlan
 from .events import send_event
 from .known import Known, WorkKey
 from .observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
-from .refusals import NOT_ABOUT_THE_OBJECT, failure_of
+from .refusals import NOT_ABOUT_THE_OBJECT, failure_of, lasting_failure_of
+from .revisions import sample
 from .router import ref_of
 from .router_observed import EndpointPlan, ObservedEndpoint, Ref
 from .status import StatusBody, transitions
@@ -54,11 +56,13 @@ class Cluster:
         """The set with its pods as the API server has them now."""
         names = sorted({pool.name for pool in self.known.pool_keys(key)})
         selector = f"{labels.POOL} in ({','.join(names)})"
+        before = self.known.observe(key).pods
         listed = await self._api.list(PODS, key.namespace, labels=selector)
         for body in listed.items:
             self.known.see_pod(body)
         live = {body["metadata"]["uid"] for body in listed.items}
-        for pod in self.known.observe(key).pods:
+        # What a watch brought meanwhile may be younger than the list.
+        for pod in before:
             if pod.uid not in live:
                 self.known.lose(pod.uid)
         return self.known.observe(key)
@@ -66,6 +70,20 @@ class Cluster:
     def observe_endpoint(self, key: EndpointKey) -> ObservedEndpoint:
         """The endpoint as known now, with a fresh secret."""
         return self.known.observe_endpoint(key, os.urandom(_SECRET_BYTES))
+
+    async def refused(self, plan: SetPlan) -> dict[PoolKey, Failure]:
+        """Pools whose new revision would make pods that the API server does not take, by dry runs:
+        a template that can only fail then costs no pod that serves."""
+        found: dict[PoolKey, Failure] = {}
+        for revision in plan.create_revisions:
+            try:
+                await self._api.create(PODS, sample(revision.body), dry_run=True)
+            except NOT_ABOUT_THE_OBJECT:
+                raise
+            except ApiError as err:
+                if (failure := lasting_failure_of(err)) is not None:
+                    found[revision.pool] = failure
+        return found
 
     async def apply(self, plan: SetPlan) -> bool:
         """Do what `plan` says, in its order. False when something was refused, which is then in
@@ -77,6 +95,8 @@ class Cluster:
             except NOT_ABOUT_THE_OBJECT:
                 raise
             except ApiError as err:
+                if type(err) is Conflict:
+                    raise
                 failures.setdefault(pool, failure_of(err))
         for name in plan.delete_budgets:
             await self._remove(POD_DISRUPTION_BUDGETS, plan.key.namespace, name)
@@ -84,6 +104,7 @@ class Cluster:
             await self._remove(CONTROLLER_REVISIONS, plan.key.namespace, name)
         for pool in self.known.pool_keys(plan.key):
             self.known.failures.pop(pool, None)
+        failures |= {key: pool.refused for key, pool in plan.pools.items() if pool.refused}
         self.known.failures.update(failures)
         return not failures
 
@@ -93,8 +114,7 @@ class Cluster:
         """Each write when the one before is over; no pods for a pool that was refused before."""
         namespace = plan.key.namespace
         for adopt in plan.adopt:
-            kind = PODS if adopt.kind == "Pod" else CONTROLLER_REVISIONS
-            yield adopt.pool, self._patch(kind, namespace, adopt.name, adopt.patch, adopt.uid)
+            yield adopt.pool, self._adopt(adopt)
         for revision in plan.create_revisions:
             yield revision.pool, self._create(CONTROLLER_REVISIONS, revision)
         for budget in plan.apply_budgets:
@@ -177,26 +197,48 @@ class Cluster:
         made = await self._api.apply(POD_DISRUPTION_BUDGETS, body, manager=MANAGER)
         self.known.see_budget(made)
 
+    async def _adopt(self, adopt: Adopt) -> None:
+        """Unless the pool is gone: whoever deletes one with `--cascade=orphan` keeps its pods, and
+        garbage collection would take those of an owner that is not there."""
+        namespace, name = adopt.pool.namespace, f"metadata.name={adopt.pool.name}"
+        listed = await self._api.list(POOLS[adopt.pool.kind], namespace, fields=name)
+        there = [p["metadata"] for p in listed.items if "deletionTimestamp" not in p["metadata"]]
+        if adopt.owner["uid"] in [metadata["uid"] for metadata in there]:
+            kind = PODS if adopt.kind == "Pod" else CONTROLLER_REVISIONS
+            await self._patch(kind, namespace, adopt.name, adopt.patch, adopt.uid)
+
     async def _patch(
         self, resource: Resource, namespace: str, name: str, patch: Body, uid: str
     ) -> None:
         try:
             made = await self._api.patch(resource, name, dict(patch), namespace)
-        except (NotFound, Conflict):
-            self.known.lose(uid)
+        except (NotFound, Conflict) as err:
+            await self._met(resource, namespace, name, uid, err)
             return
         self._see(resource)(made)
 
     async def _delete_pod(self, namespace: str, name: str, uid: str) -> None:
         try:
             left = await self._api.delete(PODS, name, namespace, uid=uid)
-        except (NotFound, Conflict):
-            self.known.lose(uid)
+        except (NotFound, Conflict) as err:
+            await self._met(PODS, namespace, name, uid, err)
             return
         if left.get("kind") == "Pod" and "deletionTimestamp" in left["metadata"]:
             self.known.see_pod(left)
         else:
             self.known.lose(uid)
+
+    async def _met(
+        self, resource: Resource, namespace: str, name: str, uid: str, err: ApiError
+    ) -> None:
+        """What a write found instead of object `uid`: nothing, or another of its name. Raises `err`
+        where it is the very one, which somebody else changed at the same moment."""
+        if isinstance(err, Conflict):
+            with contextlib.suppress(NotFound):
+                found = await self._api.get(resource, name, namespace)
+                if found["metadata"]["uid"] == uid:
+                    raise err
+        self.known.lose(uid)
 
     async def _remove(self, resource: Resource, namespace: str, name: str) -> None:
         try:

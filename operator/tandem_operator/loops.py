@@ -38,8 +38,9 @@ class Loops:
         """
         cluster = self.cluster
         plan = plan_set(cluster.observe(key), self.defaults)
-        if plan.touches_pods:
-            plan = plan_set(await cluster.observe_live(key), self.defaults)
+        refused = await cluster.refused(plan)
+        if plan.touches_pods or refused:
+            plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
         done = await cluster.apply(plan)
         for pool, status in statuses(cluster.observe(key), plan).items():
             await cluster.report(pool, status)

@@ -11,6 +11,7 @@ A pool that cannot be read is frozen: nothing of it is touched, and the others g
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from . import budgets, pod_plan, progress, revisions
 from .actions import Adopt, Create, Delete, Label, Mode, PoolPlan, SetPlan
@@ -18,7 +19,15 @@ from .coherence import Member, gate, laggards
 from .conditions import Reason
 from .crd import PREFILL_POOL
 from .members import Pool
-from .observed import Body, Observed, PodState, PoolResource, RevisionState
+from .observed import (
+    Body,
+    Failure,
+    Observed,
+    PodState,
+    PoolKey,
+    PoolResource,
+    RevisionState,
+)
 from .pools import Reading, read_set
 from .reading import attempt_pods
 from .replacement import due, rests
@@ -38,6 +47,7 @@ class _Seen:
     counting: tuple[PodState, ...]
     pinned: tuple[RevisionState, ...]
     current: RevisionState | None
+    refused: Failure | None
 
     @property
     def name(self) -> str:
@@ -51,7 +61,8 @@ class _Seen:
     @property
     def follows(self) -> Pool | None:
         """The pool as its spec has it, when pods may follow it."""
-        return None if self.reading.held or self.reading.paused else self.reading.pool
+        kept = self.reading.held or self.reading.paused or self.refused
+        return None if kept else self.reading.pool
 
     @property
     def limits(self) -> Limits:
@@ -59,9 +70,16 @@ class _Seen:
         return limits(rollout, self.reading.replicas or 0)
 
 
-def plan_set(observed: Observed, defaults: Defaults = DEFAULTS) -> SetPlan:
-    """What brings the set one step nearer to its spec; empty (`writes == 0`) once it is there."""
-    seen = _see(observed, defaults)
+def plan_set(
+    observed: Observed,
+    defaults: Defaults = DEFAULTS,
+    refused: Mapping[PoolKey, Failure] = MappingProxyType({}),
+) -> SetPlan:
+    """What brings the set one step nearer to its spec; empty (`writes == 0`) once it is there.
+
+    `refused`: pools of whose new revision the API server takes no pod; they keep what they have.
+    """
+    seen = _see(observed, defaults, refused)
     targets = revisions.targets(
         {one.name: one.follows for one in seen if one.follows},
         {one.name: one.pinned for one in seen},
@@ -76,25 +94,29 @@ def plan_set(observed: Observed, defaults: Defaults = DEFAULTS) -> SetPlan:
     return _together(observed, steps)
 
 
-def _see(observed: Observed, defaults: Defaults) -> list[_Seen]:
+def _see(observed: Observed, defaults: Defaults, refused: Mapping[PoolKey, Failure]) -> list[_Seen]:
     prefill = observed.prefill if observed.prefill and not observed.prefill.deleting else None
     decodes = [one for one in observed.decodes if not one.deleting]
     reading = read_set(prefill.body if prefill else None, [one.body for one in decodes], defaults)
-    found = [_seen(observed, one, reading.decodes[one.key.name], defaults) for one in decodes]
+    read = [(one, reading.decodes[one.key.name]) for one in decodes]
     if prefill and reading.prefill:
-        found.insert(0, _seen(observed, prefill, reading.prefill, defaults))
-    return found
+        read.insert(0, (prefill, reading.prefill))
+    return [_seen(observed, *one, defaults, refused.get(one[0].key)) for one in read]
 
 
 def _seen(
-    observed: Observed, resource: PoolResource, reading: Reading, defaults: Defaults
+    observed: Observed,
+    resource: PoolResource,
+    reading: Reading,
+    defaults: Defaults,
+    refused: Failure | None,
 ) -> _Seen:
     reading = attempt_pods(reading, lambda pool: revisions.rendered(pool, pool.revision, defaults))
     pods = pod_plan.own_pods(observed, resource)
     pinned = tuple(revisions.owned(observed, resource))
     return _Seen(
         resource, reading, pods, pod_plan.counting(pods, observed.now), pinned,
-        revisions.current_of(resource, pinned, pods),
+        revisions.current_of(resource, pinned, pods), refused,
     )  # fmt: skip
 
 
@@ -104,6 +126,8 @@ def _member(one: _Seen, target: Target | None, now: float) -> Member:
         why = f"does not agree ({one.reading.held.reason})"
     elif one.reading.paused:
         why = "is paused"
+    elif one.refused:
+        why = f"is refused ({one.refused.reason})"
     return Member(
         name=one.name,
         prefill=one.resource.key.kind == PREFILL_POOL,
@@ -123,7 +147,8 @@ def _decide(
     base = PoolPlan(
         key=one.resource.key, reading=one.reading, mode=Mode.HOLD, desired=one.reading.replicas,
         current=current, update=current, compat=one.current.compat if one.current else None,
-        laggards=behind, template=one.current.template if one.current else None,
+        laggards=behind, refused=one.refused,
+        template=one.current.template if one.current else None,
     )  # fmt: skip
     if one.frozen:
         return replace(base, mode=Mode.FREEZE)

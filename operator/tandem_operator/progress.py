@@ -41,7 +41,7 @@ def reason(
     if plan.mode is not Mode.ROLL:
         if plan.laggards:
             return Reason.WAITING_FOR_PEER
-        return Reason.HELD if plan.reading.held else Reason.PAUSED
+        return Reason.HELD if plan.reading.held or plan.refused else Reason.PAUSED
     if complete(plan, counting):
         return Reason.COMPLETE
     if _stopped(resource, plan, counting) or now >= deadline(resource, plan, counting, now):

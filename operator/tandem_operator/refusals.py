@@ -27,6 +27,9 @@ _IN_MESSAGE: Final = (
 )
 """The API server has one reason, Forbidden, for all of these; its words tell them apart."""
 
+_ABOUT_THE_MOMENT: Final = frozenset({"QuotaExceeded", "NamespaceTerminating", "NameTaken"})
+"""Room, a namespace or a name; a rollout may well make room."""
+
 
 def failure_of(err: ApiError) -> Failure:
     """Why the API server does not take the object as it stands."""
@@ -36,3 +39,11 @@ def failure_of(err: ApiError) -> Failure:
     if isinstance(err, AlreadyExists):
         return Failure("NameTaken", f"{err.message}: it is not this pool's; rename or delete it")
     return Failure("Forbidden" if isinstance(err, Forbidden) else "Refused", err.message)
+
+
+def lasting_failure_of(err: ApiError) -> Failure | None:
+    """The same, of a pod tried out; None when it says nothing against pods like it."""
+    failure = failure_of(err)
+    if failure.reason in _ABOUT_THE_MOMENT or "does not support dry run" in err.message:
+        return None
+    return failure

@@ -115,6 +115,18 @@ def body(resource: PoolResource, target: Target, number: int) -> Body:
     }
 
 
+def sample(revision: Body) -> dict[str, Any]:
+    """A pod as the ControllerRevision `revision` pins it."""
+    metadata = revision["metadata"]
+    return manifests.pod(
+        dict(revision["data"]),
+        name=f"{metadata['name']}-0",
+        namespace=metadata["namespace"],
+        owner=metadata["ownerReferences"][0],
+        labels={},
+    )
+
+
 def owner(resource: PoolResource) -> dict[str, Any]:
     """The ownerReference of what a pool controls."""
     return {

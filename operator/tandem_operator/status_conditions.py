@@ -173,7 +173,7 @@ def _progressing(facts: Facts) -> Stated:
     updated = [pod for pod in facts.active if pod.revision == facts.plan.update]
     ready = len([pod for pod in updated if pod.ready])
     pods = f"{ready} of {facts.desired} pods are of revision {facts.plan.update} and ready"
-    held = facts.plan.reading.held
+    held = facts.plan.reading.held or facts.plan.refused
     messages: dict[Reason, str] = {
         Reason.WAITING_FOR_PEER: f"keeps revision {facts.plan.current} until the whole set can"
         f" change: {', '.join(facts.plan.laggards)}",

@@ -157,6 +157,41 @@ async def test_a_refused_admission_stalls_its_own_set_only(
     await until(lambda: count(api, namespace, 1), operator)
 
 
+async def test_a_template_that_is_refused_costs_no_pod_that_serves(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    one_by_one = {"maxSurge": 0, "maxUnavailable": 1}
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=2, rollout=one_by_one))
+
+    async def is_stalled(text: str) -> bool:
+        stalled = condition(await api.get(PREFILL_POOLS, "p", namespace), "Stalled")
+        return stalled.get("status") == "True" and text in stalled["message"]
+
+    async def complete() -> bool:
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        return condition(pool, "Progressing").get("reason") == "Complete"
+
+    async with kubelet(api, namespace):
+        await until(complete, operator)
+        serving = [pod["metadata"]["uid"] for pod in await operating.pods(api, namespace)]
+        template = {"spec": {"priorityClassName": "nobody"}}
+        await api.patch(PREFILL_POOLS, "p", {"spec": {"template": template}}, namespace)
+        await until(lambda: is_stalled("no PriorityClass with name nobody"), operator)
+
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        assert condition(pool, "Ready")["status"] == "True"
+        assert condition(pool, "Progressing")["reason"] == "Held"
+        assert len(await named(api, CONTROLLER_REVISIONS, namespace)) == 1
+        kept = await operating.pods(api, namespace)
+        assert [pod["metadata"]["uid"] for pod in kept] == serving
+
+        await api.delete(PODS, kept[0]["metadata"]["name"], namespace)
+        await until(lambda: replaced(api, namespace, kept[0]), operator)
+
+        await api.patch(PREFILL_POOLS, "p", {"spec": {"template": None}}, namespace)
+        await until(complete, operator)
+
+
 async def count(api: Api, namespace: str, wanted: int) -> bool:
     return len(await operating.pods(api, namespace)) == wanted
 

@@ -2,6 +2,8 @@
 
 from tandem_contract import labels
 from tandem_operator.actions import Mode
+from tandem_operator.observed import Failure, PoolKey
+from tandem_operator.plan import plan_set
 
 from .pool_yaml import DECODE, PREFILL, decode_pool
 from .set_world import UNIFIED, World, named, revisions, settled
@@ -228,3 +230,19 @@ def test_modes() -> None:
     world = settled()
     world.edit("DecodePool", "d", paused=True)
     assert {one.mode for one in world.plan().pools.values()} == {Mode.ROLL, Mode.HOLD}
+
+
+def test_a_pool_whose_pods_are_refused_keeps_its_revision_and_its_number() -> None:
+    world = settled()
+    (held,) = world.of("p")
+    world.edit("PrefillPool", "p", drain={"timeout": "7s"})
+    key = PoolKey("default", "PrefillPool", "p")
+    refused = {key: Failure("Refused", "no")}
+    assert world.plan().create_revisions
+    plan = plan_set(world.observe(), world.defaults, refused)
+    assert (plan.create_revisions, plan.delete_pods) == ((), ())
+    assert plan.pools[key].mode is Mode.HOLD
+    assert plan.pools[key].refused == refused[key]
+    world.gone(held.name)
+    (back,) = plan_set(world.observe(), world.defaults, refused).create_pods
+    assert back.body["metadata"]["labels"][labels.REVISION] == held.revision

@@ -1,7 +1,7 @@
 import pytest
 
 from tandem_kube.errors import error_of
-from tandem_operator.refusals import failure_of
+from tandem_operator.refusals import failure_of, lasting_failure_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,20 @@ def test_the_reason_is_one_word_and_the_message_the_servers(
     failure = failure_of(error_of(status, {"reason": reason, "message": message}))
     assert failure.reason == wanted
     assert message in failure.message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "lasts"),
+    [
+        (422, "Invalid", 'Pod "x" is invalid: spec.containers', True),
+        (403, "Forbidden", "no PriorityClass with name x was found", True),
+        (403, "Forbidden", "exceeded quota: q, used: 1", False),
+        (409, "AlreadyExists", 'pods "p-0" already exists', False),
+        (400, "BadRequest", 'admission webhook "x" does not support dry run', False),
+    ],
+)
+def test_a_pod_tried_out_tells_what_is_wrong_with_all_like_it(
+    status: int, reason: str, message: str, lasts: bool
+) -> None:
+    err = error_of(status, {"reason": reason, "message": message})
+    assert (lasting_failure_of(err) is not None) == lasts

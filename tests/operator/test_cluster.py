@@ -1,0 +1,152 @@
+"""What a pass does when others were there first, against an API server that says so."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.errors import Conflict
+from tandem_operator.actions import Adopt, Delete, Label, SetPlan
+from tandem_operator.cluster import Cluster
+from tandem_operator.known import Known
+from tandem_operator.observed import PodName, PoolKey, SetKey
+
+SET = SetKey("n", "p")
+POOL = PoolKey("n", "PrefillPool", "p")
+NAME = PodName("p-r-0")
+
+
+def pool(uid: str = "pool", **metadata: Any) -> dict[str, Any]:
+    found = {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": "1", **metadata}
+    return {"apiVersion": labels.API_VERSION, "kind": "PrefillPool", "metadata": found, "spec": {}}
+
+
+def pod(uid: str, version: int = 1, name: str = NAME) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "n",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {labels.POOL: "p", labels.ROLE: "prefill"},
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {}, "status": {}}
+
+
+class Server:
+    """Pods and pools to read; every change of a pod is answered with 409, or with the pod."""
+
+    def __init__(self) -> None:
+        self.pods = [pod("a")]
+        self.pools = [pool()]
+        self.conflicts = True
+        self.writes = 0
+        self.on_list = lambda: None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        kind, _, name = request.path.partition("/namespaces/n/")[2].partition("/")
+        found = self.pods if kind == "pods" else self.pools
+        if request.method != "GET":
+            self.writes += 1
+            if self.conflicts:
+                status = {"kind": "Status", "reason": "Conflict", "message": "it was modified"}
+                return web.json_response(status, status=409)
+        if name:
+            return web.json_response(next(one for one in found if one["metadata"]["name"] == name))
+        listed = {"metadata": {"resourceVersion": "9"}, "items": list(found)}
+        self.on_list()
+        return web.json_response(listed)
+
+
+@asynccontextmanager
+async def serving(server: Server, folder: Path) -> AsyncIterator[Api]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    kubeconfig = {
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (folder / "kubeconfig").write_text(json.dumps(kubeconfig))
+    try:
+        async with await connect(folder / "kubeconfig") as api:
+            yield api
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def known() -> Known:
+    made = Known(nodes=False)
+    made.see_pool(pool())
+    made.see_pod(pod("a"))
+    return made
+
+
+CHANGES = [
+    SetPlan(SET, label_pods=(Label(POOL, NAME, "a", {labels.DRAINING: "true"}),)),
+    SetPlan(SET, delete_pods=(Delete(POOL, NAME, "a", "surplus"),)),
+]
+
+
+@pytest.mark.parametrize("plan", CHANGES)
+async def test_a_pod_changed_by_another_at_the_same_moment_stays_known(
+    plan: SetPlan, known: Known, tmp_path: Path
+) -> None:
+    async with serving(Server(), tmp_path) as api:
+        with pytest.raises(Conflict):
+            await Cluster(api, known).apply(plan)
+    assert [one.uid for one in known.observe(SET).pods] == ["a"]
+    assert known.failures == {}
+
+
+@pytest.mark.parametrize("plan", CHANGES)
+async def test_a_pod_whose_name_another_has_by_now_is_gone(
+    plan: SetPlan, known: Known, tmp_path: Path
+) -> None:
+    server = Server()
+    server.pods = [pod("b")]
+    async with serving(server, tmp_path) as api:
+        assert await Cluster(api, known).apply(plan)
+    assert known.observe(SET).pods == ()
+
+
+async def test_a_pod_that_a_watch_brings_during_the_live_list_stays(
+    known: Known, tmp_path: Path
+) -> None:
+    server = Server()
+    server.pods = []
+    server.on_list = lambda: known.see_pod(pod("b", name="p-r-1"))
+    async with serving(server, tmp_path) as api:
+        found = await Cluster(api, known).observe_live(SET)
+    assert [one.uid for one in found.pods] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("there", "writes"),
+    [
+        ([pool()], 1),
+        ([], 0),
+        ([pool("another")], 0),
+        ([pool(deletionTimestamp="2026-01-01T00:00:00Z")], 0),
+    ],
+)
+async def test_orphans_of_a_pool_that_is_gone_are_left_alone(
+    there: list[dict[str, Any]], writes: int, known: Known, tmp_path: Path
+) -> None:
+    server = Server()
+    server.pools, server.conflicts = there, False
+    adopt = Adopt(POOL, "Pod", NAME, "a", {"uid": "pool"})
+    async with serving(server, tmp_path) as api:
+        assert await Cluster(api, known).apply(SetPlan(SET, adopt=(adopt,)))
+    assert server.writes == writes

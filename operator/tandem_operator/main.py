@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
+from tandem_contract.documents import DocumentError
 from tandem_kube.client import connect
 from tandem_kube.errors import ApiError, NotConfigured
 
@@ -17,6 +18,7 @@ from .leader import LeaseTimes
 from .metrics import Metrics
 from .resolve import DEFAULTS, Defaults
 from .router_observed import RouterSettings
+from .router_settings import router_settings
 from .service import LostLease, Service, Settings
 
 _SHORTEST_LEASE = 3.0
@@ -58,6 +60,12 @@ def _networks(
 )
 @click.option("--envoy-image", default=RouterSettings().envoy_image, help="Of Envoy.")
 @click.option(
+    "--router-settings",
+    "router_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML: replicas, resources and placement of every Envoy and EPP; see docs/routing.md.",
+)
+@click.option(
     "--health", type=HOST_PORT, default="0.0.0.0:8081", help="HTTP: /healthz and /readyz."
 )
 @click.option("--metrics", type=HOST_PORT, default="0.0.0.0:9090", help="HTTP: /metrics.")
@@ -90,6 +98,7 @@ def main(
     image_pull_policy: str | None,
     pod_networks: tuple[str, ...],
     envoy_image: str,
+    router_file: Path | None,
     health: HostPort,
     metrics: HostPort,
     leader_elect: bool,
@@ -120,6 +129,10 @@ def main(
         envoy_image=envoy_image,
         image_pull_policy=image_pull_policy,
     )
+    try:
+        router = router_settings(router_file, router) if router_file else router
+    except DocumentError as err:
+        fail(str(err), status=2)
     settings = Settings(
         Scope(namespaces, resync, defaults, router),
         health,

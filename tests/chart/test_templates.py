@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tandem_operator.router import RouterSettings
+from tandem_operator.router_settings import router_settings
+
 from . import programs
 from .programs import CHART, MONITORING, Refused, kinds, objects, template
 
@@ -59,6 +62,8 @@ def test_lint(case: str) -> None:
         ("operator.replicas=two", "replicas"),
         ("monitoring.podMonitors.label.a=b", "label"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),
+        ("router.envoy.replica=2", "replica"),
+        ("router.epp.replicas=0", "replicas"),
     ],
 )
 def test_refuses_values(value: str, said: str) -> None:
@@ -133,6 +138,32 @@ def test_a_release_of_any_name_and_labels_fits() -> None:
     pod = deployment["spec"]["template"]["metadata"]["labels"]
     assert selected <= pod.items()
     assert pod["team"] == "serving"
+
+
+def test_router_settings_are_what_the_operator_reads(tmp_path: Path) -> None:
+    assert "ConfigMap" not in kinds(objects())
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "router: {envoy: {replicas: 3, resources: {limits: {memory: 2Gi}}}, epp: {replicas: 2},"
+        " nodeSelector: {disk: fast}, tolerations: [{key: router, operator: Exists}],"
+        " priorityClassName: high, imagePullSecrets: [{name: registry}]}"
+    )
+    made = objects("--values", values)
+    (config,) = (each for each in made if each["kind"] == "ConfigMap")
+    ((name, text),) = config["data"].items()
+    file = tmp_path / name
+    file.write_text(text)
+    settings = router_settings(file, RouterSettings())
+    assert (settings.envoy_replicas, settings.epp_replicas) == (3, 2)
+    assert settings.image_pull_secrets == ("registry",)
+    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]
+    (mount,), (volume,) = _operator(made)["volumeMounts"], pod["spec"]["volumes"]
+    assert f"--router-settings={mount['mountPath']}/{name}" in _operator(made)["args"]
+    assert volume["configMap"]["name"] == config["metadata"]["name"]
+    changed = objects("--values", values, "--set", "router.epp.replicas=4")
+    (again,) = (each for each in changed if each["kind"] == "Deployment")
+    assert again["spec"]["template"]["metadata"] != pod["metadata"], "it is read once"
 
 
 def _operator(made: list[dict[str, Any]]) -> dict[str, Any]:

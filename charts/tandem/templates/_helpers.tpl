@@ -49,3 +49,12 @@ runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{/* What of `router` is set, as YAML; empty when nothing is. */}}
+{{- define "tandem.routerSettings" -}}
+{{- $set := dict -}}
+{{- range $name, $value := .Values.router -}}
+{{- if $value -}}{{- $_ := set $set $name $value -}}{{- end -}}
+{{- end -}}
+{{- if $set -}}{{- toYaml $set -}}{{- end -}}
+{{- end -}}

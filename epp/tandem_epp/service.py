@@ -14,8 +14,8 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tandem_contract.commandline import HostPort
+from tandem_kube.pages import health_app, listening, metrics_app
 
-from .admin import health_app, listening, metrics_app
 from .discovery import Loaded, PodSelection, Watch, reload, reload_keys
 from .grpc_server import GrpcServer
 from .metrics import Metrics

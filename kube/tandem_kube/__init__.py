@@ -5,6 +5,7 @@
     resources    where the API keeps each kind
     transport    one HTTP exchange
     reflector    a list kept current by a watch that resumes
+    pages        what the kubelet and Prometheus ask of a process: health and metrics
 
 Objects are dicts as the API server sends them; whoever needs types parses them at its own edge.
 No policy, no Tandem names: nothing here knows what a pool is. Read `client` first.

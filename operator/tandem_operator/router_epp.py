@@ -101,8 +101,8 @@ def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
             {"name": "health", "containerPort": ports.EPP_HEALTH, "protocol": "TCP"},
             {"name": "metrics", "containerPort": ports.EPP_METRICS, "protocol": "TCP"},
         ],
-        readinessProbe=_probe(endpoints.EPP_READY, failures=2),
-        livenessProbe=_probe(endpoints.EPP_LIVE, failures=6),
+        readinessProbe=_probe(endpoints.READY, failures=2),
+        livenessProbe=_probe(endpoints.LIVE, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": _LEAVING}}},
         resources=dict(settings.epp_resources),
         volumeMounts=[

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from tandem_contract.commandline import HostPort
 from tandem_kube.client import Api
+from tandem_kube.pages import health_app, listening, metrics_app
 
 from .acting import Acting, Scope
 from .handlers import quieten
-from .health import health_app, listening, metrics_app
 from .installed import check_crds
 from .leader import Leadership, LeaseLock, LeaseTimes
 from .metrics import Metrics

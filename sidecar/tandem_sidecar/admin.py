@@ -3,6 +3,8 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from tandem_contract import endpoints
+
 from .health import EngineHealth
 from .lifecycle import Lifecycle
 from .metrics import Metrics
@@ -22,7 +24,7 @@ class Admin:
         app.add_routes(
             [
                 web.get("/metrics", self.metrics),
-                web.get("/readyz", self.readyz),
+                web.get(endpoints.READY, self.readyz),
                 web.get("/drain", self.drain),
                 web.post("/drain", self.drain),
                 web.get("/state", self.state),

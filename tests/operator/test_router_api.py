@@ -164,7 +164,7 @@ async def test_the_picker_starts_with_what_it_is_given_and_may_see_its_pods(
 
         async def ready() -> bool:
             assert picker.returncode is None, "tandem-epp ended at its start"
-            url = f"http://127.0.0.1:{health}{endpoints.EPP_READY}"
+            url = f"http://127.0.0.1:{health}{endpoints.READY}"
             try:
                 async with aiohttp.ClientSession() as session, session.get(url) as response:
                     return response.status == 200

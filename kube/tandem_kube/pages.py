@@ -1,4 +1,4 @@
-"""The operator's two HTTP ports: health, and metrics."""
+"""What the kubelet and Prometheus ask of a process: health, and metrics, each on its port."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
 
 def health_app(ready: Callable[[], bool]) -> web.Application:
-    """`/healthz`: the loop runs. `/readyz`: `ready`, else 503; a follower is ready as it is."""
+    """Liveness: the loop runs. Readiness: `ready`, else 503."""
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -19,7 +20,7 @@ def health_app(ready: Callable[[], bool]) -> web.Application:
         return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not\n")
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get(endpoints.LIVE, healthz), web.get(endpoints.READY, readyz)])
     return app
 
 

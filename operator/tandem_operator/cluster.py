@@ -37,6 +37,7 @@ from .watched import POOLS
 MANAGER: Final = "tandem-operator"
 """Owner of the fields this operator applies."""
 _SECRET_BYTES: Final = 32
+_NOT_OURS: Final = "it exists already and is not the operator's: rename or delete it"
 
 See = Callable[[Body], set[WorkKey]]
 
@@ -148,15 +149,27 @@ class Cluster:
             await send_event(self._api, pool, event.type, event.reason, event.message)
 
     async def apply_endpoint(self, key: EndpointKey, plan: EndpointPlan) -> bool:
-        """Do what `plan` says, in its order. False when something was refused."""
+        """Do what `plan` says, in its order. False when something was refused, or was there though
+        not known: then another pass is due."""
         failures: dict[Ref, Failure] = {}
+        trailed = False
         ours = {ref_of(child) for child in self.known.children.of(key)}
         for body in plan.apply:
-            ref = ref_of(body)
+            ref, resource = ref_of(body), resource_of(body)
             try:
-                # What is there under the name and not ours stays what its owner made it.
+                if ref not in ours and (found := await self._found(resource, body)):
+                    if _anothers(found, key):
+                        # An apply would add our fields to it and say nothing.
+                        failures[ref] = Failure("NameTaken", _NOT_OURS)
+                        continue
+                    if labels.ENDPOINT in found["metadata"].get("labels", {}):
+                        # The watch trails, and what is there is better than new plan keys.
+                        self.known.see_child(found)
+                        trailed = True
+                        continue
+                # Nor does one that comes in this moment lose a field to us.
                 made = await self._api.apply(
-                    resource_of(body), dict(body), manager=MANAGER, force=ref in ours
+                    resource, dict(body), manager=MANAGER, force=ref in ours
                 )
                 self.known.see_child(made)
             except NOT_ABOUT_THE_OBJECT:
@@ -167,7 +180,14 @@ class Cluster:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
             await self._remove(resource, key.namespace, ref.name)
         self.known.child_failures[key] = failures
-        return not failures
+        return not failures and not trailed
+
+    async def _found(self, resource: Resource, body: Body) -> Object | None:
+        """What has the name of `body` now. Listed, as no right to get these is needed otherwise."""
+        metadata = body["metadata"]
+        field = f"metadata.name={metadata['name']}"
+        listed = await self._api.list(resource, metadata["namespace"], fields=field)
+        return listed.items[0] if listed.items else None
 
     async def _create_pods(self, wanted: Sequence[Create]) -> None:
         """In batches of 1, 2, 4, 8, … that end at the first refusal: a quota that is full is asked
@@ -248,6 +268,15 @@ class Cluster:
 
     def _see(self, resource: Resource) -> See:
         return self.known.see_pod if resource == PODS else self.known.see_revision
+
+
+def _anothers(found: Body, key: EndpointKey) -> bool:
+    """Whether an object is neither this operator's nor this endpoint's: the Service of endpoint
+    `a-epp` has the name of `a`'s picker."""
+    metadata = found["metadata"]
+    writers = {one.get("manager") for one in metadata.get("managedFields", ())}
+    endpoint = (metadata.get("labels") or {}).get(labels.ENDPOINT, key.name)
+    return MANAGER not in writers or endpoint != key.name
 
 
 def _owners(body: Body) -> Iterable[str]:

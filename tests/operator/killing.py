@@ -53,7 +53,7 @@ class Proxy:
         if "watch" in request.query:
             return await self._watch(request, headers)
         body = await request.read()
-        is_write = request.method not in _READS
+        is_write = request.method not in _READS and "dryRun" not in request.query
         if is_write and self._last is not None and self.writes >= self._last:
             raise web.HTTPServiceUnavailable  # Its sender is being killed.
         async with self._session.request(

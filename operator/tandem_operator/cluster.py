@@ -8,7 +8,7 @@ is raised, and the pass is made again later.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
@@ -208,7 +208,7 @@ class Cluster:
             made = await self._api.create(resource, body)
         except AlreadyExists:
             made = await self._api.get(resource, wanted.name, body["metadata"]["namespace"])
-            if _owners(made) != _owners(body):
+            if _belongs(made) != _belongs(body):
                 raise
         self._see(resource)(made)
 
@@ -279,5 +279,9 @@ def _anothers(found: Body, key: EndpointKey) -> bool:
     return MANAGER not in writers or endpoint != key.name
 
 
-def _owners(body: Body) -> Iterable[str]:
-    return sorted(owner["uid"] for owner in body["metadata"].get("ownerReferences", ()))
+def _belongs(body: Body) -> tuple[str | None, list[str]]:
+    """Pool and owners. A pod whose pool label somebody took off, to look at it in peace, is none of
+    the pool's although it has its name and owner."""
+    metadata = body["metadata"]
+    owners = sorted(owner["uid"] for owner in metadata.get("ownerReferences", ()))
+    return (metadata.get("labels") or {}).get(labels.POOL), owners

@@ -65,10 +65,10 @@ def _register(made: kopf.OperatorRegistry, kind: Watched, known: Known, feed: Fe
     async def seen(body: kopf.Body, **_: Any) -> None:
         feed.changed(kind.see(known, dict(body)))
 
-    async def event(type: str | None, uid: str, memo: kopf.Memo, **_: Any) -> None:
+    async def event(type: str | None, body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
         feed.complete()
         if type == "DELETED":
-            feed.changed(known.lose(uid))
+            feed.changed(known.leave(body))
         elif type is None and "known" in memo:
             feed.relisted()
         memo["known"] = True

@@ -6,6 +6,7 @@
 `see` and `lose` return the keys whose loops have something to look at.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -192,17 +193,25 @@ class Known:
         stores = (self.pools, self.pods, self.revisions, self.budgets, self.children, self.nodes)
         return {uid for store in stores if store is not None for uid in store.uids()}
 
-    def lose(self, uid: str) -> set[WorkKey]:
+    def leave(self, body: Body) -> set[WorkKey]:
+        """A watch says that an object is deleted, or that its labels left the selector; those may
+        come back."""
+        return self.lose(body["metadata"]["uid"], _version(body))
+
+    def lose(self, uid: str, version: float = math.inf) -> set[WorkKey]:
         """An object is deleted."""
-        keys = self.pools.drop(uid)
-        by_pool = self.pods.drop(uid) | self.revisions.drop(uid) | self.budgets.drop(uid)
-        if self.nodes is not None and self.nodes.drop(uid):
+        keys = self.pools.drop(uid, version)
+        by_pool = self.pods.drop(uid, version) | self.revisions.drop(uid, version)
+        by_pool |= self.budgets.drop(uid, version)
+        if self.nodes is not None and self.nodes.drop(uid, version):
             return self._all_sets()
         for key in keys:
             if isinstance(key, PoolKey):
                 self.failures.pop(key, None)
                 self.transports.pop(key, None)
-        found = {key for key in keys if not isinstance(key, PoolKey)} | self.children.drop(uid)
+        found = {key for key in keys if not isinstance(key, PoolKey)} | self.children.drop(
+            uid, version
+        )
         return found | self._sets(by_pool)
 
     def _put(self, store: Store[PoolKey, Any], body: Body, value: Any) -> set[WorkKey]:

@@ -4,6 +4,7 @@ A write's answer is put here at once, so a pass that follows sees it although it
 the way. Every object is known by its uid; of two versions of one object the newer stays.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -28,7 +29,7 @@ class Store(Generic[K, V]):
     def __init__(self) -> None:
         self._entries: dict[str, _Entry[K, V]] = {}
         self._by_key: dict[K, set[str]] = {}
-        self._gone: dict[str, None] = {}
+        self._gone: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -49,8 +50,9 @@ class Store(Generic[K, V]):
     def put(self, uid: str, version: int, keys: Iterable[K], value: V) -> set[K]:
         """Remember an object's `version`; the keys whose values changed by that, old ones too."""
         before, now = self._entries.get(uid), tuple(keys)
-        if uid in self._gone or (before is not None and before.version > version):
+        if version <= self._gone.get(uid, -1) or (before is not None and before.version > version):
             return set()
+        self._gone.pop(uid, None)
         self._unlink(uid)
         self._entries[uid] = _Entry(version, now, value)
         for key in now:
@@ -61,9 +63,10 @@ class Store(Generic[K, V]):
             return set()
         return {*before.keys, *now}
 
-    def drop(self, uid: str) -> set[K]:
-        """The object is deleted; the keys it had."""
-        self._gone[uid] = None
+    def drop(self, uid: str, version: float = math.inf) -> set[K]:
+        """The object is deleted, or has left what is watched at `version`: nothing older brings it
+        back. The keys it had."""
+        self._gone[uid] = version
         if len(self._gone) > _TOMBSTONES:
             del self._gone[next(iter(self._gone))]
         keys = self._unlink(uid)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract import labels
 from tandem_contract.metrics import OPERATOR_RECONCILES
 from tandem_kube.client import Api
 from tandem_kube.resources import (
@@ -114,6 +115,28 @@ async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
         return found["uid"] == orphan["uid"] and found.get("ownerReferences") == owners
 
     await until(adopted, operator)
+
+
+async def test_a_pod_that_lost_its_label_is_missed_and_known_again_with_it(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    await api.create(PREFILL_POOLS, prefill("p", namespace))
+    await until(lambda: count(api, namespace, 1), operator)
+    [name] = await operating.names(api, namespace)
+    await api.patch(PODS, name, {"metadata": {"labels": {labels.POOL: None}}}, namespace)
+
+    async def taken() -> bool:
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        return condition(pool, "PodsReady").get("reason") == "NameTaken"
+
+    await until(taken, operator)
+    await api.patch(PODS, name, {"metadata": {"labels": {labels.POOL: "p"}}}, namespace)
+
+    async def counted() -> bool:
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        return pool["status"]["replicas"] == 1 and not await taken()
+
+    await until(counted, operator)
 
 
 async def test_a_full_quota_is_said_in_its_own_words_and_gone_once_lifted(

@@ -40,6 +40,16 @@ def test_what_is_deleted_does_not_come_back_with_a_late_answer() -> None:
     assert len(known) == 0
 
 
+def test_what_left_the_selector_comes_back_with_its_label_but_with_nothing_older() -> None:
+    known = store()
+    known.put("u", 1, ["a"], "v")
+    assert known.drop("u", 5) == {"a"}
+    assert known.put("u", 4, ["a"], "v") == set()
+    assert known.put("u", 5, ["a"], "v") == set()
+    assert known.put("u", 6, ["a"], "v") == {"a"}
+    assert known.of("a") == ["v"]
+
+
 def test_objects_of_one_name_are_told_apart() -> None:
     known = store()
     known.put("u", 1, ["a"], "v")

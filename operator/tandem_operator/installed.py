@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tandem_contract.labels import SCHEMA_VERSION
+from tandem_contract.labels import GROUP, SCHEMA_VERSION, VERSION
 from tandem_kube.client import Api
 from tandem_kube.errors import Forbidden, NotFound
 from tandem_kube.resources import CUSTOM_RESOURCE_DEFINITIONS
@@ -31,7 +31,8 @@ async def check_crds(api: Api) -> Sequence[str]:
     """Lines for the log about CRDs that are not as this operator knows them; empty when all are.
 
     Raises CrdsMissing when one is not there, ApiError when the API server cannot be asked. Where
-    CRDs may not be read (an operator bound to namespaces), that is the one line.
+    CRDs may not be read (an operator bound to namespaces), that is the one line, and discovery
+    tells whether they are there.
     """
     missing, lines = [], []
     for packaged in map(load_crd, KINDS):
@@ -39,6 +40,7 @@ async def check_crds(api: Api) -> Sequence[str]:
         try:
             installed = await api.get(CUSTOM_RESOURCE_DEFINITIONS, name)
         except Forbidden:
+            await _check_served(api)
             return [
                 "this operator may not read CustomResourceDefinitions, so whether they are of its"
                 f" version ({_version(packaged)}) is not checked"
@@ -51,6 +53,21 @@ async def check_crds(api: Api) -> Sequence[str]:
     if missing:
         raise CrdsMissing(tuple(missing))
     return lines
+
+
+async def _check_served(api: Api) -> None:
+    """Raises CrdsMissing when discovery lacks a kind: without the right to watch CRDs, kopf would
+    never see it come."""
+    try:
+        found = await api.raw(f"/apis/{GROUP}/{VERSION}")
+    except Forbidden:
+        return
+    except NotFound:
+        found = {}
+    served = {resource.get("kind") for resource in found.get("resources") or ()}
+    names = [load_crd(kind)["metadata"]["name"] for kind in KINDS if kind not in served]
+    if names:
+        raise CrdsMissing(tuple(names))
 
 
 def _difference(name: str, installed: int, packaged: int) -> str | None:

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tandem_contract.labels import SCHEMA_VERSION
+from tandem_contract.labels import GROUP, SCHEMA_VERSION, VERSION
 from tandem_kube.client import Api, connect
 from tandem_operator.crd import KINDS, schema_version
 from tandem_operator.installed import CrdsMissing, check_crds
@@ -20,12 +20,19 @@ current-context: x
 
 
 @asynccontextmanager
-async def server(folder: Path, status: int, version: str | None = None) -> AsyncIterator[Api]:
-    """An API server whose CRDs are all alike."""
+async def server(
+    folder: Path, status: int, version: str | None = None, served: Sequence[str] | None = None
+) -> AsyncIterator[Api]:
+    """An API server whose CRDs are all alike, and whose discovery has the kinds `served`; None: it
+    is as closed as the CRDs."""
     annotations = {} if version is None else {SCHEMA_VERSION: version}
     body: dict[str, Any] = {"metadata": {"annotations": annotations}, "message": "no"}
 
-    async def handle(_request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.Response:
+        if served is not None and request.path == f"/apis/{GROUP}/{VERSION}":
+            if not served:
+                return web.json_response({"message": "no such group"}, status=404)
+            return web.json_response({"resources": [{"kind": kind} for kind in served]})
         return web.json_response(body, status=status)
 
     app = web.Application()
@@ -68,3 +75,20 @@ async def test_where_they_may_not_be_read_that_is_said_once(tmp_path: Path) -> N
     async with server(tmp_path, 403) as api:
         (line,) = await check_crds(api)
     assert "may not read" in line
+
+
+async def test_where_they_may_not_be_read_discovery_tells_that_they_are_there(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path, 403, served=KINDS) as api:
+        (line,) = await check_crds(api)
+    assert "may not read" in line
+
+
+@pytest.mark.parametrize("served", [(), KINDS[:1]])
+async def test_where_they_may_not_be_read_missing_ones_end_it_too(
+    tmp_path: Path, served: Sequence[str]
+) -> None:
+    async with server(tmp_path, 403, served=served) as api:
+        with pytest.raises(CrdsMissing, match=r"decodepools\.tandem\.dev.*kubectl apply"):
+            await check_crds(api)

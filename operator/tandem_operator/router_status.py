@@ -72,11 +72,12 @@ def _troubles(observed: ObservedEndpoint, wanted: Wants) -> Iterator[tuple[str, 
     if wanted.gateways and HTTP_ROUTE not in observed.kinds:
         yield RouterReason.NO_SUCH_KIND, missing % ("gatewayRef", "the Gateway API")
     names = Names(observed.key.name)
+    # Without Envoy nobody is served; without the EPP alone, everybody is.
+    if wanted.envoy:
+        yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
     if wanted.epp:
         meanwhile = ": Envoy balances over the decode pods meanwhile" if wanted.envoy else ""
         yield from _unavailable(observed, names.epp, RouterReason.EPP_UNAVAILABLE, meanwhile)
-    if wanted.envoy:
-        yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
 
 
 def _unavailable(

@@ -242,6 +242,9 @@ URL = "http://chat.default.svc:8080"
         pytest.param(endpoint(), False, "Pending", URL, id="nothing there"),
         pytest.param(settled(endpoint(), epp=0), False, "EppUnavailable", URL, id="no picker"),
         pytest.param(settled(endpoint(), envoy=0), False, "EnvoyUnavailable", URL, id="no envoy"),
+        pytest.param(
+            settled(endpoint(), epp=0, envoy=0), False, "EnvoyUnavailable", URL, id="neither"
+        ),
         pytest.param(endpoint(decode(routing=NEITHER)), True, "External", None, id="another's"),
         pytest.param(replace(endpoint(), pools=()), False, "Unread", None, id="no pool"),
     ],

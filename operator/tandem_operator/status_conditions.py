@@ -173,6 +173,10 @@ def _progressing(facts: Facts) -> Stated:
     updated = [pod for pod in facts.active if pod.revision == facts.plan.update]
     ready = len([pod for pod in updated if pod.ready])
     pods = f"{ready} of {facts.desired} pods are of revision {facts.plan.update} and ready"
+    # While older pods keep PodsReady true, this is the only place that says why new ones do not.
+    counting = [pod for pod in facts.counting if pod.revision == facts.plan.update]
+    if failing := [pod for pod in counting if pod.trouble and not pod.ready]:
+        pods += f": {_told(failing)}"
     held = facts.plan.reading.held or facts.plan.refused
     messages: dict[Reason, str] = {
         Reason.WAITING_FOR_PEER: f"keeps revision {facts.plan.current} until the whole set can"

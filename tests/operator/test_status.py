@@ -167,6 +167,20 @@ def test_failing_pods_say_why() -> None:
     assert "exit code 2" in world.condition("d", "PodsReady")["message"]
 
 
+def test_a_rollout_says_why_its_new_pod_does_not_come_while_the_old_ones_serve() -> None:
+    world = settled()
+    world.edit("DecodePool", "d", engine={"extraArgs": ["--no-such-flag"]})
+    world.reconcile()
+    # The first failure is replaced at once, the second waits.
+    for _ in range(2):
+        (new,) = [pod for pod in world.of("d") if not pod.ready]
+        world.fail(new.name, "container engine: Error (exit code 2)")
+        world.reconcile()
+    assert stated(world, "PodsReady") == ("True", "AllReady")
+    message = world.condition("d", "Progressing")["message"]
+    assert f"{new.name}: container engine: Error (exit code 2)" in message
+
+
 def test_no_progress_for_too_long_stalls_until_something_happens() -> None:
     world = settled(PREFILL, decode_pool(rollout={"progressDeadline": "10m"}))
     world.edit("DecodePool", "d", engine={"maxNumSeqs": 3})

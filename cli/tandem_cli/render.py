@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from tandem_contract.commandline import fail
 from tandem_contract.documents import DocumentError
 from tandem_local.sources import read_sets
-from tandem_operator.manifests import pods
+from tandem_operator.pods.manifests import pods
 
 from .options import command, files_option
 

@@ -21,9 +21,10 @@ from rich.console import Console
 
 from tandem_contract import labels, ports
 from tandem_contract.paths import Role
-from tandem_operator.envoy import EnvoySettings, envoy_bootstrap
-from tandem_operator.manifests import plan_key_secrets, pods, router_config
-from tandem_operator.pools import PoolSet
+from tandem_operator.pods.manifests import plan_key_secrets, pods
+from tandem_operator.resources.pools import PoolSet
+from tandem_operator.routing.envoy import EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.static import router_config
 
 from . import addresses, router
 from .errors import Refused, StartFailed

@@ -1,18 +1,15 @@
-"""The pools: custom resources as types, what is made from them, and the operator that makes it.
+"""The operator: custom resources as types, what is made from them, and the process that makes it.
 
-Pure, and imported by others: no I/O but the packaged CRDs, no clock, no Kubernetes client.
+    crd, observed, conditions, errors     the words all of it shares; `reference` documents the CRDs
+    resources    YAML or API objects → typed pools, every choice made
+    pods         a pool → the template of its pods
+    planning     what is seen of a set → what to write, what to say
+    routing      the pools behind an endpoint → Service, picker, Envoy, keys
+    runtime      watches, queue, passes, writes, leadership; `main` has the flags
 
-    crd, cel, schema     the CRD's defaults, structure and rules; Python repeats none of them
-    reference            docs/reference/*.md from the CRDs
-    objects, inherit, resolve     documents → valid objects → shared fields → every choice made
-    spec, pools          the result as types: sets of pools, with revision and compat hash
-    versions, tuning, connectors  what each vLLM has, what suits a role, how KV moves
-    engines, containers, merge, manifests     pools → Pod JSON, the router's static configuration
-    envoy                Envoy's bootstrap
-    observed, plan, status, router     what is seen → what to write, what to say
+Each stands on those above it. All but `runtime` and `main` are pure and imported by others: no I/O
+but the packaged CRDs, no clock, no Kubernetes client. docs/operator.md says who calls whom.
 
-The operator itself, which nobody imports: `main`, `service`, `acting`, `loops`, `cluster` and what
-they use. docs/operator.md says who calls whom.
-
-Read `pools` first, then `manifests`; for the operator `loops`, then `plan`. Errors are in `errors`.
+Read `resources.pools` first, then `pods.manifests`; for the operator `runtime.loops`, then
+`planning.plan`. Errors are in `errors`.
 """

@@ -12,14 +12,14 @@ from tandem_contract.documents import DocumentError
 from tandem_kube.client import connect
 from tandem_kube.errors import ApiError, NotConfigured
 
-from .acting import Scope
-from .installed import CrdsMissing
-from .leader import LeaseTimes
-from .metrics import Metrics
-from .resolve import DEFAULTS, Defaults
-from .router_observed import RouterSettings
-from .router_settings import router_settings
-from .service import LostLease, Service, Settings
+from .resources.resolve import DEFAULTS, Defaults
+from .routing.router_observed import RouterSettings
+from .routing.router_settings import router_settings
+from .runtime.acting import Scope
+from .runtime.installed import CrdsMissing
+from .runtime.leader import LeaseTimes
+from .runtime.metrics import Metrics
+from .runtime.service import LostLease, Service, Settings
 
 _SHORTEST_LEASE = 3.0
 

@@ -17,7 +17,7 @@ from tandem_epp.discovery import PodSelection
 from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.pods import Fleet, Member
 from tandem_kube.client import Api
-from tandem_operator.metrics import Metrics as OperatorMetrics
+from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.metrics import Metrics as SidecarMetrics
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tandem_operator.router import RouterSettings
-from tandem_operator.router_settings import router_settings
+from tandem_operator.routing.router import RouterSettings
+from tandem_operator.routing.router_settings import router_settings
 
 from . import programs
 from .programs import CHART, MONITORING, Refused, kinds, objects, template

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from tandem_cli.main import main
 from tandem_contract.documents import load_documents
 from tandem_local.sources import read_sets
-from tandem_operator.manifests import pods
+from tandem_operator.pods.manifests import pods
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tandem_operator import parse
-from tandem_operator.actions import SetPlan
 from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
-from tandem_operator.plan import plan_set
-from tandem_operator.resolve import Defaults
-from tandem_operator.schema import defaulted
-from tandem_operator.status import Event, statuses, transitions
+from tandem_operator.planning import parse
+from tandem_operator.planning.actions import SetPlan
+from tandem_operator.planning.plan import plan_set
+from tandem_operator.planning.status import Event, statuses, transitions
+from tandem_operator.resources.resolve import Defaults
+from tandem_operator.resources.schema import defaulted
 
 from .pool_yaml import DECODE, PREFILL
 

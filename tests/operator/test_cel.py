@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.cel import broken_rules
 from tandem_operator.crd import KINDS, RULES, load_crd
-from tandem_operator.schema import defaulted, problems
+from tandem_operator.resources.cel import broken_rules
+from tandem_operator.resources.schema import defaulted, problems
 
 from .pool_yaml import decode_pool, prefill_pool
 from .test_crd import nodes

@@ -12,10 +12,10 @@ from aiohttp import web
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import Conflict
-from tandem_operator.actions import Adopt, Delete, Label, SetPlan
-from tandem_operator.cluster import Cluster
-from tandem_operator.known import Known
 from tandem_operator.observed import PodName, PoolKey, SetKey
+from tandem_operator.planning.actions import Adopt, Delete, Label, SetPlan
+from tandem_operator.runtime.cluster import Cluster
+from tandem_operator.runtime.known import Known
 
 SET = SetKey("n", "p")
 POOL = PoolKey("n", "PrefillPool", "p")

@@ -1,7 +1,7 @@
 """Pools of a set that move together, wait for each other, or stand alone."""
 
 from tandem_contract import labels
-from tandem_operator.resolve import Defaults
+from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
 from .set_world import UNIFIED, World, named, revisions, settled

@@ -8,7 +8,7 @@ import pytest
 from tandem_engine.config import parse_kv_transfer_config
 from tandem_engine.events import parse_kv_events_config
 from tandem_engine.main import main as engine_command
-from tandem_operator.manifests import pods
+from tandem_operator.pods.manifests import pods
 from tandem_sidecar.main import main as sidecar_command
 
 from .pool_yaml import pair

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.covers import covers, quantity
+from tandem_operator.planning.covers import covers, quantity
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
-from tandem_operator.cel import broken_rules
 from tandem_operator.crd import (
     DECODE_POOL,
     KINDS,
@@ -21,6 +20,7 @@ from tandem_operator.crd import (
     load_crd,
     schema_version,
 )
+from tandem_operator.resources.cel import broken_rules
 
 RECORDED = Path(__file__).parent / "golden" / "schema-version.txt"
 

@@ -17,7 +17,7 @@ import pytest
 from tandem_contract import labels
 from tandem_kube.client import connect
 from tandem_operator.crd import KINDS, RULES, load_crd, schema_version
-from tandem_operator.schema import defaulted, problems
+from tandem_operator.resources.schema import defaulted, problems
 
 from ..cluster.control_plane import ControlPlane
 from ..cluster.kubectl import Failed

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tandem_operator import versions
 from tandem_operator.errors import InvalidSet
-from tandem_operator.manifests import pods
-from tandem_operator.pools import parse_pools
+from tandem_operator.pods.manifests import pods
+from tandem_operator.resources import versions
+from tandem_operator.resources.pools import parse_pools
 
 from .pool_yaml import decode_pool, documents, pair
 

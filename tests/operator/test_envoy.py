@@ -11,8 +11,8 @@ import pytest
 from tandem_contract import headers as wire
 from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
-from tandem_operator.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
-from tandem_operator.envoy_guards import READY
+from tandem_operator.routing.envoy import BodyMode, EnvoySettings, Json, envoy_bootstrap
+from tandem_operator.routing.envoy_guards import READY
 
 from ..epp.real import envoy, until
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.fit import misfit, requests
 from tandem_operator.observed import NodeState
+from tandem_operator.planning.fit import misfit, requests
 
 
 def node(name: str = "n", **more: Any) -> NodeState:

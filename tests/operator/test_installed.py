@@ -9,7 +9,7 @@ from aiohttp import web
 from tandem_contract.labels import GROUP, SCHEMA_VERSION, VERSION
 from tandem_kube.client import Api, connect
 from tandem_operator.crd import KINDS, schema_version
-from tandem_operator.installed import CrdsMissing, check_crds
+from tandem_operator.runtime.installed import CrdsMissing, check_crds
 
 KUBECONFIG = """\
 clusters: [{{name: c, cluster: {{server: "{url}"}}}}]

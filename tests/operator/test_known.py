@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
-from tandem_operator.known import Known
 from tandem_operator.observed import EndpointKey, Failure, PoolKey, RouterState, SetKey
+from tandem_operator.runtime.known import Known
 
 SET = SetKey("n", "p")
 ENDPOINT = EndpointKey("n", "d")

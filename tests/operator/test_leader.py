@@ -7,7 +7,7 @@ import pytest
 
 from tandem_contract.metrics import OPERATOR_LEADER
 from tandem_kube.resources import LEASES
-from tandem_operator.leader import LEASE_NAME, LeaseTimes
+from tandem_operator.runtime.leader import LEASE_NAME, LeaseTimes
 
 from ..cluster.control_plane import ControlPlane
 from .operating import PREFILL_POOLS, Operator, api_of, names, operating, prefill, until

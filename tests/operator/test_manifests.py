@@ -13,11 +13,12 @@ from tandem_contract import labels
 from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
-from tandem_operator import prestop
-from tandem_operator.labelling import label_value
-from tandem_operator.manifests import plan_key_secrets, pod, pods, router_config, template
-from tandem_operator.pools import parse_pools
-from tandem_operator.resolve import Defaults, own_version
+from tandem_operator.pods import prestop
+from tandem_operator.pods.labelling import label_value
+from tandem_operator.pods.manifests import plan_key_secrets, pod, pods, template
+from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.resolve import Defaults, own_version
+from tandem_operator.routing.static import router_config
 
 from .pool_yaml import decode_pool, documents, pair, prefill_pool
 

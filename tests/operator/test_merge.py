@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.merge import merge
+from tandem_operator.pods.merge import merge
 
 BASE: dict[str, Any] = {
     "restartPolicy": "Never",

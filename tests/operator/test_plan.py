@@ -1,9 +1,9 @@
 """One set from object to pods: names, revisions, numbers, labels, replacement, adoption."""
 
 from tandem_contract import labels
-from tandem_operator.actions import Mode
 from tandem_operator.observed import Failure, PoolKey
-from tandem_operator.plan import plan_set
+from tandem_operator.planning.actions import Mode
+from tandem_operator.planning.plan import plan_set
 
 from .pool_yaml import DECODE, PREFILL, decode_pool
 from .set_world import UNIFIED, World, named, revisions, settled

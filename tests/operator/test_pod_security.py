@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tandem_contract.documents import load_documents
-from tandem_operator.manifests import pods
-from tandem_operator.pools import parse_pools
+from tandem_operator.pods.manifests import pods
+from tandem_operator.resources.pools import parse_pools
 
 from ..cluster.control_plane import ControlPlane
 from ..cluster.kubectl import Failed

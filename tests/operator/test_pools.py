@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tandem_contract.documents import Document, DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_operator.errors import InvalidPool, InvalidSet, PoolsError
-from tandem_operator.manifests import pods
-from tandem_operator.pools import Pools, parse_pools
+from tandem_operator.pods.manifests import pods
+from tandem_operator.resources.pools import Pools, parse_pools
 
 from .pool_yaml import DECODE, FILE, PREFILL, decode_pool, documents, pair, prefill_pool
 

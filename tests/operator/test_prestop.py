@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from tandem_contract import metrics
-from tandem_operator import prestop
-from tandem_operator.manifests import pods
+from tandem_operator.pods import prestop
+from tandem_operator.pods.manifests import pods
 
 from .pool_yaml import pair
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.queue import LONGEST_DELAY, Queue, QueueClosed, backoff
+from tandem_operator.runtime.queue import LONGEST_DELAY, Queue, QueueClosed, backoff
 
 
 @dataclass

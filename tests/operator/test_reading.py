@@ -7,9 +7,9 @@ import pytest
 
 from tandem_contract import labels
 from tandem_operator.conditions import Reason
-from tandem_operator.pools import parse_pools, read_set
-from tandem_operator.reading import Reading
-from tandem_operator.schema import defaulted
+from tandem_operator.planning.reading import Reading, read_set
+from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.schema import defaulted
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, documents, prefill_pool
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tandem_kube.errors import error_of
-from tandem_operator.refusals import failure_of, lasting_failure_of
+from tandem_operator.runtime.refusals import failure_of, lasting_failure_of
 
 
 @pytest.mark.parametrize(

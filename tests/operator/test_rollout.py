@@ -7,8 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_operator.observed import PodName, PodState
-from tandem_operator.rollout import Gate, Limits, Moves, has_served, hold, index_of, limits, roll
-from tandem_operator.spec import Rollout
+from tandem_operator.planning.rollout import (
+    Gate,
+    Limits,
+    Moves,
+    has_served,
+    hold,
+    index_of,
+    limits,
+    roll,
+)
+from tandem_operator.resources.spec import Rollout
 
 
 def pod(name: str, *, ready: bool = True, scheduled: bool = True) -> PodState:

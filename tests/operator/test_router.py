@@ -12,7 +12,7 @@ from tandem_contract import labels
 from tandem_contract.config import load_router_config
 from tandem_contract.plan import key_id
 from tandem_operator.observed import Body, Failure
-from tandem_operator.router import (
+from tandem_operator.routing.router import (
     EndpointPlan,
     ObservedEndpoint,
     Ref,
@@ -21,7 +21,7 @@ from tandem_operator.router import (
     plan_endpoint,
     router_state,
 )
-from tandem_operator.router_observed import (
+from tandem_operator.routing.router_observed import (
     CHILD_KINDS,
     HTTP_ROUTE,
     INFERENCE_POOL,

@@ -19,8 +19,7 @@ from tandem_kube.errors import Conflict
 from tandem_kube.resources import SERVICES, Resource, resource_of
 from tandem_local.addresses import free_port
 from tandem_operator.observed import Body, EndpointKey
-from tandem_operator.refusals import failure_of
-from tandem_operator.router import (
+from tandem_operator.routing.router import (
     EndpointPool,
     ObservedEndpoint,
     Ref,
@@ -29,7 +28,8 @@ from tandem_operator.router import (
     plan_endpoint,
     ref_of,
 )
-from tandem_operator.router_observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA
+from tandem_operator.routing.router_observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA
+from tandem_operator.runtime.refusals import failure_of
 
 from ..cluster.control_plane import ControlPlane
 from ..epp.real import process, until

@@ -11,12 +11,13 @@ import aiohttp
 import pytest
 
 from tandem_local.addresses import free_port
-from tandem_operator.envoy import EnvoySettings
-from tandem_operator.envoy_guards import LIVE, READY, STATS
-from tandem_operator.router_drain import drain
+from tandem_operator.routing.envoy import EnvoySettings
+from tandem_operator.routing.envoy_guards import LIVE, READY, STATS
+from tandem_operator.routing.router_drain import drain
 
 from ..epp.real import Backend, envoy, serving, until
 
+DRAIN = "tandem_operator.routing.router_drain"
 pytestmark = pytest.mark.component
 
 HOST = "127.0.0.1"
@@ -110,7 +111,7 @@ async def test_past_its_limit_it_says_how_many_are_left(running: Running) -> Non
 
 async def test_the_program_drains_when_it_is_told_to_stop(running: Running) -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_operator.router_drain", "0", f"{HOST}:{running.admin}"),
+        *(sys.executable, "-m", DRAIN, "0", f"{HOST}:{running.admin}"),
         stderr=asyncio.subprocess.PIPE,
     )
     assert program.stderr is not None
@@ -125,7 +126,7 @@ async def test_the_program_drains_when_it_is_told_to_stop(running: Running) -> N
 @pytest.mark.parametrize("words", [(), ("soon",), ("1", "2", "3"), ("1", "nowhere")])
 async def test_usage_is_told(words: tuple[str, ...]) -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_operator.router_drain", *words),
+        *(sys.executable, "-m", DRAIN, *words),
         stderr=asyncio.subprocess.PIPE,
     )
     _, errors = await program.communicate()

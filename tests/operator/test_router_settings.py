@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from tandem_contract.documents import DocumentError
 from tandem_operator.main import main
-from tandem_operator.router import RouterSettings, plan_endpoint
-from tandem_operator.router_settings import router_settings
+from tandem_operator.routing.router import RouterSettings, plan_endpoint
+from tandem_operator.routing.router_settings import router_settings
 
 from .endpoints import endpoint
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.pools import DecodePool
-from tandem_operator.router import EndpointPool, conflicts
-from tandem_operator.router_wants import Wants, wants
+from tandem_operator.resources.pools import DecodePool
+from tandem_operator.routing.router import EndpointPool, conflicts
+from tandem_operator.routing.router_wants import Wants, wants
 
 from .endpoints import decode, unified
 

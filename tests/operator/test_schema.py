@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.crd import KINDS
-from tandem_operator.schema import Problem, defaulted, problems
+from tandem_operator.resources.schema import Problem, defaulted, problems
 
 from .full_pools import FULL
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool

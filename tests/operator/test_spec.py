@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from tandem_operator.pools import parse_pools
-from tandem_operator.spec import DecodeSpec, PrefillSpec
+from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.spec import DecodeSpec, PrefillSpec
 
 from .full_pools import FULL
 from .pool_yaml import PREFILL, documents

@@ -8,8 +8,8 @@ import pytest
 from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
-from tandem_operator.router_status import RouterReason
-from tandem_operator.schema import problems
+from tandem_operator.resources.schema import problems
+from tandem_operator.routing.router_status import RouterReason
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
 from .set_world import World

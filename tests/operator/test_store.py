@@ -1,4 +1,4 @@
-from tandem_operator.store import Store
+from tandem_operator.runtime.store import Store
 
 
 def store() -> Store[str, str]:

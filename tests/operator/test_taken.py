@@ -7,10 +7,10 @@ import pytest
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import CONFIG_MAPS, SECRETS, Object, Resource
-from tandem_operator.cluster import Cluster
-from tandem_operator.known import Known
 from tandem_operator.observed import EndpointKey
-from tandem_operator.router import EndpointPlan, Ref
+from tandem_operator.routing.router import EndpointPlan, Ref
+from tandem_operator.runtime.cluster import Cluster
+from tandem_operator.runtime.known import Known
 
 from ..cluster.control_plane import ControlPlane
 

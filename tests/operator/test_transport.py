@@ -1,6 +1,6 @@
 import pytest
 
-from tandem_operator.transport import pulled_bytes
+from tandem_operator.runtime.transport import pulled_bytes
 
 PAGE = b"""\
 # HELP vllm:nixl_bytes_transferred bytes

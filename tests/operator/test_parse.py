@@ -75,6 +75,9 @@ def test_a_pod_being_deleted_is_neither_ready_nor_active() -> None:
         ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
             "exitCode": 2, "reason": "Error"}}}]}, "container engine: Error (exit code 2)"),
         ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
+            "exitCode": 1, "reason": "Error", "message": "x" * 600 + "no such model\n"}}}]},
+         f"container engine: Error: {'x' * 498}no such model (exit code 1)"),
+        ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
             "exitCode": 0, "reason": "Completed"}}}]}, None),
     ],
 )  # fmt: skip

@@ -247,6 +247,9 @@ URL = "http://chat.default.svc:8080"
         ),
         pytest.param(endpoint(decode(routing=NEITHER)), True, "External", None, id="another's"),
         pytest.param(replace(endpoint(), pools=()), False, "Unread", None, id="no pool"),
+        pytest.param(
+            replace(settled(endpoint()), pools=()), False, "Unread", URL, id="no pool by now"
+        ),
     ],
 )
 def test_the_state_says_what_is_missing(

@@ -27,6 +27,8 @@ from ..observed import (
 _PHASES: Final = frozenset(get_args(Phase))
 _WAITING_IS_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _LONGEST: Final = 1024
+_LAST_WORDS: Final = 512
+"""Characters kept of a container's last output: its end says why."""
 
 
 def pool_resource(body: Body) -> PoolResource:
@@ -160,8 +162,9 @@ def _container_troubles(status: Body) -> Iterator[str]:
             if str(waiting.get("reason", "")) not in _WAITING_IS_NORMAL:
                 yield f"container {one.get('name')}: {_words(waiting)}"
             elif ended.get("exitCode"):
+                said = {**ended, "message": str(ended.get("message") or "")[-_LAST_WORDS:]}
                 code = f"exit code {ended['exitCode']}"
-                yield f"container {one.get('name')}: {_words(ended)} ({code})"
+                yield f"container {one.get('name')}: {_words(said)} ({code})"
 
 
 def _words(said: Body) -> str:

@@ -25,6 +25,8 @@ SIDECAR: Final = "sidecar"
 PLAN_KEYS: Final = "plan-keys"
 """Name of the volume of keys."""
 
+_LAST_WORDS: Final = "FallbackToLogsOnError"
+"""Why a container failed stands in its status, and so in the pool's conditions."""
 _STARTUP: Final = 1800
 """Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
@@ -64,6 +66,7 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
         # No startup probe: the engine would wait for it, and it for the engine.
         "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
         "securityContext": _unprivileged(read_only=True),
+        "terminationMessagePolicy": _LAST_WORDS,
     }
     if defaults.pull_policy:
         container["imagePullPolicy"] = defaults.pull_policy
@@ -90,6 +93,7 @@ def _engine(pool: Pool, port: int, *, hands_off: bool) -> Container:
             "timeoutSeconds": 10,
         },
         "securityContext": _unprivileged(read_only=engine.type == "torch"),
+        "terminationMessagePolicy": _LAST_WORDS,
         "volumeMounts": engines.needs(pool).mounts,
     }
     if engine.image_pull_policy:

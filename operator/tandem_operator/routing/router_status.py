@@ -37,11 +37,15 @@ def router_state(observed: ObservedEndpoint) -> RouterState:
 
     The URL is Envoy's; None where a gateway of the cluster is the way in.
     """
+    where = f"http://{observed.key.name}.{observed.key.namespace}.svc:{ports.ENVOY}"
     if not observed.pools:
-        return RouterState(False, RouterReason.UNREAD, "no pool of it can be read", None)
+        envoy = Ref("apps/v1", "Deployment", Names(observed.key.name).envoy)
+        message, there = "no pool of it can be read", envoy in observed.children
+        if there:
+            message += ": it goes on serving as it was"
+        return RouterState(False, RouterReason.UNREAD, message, where if there else None)
     wanted = wants(observed.pools)
-    where = f"{observed.key.name}.{observed.key.namespace}.svc:{ports.ENVOY}"
-    url = f"http://{where}" if wanted.envoy else None
+    url = where if wanted.envoy else None
     for reason, message in _troubles(observed, wanted):
         return RouterState(False, reason, message, url)
     return RouterState(True, *_well(observed, wanted), url)

@@ -41,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> None:
             node.up(_say)
             if arguments.gpus:
                 node.show_gpus(arguments.gpus)
-            print(f"export KUBECONFIG={node.kubeconfig}")
+            print(f"export KUBECONFIG={node.kubeconfig} PATH={tools.cache() / 'bin'}:$PATH")
         case "down":
             node.down()
         case "describe":

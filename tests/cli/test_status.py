@@ -75,7 +75,9 @@ async def test_watch_shows_it_anew_until_interrupted(tmp_path: Path) -> None:
     with RunDir(tmp_path) as held:
         held.write(STATE)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tandem_cli", "status", "--watch", "--run-dir", str(tmp_path)),
+            # Whatever started the tests may ignore SIGINT, and that is inherited.
+            *("env", "--default-signal=INT", sys.executable, "-m", "tandem_cli"),
+            *("status", "--watch", "--run-dir", str(tmp_path)),
             stdout=terminal,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"},
         )

@@ -59,7 +59,7 @@ images: setup ## container images tandem and tandem-engine as OCI archives in di
 	$(BIN)/python -m images $(IMAGES)
 
 cluster-tools: setup ## find, build or install what the tests' Kubernetes API is made of
-	$(CLUSTER) tools
+	$(CLUSTER) tools $(ARGS)
 
 cluster-up: setup ## start a whole single-node Kubernetes and print the KUBECONFIG line
 	@$(CLUSTER) up $(ARGS)

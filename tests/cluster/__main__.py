@@ -13,7 +13,8 @@ def main() -> int:
     """0, 2 when this machine cannot, 1 when something did not start."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("tools", help="build what make test needs")
+    needed = commands.add_parser("tools", help="build what make test needs")
+    needed.add_argument("--node", action="store_true", help="and what make e2e needs")
     up = commands.add_parser("up", help="start the node and print how to reach it")
     up.add_argument("--gpus", type=int, default=0, help="show so many nvidia.com/gpu on the node")
     commands.add_parser("down", help="stop the node and remove what it left")
@@ -37,6 +38,9 @@ def _run(arguments: argparse.Namespace) -> None:
     match arguments.command:
         case "tools":
             tools.ensure((*tools.CONTROL_PLANE, "helm"), _say)
+            if arguments.node:
+                tools.ensure_packages(tools.NODE_PACKAGES, _say)
+                tools.ensure(tools.NODE, _say)
         case "up":
             node.up(_say)
             if arguments.gpus:

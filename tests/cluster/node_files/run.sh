@@ -10,8 +10,8 @@ mkdir -p /run/containerd /run/lock /run/cni-ipam /run/state
 mount --bind "$STATE" /run/state
 # Written here, it does not reach the host: programs make folders in places of their own choice.
 for top in var opt; do
-  mkdir -p "/run/state/over/$top" "/run/state/work/$top"
-  mount -t overlay -o "lowerdir=/$top,upperdir=/run/state/over/$top,workdir=/run/state/work/$top" node "/$top"
+  mkdir -p "/run/state/over/$top" "/run/state/scratch/$top"
+  mount -t overlay -o "lowerdir=/$top,upperdir=/run/state/over/$top,workdir=/run/state/scratch/$top" node "/$top"
 done
 # On a disk of its own nature: containerd mounts overlays, which cannot lie on one.
 for part in containerd kubelet; do

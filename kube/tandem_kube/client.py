@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
@@ -204,13 +204,6 @@ class Api:
             if _WRONG_UID in err.message:
                 raise Conflict(409, err.message) from err
             raise
-
-    async def patch_status(
-        self, resource: Resource, name: str, status: Mapping[str, Any], namespace: str | None = None
-    ) -> Object:
-        """Merge `status` into the object's; a null removes."""
-        patch = {"status": dict(status)}
-        return await self.patch(resource, name, patch, namespace, subresource="status")
 
     async def replace(self, resource: Resource, body: Object) -> Object:
         """Put `body` in place of the object, whose resourceVersion must be the one in `body`."""

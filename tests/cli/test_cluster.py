@@ -213,7 +213,7 @@ async def fill(api: Api, namespace: str) -> None:
         "readyReplicas": 1,
         "conditions": dated(),
     }
-    await api.patch_status(DECODE_POOLS, "chat", status, namespace)
+    await api.patch(DECODE_POOLS, "chat", {"status": status}, namespace, subresource="status")
     await api.create(
         PODS,
         {
@@ -250,7 +250,7 @@ async def filled(kubeconfig: Path, namespace: str) -> None:
 async def unready(kubeconfig: Path, namespace: str) -> None:
     async with await connect(kubeconfig) as api:
         status = {"conditions": dated(Ready=("False", "PodsNotReady"))}
-        await api.patch_status(DECODE_POOLS, "chat", status, namespace)
+        await api.patch(DECODE_POOLS, "chat", {"status": status}, namespace, subresource="status")
 
 
 def dated(**changed: tuple[str, str]) -> list[dict[str, str]]:

@@ -81,7 +81,7 @@ class Pods:
             "podIPs": [{"ip": "127.0.0.1"}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
         }
-        await self._api.patch_status(PODS, name, status, self.namespace)
+        await self._api.patch(PODS, name, {"status": status}, self.namespace, subresource="status")
 
     async def draining(self, name: str, value: str | None = "true") -> None:
         patch = {"metadata": {"labels": {labels.DRAINING: value}}}

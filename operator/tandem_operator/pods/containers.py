@@ -16,6 +16,7 @@ from ..resources.pools import DecodePool, PrefillPool
 from ..resources.resolve import Defaults
 from . import connectors, engines, prestop
 from .connectors import POD_IP, Pool
+from .security import container_security
 
 Container = dict[str, Any]
 
@@ -65,7 +66,7 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
         ],
         # No startup probe: the engine would wait for it, and it for the engine.
         "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
-        "securityContext": _unprivileged(read_only=True),
+        "securityContext": container_security(read_only=True),
         "terminationMessagePolicy": _LAST_WORDS,
     }
     if defaults.pull_policy:
@@ -92,7 +93,7 @@ def _engine(pool: Pool, port: int, *, hands_off: bool) -> Container:
             "periodSeconds": 10,
             "timeoutSeconds": 10,
         },
-        "securityContext": _unprivileged(read_only=engine.type == "torch"),
+        "securityContext": container_security(read_only=engine.type == "torch"),
         "terminationMessagePolicy": _LAST_WORDS,
         "volumeMounts": engines.needs(pool).mounts,
     }
@@ -168,8 +169,3 @@ def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
         "timeoutSeconds": 2,
         "failureThreshold": failures,
     }
-
-
-def _unprivileged(*, read_only: bool) -> dict[str, Any]:
-    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return {**context, "readOnlyRootFilesystem": True} if read_only else context

@@ -24,12 +24,12 @@ from ..resources.resolve import DEFAULTS, Defaults
 from . import containers, engines
 from .labelling import label_value
 from .merge import merge
+from .security import pod_security
 
 Pod = dict[str, Any]
 PodTemplate = dict[str, Any]
 """`{"metadata": {"labels", "annotations"}, "spec"}`."""
 
-_USER: Final = 65532
 _GRACE: Final = 15
 """Seconds between the end of a drain and the kill, for the processes to leave."""
 
@@ -151,13 +151,7 @@ def _pod_spec(pool: PrefillPool | DecodePool) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         # A Service called tandem-sidecar would otherwise set the sidecar's flags.
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
     }
     if accelerator.node_selector:
         spec["nodeSelector"] = dict(accelerator.node_selector)

@@ -10,6 +10,7 @@ from tandem_contract import labels, ports
 
 from ..crd import DECODE_POOL
 from ..pods.manifests import plan_key_secret
+from ..pods.security import container_security, pod_security
 from ..resources.spec import GatewayRef
 from .plan_keys import secret_data
 from .router_observed import (
@@ -26,7 +27,6 @@ from .router_observed import (
 Object = dict[str, Any]
 
 OPERATOR: Final = "tandem-operator"
-_USER: Final = 65532
 _KNOWN_AFTER: Final = 8
 """Seconds after which a ready pod counts as available: by then its name is everywhere. The
 cluster's DNS caches that there was none for 5 s, Envoy asks every 2, and endpoints trail readiness
@@ -151,13 +151,7 @@ def pod_spec(
     """What both components' pods are: unprivileged, spread over nodes, placed as set."""
     spec: dict[str, Any] = {
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -182,11 +176,7 @@ def container(settings: RouterSettings, **content: Any) -> Object:
     policy = settings.image_pull_policy
     return {
         **({"imagePullPolicy": policy} if policy else {}),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": container_security(read_only=True),
         **content,
     }
 

@@ -1,10 +1,11 @@
 """The decode pod's proxy: runs the hand-off, prefill there, KV across, decode here.
 
-Here belong the HTTP data path (`http`), what a request body says and may not say (`request`), whom
-to believe about prefill pods (`routing`), the hand-off as a pure state machine (`handoff`), its
-driver over real connections (`exchange`), and the process around them (`proxy`, `lifecycle`,
-`admin`, `main`). Never: a choice between pods, which is the EPP's, nor anything of an engine but
-its HTTP interface.
+    main ─► process ─► handoff ─► connectors, seeing, trust ─► bodies ─► http
 
-Read `handoff` first, then `exchange`.
+`http` is the data path's HTTP/1.1, `bodies` what a request says and may not say, `trust` whom to
+believe, `connectors` how the KV moves, `seeing` what operators see of it, `handoff` one request as
+a pure state machine and its driver, `process` everything around. Never: a choice between pods,
+which is the EPP's, nor anything of an engine but its HTTP interface.
+
+Read `handoff.machine` first, then `handoff.exchange`.
 """

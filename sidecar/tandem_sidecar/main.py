@@ -17,12 +17,12 @@ from tandem_contract.commandline import (
 )
 
 from .connectors import nixl
-from .handoff import Policy
+from .handoff.machine import Policy
 from .http.server import Limits
-from .plan_keys import PlanKeys
-from .process import CannotListen, run
-from .routing import AllowList, parse_allow
+from .process.run import CannotListen, run
 from .settings import Settings
+from .trust.plan_keys import PlanKeys
+from .trust.route import AllowList, parse_allow
 
 _COMING = ("nixl-push", "offloading", "multi", "storage", "mooncake", "lmcache", "p2p-nccl")
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from tandem_contract.commandline import HostPort
 
-from .handoff import Policy
+from .handoff.machine import Policy
 from .http.server import Limits
-from .routing import AllowList
+from .trust.route import AllowList
 
 
 @dataclass(frozen=True, slots=True)

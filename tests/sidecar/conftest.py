@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.plan_keys import PlanKeys
-from tandem_sidecar.process import Running, started
-from tandem_sidecar.routing import AllowList
+from tandem_sidecar.process.run import Running, started
 from tandem_sidecar.settings import Settings
+from tandem_sidecar.trust.plan_keys import PlanKeys
+from tandem_sidecar.trust.route import AllowList
 
 from .peers import FakeDecode, FakePrefill, Script
 

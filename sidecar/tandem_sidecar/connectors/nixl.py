@@ -14,7 +14,7 @@ from msgspec import Raw
 from tandem_contract import kvparams
 from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, parse_params
 
-from ..request import Body, Kind, with_member, with_members
+from ..bodies.parse import Body, Kind, with_member, with_members
 
 NAME: Final = "nixl"
 

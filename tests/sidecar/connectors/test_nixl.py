@@ -3,8 +3,8 @@ import json
 import pytest
 
 from tandem_contract.kvparams import ParamsUnusable
+from tandem_sidecar.bodies.parse import Kind, parse_body
 from tandem_sidecar.connectors.nixl import Nixl
-from tandem_sidecar.request import Kind, parse_body
 
 from ..peers import PARAMS
 

@@ -8,12 +8,12 @@ import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
-from tandem_sidecar.plan_keys import PlanKeys
-from tandem_sidecar.routing import AllowList
+from tandem_sidecar.trust.plan_keys import PlanKeys
+from tandem_sidecar.trust.route import AllowList
 
-from .conftest import World
-from .peers import Turn
-from .wire import wire
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
 
 BODY = b'{"prompt": "Hi"}'
 PATH = "X-Continuum-Routing-Path"

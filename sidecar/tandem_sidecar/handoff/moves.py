@@ -1,4 +1,4 @@
-"""What can happen to a hand-off, and what can be done about it: the words of `handoff`."""
+"""What can happen to a hand-off, and what can be done about it: the words of `machine`."""
 
 from dataclasses import dataclass
 from enum import StrEnum

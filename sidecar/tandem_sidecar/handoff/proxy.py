@@ -10,18 +10,18 @@ from dataclasses import replace
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
+from ..bodies.parse import BadBody, Kind, clean_passthrough, kind_of, parse_body, unified_reason
+from ..http import server
+from ..http.messages import Request, ResponseHead
+from ..http.relay import EventChunks, Relay
+from ..http.server import Client
+from ..http.upstream import Call, Failure
+from ..trust.plan_keys import PlanKeys
+from ..trust.route import Route, route
 from .exchange import Exchange, Generation, Tools
-from .handoff import DRAINED
-from .http import server
-from .http.messages import Request, ResponseHead
-from .http.relay import EventChunks, Relay
-from .http.server import Client
-from .http.upstream import Call, Failure
+from .machine import DRAINED
 from .outbound import INTERNAL, engine_request, fresh_id, request_id
-from .plan_keys import PlanKeys
 from .reply import Served, refuse
-from .request import BadBody, Kind, clean_passthrough, kind_of, parse_body, unified_reason
-from .routing import Route, route
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Final
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 
-from .http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
+from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 AUTHORIZATION: Final = b"authorization"

@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tandem_sidecar.handoff import Policy
+from tandem_sidecar.handoff.machine import Policy
 
-from .conftest import World
-from .peers import PARAMS, Script, Turn
+from ..conftest import World
+from ..peers import PARAMS, Script, Turn
 
 BODY = (
     b'{"model": "m", "prompt": "Hi", "seed": 9007199254740993,  "zeta": [1.0, 2e5], "alpha": null}'

@@ -5,9 +5,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem_contract import endpoints
 
+from ..handoff.lifecycle import Lifecycle
+from ..seeing.metrics import Metrics
 from .health import EngineHealth
-from .lifecycle import Lifecycle
-from .metrics import Metrics
 
 
 class Admin:

@@ -1,8 +1,8 @@
-"""Drives one generation request through `handoff` over real connections.
+"""Drives one generation request through `machine` over real connections.
 
     Exchange(tools, client, generation, engine).start()
 
-Everything happens in callbacks of the event loop: an event goes to `handoff.step`, whose actions
+Everything happens in callbacks of the event loop: an event goes to `machine.step`, whose actions
 are performed in `_do` and nowhere else.
 """
 
@@ -16,20 +16,20 @@ from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
-from . import handoff, moves
-from .http.collect import Answer, Collector, NoAnswer
-from .http.messages import Request, ResponseHead
-from .http.server import Client
-from .http.upstream import Call, Pool
+from ..bodies.parse import Body, Kind
+from ..http.collect import Answer, Collector, NoAnswer
+from ..http.messages import Request, ResponseHead
+from ..http.server import Client
+from ..http.upstream import Call, Pool
+from ..seeing.metrics import Metrics
+from ..settings import Settings
+from ..trust.route import Route
+from . import machine, moves
 from .legs import DecodeLeg, joined_timing, prefill_event, read_timing
 from .lifecycle import Lifecycle
-from .metrics import Metrics
 from .outbound import AUTHORIZATION, engine_request, fresh_id
 from .release import Release
 from .reply import Reply, Served
-from .request import Body, Kind
-from .routing import Route
-from .settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Exchange:
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
-        self._state: handoff.State
+        self._state: machine.State
         self._reply = Reply(client, generation.request)
         self._prefill: Call | None = None
         self._decode: Call | None = None
@@ -108,7 +108,7 @@ class Exchange:
         self._tools.metrics.in_flight.inc()
         route = self._gen.route
         attempts = min(len(route.candidates), 1 + self._tools.settings.retries)
-        self._perform(handoff.begin(route.path, attempts, self._tools.settings.policy))
+        self._perform(machine.begin(route.path, attempts, self._tools.settings.policy))
 
     # What the client's connection and the drain say.
 
@@ -165,18 +165,18 @@ class Exchange:
     # The machine.
 
     def _event(self, event: moves.Event) -> None:
-        if not isinstance(self._state, handoff.Ended):
+        if not isinstance(self._state, machine.Ended):
             self._log_failure(event)
-            self._perform(handoff.step(self._state, event))
+            self._perform(machine.step(self._state, event))
 
-    def _perform(self, step: handoff.Step) -> None:
+    def _perform(self, step: machine.Step) -> None:
         self._state, actions = step
-        if self._timer is not None and not isinstance(self._state, handoff.Prefilling):
+        if self._timer is not None and not isinstance(self._state, machine.Prefilling):
             self._timer.cancel()
             self._timer = None
         for action in actions:
             self._do(action)
-        if isinstance(self._state, handoff.Ended):
+        if isinstance(self._state, machine.Ended):
             self._end(self._state)
 
     def _do(self, action: moves.Action) -> None:  # noqa: C901 - one line for each action
@@ -311,7 +311,7 @@ class Exchange:
     def _warn(self, what: str) -> None:
         log.warning("request %s (engine id %s): %s", self._gen.request_id, self._attempt_id, what)
 
-    def _end(self, state: handoff.Ended) -> None:
+    def _end(self, state: machine.Ended) -> None:
         metrics = self._tools.metrics
         self._tools.lifecycle.leave(self)
         metrics.in_flight.dec()

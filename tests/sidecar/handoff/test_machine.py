@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tandem_contract.kvparams import KvTransferParams, parse_params
 from tandem_contract.paths import ErrorPhase, RoutingPath
-from tandem_sidecar import handoff as h
-from tandem_sidecar import moves as m
-from tandem_sidecar.handoff import Outcome
-from tandem_sidecar.moves import Cause
+from tandem_sidecar.handoff import machine as h
+from tandem_sidecar.handoff import moves as m
+from tandem_sidecar.handoff.machine import Outcome
+from tandem_sidecar.handoff.moves import Cause
 
-from .peers import PARAMS
+from ..peers import PARAMS
 
 P: KvTransferParams = parse_params(PARAMS)
 SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK

@@ -5,9 +5,9 @@ from typing import Final
 
 from tandem_contract.commandline import HostPort
 
-from .http.collect import Answer, Collector, NoAnswer
-from .http.messages import request_bytes
-from .http.upstream import Pool
+from ..http.collect import Answer, Collector, NoAnswer
+from ..http.messages import request_bytes
+from ..http.upstream import Pool
 
 HEALTHY_SECONDS: Final = 2.0
 """Between checks of a healthy engine: how stale readiness may be."""

@@ -7,10 +7,10 @@ from tandem_contract import headers
 from tandem_contract.kvparams import KvTransferParams, ParamsUnusable
 from tandem_contract.timing import Timing, parse_timing
 
-from .http.collect import Answer, NoAnswer
-from .http.messages import ResponseHead
-from .http.relay import EventChunks
-from .http.upstream import Failure
+from ..http.collect import Answer, NoAnswer
+from ..http.messages import ResponseHead
+from ..http.relay import EventChunks
+from ..http.upstream import Failure
 from .moves import (
     Cause,
     PrefillAnswered,

@@ -18,17 +18,17 @@ from aiohttp import web
 
 from tandem_contract.commandline import HostPort
 
+from ..connectors.nixl import Nixl
+from ..handoff.exchange import Tools
+from ..handoff.lifecycle import Lifecycle
+from ..handoff.proxy import Proxy
+from ..http.server import Server
+from ..http.upstream import Pool
+from ..seeing.metrics import Metrics
+from ..settings import Settings
+from ..trust.plan_keys import RELOAD_SECONDS, PlanKeys
 from .admin import Admin
-from .connectors.nixl import Nixl
-from .exchange import Tools
 from .health import EngineHealth
-from .http.server import Server
-from .http.upstream import Pool
-from .lifecycle import Lifecycle
-from .metrics import Metrics
-from .plan_keys import RELOAD_SECONDS, PlanKeys
-from .proxy import Proxy
-from .settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@
     no keys, header inside the allow-list   prefill_then_decode
     neither                                 unified
 
-Pure but for the arguments; `plan_keys` reads the keys.
+Pure but for the arguments; `trust.plan_keys` reads the keys.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, PlanRejected, Target, verify
 
-from .http.messages import Request
+from ..http.messages import Request
 
 UNROUTED: Final = "unrouted"
 """Reason when nothing named a prefill pod."""

@@ -1,6 +1,6 @@
 import asyncio
 
-from tandem_sidecar.lifecycle import Lifecycle
+from tandem_sidecar.handoff.lifecycle import Lifecycle
 
 
 class Job:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.request import (
+from tandem_sidecar.bodies.parse import (
     BadBody,
     Kind,
     clean_passthrough,

@@ -7,10 +7,10 @@ from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
-from .http.collect import Answer
-from .http.messages import Request, ResponseHead, response_bytes
-from .http.relay import Relay
-from .http.server import Client
+from ..http.collect import Answer
+from ..http.messages import Request, ResponseHead, response_bytes
+from ..http.relay import Relay
+from ..http.server import Client
 from .outbound import ANSWER_DROPPED, header_lines
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from .conftest import World
-from .peers import Turn
-from .wire import wire
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
 
 STREAM = b'{"prompt": "do not tell", "stream": true}'
 BODY = b'{"prompt": "do not tell"}'

@@ -5,9 +5,9 @@ import logging
 
 from tandem_contract.commandline import HostPort
 
-from .http.collect import Answer, Collector, NoAnswer
-from .http.messages import Headers, request_bytes
-from .http.upstream import Call, Pool
+from ..http.collect import Answer, Collector, NoAnswer
+from ..http.messages import Headers, request_bytes
+from ..http.upstream import Call, Pool
 from .lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)

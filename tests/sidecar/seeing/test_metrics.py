@@ -1,4 +1,4 @@
-from tandem_sidecar.metrics import Metrics
+from tandem_sidecar.seeing.metrics import Metrics
 
 
 def test_labels_are_bounded() -> None:

@@ -1,0 +1,1 @@
+"""The process around the data path: start, drain, reload, workers, and the admin port."""

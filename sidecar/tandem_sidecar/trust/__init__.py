@@ -1,0 +1,1 @@
+"""Whom to believe: signed plans and their keys, allowed prefill pods, certificates."""

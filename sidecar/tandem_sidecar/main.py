@@ -1,7 +1,9 @@
 """The command `tandem-sidecar`."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import click
 import uvloop
@@ -20,22 +22,28 @@ from .connectors import nixl
 from .handoff.machine import Policy
 from .http.server import Limits
 from .process.run import CannotListen, run
-from .settings import Settings
+from .settings import Breaker, LogFormat, Settings, Tls
 from .trust.plan_keys import PlanKeys
 from .trust.route import AllowList, parse_allow
 
 _COMING = ("nixl-push", "offloading", "multi", "storage", "mooncake", "lmcache", "p2p-nccl")
+_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
-def _engine(_ctx: click.Context, _param: click.Parameter, value: str) -> HostPort:
+class Engine(NamedTuple):
+    """What `--engine` names."""
+
+    address: HostPort
+    tls: bool
+
+
+def _engine(_ctx: click.Context, _param: click.Parameter, value: str) -> Engine:
     scheme, _, rest = value.partition("://")
-    if scheme == "https":
-        raise click.BadParameter(f"{value!r}: TLS to the engine is not supported yet: use http")
     try:
-        if scheme != "http":
-            raise ValueError("it does not begin with http://")
-        return parse_host_port(rest.removesuffix("/"))
+        if scheme not in ("http", "https"):
+            raise ValueError("it begins with neither http:// nor https://")
+        return Engine(parse_host_port(rest.removesuffix("/")), scheme == "https")
     except ValueError as err:
         raise click.BadParameter(f"{value!r}: {err}: write http://HOST:PORT") from err
 
@@ -57,12 +65,6 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def _workers(_ctx: click.Context, _param: click.Parameter, value: int) -> int:
-    if value != 1:
-        raise click.BadParameter("only 1 is supported yet: more sidecars take more decode pods")
-    return value
-
-
 def _connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     if value == nixl.NAME:
         return value
@@ -78,6 +80,30 @@ def _keys(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> P
         raise click.BadParameter(str(err)) from err
     except OSError as err:
         raise click.BadParameter(f"{value}: cannot read it: {err.strerror}") from err
+
+
+def settings_from(flags: Mapping[str, Any]) -> Settings:
+    """The parsed flags as one value. Raises UsageError for flags that do not go together."""
+    given = dict(flags)
+    engine: Engine = given.pop("engine")
+    if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
+        raise click.UsageError("--tls-cert and --tls-key go together: give both")
+    return Settings(
+        engine=engine.address,
+        policy=Policy(fallback_to_unified=given.pop("fallback_to_unified")),
+        limits=Limits(body=given.pop("max_body"), connections=given.pop("max_connections")),
+        allow=given.pop("prefill_allow"),
+        breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
+        tls=Tls(
+            engine.tls,
+            given.pop("prefill_tls"),
+            given.pop("tls_ca"),
+            given.pop("tls_cert"),
+            given.pop("tls_key"),
+        ),
+        log_format=LogFormat(given.pop("log_format")),
+        **given,
+    )
 
 
 @command("tandem-sidecar")
@@ -149,38 +175,75 @@ def _keys(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> P
 @click.option(
     "--max-body", callback=_size, default="32MiB", help="Largest request body; more is a 413."
 )
-@click.option("--workers", type=int, callback=_workers, default=1, help="Processes.")
-def main(
-    *,
-    listen: HostPort,
-    admin: HostPort,
-    engine: HostPort,
-    connector: str,
-    prefill_timeout: float,
-    kv_transfer_timeout: float,
-    fallback_to_unified: bool,
-    retries: int,
-    prefill_allow: AllowList,
-    keys: PlanKeys,
-    pod_name: str,
-    drain_timeout: float,
-    max_body: int,
-    workers: int,
-) -> None:
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=8192,
+    help="Clients connected at once, per worker; more wait in the backlog.",
+)
+@click.option(
+    "--silence-timeout",
+    type=DURATION,
+    default="5s",
+    help="An engine silent this long, on its leg and on /health, is taken for hung.",
+)
+@click.option(
+    "--breaker-failures",
+    type=click.IntRange(1),
+    default=5,
+    help="Failures in a row after which a prefill pod is left alone.",
+)
+@click.option(
+    "--breaker-cooldown",
+    type=DURATION,
+    default="5s",
+    help="How long, before one request probes it.",
+)
+@click.option(
+    "--peer-port",
+    type=click.IntRange(1, 65535),
+    help="Port at which the connector asks prefill pods; default: mooncake 8998, offloading 7777.",
+)
+@click.option(
+    "--tokenize-once/--no-tokenize-once",
+    default=True,
+    help="Hand the prefill's token ids of a chat to the decode engine.",
+)
+@click.option(
+    "--prefill-tls/--no-prefill-tls", default=False, help="Prefill pods are asked over TLS."
+)
+@click.option("--tls-ca", type=_FILE, help="Authorities engines are checked by; followed live.")
+@click.option("--tls-cert", type=_FILE, help="Our certificate, for engines that ask for one.")
+@click.option("--tls-key", type=_FILE, help="Its key.")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, help="Processes that serve.")
+@click.option(
+    "--history",
+    type=click.IntRange(0),
+    default=2048,
+    help="Ended requests kept for `tandem trace`, per worker.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([f.value for f in LogFormat]),
+    default=LogFormat.TEXT.value,
+    help="How a log line is written.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    help="What is logged.",
+)
+@click.option(
+    "--otlp-endpoint",
+    default="",
+    metavar="URL",
+    help="Where OpenTelemetry spans go, over HTTP; empty: nowhere.",
+)
+def main(**flags: Any) -> None:
     """The decode pod's proxy: prefill on a prefill pod, KV across, decode here."""
-    settings = Settings(
-        listen=listen,
-        admin=admin,
-        engine=engine,
-        policy=Policy(fallback_to_unified=fallback_to_unified),
-        limits=Limits(body=max_body),
-        allow=prefill_allow,
-        pod_name=pod_name,
-        prefill_timeout=prefill_timeout,
-        kv_transfer_timeout=kv_transfer_timeout,
-        drain_timeout=drain_timeout,
-        retries=retries,
-    )
+    keys: PlanKeys = flags.pop("keys")
+    settings = settings_from(flags)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -1,6 +1,8 @@
 """What the command line decides, as one value."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 
 from tandem_contract.commandline import HostPort
 
@@ -9,17 +11,54 @@ from .http.server import Limits
 from .trust.route import AllowList
 
 
+class LogFormat(StrEnum):
+    """How a log line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """When a prefill pod is left alone, and for how long (seconds)."""
+
+    failures: int = 5
+    """In a row. Too low: one hiccup sends its load to the others."""
+    cooldown: float = 5.0
+    """Then one request is let through to probe. Too long: a pod that came back stays idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates for the connections to engines; files are followed live."""
+
+    engine: bool = False
+    """The decode engine speaks TLS (`--engine https://…`)."""
+    prefill: bool = False
+    """So do the prefill pods."""
+    ca: Path | None = None
+    """Whom to trust; None: the system's authorities."""
+    certificate: Path | None = None
+    """Ours, for engines that ask for one."""
+    key: Path | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds."""
+    """Times in seconds. What `reloadable` names may change while requests run."""
 
     listen: HostPort
     admin: HostPort
     engine: HostPort
     """The decode engine of this pod."""
+    connector: str = "nixl"
+    peer_port: int | None = None
+    """Where a connector asks the prefill pod; None: the connector's own default."""
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     allow: AllowList = field(default_factory=AllowList)
+    breaker: Breaker = field(default_factory=Breaker)
+    tls: Tls = field(default_factory=Tls)
     pod_name: str = ""
     """This pod's name in headers and metrics; empty: the plan's name for it, else the address."""
     prefill_timeout: float = 30.0
@@ -27,7 +66,20 @@ class Settings:
     kv_transfer_timeout: float = 10.0
     """A release call. The pull itself is the decode engine's, and so is its time limit: from here
     a slow pull looks like a long queue."""
+    silence_timeout: float = 5.0
+    """An engine that is silent on a leg and whose `/health` stays without answer this long is taken
+    for hung. Too low: a busy engine's requests are given up."""
     drain_timeout: float = 120.0
     """What runs when a drain begins gets this long."""
     retries: int = 2
     """Prefill pods asked after the first."""
+    tokenize_once: bool = True
+    """Hand the prefill's token ids to the decode engine, where both can."""
+    workers: int = 1
+    """Processes that serve; one more watches them when there are several."""
+    history: int = 2048
+    """Ended requests kept for `tandem trace`, per process."""
+    log_format: LogFormat = LogFormat.TEXT
+    log_level: str = "info"
+    otlp_endpoint: str = ""
+    """Where spans go (OTLP over HTTP); empty: nowhere."""

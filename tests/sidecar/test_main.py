@@ -60,7 +60,8 @@ async def sidecar(
     [
         (("--nonsense",), "--nonsense"),
         (("--listen", "here"), "HOST:PORT"),
-        (("--engine", "https://127.0.0.1:1"), "TLS"),
+        (("--engine", "ftp://127.0.0.1:1"), "http"),
+        (("--tls-cert", __file__), "--tls-key"),
         (("--engine", "127.0.0.1:8200"), "http://HOST:PORT"),
         (("--engine", "http://h:1/path"), "http://HOST:PORT"),
         (("--prefill-allow", "10.0.0.0/99"), "10.0.0.0/99"),
@@ -68,7 +69,7 @@ async def sidecar(
         (("--prefill-timeout", "-1s"), "-1s"),
         (("--connector", "mooncake"), "not supported yet"),
         (("--connector", "nixel"), "no connector"),
-        (("--workers", "2"), "only 1"),
+        (("--workers", "0"), "1<=x"),
         (("--retries", "-1"), "-1"),
         (("--max-body", "many"), "KiB"),
         (("--plan-key-dir", "/does/not/exist"), "does not exist"),

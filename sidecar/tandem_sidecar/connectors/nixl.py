@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Raw
 
 from tandem_contract import kvparams
-from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, parse_params
+from tandem_contract.kvparams import ParamsUnusable, parse_params
 
 from ..bodies.parse import Body, Kind, with_member, with_members
+from .handover import Attempt, Handover, Outgoing
 
 NAME: Final = "nixl"
 
@@ -44,31 +45,28 @@ _answer: Final = msgspec.json.Decoder(_Answer)
 class Nixl:
     """The connector; holds no state."""
 
-    release_target = Kind.COMPLETIONS.value
-
-    def prefill(self, kind: Kind, body: Body) -> bytes:
+    def prefill(self, kind: Kind, body: Body, _attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
         return with_members(body, _CHAT_CAPS if kind is Kind.CHAT else _CAPS, _DROPPED)
 
-    def params(self, answer: bytes) -> KvTransferParams:
+    def handover(self, _attempt: Attempt, answer: bytes) -> Handover:
         """What a prefill answer hands over. Raises ParamsUnusable."""
         try:
             raw = bytes(_answer.decode(answer).kv_transfer_params)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise ParamsUnusable("the answer is no JSON object") from err
-        return parse_params(raw)
+        return Handover(parse_params(raw).raw)
 
-    def decode(self, body: Body, params: KvTransferParams) -> bytes:
+    def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
         """Body of the decode leg."""
-        return with_member(body, kvparams.FIELD, params.raw)
+        return with_member(body, kvparams.FIELD, handover.params)
 
-    def release(self, params: KvTransferParams) -> bytes:
-        """Body of the release, a POST to `release_target` of the decode engine."""
-        return msgspec.json.encode(
-            {
-                "model": RELEASE_MODEL,
-                "prompt": "x",
-                "max_tokens": 1,
-                kvparams.FIELD: Raw(params.raw),
-            }
-        )
+    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing:
+        """The request that has the prefill pod free what nobody will read."""
+        body = {
+            "model": RELEASE_MODEL,
+            "prompt": "x",
+            "max_tokens": 1,
+            kvparams.FIELD: Raw(handover.params),
+        }
+        return Outgoing(Kind.COMPLETIONS.value, msgspec.json.encode(body), expected=404)

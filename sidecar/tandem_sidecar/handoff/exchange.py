@@ -9,14 +9,15 @@ are performed in `_do` and nowhere else.
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
 from ..bodies.parse import Body, Kind
+from ..connectors.handover import Attempt, Handover, Outgoing
 from ..http.collect import Answer, Collector, NoAnswer
 from ..http.messages import Request, ResponseHead
 from ..http.server import Client
@@ -37,20 +38,17 @@ log = logging.getLogger(__name__)
 class Connector(Protocol):
     """How the two legs of a hand-off are written."""
 
-    release_target: bytes
-    """Path of the decode engine that a release is posted to."""
-
-    def prefill(self, kind: Kind, body: Body) -> bytes:
+    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
 
-    def params(self, answer: bytes) -> KvTransferParams:
+    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
         """What the prefill answer hands over. Raises ParamsUnusable."""
 
-    def decode(self, body: Body, params: KvTransferParams) -> bytes:
+    def decode(self, kind: Kind, body: Body, handover: Handover) -> bytes:
         """Body of the decode leg."""
 
-    def release(self, params: KvTransferParams) -> bytes:
-        """Body of the request that has the prefill pod free the blocks."""
+    def release(self, kind: Kind, body: Body, handover: Handover) -> Outgoing:
+        """The request that has the prefill pod free what nobody will read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,7 @@ class Exchange:
         self._leg: DecodeLeg | None = None
         self._leg_started = 0.0
         self._attempt_id = ""
+        self._attempt: Attempt
         self._prefiller = ""
         self._prefill_answer: Answer | None = None
         self._prefill_timing: Timing | None = None
@@ -183,15 +182,15 @@ class Exchange:
         match action:
             case moves.StartPrefill(candidate, last):
                 self._start_prefill(candidate, last=last)
-            case moves.StartDecode(params):
-                self._start_decode(params)
+            case moves.StartDecode(handover):
+                self._start_decode(handover)
             case moves.AbortPrefill():
                 if self._prefill is not None:
                     self._prefill.abort()
             case moves.AbortDecode():
                 self._abort_decode()
-            case moves.Release(params):
-                self._release(params)
+            case moves.Release(handover):
+                self._release(handover)
             case moves.PassPrefill():
                 self._pass_prefill()
             case moves.PassDecode():
@@ -216,7 +215,8 @@ class Exchange:
         candidate = gen.route.candidates[index]
         self._attempt_id = fresh_id(gen.request_id)
         self._prefiller, self._leg_started = candidate.name, now
-        body = self._tools.connector.prefill(gen.kind, gen.body)
+        self._attempt = Attempt(self._attempt_id, candidate.address)
+        body = self._tools.connector.prefill(gen.kind, gen.body, self._attempt)
         self._prefill = self._tools.pool.send(
             candidate.address,
             gen.request.method,
@@ -232,7 +232,8 @@ class Exchange:
 
     def _prefill_done(self, answer: Answer | NoAnswer) -> None:
         self._prefill = None
-        event = prefill_event(answer, self._tools.connector, self._prefiller)
+        handover = partial(self._tools.connector.handover, self._attempt)
+        event = prefill_event(answer, handover, self._prefiller)
         if isinstance(answer, Answer):
             self._prefill_answer = answer
         if isinstance(event, moves.PrefillAnswered) and self._prefill_answer is not None:
@@ -240,14 +241,14 @@ class Exchange:
             self._tools.metrics.prefill(self._prefiller, self._loop.time() - self._leg_started)
         self._event(event)
 
-    def _start_decode(self, params: KvTransferParams | None) -> None:
+    def _start_decode(self, handover: Handover | None) -> None:
         gen = self._gen
-        if params is None:
+        if handover is None:
             self._attempt_id = fresh_id(gen.request_id)
             self._prefill_timing = None
             body = gen.body.data
         else:
-            body = self._tools.connector.decode(gen.body, params)
+            body = self._tools.connector.decode(gen.kind, gen.body, handover)
         self._leg_started = self._loop.time()
         self._leg = DecodeLeg(self, payload_only=gen.request.http10)
         request = engine_request(gen.request, self._engine, self._attempt_id, body)
@@ -261,15 +262,14 @@ class Exchange:
         if self._decode is not None:
             self._decode.abort()
 
-    def _release(self, params: KvTransferParams) -> None:
-        settings, connector = self._tools.settings, self._tools.connector
-        sent = [pair for pair in self._gen.request.headers if pair[0] == AUTHORIZATION]
-        Release(self._tools.lifecycle, self._gen.request_id, settings.kv_transfer_timeout).send(
+    def _release(self, handover: Handover) -> None:
+        settings, gen = self._tools.settings, self._gen
+        sent = [pair for pair in gen.request.headers if pair[0] == AUTHORIZATION]
+        Release(self._tools.lifecycle, gen.request_id, settings.kv_transfer_timeout).send(
             self._tools.pool,
             self._engine,
-            connector.release_target,
             sent,
-            connector.release(params),
+            self._tools.connector.release(gen.kind, gen.body, handover),
         )
 
     # The answer.

@@ -1,12 +1,14 @@
 """What an engine's answer to a leg means to the hand-off."""
 
 import re
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from tandem_contract import headers
-from tandem_contract.kvparams import KvTransferParams, ParamsUnusable
+from tandem_contract.kvparams import ParamsUnusable
 from tandem_contract.timing import Timing, parse_timing
 
+from ..connectors.handover import Handover
 from ..http.collect import Answer, NoAnswer
 from ..http.messages import ResponseHead
 from ..http.relay import EventChunks
@@ -26,14 +28,10 @@ _ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\
 """A stream's first chunk when the engine failed after it had sent 200."""
 
 
-class ReadsParams(Protocol):
-    """The connector, as far as a prefill answer needs it."""
-
-    def params(self, answer: bytes) -> KvTransferParams: ...
-
-
-def prefill_event(answer: Answer | NoAnswer, connector: ReadsParams, name: str) -> PrefillEvent:
-    """What the answer of the prefill backend `name` amounts to."""
+def prefill_event(
+    answer: Answer | NoAnswer, handover: Callable[[bytes], Handover], name: str
+) -> PrefillEvent:
+    """What the answer of the prefill backend `name` amounts to; `handover` reads its body."""
     if isinstance(answer, NoAnswer):
         malformed = answer.failure is Failure.MALFORMED
         return PrefillFailed(
@@ -47,7 +45,7 @@ def prefill_event(answer: Answer | NoAnswer, connector: ReadsParams, name: str) 
     if not 200 <= status < 300:
         return PrefillFailed(Cause.ERROR, f"prefill by {name}: answered {status}")
     try:
-        return PrefillAnswered(connector.params(answer.body))
+        return PrefillAnswered(handover(answer.body))
     except ParamsUnusable as err:
         return PrefillUnusable(f"prefill by {name}: {err}")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
+from ..connectors.handover import Handover
 from .moves import (
     AbortDecode,
     AbortPrefill,
@@ -92,7 +92,7 @@ class Decoding:
 
     policy: Policy
     path: RoutingPath
-    params: KvTransferParams | None = None
+    handover: Handover | None = None
     admitted: bool = False
 
 
@@ -140,8 +140,8 @@ def step(state: State, event: Event) -> Step:
 
 def _prefilling(state: Prefilling, event: Event) -> Step:
     match event:
-        case PrefillAnswered(params):
-            return Decoding(state.policy, state.path, params), (StartDecode(params),)
+        case PrefillAnswered(handover):
+            return Decoding(state.policy, state.path, handover), (StartDecode(handover),)
         case PrefillUnusable(detail):
             return _prepend(
                 CountError(ErrorPhase.KV_TRANSFER),
@@ -192,14 +192,14 @@ def _decoding(state: Decoding, event: Event) -> Step:
 
 def _after_decode_error(state: Decoding) -> Step:
     """A 5xx of a leg that was to read KV is taken for a failed load: once more without."""
-    if state.params is None or not state.policy.fallback_to_unified:
-        phase = ErrorPhase.DECODE if state.params is None else ErrorPhase.KV_TRANSFER
+    if state.handover is None or not state.policy.fallback_to_unified:
+        phase = ErrorPhase.DECODE if state.handover is None else ErrorPhase.KV_TRANSFER
         return Answering(state.path), (CountError(phase), PassDecode())
     return Decoding(state.policy, RoutingPath.FALLBACK), (
         CountError(ErrorPhase.KV_TRANSFER),
         CountRetry(),
         AbortDecode(),
-        Release(state.params),
+        Release(state.handover),
         StartDecode(None),
     )
 
@@ -228,7 +228,7 @@ def _without_split(policy: Policy, path: RoutingPath, status: int, why: str) -> 
 
 def _unread(state: Decoding) -> tuple[Action, ...]:
     """The release due when a decode leg ends that its engine has not taken charge of."""
-    return (Release(state.params),) if state.params and not state.admitted else ()
+    return (Release(state.handover),) if state.handover and not state.admitted else ()
 
 
 def _prepend(action: Action, then: Step) -> Step:

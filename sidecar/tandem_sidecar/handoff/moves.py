@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.paths import ErrorPhase
+
+from ..connectors.handover import Handover
 
 
 class Cause(StrEnum):
@@ -27,7 +28,7 @@ class Cause(StrEnum):
 class PrefillAnswered:
     """2xx with usable kv_transfer_params."""
 
-    params: KvTransferParams
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class StartPrefill:
 
 @dataclass(frozen=True, slots=True)
 class StartDecode:
-    params: KvTransferParams | None
+    handover: Handover | None
     """What to read the KV by; None: the engine computes the prompt itself."""
 
 
@@ -131,7 +132,7 @@ class AbortDecode:
 class Release:
     """Have the prefill pod free blocks that nobody will read."""
 
-    params: KvTransferParams
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True)

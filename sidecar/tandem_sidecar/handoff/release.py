@@ -5,6 +5,7 @@ import logging
 
 from tandem_contract.commandline import HostPort
 
+from ..connectors.handover import Outgoing
 from ..http.collect import Answer, Collector, NoAnswer
 from ..http.messages import Headers, request_bytes
 from ..http.upstream import Call, Pool
@@ -23,14 +24,13 @@ class Release:
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(
-        self, pool: Pool, engine: HostPort, target: bytes, headers: Headers, body: bytes
-    ) -> None:
-        """POST `body`; the engine is to refuse it with 404."""
+    def send(self, pool: Pool, engine: HostPort, headers: Headers, what: Outgoing) -> None:
+        """POST it to `engine`."""
         loop = asyncio.get_running_loop()
         self._lifecycle.enter(self)
+        self._expected = what.expected
         pairs = [(b"host", str(engine).encode()), (b"content-type", b"application/json"), *headers]
-        request = request_bytes(b"POST", target, pairs, body)
+        request = request_bytes(b"POST", what.target, pairs, what.body)
         self._timer = loop.call_later(self._timeout, self._expired)
         self._call = pool.send(engine, b"POST", request, Collector(self._done))
 
@@ -47,7 +47,7 @@ class Release:
 
     def _done(self, answer: Answer | NoAnswer) -> None:
         match answer:
-            case Answer(head) if head.status == 404:
+            case Answer(head) if head.status == self._expected:
                 self._end(None)
             case Answer(head):
                 self._end(f"the engine answered {head.status}")

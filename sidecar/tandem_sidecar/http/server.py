@@ -29,6 +29,8 @@ class Limits:
     """Request line and headers."""
     request_seconds: float = 30.0
     """From a request's first byte to the end of its head, and between reads of its body."""
+    connections: int = 8192
+    """Clients connected at once; more wait in the backlog."""
     idle_seconds: float = 3660.0
     """Above Envoy's idle hour: the side that closes last loses no request to a race."""
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.kvparams import KvTransferParams, parse_params
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_sidecar.connectors.handover import Handover
 from tandem_sidecar.handoff import machine as h
 from tandem_sidecar.handoff import moves as m
 from tandem_sidecar.handoff.machine import Outcome
@@ -13,7 +13,7 @@ from tandem_sidecar.handoff.moves import Cause
 
 from ..peers import PARAMS
 
-P: KvTransferParams = parse_params(PARAMS)
+P = Handover(PARAMS)
 SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK
 YES, NO = h.Policy(True), h.Policy(False)
 
@@ -219,7 +219,7 @@ def check_run(end: h.Ended, done: list[m.Action]) -> None:
         assert isinstance(responses[0], kinds)
     starts = [a for a in done if isinstance(a, m.StartDecode)]
     assert len(starts) <= 2, "at most one local retry"
-    assert all(a.params is None for a in starts[1:])
+    assert all(a.handover is None for a in starts[1:])
     assert sum(isinstance(a, m.Release) for a in done) <= 1
     indices = [a.candidate for a in done if isinstance(a, m.StartPrefill)]
     assert indices == list(range(len(indices))), "each candidate once, in order"

@@ -168,8 +168,8 @@ async def test_sigterm_past_the_drain_timeout_ends_with_0() -> None:
 
 
 def test_a_config_file_and_the_environment_set_flags(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("workers: 2\n")
+    (tmp_path / "c.yaml").write_text("workers: 0\n")
     result = CliRunner().invoke(main, ["--config", str(tmp_path / "c.yaml")])
-    assert (result.exit_code, "only 1" in result.stderr) == (2, True)
+    assert (result.exit_code, "1<=x" in result.stderr) == (2, True)
     result = CliRunner().invoke(main, [], env={"TANDEM_SIDECAR_RETRIES": "many"})
     assert (result.exit_code, "many" in result.stderr) == (2, True)

@@ -11,7 +11,7 @@ ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit e2e lint format types bench images generate \
+.PHONY: help setup demo test unit chaos e2e lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -44,10 +44,13 @@ demo: setup ## one prefill and two decode pods, an EPP and Envoy on this machine
 	$(BIN)/tandem demo $(ARGS)
 
 test: setup lint types ## every check, and every test but those on a whole Kubernetes
-	$(BIN)/python -m pytest -m "not node" $(ARGS)
+	$(BIN)/python -m pytest -m "not node and not vllm and not chaos" $(ARGS)
 
 unit: setup ## the pure tests only (seconds)
-	$(BIN)/python -m pytest -m "not component and not control_plane and not node" $(ARGS)
+	$(BIN)/python -m pytest -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
+
+chaos: setup ## kills, hangs, partitions and slow networks under load
+	$(BIN)/python -m pytest -m chaos $(ARGS)
 
 # The node goes down whatever happens, and first says what its pods are at when a test failed.
 e2e: images ## the tests on a whole Kubernetes with these images (Linux, root, Go; docs/testing.md)

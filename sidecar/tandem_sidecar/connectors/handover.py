@@ -1,4 +1,16 @@
-"""What passes between a hand-off and its connector."""
+"""What passes between a hand-off and its connector.
+
+prefill(kind, body, attempt) -> bytes          every connector
+handover(attempt, answer) -> Handover          raises ParamsUnusable
+decode(kind, body, handover) -> bytes
+release(kind, body, handover) -> Outgoing | None
+
+together: bool                                 the legs run at once; P's 2xx is awaited
+inquiry(attempt) -> Inquiry | None             what the prefill pod must be asked first
+learned(attempt, answer) -> None               its answer's body; raises ParamsUnusable
+expected(attempt) -> Handover                  when `together`, before the prefill answered
+forget(prefill) -> None                        what was learned of a pod that failed is void
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +22,7 @@ class Attempt:
     """One try at a hand-off with one prefill pod."""
 
     engine_id: str
-    """`X-Request-Id` of both legs; no other attempt has it."""
+    """`X-Request-Id` of both legs and of the release; no other attempt has it."""
     prefill: HostPort
 
 
@@ -27,9 +39,17 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request of the connector's own to the decode engine."""
+    """A request of the connector's own to the decode engine, under the attempt's engine id."""
 
     target: bytes
     body: bytes
     expected: int
     """The status that says it did its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A GET that a prefill pod is asked before its first hand-off; its answer is `learned`."""
+
+    address: HostPort
+    target: bytes

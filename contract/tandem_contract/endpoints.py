@@ -14,3 +14,7 @@ LIVE: Final = "/healthz"
 
 DRAIN_AND_WAIT: Final = "/drain?wait=true"
 """Sidecar admin → the engine container's preStop: take nothing new, answer when all is done."""
+
+REQUESTS: Final = "/requests/"
+"""With a request id behind it, on the sidecar's admin port and the EPP's metrics port →
+`tandem trace`: what is remembered of that request, see `tandem_contract.trace`."""

@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HOST_PORT: Final = re.compile(
     r"(?:\[(?P<address>[^\[\]]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})", re.ASCII
 )
+_CONFIG: Final = "tandem_contract.commandline.config"
 
 
 class HostPort(NamedTuple):
@@ -107,6 +108,13 @@ def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None)
     except DocumentError as err:
         raise click.UsageError(str(err), ctx) from err
     ctx.default_map = {**(ctx.default_map or {}), **values}
+    ctx.meta[_CONFIG] = file
+    return file
+
+
+def config_file(ctx: click.Context) -> Path | None:
+    """The file given with `--config`, if one was: for who follows its changes."""
+    file: Path | None = ctx.meta.get(_CONFIG)
     return file
 
 
@@ -122,7 +130,7 @@ def _flag_value(
         raise document.error([key], "has no value: give it one or leave it out")
     written = [_as_argument(v) for v in value] if flag.multiple else _as_argument(value)
     try:
-        flag.type_cast_value(ctx, written)
+        flag.process_value(ctx, written)
     except click.BadParameter as err:
         raise document.error([key], err.message) from err
     return written
@@ -183,6 +191,7 @@ __all__ = [
     "HOST_PORT",
     "HostPort",
     "command",
+    "config_file",
     "config_option",
     "fail",
     "format_duration",

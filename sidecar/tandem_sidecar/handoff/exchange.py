@@ -51,11 +51,12 @@ class Connector(Protocol):
         """The request that has the prefill pod free what nobody will read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tools:
     """What every exchange of a process shares."""
 
     settings: Settings
+    """Replaced by a reload: a request keeps those it began with."""
     pool: Pool
     connector: Connector
     metrics: Metrics
@@ -82,6 +83,7 @@ class Exchange:
         self, tools: Tools, client: Client, generation: Generation, engine: HostPort
     ) -> None:
         self._tools = tools
+        self._settings = tools.settings
         self._gen = generation
         self._engine = engine
         self._loop = asyncio.get_running_loop()
@@ -106,8 +108,8 @@ class Exchange:
         self._tools.lifecycle.enter(self)
         self._tools.metrics.in_flight.inc()
         route = self._gen.route
-        attempts = min(len(route.candidates), 1 + self._tools.settings.retries)
-        self._perform(machine.begin(route.path, attempts, self._tools.settings.policy))
+        attempts = min(len(route.candidates), 1 + self._settings.retries)
+        self._perform(machine.begin(route.path, attempts, self._settings.policy))
 
     # What the client's connection and the drain say.
 
@@ -207,7 +209,7 @@ class Exchange:
 
     def _start_prefill(self, index: int, *, last: bool) -> None:
         """Ask candidate `index`; making a connection may take its share of the time left."""
-        settings, gen = self._tools.settings, self._gen
+        settings, gen = self._settings, self._gen
         now = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(settings.prefill_timeout, self._deadline)
@@ -226,7 +228,7 @@ class Exchange:
         )
 
     def _deadline(self) -> None:
-        timeout = self._tools.settings.prefill_timeout
+        timeout = self._settings.prefill_timeout
         detail = f"{self._prefiller}: no prefill within {timeout:.3g}s"
         self._event(moves.PrefillFailed(moves.Cause.DEADLINE, detail))
 
@@ -263,7 +265,7 @@ class Exchange:
             self._decode.abort()
 
     def _release(self, handover: Handover) -> None:
-        settings, gen = self._tools.settings, self._gen
+        settings, gen = self._settings, self._gen
         sent = [pair for pair in gen.request.headers if pair[0] == AUTHORIZATION]
         Release(self._tools.lifecycle, gen.request_id, settings.kv_transfer_timeout).send(
             self._tools.pool,
@@ -289,7 +291,7 @@ class Exchange:
 
     @property
     def _decode_name(self) -> str:
-        return self._tools.settings.pod_name or self._gen.route.decode_name or str(self._engine)
+        return self._settings.pod_name or self._gen.route.decode_name or str(self._engine)
 
     def _served(self, timing: Timing | None = None) -> Served:
         return Served(

@@ -19,8 +19,9 @@ class Lifecycle:
 
     def __init__(self, drain_timeout: float) -> None:
         self.draining = False
+        self.timeout = drain_timeout
+        """Of a drain that begins from now on."""
         self.work: set[Work] = set()
-        self._timeout = drain_timeout
         self._idle = asyncio.Event()
         self._idle.set()
         self._expiry: asyncio.TimerHandle | None = None
@@ -39,7 +40,7 @@ class Lifecycle:
         if self.draining:
             return
         self.draining = True
-        self._expiry = asyncio.get_running_loop().call_later(self._timeout, self._expire)
+        self._expiry = asyncio.get_running_loop().call_later(self.timeout, self._expire)
 
     async def idle(self) -> None:
         """Return when nothing runs, which after `drain` is at the latest when it timed out."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -16,6 +17,18 @@ from tandem_local.sources import read_sets
 from tandem_local.stack import START_TIMEOUT, Stack
 
 from .options import command, files_option, run_dir_option
+
+
+def _programs(
+    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Path]:
+    found = {}
+    for value in values:
+        name, _, file = value.partition("=")
+        if not name or not os.access(file, os.X_OK) or Path(file).is_dir():
+            raise click.BadParameter(f"{value!r}: write NAME=FILE, FILE being a program")
+        found[name] = Path(file).absolute()
+    return found
 
 
 @command("up")
@@ -33,7 +46,21 @@ from .options import command, files_option, run_dir_option
     default=format_duration(START_TIMEOUT),
     help="How long the pods may take to get ready: mostly the loading of weights.",
 )
-def up(paths: tuple[Path, ...], run_dir: Path | None, port: int, start_timeout: float) -> None:
+@click.option(
+    "--program",
+    "programs",
+    callback=_programs,
+    multiple=True,
+    metavar="NAME=FILE",
+    help="Run FILE where a pod's command is NAME, as in vllm=/opt/vllm/bin/vllm; repeatable.",
+)
+def up(
+    paths: tuple[Path, ...],
+    run_dir: Path | None,
+    port: int,
+    start_timeout: float,
+    programs: dict[str, Path],
+) -> None:
     """Run PrefillPools and DecodePools on this machine as processes, with an EPP and Envoy.
 
     Serves until Ctrl-C. Every pod is run exactly as `tandem render` prints it.
@@ -46,6 +73,7 @@ def up(paths: tuple[Path, ...], run_dir: Path | None, port: int, start_timeout: 
             run_dir=run_dir,
             console=Console(),
             start_timeout=start_timeout,
+            programs=programs,
         )
         asyncio.run(_serve(stack))
     except (DocumentError, Refused) as err:

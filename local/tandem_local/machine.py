@@ -2,8 +2,8 @@
 
 An image is not pulled. Ours (`tandem`, `tandem-engine`, under any registry and tag) run from the
 Python environment this process runs from; another image's container needs an explicit command
-that is on PATH. The environment of this process is passed on but for `TANDEM_*`, which would
-override the flags that the Pod left at their defaults.
+that is on PATH, or that `programs` finds elsewhere. The environment of this process is passed on
+but for `TANDEM_*`, which would override the flags that the Pod left at their defaults.
 """
 
 import os
@@ -35,8 +35,14 @@ def image_name(image: str) -> str:
 class Machine:
     """Gives containers what they need, each GPU once."""
 
-    def __init__(self, environ: Mapping[str, str], gpus: tuple[str, ...]) -> None:
-        """`gpus`: ids as CUDA_VISIBLE_DEVICES wants them."""
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        gpus: tuple[str, ...],
+        programs: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`gpus`: ids as CUDA_VISIBLE_DEVICES wants them; `programs`: name → the file to run."""
+        self._programs = dict(programs or {})
         self._environ = {k: v for k, v in environ.items() if not k.startswith("TANDEM_")}
         own = str(Path(sys.executable).parent)
         self._environ["PATH"] = os.pathsep.join((own, environ.get("PATH", os.defpath)))
@@ -45,13 +51,13 @@ class Machine:
         self._taken: dict[str, list[str]] = {}
 
     @classmethod
-    def here(cls) -> "Machine":
+    def here(cls, programs: Mapping[str, Path] | None = None) -> "Machine":
         """The machine this runs on."""
         visible = os.environ.get(_VISIBLE)
         if visible is not None:
-            return cls(os.environ, tuple(filter(None, visible.split(","))))
+            return cls(os.environ, tuple(filter(None, visible.split(","))), programs)
         found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-        return cls(os.environ, tuple(sorted(match[1] for match in found if match)))
+        return cls(os.environ, tuple(sorted(match[1] for match in found if match)), programs)
 
     def prepare(self, pod: PodSpec, spec: ContainerSpec) -> tuple[ContainerSpec, dict[str, str]]:
         """The container with its command found, and its whole environment. Raises Refused."""
@@ -62,9 +68,14 @@ class Machine:
         return replace(spec, command=self._command(where, spec, env)), env
 
     def _defaults(self, spec: ContainerSpec) -> dict[str, str]:
+        defaults = {}
+        # A pod's HOME is its own and goes with the run; models are downloaded once.
+        if home := self._environ.get("HOME"):
+            defaults["HF_HOME"] = self._environ.get("HF_HOME", f"{home}/.cache/huggingface")
         # Several engines share the cores: one thread each is faster than all threads for each.
-        shared = image_name(spec.image) == _ENGINE and "OMP_NUM_THREADS" not in self._environ
-        return {"OMP_NUM_THREADS": "1"} if shared else {}
+        if image_name(spec.image) == _ENGINE and "OMP_NUM_THREADS" not in self._environ:
+            defaults["OMP_NUM_THREADS"] = "1"
+        return defaults
 
     def _command(self, where: str, spec: ContainerSpec, env: Mapping[str, str]) -> tuple[str, ...]:
         command = spec.command
@@ -76,10 +87,12 @@ class Machine:
                     "give the container a command that is installed here"
                 )
             command = (entrypoint, *command)
-        found = shutil.which(command[0], path=env["PATH"])
+        program = str(self._programs.get(command[0], command[0]))
+        found = shutil.which(program, path=env["PATH"])
         if found is None:
             raise Refused(
-                f"{where}: {command[0]} (image {spec.image}) is not on PATH: install it here"
+                f"{where}: {program} (image {spec.image}) is not on PATH: install it here, "
+                f"or say where it is: --program {command[0]}=FILE"
             )
         return (found, *command[1:])
 

@@ -1,7 +1,8 @@
 """Pod JSON → `podspec` types: addresses, variables and mount paths resolved.
 
 Addresses: a pod's containers share one 127.x.y.z. They reach each other at `status.podIP`, because
-127.0.0.1 is every pod's here.
+127.0.0.1 is every pod's here. `tcp://*:PORT` is every address of the pod, so it becomes its one.
+(vLLM binds wildcards only: an engine run here keeps its KV events to itself.)
 
 Volumes: a process has no mount namespace, so a volume is a directory of this machine (emptyDir:
 below the run directory; secret: where the runner keeps it; hostPath: in place), and a `mountPath`
@@ -35,6 +36,8 @@ from .podspec import (
 
 _VARIABLE: Final = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _FIELD: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+_EVERYWHERE: Final = "tcp://*:"
 
 VolumeSource = Callable[[str, Mapping[str, Any]], Path]
 """(volume name, volume JSON) → its directory on this machine; raises Refused when it has none."""
@@ -121,9 +124,11 @@ class _Parser:
     def _container(self, raw: Mapping[str, Any], restarts: bool) -> ContainerSpec:
         mounts = {m["mountPath"]: self._mounted(m) for m in raw.get("volumeMounts") or ()}
         env = self._env(raw)
+        everywhere = f"tcp://{self._address}:"
 
         def resolve(words: Sequence[str]) -> tuple[str, ...]:
-            return tuple(relocate(expand(word, env), mounts) for word in words)
+            expanded = (expand(word, env).replace(_EVERYWHERE, everywhere) for word in words)
+            return tuple(relocate(word, mounts) for word in expanded)
 
         named = {p["name"]: int(p["containerPort"]) for p in raw.get("ports") or () if "name" in p}
         handlers = _Handlers(self._address, named, resolve)

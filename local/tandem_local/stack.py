@@ -11,7 +11,7 @@ Errors: `Refused`, `StartFailed`.
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final, Self
@@ -28,6 +28,7 @@ from tandem_operator.routing.static import router_config
 
 from . import addresses, router
 from .errors import Refused, StartFailed
+from .machine import Machine
 from .pod import RunningPod
 from .runner import Runner
 from .state import PodState, RunDir, State, default_run_dir
@@ -51,13 +52,18 @@ class Stack:
         run_dir: Path | None = None,
         console: Console | None = None,
         start_timeout: float = START_TIMEOUT,
+        programs: Mapping[str, Path] | None = None,
     ) -> None:
-        """`port` 0 takes a free one. `console` shows progress; None shows nothing."""
+        """`port` 0 takes a free one. `console` shows progress; None shows nothing.
+
+        `programs`: the file to run for a command that a pod names, such as `vllm`.
+        """
         self.run_dir = (run_dir or default_run_dir()).absolute()
         self._sets = sets
         self._port = port or addresses.free_port(HOST)
         self._console = console or Console(quiet=True)
         self._start_timeout = start_timeout
+        self._machine = Machine.here(programs)
         self._runner: Runner | None = None
         self._opened: AsyncExitStack | None = None
 
@@ -104,7 +110,8 @@ class Stack:
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         keys = self.run_dir / "plan-keys"
         router.write_plan_key(keys)
-        runner = Runner(self.run_dir, secrets=dict.fromkeys(plan_key_secrets(self._sets), keys))
+        secrets = dict.fromkeys(plan_key_secrets(self._sets), keys)
+        runner = Runner(self.run_dir, secrets=secrets, machine=self._machine)
         documents = [pod for pool_set in self._sets for pod in pods(pool_set)]
         serving = runner.add(documents)
         served = {pod.spec.name: pod.spec.address for pod in serving}

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,21 @@ def test_settings_of_this_process_do_not_reach_the_pods() -> None:
 def test_our_images_have_an_entrypoint() -> None:
     prepared, _ = Machine({}, ()).prepare(POD, spec())
     assert prepared.command[0].endswith("/bin/tandem-engine")
+
+
+def test_a_program_may_lie_elsewhere(tmp_path: Path) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    prepared, _ = Machine({}, (), {"vllm": program}).prepare(POD, spec("vllm/x", "vllm", "serve"))
+    assert prepared.command == (str(program), "serve")
+    with pytest.raises(Refused, match="--program vllm=FILE"):
+        Machine({}, ()).prepare(POD, spec("vllm/x", "vllm", "serve"))
+
+
+def test_models_are_downloaded_once() -> None:
+    def cache(**environ: str) -> str | None:
+        return Machine(environ, ()).prepare(POD, spec())[1].get("HF_HOME")
+
+    assert cache(HOME="/home/me") == "/home/me/.cache/huggingface"
+    assert cache(HOME="/home/me", HF_HOME="/models") == "/models"

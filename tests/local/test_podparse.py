@@ -91,3 +91,9 @@ def test_a_probe_of_localhost_asks_the_pod() -> None:
     asked = parsed.containers[0].readiness
     assert asked is not None
     assert (asked.handler.host, asked.period) == ("127.1.1.1", 2.0)  # type: ignore[union-attr]  # it is an HttpGet
+
+
+def test_every_address_of_a_pod_is_its_one() -> None:
+    engine = container("engine", command=["vllm"], args=['{"endpoint":"tcp://*:5557"}'])
+    parsed = parse_pod(pod("a", engine), address="127.1.1.1", volume=lambda _name, _raw: Path("/"))
+    assert parsed.containers[0].command[-1] == '{"endpoint":"tcp://127.1.1.1:5557"}'

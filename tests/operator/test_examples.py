@@ -16,7 +16,7 @@ SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 
 
 @pytest.mark.parametrize(
-    ("name", "prefill", "decode"), [("quickstart", 1, 2), ("llama-3-8b-nixl", 2, 4)]
+    ("name", "prefill", "decode"), [("quickstart", 1, 2), ("llama-3-8b-nixl", 2, 4), ("vllm", 1, 1)]
 )
 def test_example(name: str, prefill: int, decode: int) -> None:
     (pool_set,) = parse_pools(load_documents(EXAMPLES / f"{name}.yaml"))
@@ -25,7 +25,7 @@ def test_example(name: str, prefill: int, decode: int) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert {f.stem for f in EXAMPLES.glob("*.yaml")} == {"quickstart", "llama-3-8b-nixl"}
+    assert {f.stem for f in EXAMPLES.glob("*.yaml")} == {"quickstart", "llama-3-8b-nixl", "vllm"}
 
 
 @pytest.mark.parametrize("text", SNIPPETS)

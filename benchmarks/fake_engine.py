@@ -1,0 +1,175 @@
+"""A fake engine: answers every request at once, in vLLM's shape, and computes nothing.
+
+    python -m benchmarks.fake_engine PORT [--chunks 256]
+
+A body that says `"do_remote_decode":true` gets `kv_transfer_params`, one that says `"stream":true`
+gets events, each chunk in a send of its own as from an engine that writes token by token. GET
+/counts tells what was asked, so that a request lost on the way shows. It reads requests as h2load,
+Envoy and the sidecar write them: `content-length`, nothing else.
+"""
+
+import asyncio
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from typing import Final, cast
+
+import click
+import uvloop
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_ENDS: Final = 2048
+"""Bytes looked at on either side of a body: the prompt between them may be large."""
+
+_PARAMS: Final = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "fake-engine",
+    "remote_request_id": "cmpl-1",
+    "remote_block_ids": [list(range(1, 9))],
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+    "remote_num_tokens": 100,
+}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked; `ended` are answers written whole."""
+
+    asked: int = 0
+    prefills: int = 0
+    pulls: int = 0
+    ended: int = 0
+
+
+def _answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
+
+
+def _completion(tokens: int, **extra: object) -> bytes:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": " word" * tokens},
+        "finish_reason": "length",
+    }
+    usage = {"prompt_tokens": 100, "completion_tokens": tokens, "total_tokens": 100 + tokens}
+    answer = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1767225600,
+        "model": "bench",
+        "choices": [choice],
+        "usage": usage,
+    }
+    return json.dumps(answer | extra, separators=(",", ":")).encode()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+PLAIN: Final = _completion(16)
+_PLAIN: Final = _answer(PLAIN)
+_PREFILL: Final = _answer(_completion(1, kv_transfer_params=_PARAMS))
+_STREAM_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+_EVENT: Final = (
+    b'data: {"id":"chatcmpl-7f3a9c0d1e2b4f5a6b7c8d9e0f1a2b3c","object":"chat.completion.chunk",'
+    b'"created":1767225600,"model":"bench","choices":[{"index":0,"delta":{"content":" word"},'
+    b'"logprobs":null,"finish_reason":null}]}\n\n'
+)
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+def stream_size(chunks: int) -> int:
+    """Bytes of a streamed answer of `chunks` tokens, the chunked coding taken off."""
+    return chunks * len(_EVENT) + len(_DONE)
+
+
+class Engine(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, counts: Counts, chunks: int) -> None:
+        self._counts = counts
+        self._chunks = chunks
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._fd: int = transport.get_extra_info("socket").fileno()
+
+    def data_received(self, data: bytes) -> None:
+        self._data = self._data + data if self._data else data
+        while (end := self._data.find(b"\r\n\r\n")) >= 0:
+            length = _LENGTH.search(self._data, 0, end)
+            whole = end + 4 + (int(length[1]) if length else 0)
+            if len(self._data) < whole:
+                return
+            request, self._data = self._data[:whole], self._data[whole:]
+            self._serve(request, end + 4)
+
+    def _serve(self, request: bytes, body: int) -> None:
+        if request.startswith(b"GET"):
+            self._transport.write(_answer(json.dumps(asdict(self._counts)).encode()))
+            return
+        counts = self._counts
+        counts.asked += 1
+        told = request[body : body + _ENDS] + request[max(body, len(request) - _ENDS) :]
+        if b'"do_remote_decode":true' in told:
+            counts.prefills += 1
+            self._transport.write(_PREFILL)
+        else:
+            counts.pulls += b'"do_remote_prefill":true' in told
+            if b'"stream":true' in told:
+                self._stream()
+            else:
+                self._transport.write(_PLAIN)
+        counts.ended += 1
+
+    def _stream(self) -> None:
+        self._send(_STREAM_HEAD)
+        event = _chunk(_EVENT)
+        for _ in range(self._chunks):
+            self._send(event)
+        self._send(_chunk(_DONE) + b"0\r\n\r\n")
+
+    def _send(self, data: bytes) -> None:
+        """At once, in a segment of its own; the transport would gather them into one write."""
+        if not self._transport.get_write_buffer_size():
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                self._transport.abort()
+                return
+        if data:
+            self._transport.write(data)
+
+
+async def serve(port: int, chunks: int) -> None:
+    """Serve on 127.0.0.1 until cancelled."""
+    counts = Counts()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Engine(counts, chunks), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+@click.command()
+@click.argument("port", type=int)
+@click.option("--chunks", default=256, show_default=True, help="events of a stream")
+def main(port: int, chunks: int) -> None:
+    """Serve on 127.0.0.1:PORT until killed."""
+    uvloop.run(serve(port, chunks))
+
+
+if __name__ == "__main__":
+    main()

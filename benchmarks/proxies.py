@@ -1,0 +1,137 @@
+"""The processes that `benchmarks.sidecar` compares: fake engine, Envoy as a bare proxy, sidecar."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tandem_local.addresses import free_port
+from tandem_local.router import find_envoy, write_plan_key
+
+_TICK: Final = os.sysconf("SC_CLK_TCK")
+_HOST: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that answers HTTP on 127.0.0.1."""
+
+    name: str
+    port: int
+    pid: int
+
+    def cpu(self) -> float:
+        """Seconds of CPU used so far, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+    def resident(self) -> float:
+        """Resident memory in MB (10^6 bytes)."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE") / 1e6
+
+
+class Servers(NamedTuple):
+    """All three, and the directory of the keys that the sidecar trusts."""
+
+    engine: Server
+    envoy: Server
+    sidecar: Server
+    keys: Path
+
+
+@asynccontextmanager
+async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
+    """Start them; the engine streams `chunks` events.
+
+    Raises Refused without Envoy, RuntimeError with what a process said that did not start.
+    """
+    program = find_envoy()
+    keys, config = scratch / "keys", scratch / "envoy.json"
+    write_plan_key(keys)
+    python = Path(sys.executable)
+    engine, envoy, sidecar, admin = (free_port(_HOST) for _ in range(4))
+    config.write_text(json.dumps(_bare_proxy(envoy, engine)))
+    fake = (str(python), "-m", "benchmarks.fake_engine", str(engine), "--chunks", str(chunks))
+    bare = (str(program), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id")
+    ours = (
+        str(python.with_name("tandem-sidecar")),
+        *("--listen", f"{_HOST}:{sidecar}", "--admin", f"{_HOST}:{admin}"),
+        *("--engine", f"http://{_HOST}:{engine}", "--pod-name", "decode-0"),
+        *("--plan-key-dir", str(keys), "--log-format", "json"),
+    )
+    async with AsyncExitStack() as stack:
+
+        async def start(name: str, port: int, command: tuple[str, ...]) -> Server:
+            server = _server(name, port, command, scratch / f"{name}.log")
+            return await stack.enter_async_context(server)
+
+        yield Servers(
+            await start("engine", engine, fake),
+            await start("Envoy", envoy, (*bare, "-l", "error")),
+            await start("tandem-sidecar", sidecar, ours),
+            keys,
+        )
+
+
+@asynccontextmanager
+async def _server(
+    name: str, port: int, command: tuple[str, ...], log: Path
+) -> AsyncIterator[Server]:
+    with log.open("wb") as file:
+        child = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
+    try:
+        while not await _listens(port):
+            if child.returncode is not None:
+                raise RuntimeError(f"{name} ended with {child.returncode}: {_said(log)}")
+            await asyncio.sleep(0.05)
+        yield Server(name, port, child.pid)
+    finally:
+        if child.returncode is None:
+            child.terminate()
+        await child.wait()
+
+
+def _said(log: Path) -> str:
+    return log.read_text(errors="replace").strip()
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(_HOST, port)
+    except OSError:
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True
+
+
+def _bare_proxy(port: int, engine: int) -> dict[str, object]:
+    """Envoy's bootstrap: one route, a router, nothing else."""
+    filters = "type.googleapis.com/envoy.extensions.filters"
+    router = {"@type": f"{filters}.http.router.v3.Router"}
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}
+    manager = {
+        "@type": f"{filters}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [{"name": "router", "typed_config": router}],
+    }
+    chain = {"filters": [{"name": "http", "typed_config": manager}]}
+    endpoints = {"lb_endpoints": [{"endpoint": {"address": _address(engine)}}]}
+    cluster = {
+        "name": "engine",
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": "engine", "endpoints": [endpoints]},
+    }
+    listener = {"address": _address(port), "filter_chains": [chain]}
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+def _address(port: int) -> dict[str, object]:
+    return {"socket_address": {"address": _HOST, "port_value": port}}

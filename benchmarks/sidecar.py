@@ -1,0 +1,230 @@
+"""What the sidecar costs, beside Envoy as a bare proxy and the engine asked directly.
+
+One fake engine that computes nothing answers all; h2load sends the same body to each in turn, round
+by round. CPU per request is the proxy's own, from /proc; figures are medians over the rounds. The
+sidecar runs with what it has: signed plans, metrics, history, breakers, JSON log at info. A request
+is lost when it was not answered 2xx, not with all its bytes, or not handed off as planned.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import click
+from rich.console import Console
+from rich.table import Table
+
+from tandem_contract import headers, plan
+from tandem_contract.paths import RoutingPath
+from tandem_local.errors import Refused
+
+from . import fake_engine, h2load
+from .figures import Figure, at_most, progress, report
+from .proxies import Server, Servers, running
+
+CHUNKS: Final = 256
+REQUEST_ID: Final = "bench"
+"""One for all: a plan is good for one request id."""
+_WORDS: Final = "the quick brown fox jumps over a lazy dog "
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of request, and how it is sent."""
+
+    name: str
+    requests: int
+    size: int = 900
+    """Bytes of the prompt."""
+    stream: bool = False
+    split: bool = False
+    """Prefill and decode; only the sidecar is asked so."""
+    clients: int = 8
+    rate: float | None = None
+    """Requests per second; None: as fast as answers come."""
+
+    def body(self) -> bytes:
+        """The request."""
+        said = (_WORDS * (self.size // len(_WORDS) + 1))[: self.size]
+        request = {"model": "bench", "max_tokens": 64, "stream": self.stream}
+        request["messages"] = [{"role": "user", "content": said}]
+        return json.dumps(request, separators=(",", ":")).encode()
+
+    def answer_size(self) -> int:
+        """Bytes of the engine's answer."""
+        return fake_engine.stream_size(CHUNKS) if self.stream else len(fake_engine.PLAIN)
+
+
+PLAIN: Final = Case("plain, 1 KB", 12000)
+HAND_OFF: Final = Case("hand-off, 1 KB", 8000, split=True)
+STREAM: Final = Case(f"stream of {CHUNKS} chunks", 1500, stream=True)
+HAND_OFF_STREAM: Final = Case("hand-off, then stream", 1500, stream=True, split=True)
+PACED: Final = Case("200 req/s", 800, rate=200)
+PACED_HAND_OFF: Final = Case("200 req/s, hand-off", 800, split=True, rate=200)
+LARGE: Final = Case("hand-off, 220 KB, 32 clients", 1500, 220_000, split=True, clients=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One case against one server; times in milliseconds."""
+
+    case: Case
+    server: str
+    cpu: float
+    """Per request, of the server's process."""
+    per_second: float
+    p50: float
+    p99: float
+    lost: int
+
+
+class Bench:
+    """The servers under test, and every sample taken of them."""
+
+    def __init__(self, scratch: Path, servers: Servers) -> None:
+        self.servers = servers
+        self.samples: list[Sample] = []
+        self._scratch = scratch
+        self._keys = plan.load_keys(servers.keys)
+
+    async def run(self, server: Server, case: Case) -> None:
+        """Take one sample."""
+        file = self._scratch / "body"
+        file.write_bytes(case.body())
+        lines = self._headers(server, case)
+        load = h2load.Load(file, lines, case.requests, case.clients, case.rate)
+        asked, cpu = await self._counts(), server.cpu()
+        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+        outcome = await h2load.drive(url, load, self._scratch)
+        cpu, counts = server.cpu() - cpu, await self._counts()
+        handed_off = case.requests * (case.split and server is self.servers.sidecar)
+        lost = case.requests - outcome.good
+        lost += abs(outcome.good * case.answer_size() - outcome.data) // case.answer_size()
+        lost += sum(abs(counts[k] - asked[k] - handed_off) for k in ("prefills", "pulls"))
+        p50, p99 = outcome.quantile(0.5), outcome.quantile(0.99)
+        each = cpu / case.requests * 1000
+        self.samples.append(Sample(case, server.name, each, outcome.per_second, p50, p99, lost))
+
+    def of(self, server: Server, case: Case) -> list[Sample]:
+        """The samples of one pair, in order."""
+        return [s for s in self.samples if s.server == server.name and s.case is case]
+
+    def _headers(self, server: Server, case: Case) -> tuple[str, ...]:
+        common = ("content-type: application/json", f"{headers.REQUEST_ID}: {REQUEST_ID}")
+        if server is not self.servers.sidecar:
+            return common
+        return (*common, f"{headers.PLAN}: {self._plan(case)}")
+
+    def _plan(self, case: Case) -> str:
+        """What the EPP would send, good for an hour."""
+        now = time.time()
+        target = plan.Target("engine-0", f"127.0.0.1:{self.servers.engine.port}")
+        path = RoutingPath.PREFILL_THEN_DECODE if case.split else RoutingPath.UNIFIED
+        prefill = (target,) if case.split else ()
+        decision = plan.Plan(
+            path, "benchmark", target, prefill, request_id=REQUEST_ID, expires=now + 3600
+        )
+        return plan.sign(decision, self._keys, now=now)
+
+    async def _counts(self) -> dict[str, int]:
+        url = f"http://127.0.0.1:{self.servers.engine.port}/counts"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            counts: dict[str, int] = await response.json()
+            return counts
+
+
+def schedule(servers: Servers) -> Iterator[tuple[Server, Case]]:
+    """One round: what is compared stands side by side."""
+    engine, envoy, sidecar, _ = servers
+    for case in (PLAIN, STREAM, PACED):
+        yield engine, case
+        yield envoy, case
+        yield sidecar, case
+    for case in (HAND_OFF, HAND_OFF_STREAM, PACED_HAND_OFF):
+        yield sidecar, case
+
+
+async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
+    """All figures, and the samples they come from."""
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        async with running(scratch, CHUNKS) as servers:
+            bench = Bench(scratch, servers)
+            for number in range(rounds):
+                for server, case in schedule(servers):
+                    progress(f"round {number + 1} of {rounds}: {case.name}, {server.name}")
+                    await bench.run(server, case)
+            progress(LARGE.name)
+            await bench.run(servers.sidecar, LARGE)
+            return figures(bench, servers.sidecar.resident()), bench.samples
+
+
+def figures(bench: Bench, resident: float) -> list[Figure]:
+    """What the targets speak of; `resident` in MB."""
+    engine, envoy, sidecar, _ = bench.servers
+
+    def cpu(name: str, ours: Case, theirs: Case, ceiling: float) -> Figure:
+        pairs = zip(bench.of(sidecar, ours), bench.of(envoy, theirs), strict=True)
+        ratio = statistics.median(a.cpu / b.cpu for a, b in pairs)
+        return at_most(f"CPU, {name}", ratio, "ratio", ceiling)
+
+    def added(name: str, case: Case) -> Figure:
+        pairs = zip(bench.of(sidecar, case), bench.of(engine, PACED), strict=True)
+        more = statistics.median(a.p99 - b.p99 for a, b in pairs)
+        return at_most(f"added p99 at 200 req/s, {name}", more, "ms", 2)
+
+    lost = sum(s.lost for s in bench.samples if s.server == sidecar.name)
+    return [
+        cpu("plain 1 KB over Envoy's", PLAIN, PLAIN, 1.8),
+        cpu("hand-off 1 KB over Envoy's plain", HAND_OFF, PLAIN, 4),
+        cpu(f"{CHUNKS}-chunk stream over Envoy's", STREAM, STREAM, 1.1),
+        cpu("hand-off + stream over Envoy's stream", HAND_OFF_STREAM, STREAM, 2),
+        added("plain", PACED),
+        added("hand-off", PACED_HAND_OFF),
+        at_most("RSS after 220 KB x 32 clients", resident, "MB", 80),
+        at_most("requests lost by the sidecar, all runs", lost, "requests", 0),
+    ]
+
+
+def show(samples: Sequence[Sample]) -> None:
+    """Print the medians behind the figures."""
+    table = Table("case", "asked", "CPU ms/request", "req/s", "p50 ms", "p99 ms", "lost")
+    rows: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        rows.setdefault((sample.case.name, sample.server), []).append(sample)
+    for (case, server), taken in rows.items():
+        cpu = statistics.median(s.cpu for s in taken)
+        rate = statistics.median(s.per_second for s in taken)
+        p50, p99 = (statistics.median(getattr(s, q) for s in taken) for q in ("p50", "p99"))
+        lost = sum(s.lost for s in taken)
+        table.add_row(
+            case, server, f"{cpu:.3f}", f"{rate:.0f}", f"{p50:.2f}", f"{p99:.2f}", str(lost)
+        )
+    Console(width=max(100, Console().width)).print(table)
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--rounds", default=3, show_default=True, help="rounds; medians are kept")
+def main(file: Path | None, rounds: int) -> None:
+    """Measure the sidecar beside Envoy; exit 2 when a program that this needs is missing."""
+    try:
+        h2load.find()
+        found, samples = asyncio.run(measure(rounds))
+    except (h2load.NotInstalled, Refused) as err:
+        click.echo(f"benchmarks.sidecar: {err}", err=True)
+        sys.exit(2)
+    show(samples)
+    report(found, file)
+
+
+if __name__ == "__main__":
+    main()

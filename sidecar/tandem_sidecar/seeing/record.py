@@ -11,7 +11,7 @@ secret: names, ids, figures.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
 
@@ -98,6 +98,12 @@ class Record:
     """What the client was told."""
     first_byte: float | None = None
     ended: float | None = None
+    errors: tuple[ErrorPhase, ...] = ()
+    """Each failure's phase; one request may have several, and still be answered."""
+    retries: int = 0
+    """Legs sent again after a failed one: to the next prefill pod, or decoded locally."""
+    ignored: int = 0
+    """Prefill addresses named without a signature and outside the allow-list."""
     legs: list[Leg] = field(default_factory=list)
 
     def leg(self, phase: Phase, backend: str, engine_id: str, now: float) -> Leg:

@@ -1,21 +1,14 @@
 """What the command line decides, as one value."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from tandem_contract.commandline import HostPort
 
 from .handoff.machine import Policy
 from .http.server import Limits
+from .seeing.logs import LogFormat
 from .trust.route import AllowList
-
-
-class LogFormat(StrEnum):
-    """How a log line is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True)

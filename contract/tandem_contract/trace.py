@@ -66,12 +66,16 @@ class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CandidateTrace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A backend that was ranked."""
+    """A backend that was chosen or may stand in, as the EPP knew it then."""
 
     name: str
     address: str
-    score: float | None = None
-    """Greater is better; None: ranked without one."""
+    in_flight: int = 0
+    """Requests that this EPP had placed there and that had not ended."""
+    waiting: float | None = None
+    """Requests in its queue by its own account; None: it had not been scraped."""
+    kv_usage: float | None = None
+    """Share of its KV cache in use, 0 to 1; None likewise."""
 
 
 class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +101,8 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of them, those believed to be on the decode pod."""
     status: int | None = None
     """What the answer's head said; None while there is none."""
+    timing: Timing | None = None
+    """What the sidecar reported with the answer's head."""
     ended: float | None = None
     """Seconds after the decision; None while it runs."""
 

@@ -86,6 +86,12 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
     help="Bytes; a larger request body is answered with 413.",
 )
 @click.option(
+    "--history",
+    type=click.IntRange(min=0),
+    default=4096,
+    help="Decisions kept for tandem trace; about 1 KB each.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -107,6 +113,7 @@ def main(
     workers: int,
     plan_key_dir: Path | None,
     max_body: int,
+    history: int,
     log_level: str,
 ) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request."""
@@ -120,7 +127,7 @@ def main(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    settings = Settings(listen, health, metrics, config, plan_key_dir, max_body, pods)
+    settings = Settings(listen, health, metrics, config, plan_key_dir, max_body, history, pods)
     try:
         loaded = load(config, os.environ, listed=static)
         keys = load_keys(plan_key_dir) if plan_key_dir else {}

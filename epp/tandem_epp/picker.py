@@ -10,7 +10,7 @@ the shared `Fleet`; it does no I/O. What refuses a request is answered in OpenAI
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -19,13 +19,15 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
-from tandem_contract.timing import parse_timing
 
 from .catalogue import asks_for_models, list_of_models
 from .decide import Situation, SplitImpossible, Verdict, decide, splits
+from .fleet import Fleet
+from .history import Decision, History, candidates
 from .messages import HttpRequest, Immediate, Mutation
 from .metrics import Metrics
-from .pods import Fleet, Pod, may_hand_over, may_prefill
+from .placement import Placement
+from .pods import Pod, may_hand_over, may_prefill
 from .request import (
     BadRequest,
     InferenceRequest,
@@ -45,9 +47,6 @@ PLAN_SECONDS: Final = 120.0
 """How long a plan may be under way: a minute in Envoy's queue, and another by which the clocks of
 two nodes may differ. Not the request."""
 
-_UNAVAILABLE: Final = frozenset({502, 503})
-"""What Envoy answers for a pod it cannot reach, and a sidecar whose engine is gone or that drains.
-A dead pod answers fastest of all: left among the choices, it would draw every request."""
 _MODELS_SHOWN: Final = 8
 """Names listed to a client that asked for one there is not: an answer is no catalogue."""
 _NO_BACKEND: Final = "no backend can take the request: try again"
@@ -73,64 +72,17 @@ class Pick:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True)
-class Placement:
-    """A request on its pods. Counted on the decode pod to its end, and on the prefill pod until
-    response headers pass: by then the prefill is done."""
-
-    mutation: Mutation
-    decode: Pod
-    prefill: Sequence[Pod]
-    """The choice, then the retries; the request counts on the choice."""
-    request: InferenceRequest | None
-    fleet: Fleet
-    metrics: Metrics
-    _prefilling: Pod | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.decode.in_flight += 1
-        self._prefilling = self.prefill[0] if self.prefill else None
-        if self._prefilling is not None:
-            self._prefilling.in_flight += 1
-
-    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
-        self._prefilled()
-        if status in _UNAVAILABLE:
-            self.fleet.suspect(self.decode)
-        elif status // 100 == 2 and self.request is not None:
-            # The backend has the prompt's KV by now.
-            self.decode.held.add(self.request.chain(self.decode.block_tokens))
-        if timing is None:
-            return
-        figures = parse_timing(timing)
-        self._computed_on(prefill).learn(figures)
-        if figures.cached is not None and figures.computed is not None:
-            self.metrics.hit(figures.cached, figures.cached + figures.computed, "measured")
-
-    def end(self) -> None:
-        self._prefilled()
-        self.decode.in_flight -= 1
-
-    def _prefilled(self) -> None:
-        if self._prefilling is not None:
-            self._prefilling.in_flight -= 1
-            self._prefilling = None
-
-    def _computed_on(self, prefill: str | None) -> Pod:
-        """Who computed the prompt. A sidecar without a plan knows backends by address only."""
-        return next(
-            (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
-        )
-
-
 class EndpointPicker:
     """Decides where requests go."""
 
-    def __init__(self, fleet: Fleet, routing: Routing, metrics: Metrics, random: Random) -> None:
+    def __init__(
+        self, fleet: Fleet, routing: Routing, metrics: Metrics, history: History, random: Random
+    ) -> None:
         self.routing = routing
         self.plan_keys: Mapping[str, bytes] = {}
         """Key id → secret; without any, no plan is sent."""
         self._fleet, self._metrics, self._random = fleet, metrics, random
+        self._history = history
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Prompts in JSON are read, and where backends serve different models, any JSON for its
@@ -139,36 +91,49 @@ class EndpointPicker:
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
         """Pick pods for `request` and count it there. Raises Refused."""
-        with self._metrics.decision_seconds.time():
-            if self._fleet.mixed and asks_for_models(request):
-                self._answer_models(request, now)
-            try:
-                kind = kind_of(request)
-                context = Context(parse_request(kind, body) if kind is not None else None)
-                model = context.request.model if context.request else model_named(body)
-                pick = self._pick(context, model, request.subset)
-                if pick.decode[0].backend.role is Role.PREFILL and not is_bare(request, body):
-                    raise self._refused(503, "no_backend", _NO_BACKEND)
-            except BadRequest as err:
-                raise self._refused(400, "bad_request", str(err)) from err
-            except SplitImpossible as err:
-                raise self._refused(503, "no_prefill_backend", f"{err}: try again") from err
-            return self._placed(request, context, pick, now)
+        known = request.headers.get(wire.REQUEST_ID)
+        decision = self._history.add(Decision(known or str(uuid.uuid4()), now))
+        try:
+            return self._decide(request, body, decision)
+        except Refused as refused:
+            decision.refused(refused.immediate.status, refused.reason)
+            raise
+        finally:
+            self._metrics.decision_seconds.observe(decision.made())
+
+    def _decide(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+        if self._fleet.mixed and asks_for_models(request):
+            self._answer_models(request, decision.decided)
+        try:
+            kind = kind_of(request)
+            context = Context(parse_request(kind, body) if kind is not None else None)
+            decision.model = context.request.model if context.request else model_named(body)
+            pick = self._pick(context, decision, request.subset)
+            if pick.decode[0].backend.role is Role.PREFILL and not is_bare(request, body):
+                raise self._refused(503, "no_backend", _NO_BACKEND)
+        except BadRequest as err:
+            raise self._refused(400, "bad_request", str(err)) from err
+        except SplitImpossible as err:
+            raise self._refused(503, "no_prefill_backend", f"{err}: try again") from err
+        return self._placed(request, context, pick, decision)
 
     def _answer_models(self, request: HttpRequest, now: float) -> None:
         """Raises Refused with the list of models, unless a backend has to be asked for it."""
         answer = list_of_models(_allowed(self._fleet.ready(None), request.subset), now)
         if answer is not None:
             self._metrics.decisions.labels("answered", "models").inc()
-            raise Refused(answer)
+            raise Refused(answer, "models")
 
     def too_large(self, limit: int) -> Immediate:
         """The answer to a body of more than `limit` bytes."""
         message = f"the request body is larger than {limit} bytes"
         return self._refused(413, "too_large", message).immediate
 
-    def _pick(self, context: Context, model: str | None, subset: frozenset[str] | None) -> Pick:
+    def _pick(self, context: Context, decision: Decision, subset: frozenset[str] | None) -> Pick:
+        model = decision.model
         if model is not None and not self._fleet.serves(model):
+            if self._fleet.served(model, decision.decided):
+                raise self._refused(503, "model_gone", f"no backend serves `{model}`: try again")
             raise self._refused(404, "unknown_model", self._unknown(model), param="model")
         ready = _allowed(self._fleet.ready(model), subset)
         decode = self._decode(ready, context)
@@ -233,28 +198,39 @@ class EndpointPicker:
         verdict = Verdict(RoutingPath.FALLBACK, "no_decode_backend")
         return Pick(verdict, [min(ready, key=lambda pod: pod.load)])
 
-    def _placed(self, request: HttpRequest, context: Context, pick: Pick, now: float) -> Placement:
-        known = request.headers.get(wire.REQUEST_ID)
-        request_id = known or str(uuid.uuid4())
-        headers = {} if known else {wire.REQUEST_ID: request_id}
+    def _placed(
+        self, request: HttpRequest, context: Context, pick: Pick, decision: Decision
+    ) -> Placement:
+        ident, now = decision.request_id, decision.decided
+        headers = {} if wire.REQUEST_ID in request.headers else {wire.REQUEST_ID: ident}
         headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(pick.decode)
         if pick.prefill:
             headers[wire.PREFILLER_HOST_PORT] = _addresses(pick.prefill)
         if self.plan_keys:
-            headers[wire.PLAN] = sign(_plan(pick, request_id, now), self.plan_keys, now=now)
-        self._record(context.request, pick, request_id)
+            headers[wire.PLAN] = sign(_plan(pick, ident, now), self.plan_keys, now=now)
+        self._record(context.request, pick, decision)
         mutation = Mutation(
             tuple(headers.items()),
             tuple(name for name in _INTERNAL if name not in headers),
             destination,
         )
         return Placement(
-            mutation, pick.decode[0], pick.prefill, context.request, self._fleet, self._metrics
+            mutation,
+            pick.decode[0],
+            pick.prefill,
+            context.request,
+            self._fleet,
+            self._metrics,
+            decision,
         )
 
-    def _record(self, request: InferenceRequest | None, pick: Pick, request_id: str) -> None:
-        """Count the pick, and note in the index what its pods will cache."""
+    def _record(self, request: InferenceRequest | None, pick: Pick, decision: Decision) -> None:
+        """Count the pick, keep it, and note in the index what its pods will cache."""
         path, reason = pick.verdict.path, pick.verdict.reason
+        decision.path, decision.reason = path, reason
+        decision.decode, decision.prefill = candidates(pick.decode), candidates(pick.prefill)
+        decision.cached_tokens = pick.cached_tokens
+        decision.prompt_tokens = request.prompt_tokens if request else 0
         self._metrics.decisions.labels(path, reason).inc()
         if request is not None:
             self._metrics.hit(pick.cached_tokens, request.prompt_tokens, "estimated")
@@ -263,13 +239,13 @@ class EndpointPicker:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "request %s: %s (%s), decode %s, prefill %s, %d of %d tokens cached",
-                request_id,
+                decision.request_id,
                 path,
                 reason,
                 pick.decode[0].name,
                 pick.prefill[0].name if pick.prefill else "none",
                 pick.cached_tokens,
-                request.prompt_tokens if request else 0,
+                decision.prompt_tokens,
             )
 
     def _refused(
@@ -280,7 +256,8 @@ class EndpointPicker:
         headers = [("content-type", "application/json")]
         if status == 503:
             headers.append(("retry-after", "1"))
-        return Refused(Immediate(status, error_body(status, message, param=param), tuple(headers)))
+        answer = Immediate(status, error_body(status, message, param=param), tuple(headers))
+        return Refused(answer, reason)
 
 
 def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:

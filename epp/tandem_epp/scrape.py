@@ -16,7 +16,8 @@ import aiohttp
 from tandem_contract import metrics as names
 from tandem_contract.commandline import HostPort
 
-from .pods import Fleet, Gauges, Pod, Report
+from .fleet import Fleet
+from .pods import Gauges, Pod, Report
 
 FASTEST: Final = 0.2
 """Seconds between scrapes of a backend whose gauges move or that has requests of ours."""

@@ -11,16 +11,19 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from time import time
 from typing import TYPE_CHECKING, Final
 
 from tandem_contract.commandline import HostPort
 from tandem_kube.pages import health_app, listening, metrics_app
 
 from .discovery import Loaded, PodSelection, Watch, reload, reload_keys
+from .fleet import Fleet
 from .grpc_server import GrpcServer
+from .history import History, route
 from .metrics import Metrics
 from .picker import EndpointPicker
-from .pods import Fleet, Member
+from .pods import Member
 from .scrape import Scraper
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class Settings:
     plan_key_dir: Path | None
     max_body: int
     """Bytes."""
+    history: int
+    """Decisions kept for `tandem trace`."""
     pods: PodSelection | None = None
     """Where backends come from; None: the configuration file."""
 
@@ -53,7 +58,10 @@ class Service:
         self._fleet = Fleet()
         self._scraper = Scraper(self._fleet)
         self._metrics = Metrics(self._fleet)
-        self._picker = EndpointPicker(self._fleet, loaded.routing, self._metrics, Random())
+        self._history = History(settings.history)
+        self._picker = EndpointPicker(
+            self._fleet, loaded.routing, self._metrics, self._history, Random()
+        )
         self._picker.plan_keys = keys
         self._stopping = asyncio.Event()
         self._loaded = loaded
@@ -69,6 +77,7 @@ class Service:
                 self._cluster = await self._connect(settings.pods, stack)
             # Probes and scrapes answer until the last stream has ended: so they are closed last.
             health, metrics = health_app(self._ready), metrics_app(self._metrics.registry)
+            metrics.add_routes([route(self._history)])
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
@@ -111,7 +120,9 @@ class Service:
     def _apply(self) -> None:
         """Have the backends and the settings that are in force now."""
         loaded, index = self._loaded, self._loaded.routing.scheduling.index
-        self._fleet.apply(self._members(), index.blockSizeTokens, index.lruCapacityPerServer)
+        self._fleet.apply(
+            self._members(), index.blockSizeTokens, index.lruCapacityPerServer, time()
+        )
         self._picker.routing = loaded.routing
         self._scraper.follow()
 

@@ -65,11 +65,11 @@ class Placed(Protocol):
 
 
 class Refused(Exception):
-    """The request is answered here: `immediate` says how."""
+    """The request is answered here: `immediate` says how, `reason` why, in one word."""
 
-    def __init__(self, immediate: Immediate) -> None:
+    def __init__(self, immediate: Immediate, reason: str = "") -> None:
         super().__init__(immediate.status)
-        self.immediate = immediate
+        self.immediate, self.reason = immediate, reason
 
 
 class Placer(Protocol):

@@ -14,8 +14,9 @@ from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
 from tandem_epp.cluster import ClusterPods
 from tandem_epp.discovery import PodSelection
+from tandem_epp.fleet import Fleet
 from tandem_epp.metrics import Metrics as EppMetrics
-from tandem_epp.pods import Fleet, Member
+from tandem_epp.pods import Member
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.seeing.metrics import Metrics as SidecarMetrics

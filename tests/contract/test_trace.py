@@ -32,7 +32,7 @@ def test_an_epps_answer_reads_back_equal() -> None:
         1.5,
         0.001,
         path=RoutingPath.PREFILL_THEN_DECODE,
-        decode=(CandidateTrace("d", "10.0.0.1:8000", 0.5),),
+        decode=(CandidateTrace("d", "10.0.0.1:8000", 2, waiting=1.0, kv_usage=0.5),),
         prefill=(CandidateTrace("p", "10.0.0.2:8000"),),
     )
     data = msgspec.json.encode([known])

@@ -13,10 +13,13 @@ from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, key_id, verify
 from tandem_contract.timing import Timing
+from tandem_epp.fleet import Fleet
+from tandem_epp.history import History
 from tandem_epp.messages import HttpRequest
 from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker, Placement, Routing
-from tandem_epp.pods import Fleet, Gauges, Member, Pod, Report
+from tandem_epp.picker import EndpointPicker, Routing
+from tandem_epp.placement import Placement
+from tandem_epp.pods import Gauges, Member, Pod, Report
 from tandem_epp.scheduling.config import load_scheduling
 from tandem_epp.stream import Refused
 
@@ -40,9 +43,9 @@ class World:
             )
             for i, (name, role) in enumerate(roles.items(), 1)
         )
-        self.metrics = Metrics(self.fleet)
+        self.metrics, self.history = Metrics(self.fleet), History(8)
         routing = Routing(serving, load_scheduling(document, document.data, serving))
-        self.picker = EndpointPicker(self.fleet, routing, self.metrics, Random(3))
+        self.picker = EndpointPicker(self.fleet, routing, self.metrics, self.history, Random(3))
         self.picker.plan_keys = KEYS
 
     def __getitem__(self, name: str) -> Pod:
@@ -358,7 +361,8 @@ def test_no_request_is_ever_handed_across(
     fleet: list[tuple[Role, str | None, tuple[str, ...], bool]], model: str | None, seed: int
 ) -> None:
     world = World()
-    world.picker = EndpointPicker(world.fleet, world.picker.routing, world.metrics, Random(seed))
+    routing, metrics, history = world.picker.routing, world.metrics, world.history
+    world.picker = EndpointPicker(world.fleet, routing, metrics, history, Random(seed))
     members = {
         f"b{i}": Member(
             Backend(f"b{i}", f"http://10.0.0.{i}:1", role, models=models, compat=compat),
@@ -397,6 +401,26 @@ def test_counts_end_cleanly_after_the_pods_are_gone() -> None:
     placement.end()
     assert (d.in_flight, p.in_flight) == (0, 0)
     assert world.refused(b"{}")[0] == 503
+
+
+def test_a_model_whose_pods_all_went_is_missed_for_a_while_and_then_unknown() -> None:
+    world = World()
+    other = backend("b", "decode", None, "n")
+    world.fleet.apply([backend("a", "decode", None, "m"), other])
+    world.fleet.apply([other], now=NOW - 599)
+    world.fleet.apply([other], now=NOW - 1)
+    status, error = world.refused(b'{"model": "m", "prompt": "x"}')
+    assert (status, error["retry-after"]) == (503, "1")
+    assert world.refused(b'{"model": "x", "prompt": "x"}')[0] == 404, "nobody ever had it"
+    world.fleet.apply([other], now=NOW + 1)
+    assert world.refused(b'{"model": "m", "prompt": "x"}')[0] == 404, "too long ago"
+    world.fleet.apply([other, backend("a", "decode", None, "m")], now=NOW + 2)
+    assert (
+        world.picker.place(
+            HttpRequest("POST", "/v1/completions", {}), b'{"model": "m", "prompt": "x"}', NOW
+        ).decode.name
+        == "a"
+    )
 
 
 def test_where_models_differ_any_json_goes_to_its_model() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
-from tandem_epp.pods import Fleet, Gauges, Member
+from tandem_epp.fleet import Fleet
+from tandem_epp.pods import Gauges, Member
 from tandem_epp.scrape import Scraper, read_page
 
 from .real import Backend, serving, until

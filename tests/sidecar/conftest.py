@@ -66,11 +66,13 @@ class World:
         return f"http://{self.running.admin}{path}"
 
     async def metric(self, sample: str) -> float:
-        """The value of one line of /metrics, 0 when it is not there."""
+        """The value of one line of /metrics; a name without its labels: the sum over them."""
         async with self.http.get(self.admin("/metrics")) as answer:
             page = await answer.text()
-        lines = [line for line in page.splitlines() if line.startswith(sample + " ")]
-        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+        lines = [
+            line for line in page.splitlines() if line.startswith((f"{sample} ", f"{sample}{{"))
+        ]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 @pytest.fixture

@@ -1,113 +1,207 @@
 """What the sidecar exports: the seed's six under their names, and a few of its own.
 
-Label values are bounded: routing paths and phases are enumerations, backends are the pods that
-answered, reasons are words of ours or of a signed plan, above `_MAX_REASONS` of them `other`.
+Label values are bounded: paths, phases, results, outcomes and kinds are enumerations, backends are
+the pods that answered, reasons are words of ours or of a signed plan; above a family's limit they
+are `other`.
 """
 
 import re
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
-_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_TRANSFER_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+from .figures import OTHER, Counts, Distributions
+from .record import Phase, Result
+
+FIRST_BYTE_BUCKETS: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 30, 60, 120,
+)  # fmt: skip
+"""Of prefill legs and first bytes. Objectives for the first token lie between 0.1 s and 10 s: there
+bounds are a factor of 1.5 or so apart, and so is the error of a quantile."""
+DECODE_BUCKETS: Final = (
+    0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800,
+)  # fmt: skip
+"""A token takes 5 to 50 ms and an answer has one to tens of thousands of them."""
+TRANSFER_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10,
+)  # fmt: skip
+"""Every bound that vLLM's own histogram has is among them, so that folding it in moves nothing."""
+
 _MAX_REASONS: Final = 32
-_MAX_BACKENDS: Final = 1000
 _REASON: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+Sample = tuple[tuple[str, ...], float]
+"""Label values, and the figure."""
+
+
+class _Reading(Collector):
+    """A gauge read when Prometheus asks."""
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]
+    ) -> None:
+        self._name, self._text, self._labels, self._read = name, text, labels, read
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for values, figure in self._read():
+            family.add_metric(values, figure)
+        yield family
 
 
 class Metrics:
     """One process's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        requests = Counter(
+        self.registry = registry = CollectorRegistry()
+        requests = Counts(
             names.REQUESTS,
             "Generation requests ended, by the path that served them.",
             [names.ROUTING_PATH_LABEL],
-            registry=self.registry,
+            registry=registry,
         )
-        errors = Counter(
+        errors = Counts(
             names.ERRORS,
             "Failures by phase; one request may count several, and still be answered.",
             [names.PHASE_LABEL],
-            registry=self.registry,
+            registry=registry,
         )
-        self.requests = {path: requests.labels(path.value) for path in RoutingPath}
-        self.errors = {phase: errors.labels(phase.value) for phase in ErrorPhase}
-        self._prefill = Histogram(
+        self.requests = {path: requests.child(path.value) for path in RoutingPath}
+        self.errors = {phase: errors.child(phase.value) for phase in ErrorPhase}
+        self._prefill = Distributions(
             names.PREFILL_SECONDS,
             "Seconds from sending a prefill leg to its whole answer; failed ones are left out.",
+            FIRST_BYTE_BUCKETS,
             [names.BACKEND_LABEL],
-            buckets=_BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
-        self._decode = Histogram(
+        self._decode = Distributions(
             names.DECODE_SECONDS,
-            "Seconds from sending a decode leg to its answer's end.",
+            "Seconds from sending a decode leg to its answer's end; failed ones are left out.",
+            DECODE_BUCKETS,
             [names.BACKEND_LABEL],
-            buckets=_BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
-        self.transfer = Histogram(
+        self.transfer = Distributions(
             names.KV_TRANSFER_SECONDS,
             "Seconds a KV transfer took, as the decode engine measured it.",
-            buckets=_TRANSFER_BUCKETS,
-            registry=self.registry,
-        )
-        self.fallbacks = Counter(
+            TRANSFER_BUCKETS,
+            registry=registry,
+        ).child()
+        self.fallbacks = Counts(
             names.FALLBACKS,
             "Requests that were to be split and were served without.",
-            registry=self.registry,
+            registry=registry,
+        ).child()
+        self._sidecars_own(registry)
+        self.watch(
+            "build_info",
+            "What is running, in its label; always 1.",
+            lambda: [((version("tandem-llm"),), 1)],
+            ("version",),
         )
-        self.in_flight = Gauge(
-            "tandem_sidecar_in_flight", "Requests being served.", registry=self.registry
+
+    def _sidecars_own(self, registry: CollectorRegistry) -> None:
+        self._in_flight = Counts(
+            "tandem_sidecar_in_flight",
+            "Requests being served, by what they generate; passthrough: nothing.",
+            ["kind"],
+            registry=registry,
+            gauge=True,
         )
-        self.retries = Counter(
+        self.in_flight = self._in_flight.child("generation")
+        self._retries = Counts(
             "tandem_sidecar_retries_total",
-            "Legs sent again after a failed one: to the next prefill pod, or decoded locally.",
-            registry=self.registry,
+            "Legs sent again, to the next prefill pod or without the hand-off, by how the one"
+            " before ended.",
+            ["result"],
+            registry=registry,
         )
-        self.ignored_candidates = Counter(
+        self._legs = Counts(
+            "tandem_sidecar_legs_total",
+            "Requests to engines ended, by what for and how.",
+            ["phase", "result"],
+            registry=registry,
+        )
+        self.legs = {
+            phase: {result: self._legs.child(phase.value, result.value) for result in Result}
+            for phase in Phase
+        }
+        self.retried = {result: self._retries.child(result.value) for result in Result}
+        self.retries = self._retries.child(OTHER)
+        self._outcomes = Counts(
+            "tandem_sidecar_outcomes_total",
+            "Requests ended, by how: answered, failed, cut, abandoned.",
+            ["outcome"],
+            registry=registry,
+        )
+        first_byte = Distributions(
+            "tandem_sidecar_first_byte_seconds",
+            "Seconds from a generation request read to its answer's first byte written.",
+            FIRST_BYTE_BUCKETS,
+            [names.ROUTING_PATH_LABEL],
+            registry=registry,
+        )
+        self.first_byte = {path: first_byte.child(path.value) for path in RoutingPath}
+        self._client_left = Counts(
+            "tandem_sidecar_client_left_total",
+            "Clients that left before their answer's end, by when.",
+            ["moment"],
+            registry=registry,
+        )
+        self.ignored_candidates = Counts(
             "tandem_sidecar_ignored_candidates_total",
             "Prefill addresses named without a signature and outside --prefill-allow.",
-            registry=self.registry,
-        )
-        self._unified = Counter(
+            registry=registry,
+        ).child()
+        self._unified = Counts(
             "tandem_sidecar_unified_total",
             "Requests served by one engine, by why.",
             ["reason"],
-            registry=self.registry,
+            registry=registry,
+            limit=_MAX_REASONS,
         )
-        self._reasons: set[str] = set()
-        self._backends: set[str] = set()
 
     def unified(self, reason: str) -> None:
         """Count a request that one engine serves."""
-        known = reason in self._reasons
-        if not known and (len(self._reasons) >= _MAX_REASONS or not _REASON.fullmatch(reason)):
-            reason = "other"
-        self._reasons.add(reason)
-        self._unified.labels(reason).inc()
+        self._unified.child(reason if _REASON.fullmatch(reason) else OTHER).inc()
 
     def prefill(self, backend: str, seconds: float) -> None:
         """Observe an answered prefill leg."""
-        self._prefill.labels(self._backend(backend)).observe(seconds)
+        self._prefill.child(backend).observe(seconds)
 
     def decode(self, backend: str, seconds: float) -> None:
         """Observe an ended decode leg."""
-        self._decode.labels(self._backend(backend)).observe(seconds)
+        self._decode.child(backend).observe(seconds)
+
+    def began(self, kind: str) -> None:
+        self._in_flight.child(kind).inc()
+
+    def ended(self, kind: str, outcome: str) -> None:
+        self._in_flight.child(kind).dec()
+        self._outcomes.child(outcome).inc()
+
+    def client_left(self, moment: str) -> None:
+        self._client_left.child(moment).inc()
+
+    def watch(
+        self,
+        name: str,
+        text: str,
+        read: Callable[[], Iterable[Sample]],
+        labels: tuple[str, ...] = (),
+    ) -> None:
+        """Export the gauge `tandem_sidecar_<name>`, read at each scrape; `labels` are bounded by
+        whom is read."""
+        self.registry.register(_Reading(f"tandem_sidecar_{name}", text, labels, read))
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-    def _backend(self, name: str) -> str:
-        if name not in self._backends:
-            if len(self._backends) >= _MAX_BACKENDS:
-                return "other"
-            self._backends.add(name)
-        return name

@@ -1,43 +1,144 @@
-"""Makes metrics of each request's record."""
+"""Makes of each request's record what operators see: metrics, history, the log line, spans."""
 
-from tandem_contract.paths import RoutingPath
+from typing import Final, Protocol
 
+from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.timing import Timing
+
+from .history import History
+from .logs import request_line
 from .metrics import Metrics
-from .record import Phase, Record, Result
+from .record import Leg, Phase, Record, Result
+
+_UNTOLD: Final = Timing()
+_ABANDONED: Final = "abandoned"
+"""`Outcome.ABANDONED`, of a room above this one."""
+
+
+class Tracer(Protocol):
+    """Who makes spans."""
+
+    def began(self, record: Record) -> None:
+        """Give the record its span's context, if it is to have one."""
+
+    def ended(self, record: Record) -> None:
+        """Send its spans off."""
+
+    def released(self, record: Record, leg: Leg) -> None:
+        """Send off the span of a release, which outlives its request."""
 
 
 class Observer:
     """Told of every request twice: when it begins and when it has ended."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self, metrics: Metrics, history: History | None = None, tracer: Tracer | None = None
+    ) -> None:
         self._metrics = metrics
+        self._history = history or History(0)
+        self._tracer = tracer
+        self.failed_loads = 0
+        """Decode legs that failed at KV they were handed, as far as their answers told."""
+        self.engine_times: bool | None = None
+        """Whether the decode engine says of each request how long its transfer took; None: it has
+        not answered yet."""
 
     def began(self, record: Record) -> None:
-        self._metrics.in_flight.inc()
+        """To be called before the record's first leg."""
+        self._metrics.began(record.kind)
+        self._history.began(record)
+        if self._tracer is not None:
+            self._tracer.began(record)
 
     def ended(self, record: Record) -> None:
+        """To be called once, when nothing of the record changes any more but a release."""
         metrics = self._metrics
-        metrics.in_flight.dec()
+        metrics.ended(record.kind, record.outcome)
         for phase in record.errors:
             metrics.errors[phase].inc()
+        if record.outcome == _ABANDONED:
+            metrics.client_left(left_at(record))
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
-        if record.path is None:
-            return
-        metrics.requests[record.path].inc()
-        if record.retries:
-            metrics.retries.inc(record.retries)
-        if record.path is RoutingPath.UNIFIED:
+        if record.path is not None:
+            self._generated(record, record.path)
+        self._history.ended(record)
+        request_line(record)
+        if self._tracer is not None:
+            self._tracer.ended(record)
+
+    def released(self, record: Record, leg: Leg) -> None:
+        """To be called when a release ended; the request may have ended before."""
+        if leg.result is not None:
+            self._metrics.legs[Phase.RELEASE][leg.result].inc()
+        if self._tracer is not None:
+            self._tracer.released(record, leg)
+
+    def _generated(self, record: Record, path: RoutingPath) -> None:
+        metrics = self._metrics
+        metrics.requests[path].inc()
+        if path is RoutingPath.UNIFIED:
             metrics.unified(record.reason)
-        elif record.path is RoutingPath.FALLBACK:
+        elif path is RoutingPath.FALLBACK:
             metrics.fallbacks.inc()
+        if record.first_byte is not None:
+            metrics.first_byte[path].observe(record.first_byte - record.received)
+        before: Leg | None = None
         for leg in record.legs:
-            if leg.result is not Result.ANSWERED or leg.ended is None:
+            if leg.phase is Phase.RELEASE:
                 continue
-            seconds = leg.ended - leg.started
-            if leg.phase is Phase.PREFILL:
-                metrics.prefill(leg.backend, seconds)
-            elif leg.phase is Phase.DECODE:
-                metrics.decode(leg.backend, seconds)
-                if leg.timing is not None and leg.timing.transfer is not None:
-                    metrics.transfer.observe(leg.timing.transfer)
+            self._leg(leg)
+            if before is not None and before.result is not None and retries(before, leg):
+                metrics.retried[before.result].inc()
+            before = leg
+        if ErrorPhase.KV_TRANSFER in record.errors:
+            self.failed_loads += failed_loads(record)
+
+    def _leg(self, leg: Leg) -> None:
+        if leg.result is None or leg.ended is None:
+            return
+        metrics = self._metrics
+        metrics.legs[leg.phase][leg.result].inc()
+        if leg.result is not Result.ANSWERED:
+            return
+        seconds = leg.ended - leg.started
+        if leg.phase is Phase.PREFILL:
+            metrics.prefill(leg.backend, seconds)
+            return
+        metrics.decode(leg.backend, seconds)
+        timing = leg.timing or _UNTOLD
+        self.engine_times = timing != _UNTOLD
+        if timing.transfer is not None:
+            metrics.transfer.observe(timing.transfer)
+
+
+def retries(before: Leg, leg: Leg) -> bool:
+    """Whether `leg` tries again what `before` failed at: another prefill, or a decode that does
+    without what it was handed."""
+    return before.result is not Result.ANSWERED and before.phase is leg.phase
+
+
+def failed_loads(record: Record) -> int:
+    """Decode legs that answered with an error to KV handed over: the engine counts these too."""
+    handed = {
+        leg.engine_id
+        for leg in record.legs
+        if leg.phase is Phase.PREFILL and leg.result is Result.ANSWERED
+    }
+    return sum(
+        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.engine_id in handed
+        for leg in record.legs
+    )
+
+
+def left_at(record: Record) -> str:
+    """When an abandoned request's client left: `prefill`, `handover` (the KV was ready and no
+    engine had admitted its decode), `decode` (before the first byte), or `answer`."""
+    if record.first_byte is not None:
+        return "answer"
+    legs = [leg for leg in record.legs if leg.phase is not Phase.RELEASE]
+    if not legs or (legs[-1].phase is Phase.PREFILL and legs[-1].result is not Result.ANSWERED):
+        return "prefill"
+    last = legs[-1]
+    handed = any(leg.phase is Phase.PREFILL for leg in legs) and last.first_byte is None
+    return "handover" if handed else "decode"

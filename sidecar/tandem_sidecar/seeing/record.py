@@ -14,6 +14,8 @@ from enum import StrEnum
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
+from .tracecontext import TraceContext
+
 
 class Phase(StrEnum):
     """What a leg is for."""
@@ -50,7 +52,7 @@ class Result(StrEnum):
     """Ended here: the client left, a drain, or another leg's failure."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Leg:
     """One request to an engine."""
 
@@ -65,6 +67,8 @@ class Leg:
     detail: str = ""
     timing: Timing | None = None
     """What the engine said of this leg."""
+    traceparent: str = ""
+    """What the engine gets in place of the client's; empty while nothing is traced."""
 
     def end(
         self, result: Result, now: float, *, status: int | None = None, detail: str = ""
@@ -74,7 +78,7 @@ class Leg:
             self.result, self.ended, self.status, self.detail = result, now, status, detail
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Record:
     """One request, from its last byte in to its last byte out."""
 
@@ -105,9 +109,13 @@ class Record:
     ignored: int = 0
     """Prefill addresses named without a signature and outside the allow-list."""
     legs: list[Leg] = field(default_factory=list)
+    trace: TraceContext | None = None
+    """Its span, where one will be made of it."""
 
     def leg(self, phase: Phase, backend: str, engine_id: str, now: float) -> Leg:
         """A new leg, begun now."""
         leg = Leg(phase, backend, engine_id, now)
+        if self.trace is not None:
+            leg.traceparent = self.trace.child()
         self.legs.append(leg)
         return leg

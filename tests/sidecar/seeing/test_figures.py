@@ -1,0 +1,47 @@
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+
+from tandem_sidecar.seeing.figures import Counts, Distributions
+
+BOUNDS = (0.5, 1.0, 2.5)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 2.5, 3.0])))
+def test_a_distribution_reads_as_prometheus_own(values: list[float]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    distribution = Distributions("x", "Help.", BOUNDS, registry=ours).child()
+    histogram = Histogram("x", "Help.", buckets=BOUNDS, registry=theirs)
+    for value in values:
+        distribution.observe(value)
+        histogram.observe(value)
+    expected = [line for line in _lines(theirs) if "_created" not in line]
+    assert _lines(ours) == expected
+
+
+def test_what_is_folded_in_counts_in_the_bucket_of_its_bound() -> None:
+    distribution = Distributions("x", "Help.", BOUNDS, registry=CollectorRegistry()).child()
+    distribution.fold(1.0, 3)
+    distribution.fold(float("inf"), 2)
+    assert distribution.cumulative() == [("0.5", 0), ("1.0", 3), ("2.5", 3), ("+Inf", 5)]
+
+
+def test_past_the_limit_a_family_counts_others_together() -> None:
+    registry = CollectorRegistry()
+    family = Counts("x_total", "Help.", ["a", "b"], registry=registry, limit=2)
+    for name in "abcd":
+        family.child(name, "z").inc()
+    assert family.child("a", "z").value == 1
+    assert registry.get_sample_value("x_total", {"a": "other", "b": "other"}) == 2
+
+
+def test_a_gauge_may_fall() -> None:
+    registry = CollectorRegistry()
+    gauge = Counts("level", "Help.", registry=registry, gauge=True).child()
+    gauge.inc(3)
+    gauge.dec()
+    assert registry.get_sample_value("level") == 2
+
+
+def _lines(registry: CollectorRegistry) -> list[str]:
+    return generate_latest(registry).decode().splitlines()

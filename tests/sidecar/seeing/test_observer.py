@@ -1,0 +1,129 @@
+import pytest
+
+from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.timing import Timing
+from tandem_sidecar.seeing.metrics import Metrics
+from tandem_sidecar.seeing.observer import Observer, left_at
+from tandem_sidecar.seeing.record import Phase, Record, Result
+
+from .records import RECEIVED, ended, handed_off, load_failed, record
+
+
+class World:
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.observer = Observer(self.metrics)
+
+    def see(self, made: Record) -> None:
+        self.observer.began(made)
+        self.observer.ended(made)
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
+    world.see(handed_off(timing=Timing(transfer=0.5)))
+    path = RoutingPath.PREFILL_THEN_DECODE.value
+    assert world.value("disaggregated_requests_total", routing_path=path) == 1
+    assert world.value("disaggregated_prefill_duration_seconds_sum", backend="p-0") == 1.0
+    assert world.value("disaggregated_decode_duration_seconds_sum", backend="d-0") == 2.0
+    assert world.value("disaggregated_kv_transfer_duration_seconds_sum") == 0.5
+    assert world.value("tandem_sidecar_first_byte_seconds_sum", routing_path=path) == 3.0
+    assert world.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
+    for phase in ("prefill", "decode"):
+        assert world.value("tandem_sidecar_legs_total", phase=phase, result="answered") == 1
+    assert world.value("disaggregated_fallback_total") == 0
+
+
+def test_what_runs_is_counted_by_kind(world: World) -> None:
+    made = record(kind="responses")
+    world.observer.began(made)
+    assert world.value("tandem_sidecar_in_flight", kind="responses") == 1
+    world.observer.ended(ended(made))
+    assert world.value("tandem_sidecar_in_flight", kind="responses") == 0
+
+
+def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
+    made = record()
+    made.path = RoutingPath.FALLBACK
+    made.errors = (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
+    made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.BUSY, 101, status=503)
+    made.leg(Phase.PREFILL, "p-1", "b", 101).end(Result.UNREACHABLE, 102)
+    made.leg(Phase.DECODE, "d-0", "c", 102).end(Result.ANSWERED, 103, status=200)
+    world.see(ended(made))
+    assert world.value("tandem_sidecar_retries_total", result="busy") == 1
+    assert world.value("tandem_sidecar_retries_total", result="unreachable") == 0
+    assert world.value("disaggregated_errors_total", phase="prefill") == 2
+    assert world.value("disaggregated_fallback_total") == 1
+
+
+def test_a_decode_without_its_hand_off_is_a_retry_too(world: World) -> None:
+    world.see(load_failed())
+    assert world.value("tandem_sidecar_retries_total", result="error") == 1
+    assert world.observer.failed_loads == 1
+
+
+def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> None:
+    made = record()
+    made.path, made.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)
+    made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
+    made.leg(Phase.DECODE, "d-0", "b", 101).end(Result.ERROR, 102, status=500)
+    world.see(ended(made))
+    assert world.observer.failed_loads == 0
+
+
+def test_unified_requests_are_counted_by_reason(world: World) -> None:
+    made = record()
+    made.path, made.reason = RoutingPath.UNIFIED, "short_prompt"
+    world.see(ended(made))
+    assert world.value("tandem_sidecar_unified_total", reason="short_prompt") == 1
+
+
+def test_what_is_passed_through_is_no_generation(world: World) -> None:
+    world.see(ended(record(kind="passthrough")))
+    page = world.metrics.page().decode()
+    assert 'tandem_sidecar_outcomes_total{outcome="answered"} 1.0' in page
+    assert 'disaggregated_requests_total{routing_path="unified"} 0.0' in page
+
+
+def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
+    assert world.observer.engine_times is None
+    world.see(handed_off(timing=Timing()))
+    assert world.observer.engine_times is False
+    world.see(handed_off(timing=Timing(queue=0.1)))
+    assert world.observer.engine_times is True
+
+
+def test_a_release_is_counted_when_it_ends(world: World) -> None:
+    made = record()
+    made.path = RoutingPath.PREFILL_THEN_DECODE
+    leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
+    world.see(ended(made, "abandoned"))
+    assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 0
+    leg.end(Result.ANSWERED, 101, status=404)
+    world.observer.released(made, leg)
+    assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
+
+
+def test_the_moment_a_client_left_at(world: World) -> None:
+    made = record()
+    assert left_at(made) == "prefill"
+    prefill = made.leg(Phase.PREFILL, "p-0", "a", RECEIVED)
+    assert left_at(made) == "prefill"
+    prefill.end(Result.ANSWERED, RECEIVED + 1, status=200)
+    assert left_at(made) == "handover"
+    decode = made.leg(Phase.DECODE, "d-0", "a", RECEIVED + 1)
+    assert left_at(made) == "handover"
+    decode.first_byte = RECEIVED + 2
+    assert left_at(made) == "decode"
+    made.first_byte = RECEIVED + 2
+    assert left_at(made) == "answer"
+    made.path = RoutingPath.PREFILL_THEN_DECODE
+    world.see(ended(made, "abandoned"))
+    assert world.value("tandem_sidecar_client_left_total", moment="answer") == 1

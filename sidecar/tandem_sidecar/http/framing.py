@@ -1,14 +1,16 @@
 """Where a message body ends (RFC 9112 §6.3), found without copying what is passed on.
 
-A framing is fed each piece once and says how many of its bytes belong to the message. `whole` is
-the offset in the piece after its last complete chunk, so that a reader may cut there.
+A framing is fed each piece once and says how many of its bytes belong to the message.
 
 Errors: `BadFraming`: the peer broke the protocol, its connection is of no more use.
 """
 
 from typing import Final, Protocol
 
-_MAX_LINE: Final = 4096
+import httptools
+
+_CHUNKED_HEAD: Final = b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+"""What the parser is told, so that it expects chunks and then nothing more."""
 
 
 class BadFraming(ValueError):
@@ -19,7 +21,6 @@ class Framing(Protocol):
     """One body's progress."""
 
     done: bool
-    whole: int
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
         """Bytes of `data` within the message; appends what they carry to `payload`."""
@@ -34,13 +35,11 @@ class Sized:
     def __init__(self, length: int) -> None:
         self._left = length
         self.done = length == 0
-        self.whole = 0
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
         taken = min(self._left, len(data))
         self._left -= taken
         self.done = self._left == 0
-        self.whole = taken if self.done else 0
         if payload is not None:
             payload.append(data[:taken])
         return taken
@@ -54,10 +53,8 @@ class UntilClose:
 
     def __init__(self) -> None:
         self.done = False
-        self.whole = 0
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
-        self.whole = len(data)
         if payload is not None:
             payload.append(data)
         return len(data)
@@ -67,67 +64,63 @@ class UntilClose:
 
 
 class Chunked:
-    """The chunked coding, trailers included."""
+    """The chunked coding, trailers included; read by llhttp, without a step of ours for each chunk.
+
+    Bytes after the message's end are refused like any other breach.
+    """
 
     def __init__(self) -> None:
         self.done = False
-        self.whole = 0
-        self._skip = 0
-        """Bytes of the current chunk still to come, with the line end after it."""
-        self._line = b""
-        self._trailers = False
+        self._sink: _End | None = None
+        self._parser: httptools.HttpResponseParser
+        self._tail = b""
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
-        at, self.whole = 0, 0
-        while at < len(data) and not self.done:
-            if self._skip:
-                at = self._pass_chunk(data, at, payload)
-                continue
-            end = data.find(b"\n", at)
-            if end < 0:
-                self._line += data[at:]
-                self._check_line()
-                return len(data)
-            self._line += data[at : end + 1]
-            self._check_line()
-            line, self._line, at = self._line, b"", end + 1
-            self._read_line(line)
-        if self.done:
-            self.whole = at
-        return at
+        if self._sink is None:
+            self._sink = _End() if payload is None else _Payload()
+            self._parser = httptools.HttpResponseParser(self._sink)
+            self._parser.feed_data(_CHUNKED_HEAD)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as err:
+            raise BadFraming(f"the chunked coding is broken: {err}") from err
+        self._tail = data[-6:] if len(data) >= 6 else (self._tail + data)[-6:]
+        if self._sink.reached:
+            self._check_end()
+            self.done = True
+        if payload is not None and isinstance(self._sink, _Payload):
+            payload += self._sink.parts
+            self._sink.parts.clear()
+        return len(data)
 
     def complete_at_eof(self) -> bool:
         return self.done
 
-    def _pass_chunk(self, data: bytes, at: int, payload: list[bytes] | None) -> int:
-        taken = min(self._skip, len(data) - at)
-        if payload is not None:
-            payload.append(data[at : at + min(taken, max(self._skip - 2, 0))])
-        self._skip -= taken
-        if self._skip == 0:
-            self.whole = at + taken
-            if data[self.whole - 1] != 0x0A:
-                raise BadFraming("a chunk does not end where its size says")
-        return at + taken
+    def _check_end(self) -> None:
+        """llhttp passes over line ends after a message, which would begin the next one."""
+        if not self._tail.endswith(b"\r\n\r\n") or self._tail.endswith(b"\r\n\r\n\r\n"):
+            raise BadFraming("line ends follow the end of the message")
 
-    def _read_line(self, line: bytes) -> None:
-        if not line.endswith(b"\r\n"):
-            raise BadFraming("a chunk line does not end in CR LF")
-        if self._trailers:
-            self.done = line == b"\r\n"
-            return
-        digits = line.split(b";", 1)[0].strip()
-        if not digits or digits.strip(b"0123456789abcdefABCDEF"):
-            raise BadFraming("a chunk size is not hexadecimal")
-        size = int(digits, 16)
-        if size == 0:
-            self._trailers = True
-        else:
-            self._skip = size + 2
 
-    def _check_line(self) -> None:
-        if len(self._line) > _MAX_LINE:
-            raise BadFraming("a chunk line is too long")
+class _End:
+    """What the parser tells."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def on_message_complete(self) -> None:
+        self.reached = True
+
+
+class _Payload(_End):
+    """The same, and what the chunks carry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes] = []
+
+    def on_body(self, data: bytes) -> None:
+        self.parts.append(data)
 
 
 def chunk(data: bytes) -> bytes:

@@ -48,6 +48,8 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
     http10: bool
     keep_alive: bool
+    upgrade: bytes = b""
+    """The protocols that the client would switch to, as its header names them."""
 
     def one(self, name: str) -> bytes | None:
         """The value of a header that may stand once; None when absent.

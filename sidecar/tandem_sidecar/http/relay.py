@@ -1,7 +1,7 @@
 """Hands one engine answer on to the client: head edited, body bytes as they came.
 
 The head waits for the first body bytes, so both leave in one write and until then another answer
-may still take this one's place. Of an event stream only whole chunks go out, so that an error
+may still take this one's place. Of an event stream only whole events go out, so that an error
 event can follow when the engine dies in the middle of one.
 """
 
@@ -14,14 +14,20 @@ from .messages import Request, ResponseHead
 from .server import Client
 
 _MAX_HELD: Final = 64 * 1024
-"""Bytes of an unfinished chunk held back; a larger one is passed on, and cut if the engine dies."""
+"""Bytes of an unfinished event held back; a larger one is passed on, and cut if the engine dies."""
+_EVENT_END: Final = b"\n\r\n"
+"""The last line end of an event, and that of its chunk."""
 
 
 class EventChunks:
-    """Holds back the unfinished last chunk of an event stream."""
+    """Holds back the unfinished last event of a chunked stream.
+
+    Engines end an event, a chunk and mostly a write together, so an event's end is known by the
+    line ends of both. Where a payload happens to hold the same bytes, an error event put there
+    breaks the chunked coding: seen by every client, as it must be.
+    """
 
     def __init__(self, head: ResponseHead, *, wire: bool) -> None:
-        self._framing = head.framing
         self._active = wire and head.event_stream and isinstance(head.framing, Chunked)
         self._held = b""
         self.between = wire
@@ -31,16 +37,19 @@ class EventChunks:
         """What may be passed on now, `data` being the newest bytes in wire form."""
         if not self._active:
             return data
-        whole = self._framing.whole
-        out, self._held = self._held + data[:whole], data[whole:]
-        if not whole:
-            out, self._held = b"", out + self._held
-        if len(self._held) > _MAX_HELD:
-            out, self._held = out + self._held, b""
-            self.between = False
-        elif whole:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data.endswith(_EVENT_END):
             self.between = True
-        return out
+            return data
+        end = data.rfind(_EVENT_END) + len(_EVENT_END)
+        cut = end if end >= len(_EVENT_END) else 0
+        if len(data) - cut > _MAX_HELD:
+            self.between = False
+            return data
+        self._held = data[cut:]
+        self.between = self.between or cut > 0
+        return data[:cut]
 
 
 class Relay:

@@ -11,27 +11,38 @@ from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, Chunked, Sized, 
     st.lists(st.binary(min_size=1, max_size=40), max_size=6),
     st.lists(st.integers(1, 30), min_size=1, max_size=20),
     st.sampled_from([b"", b"x-a: b\r\n", b"x-a: b\r\nc: d\r\n"]),
-    st.binary(max_size=5),
+    st.booleans(),
 )
 def test_chunked_ends_where_it_ends(
-    parts: list[bytes], cuts: list[int], trailers: bytes, surplus: bytes
+    parts: list[bytes], cuts: list[int], trailers: bytes, wanted: bool
 ) -> None:
-    message = b"".join(map(chunk, parts)) + b"0;ext=1\r\n" + trailers + b"\r\n"
-    ends = {0}
-    for part in parts:
-        ends.add(max(ends) + len(chunk(part)))
-    data, framing, taken = message + surplus, Chunked(), 0
-    payload: list[bytes] = []
+    data = b"".join(map(chunk, parts)) + b"0;ext=1\r\n" + trailers + b"\r\n"
+    framing, taken = Chunked(), 0
+    payload: list[bytes] | None = [] if wanted else None
     sizes = iter(cuts * len(data))
-    while not framing.done:
+    while taken < len(data):
+        assert not framing.done
         assert not framing.complete_at_eof()
-        piece = data[taken : taken + next(sizes)]
-        end = framing.feed(piece, payload)
-        if framing.whole:
-            assert taken + framing.whole in ends | {len(message)}
-        taken += end
-    assert taken == len(message)
-    assert b"".join(payload) == b"".join(parts)
+        taken += framing.feed(data[taken : taken + next(sizes)], payload)
+    assert framing.done
+    assert framing.complete_at_eof()
+    assert payload is None or b"".join(payload) == b"".join(parts)
+
+
+@given(
+    st.binary(max_size=20),
+    st.sampled_from(
+        [b"\n", b"\r", b"\r\n", b"\r\n\r\n", b"\r\n\r", b"x", b"HTTP/1.1 200 OK\r\n\r\n"]
+    ),
+    st.integers(0, 5),
+)
+def test_what_follows_the_last_chunk_is_refused(part: bytes, surplus: bytes, cut: int) -> None:
+    """It would be taken for the next answer."""
+    data = (chunk(part) if part else b"") + LAST_CHUNK
+    framing = Chunked()
+    framing.feed(data[: len(data) - cut - 1], None)
+    with pytest.raises(BadFraming):
+        framing.feed(data[len(data) - cut - 1 :] + surplus, None)
 
 
 @pytest.mark.parametrize(

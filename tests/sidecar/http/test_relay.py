@@ -1,0 +1,46 @@
+"""What of an event stream may be passed on."""
+
+import pytest
+
+from tandem_sidecar.http.framing import LAST_CHUNK, chunk
+from tandem_sidecar.http.messages import ResponseHead
+from tandem_sidecar.http.relay import EventChunks
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
+EVENTS = [b"data: one\n\n", b"data: two\r\n\r\n", b": nothing\n\n", b"data: [DONE]\n\n"]
+
+
+def events(*, wire: bool = True) -> EventChunks:
+    return EventChunks(ResponseHead(STREAM, b"POST"), wire=wire)
+
+
+@pytest.mark.parametrize("size", range(1, 60))
+def test_only_whole_events_go_out_and_none_is_lost(size: int) -> None:
+    data, chunks, out = b"".join(map(chunk, EVENTS)) + LAST_CHUNK, events(), b""
+    for at in range(0, len(data), size):
+        out += chunks.take(data[at : at + size])
+        assert chunks.between
+        assert out == b"" or out.endswith(b"\n\r\n")
+    assert out == data
+
+
+def test_what_arrives_whole_goes_out_at_once() -> None:
+    chunks = events()
+    for event in EVENTS:
+        assert chunks.take(chunk(event)) == chunk(event)
+
+
+def test_an_event_too_long_to_hold_goes_out_in_parts() -> None:
+    chunks, event = events(), chunk(b"data: " + b"x" * 200_000 + b"\n\n")
+    assert chunks.take(event[:50_000]) == b""
+    assert chunks.between
+    assert chunks.take(event[50_000:100_000]) == event[:100_000]
+    assert not chunks.between
+    assert chunks.take(event[100_000:]) == event[100_000:]
+    assert chunks.between
+
+
+def test_what_is_no_chunked_stream_is_passed_on_as_it_comes() -> None:
+    assert events(wire=False).take(b"data: on") == b"data: on"
+    plain = ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 9", b"POST")
+    assert EventChunks(plain, wire=True).take(b"data") == b"data"

@@ -1,0 +1,157 @@
+"""A client of every kind of request: what it sends, and what an answer says.
+
+    asked = KINDS["chat"]
+    answer = await ask(http, url + asked.path, asked.body("Tell me"), headers)
+    asked.text(answer)
+
+Bodies are greedy and deterministic: two engines of one model say the same.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from tandem_loadtest.sse import EventParser
+
+from .engines import MODEL_NAME
+
+COUNT: Final = 24
+"""Tokens of each answer."""
+DONE: Final = "[DONE]"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer; `events` is filled when it was a stream."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The events' objects, without the closing word."""
+        return [json.loads(event) for event in self.events if event != DONE]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One kind of request."""
+
+    path: str
+    fields: Callable[[str], dict[str, Any]]
+    """A body for a prompt."""
+    of_whole: Callable[[Any], str]
+    of_chunk: Callable[[Any], str]
+    streams: bool = True
+
+    def body(self, prompt: str, **more: Any) -> dict[str, Any]:
+        return {"model": MODEL_NAME, **self.fields(prompt), **more}
+
+    def text(self, answer: Answer) -> str:
+        """What the model said."""
+        assert answer.status == 200, answer.body
+        if answer.events:
+            return "".join(self.of_chunk(chunk) for chunk in answer.chunks)
+        return self.of_whole(answer.json)
+
+
+def _completion(prompt: str) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+
+
+def _chat(prompt: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"messages": messages, "max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+
+
+def _responses(prompt: str) -> dict[str, Any]:
+    return {"input": prompt, "max_output_tokens": COUNT, "temperature": 0}
+
+
+def _messages(prompt: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"messages": messages, "max_tokens": COUNT, "temperature": 0}
+
+
+def _generate(prompt: str) -> dict[str, Any]:
+    sampling = {"max_tokens": COUNT, "temperature": 0, "ignore_eos": True}
+    return {"token_ids": [4 + byte for byte in prompt.encode()], "sampling_params": sampling}
+
+
+def _first(value: Any) -> Any:
+    return value["choices"][0] if value.get("choices") else {}
+
+
+KINDS: Final = {
+    "completions": Asked(
+        "/v1/completions",
+        _completion,
+        lambda whole: str(_first(whole)["text"]),
+        lambda chunk: _first(chunk).get("text") or "",
+    ),
+    "chat": Asked(
+        "/v1/chat/completions",
+        _chat,
+        lambda whole: str(_first(whole)["message"]["content"]),
+        lambda chunk: _first(chunk).get("delta", {}).get("content") or "",
+    ),
+    "responses": Asked(
+        "/v1/responses",
+        _responses,
+        lambda whole: "".join(p["text"] for o in whole["output"] for p in o["content"]),
+        lambda chunk: chunk["delta"] if chunk["type"] == "response.output_text.delta" else "",
+    ),
+    "messages": Asked(
+        "/v1/messages",
+        _messages,
+        lambda whole: "".join(part["text"] for part in whole["content"]),
+        lambda chunk: chunk.get("delta", {}).get("text") or "",
+    ),
+    "generate": Asked(
+        "/inference/v1/generate",
+        _generate,
+        lambda whole: str(_first(whole)["token_ids"]),
+        lambda chunk: "",
+        streams=False,
+    ),
+}
+
+
+async def ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    body: Mapping[str, Any] | bytes,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """POST `body` and read all of the answer. Raises aiohttp.ClientError when it breaks off."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = {"content-type": "application/json", **(headers or {})}
+    async with http.post(url, data=data, headers=sent) as answer:
+        content = await answer.read()
+    events: list[str] = []
+    if answer.content_type == "text/event-stream":
+        events = [event.data for event in EventParser().feed(content)]
+    return Answer(answer.status, answer.headers, content, events)
+
+
+def logprobs(answer: Answer) -> list[float]:
+    """The logprob of each token of a completion, whole or streamed."""
+    parts = answer.chunks if answer.events else [answer.json]
+    found = [_first(part).get("logprobs") or {} for part in parts]
+    return [value for part in found for value in part.get("token_logprobs", ())]
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """The usage an answer ends with."""
+    parts = answer.chunks if answer.events else [answer.json]
+    [said] = [part["usage"] for part in parts if part.get("usage")]
+    return dict(said)

@@ -1,0 +1,36 @@
+"""One warm pair of real vLLM engines for all tests that leave it as they found it."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tandem_engine.tiny import make_tiny_model
+
+from .engines import VENV
+from .pairs import Pair, running_pair
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that both our engine and vLLM load."""
+    if not VENV.is_dir():
+        pytest.fail("real vLLM is not installed here: make vllm-setup")
+    directory = tmp_path_factory.mktemp("model")
+    make_tiny_model(directory, layers=2)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """NIXL pull between two engines, with a sidecar."""
+    with running_pair(model, tmp_path_factory.mktemp("nixl")) as running:
+        yield running
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield session

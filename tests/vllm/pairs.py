@@ -1,0 +1,121 @@
+"""Two engines and the sidecar between them."""
+
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tandem_contract import endpoints, headers, ports
+from tandem_local.process import tail
+
+from .asking import Answer, Asked, ask
+from .engines import Spawned, Vllm, make_pair, metric
+
+
+class Pair:
+    """A prefill engine, a decode engine and its sidecar, all running."""
+
+    def __init__(self, prefill: Vllm, decode: Vllm, directory: Path) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._log = directory / "sidecar.log"
+        self._sidecar: Spawned | None = None
+
+    def start(self) -> None:
+        """Engines and sidecar, side by side."""
+        self.prefill.start()
+        self.decode.start()
+        self.start_sidecar()
+        self.prefill.wait_ready()
+        self.decode.wait_ready()
+        self._wait_sidecar()
+
+    def start_sidecar(self, *flags: str) -> None:
+        """The operator's command line; candidates are trusted by address in place of keys."""
+        _, *rendered = self.decode.container("sidecar").command
+        place = rendered.index("--plan-key-dir")
+        del rendered[place : place + 2]
+        command = (sys.executable, "-m", "tandem_sidecar.main", *rendered)
+        allowed = ("--prefill-allow", str(self.prefill.address))
+        env = {name: v for name, v in os.environ.items() if not name.startswith("TANDEM_")}
+        self._sidecar = Spawned((*command, *allowed, *flags), env, self._log)
+
+    def end(self) -> None:
+        for process in (self._sidecar, self.prefill, self.decode):
+            if process is not None:
+                process.end()
+
+    @property
+    def split(self) -> dict[str, str]:
+        """The header that asks for the prefill engine."""
+        return {headers.PREFILLER_HOST_PORT: str(self.prefill.address)}
+
+    def url(self, path: str) -> str:
+        """Of the sidecar."""
+        return f"http://{self.decode.address.host}:{ports.SIDECAR}{path}"
+
+    def admin(self, path: str) -> str:
+        return f"http://{self.decode.address.host}:{ports.SIDECAR_ADMIN}{path}"
+
+    async def handed_off(
+        self, http: aiohttp.ClientSession, asked: Asked, body: dict[str, Any]
+    ) -> Answer:
+        """The answer of a request for which a split was asked."""
+        return await ask(http, self.url(asked.path), body, self.split)
+
+    async def alone(
+        self, http: aiohttp.ClientSession, asked: Asked, body: dict[str, Any]
+    ) -> Answer:
+        """The decode engine's own answer; the salt keeps it from KV that it has already."""
+        salted = {**body, "cache_salt": f"alone-{time.monotonic_ns()}"}
+        return await ask(http, self.decode.url(asked.path), salted)
+
+    def _wait_sidecar(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with suppress(OSError), urllib.request.urlopen(self.admin(endpoints.READY), timeout=5):
+                return
+            if self._sidecar is None or self._sidecar.ended():
+                break
+            time.sleep(0.1)
+        raise AssertionError("\n".join(["the sidecar does not get ready:", *tail(self._log)]))
+
+
+@contextmanager
+def running_pair(model: Path, directory: Path, **transfer: Any) -> Iterator[Pair]:
+    """A pair with these fields of `transfer`, ended whatever happens."""
+    pair = Pair(*make_pair(model, directory, **transfer), directory)
+    try:
+        pair.start()
+        yield pair
+    finally:
+        pair.end()
+
+
+async def page(http: aiohttp.ClientSession, url: str) -> str:
+    """A /metrics page."""
+    async with http.get(url) as answer:
+        return await answer.text()
+
+
+class Moved:
+    """How far an engine's counters moved since `begin`."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = url
+        self._before = ""
+
+    async def begin(self) -> "Moved":
+        self._before = await page(self._http, self._url)
+        return self
+
+    async def by(self, name: str, **labels: str) -> float:
+        now = await page(self._http, self._url)
+        return metric(now, name, **labels) - metric(self._before, name, **labels)

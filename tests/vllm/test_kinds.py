@@ -1,0 +1,58 @@
+"""Every kind of request, handed off between real engines: the answer of one engine alone."""
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers, metrics
+from tandem_contract.paths import RoutingPath
+
+from .asking import COUNT, KINDS, logprobs, usage
+from .pairs import Moved, Pair
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TOLERANCE = 1e-3
+"""Of a logprob: float32 sums in another order when prompts share a batch."""
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_answer_is_that_of_one_engine(
+    pair: Pair, http: aiohttp.ClientSession, kind: str, stream: bool
+) -> None:
+    asked = KINDS[kind]
+    body = asked.body(f"{kind} {stream}: " + "how far is the harbour? " * 20, stream=stream)
+    moved = await Moved(http, pair.decode.url("/metrics")).begin()
+    handed = await pair.handed_off(http, asked, body)
+    alone = await pair.alone(http, asked, body)
+    assert asked.text(handed) == asked.text(alone) != ""
+    assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+    assert handed.headers[headers.PREFILL_BACKEND] == str(pair.prefill.address)
+    assert await moved.by(metrics.ENGINE_PROMPT_BY_SOURCE, source="external_kv_transfer") > 100
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_logprobs_are_those_of_one_engine(
+    pair: Pair, http: aiohttp.ClientSession, stream: bool
+) -> None:
+    asked = KINDS["completions"]
+    body = asked.body(f"{stream} and now the weather " * 12, stream=stream, logprobs=1)
+    handed = logprobs(await pair.handed_off(http, asked, body))
+    alone = logprobs(await pair.alone(http, asked, body))
+    assert len(handed) == COUNT
+    assert handed == pytest.approx(alone, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+async def test_usage_counts_what_the_prefill_found_cached(
+    pair: Pair, http: aiohttp.ClientSession, kind: str, stream: bool
+) -> None:
+    asked = KINDS[kind]
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    body = asked.body(f"{kind} {stream}. " + "Once upon a time. " * 20, **options)
+    first = usage(await pair.handed_off(http, asked, body))
+    alone = usage(await pair.alone(http, asked, body))
+    assert first["completion_tokens"] == COUNT
+    counted = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [first[name] for name in counted] == [alone[name] for name in counted]

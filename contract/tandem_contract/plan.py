@@ -24,6 +24,10 @@ import msgspec
 
 from .paths import RoutingPath
 
+WARM_UP: Final = "warm_up"
+"""Reason of a plan for a pair's first hand-off, which the EPP asks for and no client: EPP →
+sidecar, which leaves it out of `metrics.REQUESTS`."""
+
 _VERSION: Final = "v1"
 _MAC_BYTES: Final = 16
 _MIN_SECRET: Final = 16

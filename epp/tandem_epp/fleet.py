@@ -101,6 +101,20 @@ class Fleet:
         return view
 
     def partners(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
+        """Whom to choose from to prefill for `decode`: `eligible` pods, without those that are
+        cold to it unless all are."""
+        eligible = self.eligible(model, decode)
+        if not decode.cold:
+            return eligible
+        key = ("warm", self._key(model), decode.name)
+        if (view := self._views.get(key)) is None:
+            view = tuple(pod for pod in eligible if pod not in decode.cold)
+            if not any(may_hand_over(pod, decode) for pod in view):
+                view = eligible
+            self._views[key] = view
+        return view
+
+    def eligible(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
         """Those of `ready(model)` that may prefill for `decode`, perhaps among others that their
         role rules out; `ready(model)` itself where it has no more than one KV compat hash."""
         ready = self.ready(model)

@@ -92,6 +92,12 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
     help="Decisions kept for tandem trace; about 1 KB each.",
 )
 @click.option(
+    "--warm-up/--no-warm-up",
+    default=True,
+    help="Have each pair of prefill and decode pods make a tiny hand-off when they first meet: the "
+    "handshake is not a client's to wait for.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -114,6 +120,7 @@ def main(
     plan_key_dir: Path | None,
     max_body: int,
     history: int,
+    warm_up: bool,
     log_level: str,
 ) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request."""
@@ -127,7 +134,9 @@ def main(
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    settings = Settings(listen, health, metrics, config, plan_key_dir, max_body, history, pods)
+    settings = Settings(
+        listen, health, metrics, config, plan_key_dir, max_body, history, warm_up, pods
+    )
     try:
         loaded = load(config, os.environ, listed=static)
         keys = load_keys(plan_key_dir) if plan_key_dir else {}

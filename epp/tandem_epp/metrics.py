@@ -40,6 +40,14 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.warmups = Counter(
+            "tandem_epp_warmups_total",
+            "First hand-offs of pairs of pods, each attempt: warm; fallback, answered without the "
+            "hand-off; error, an HTTP status; unreachable, no answer in time.",
+            ("result",),
+            registry=self.registry,
+        )
+
     def hit(self, cached: int, prompt: int, source: str) -> None:
         """Record that `cached` of `prompt` tokens were cached; an empty prompt says nothing."""
         if prompt > 0:
@@ -69,9 +77,14 @@ class _FleetCollector(Collector):
             "one told.",
             labels=("backend",),
         )
+        warming = GaugeMetricFamily(
+            "tandem_epp_warming_pairs",
+            "Pairs of pods whose first hand-off is under way: others are preferred meanwhile.",
+        )
+        warming.add_metric((), sum(len(pod.cold) for pod in self._fleet))
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight)
             healthy.add_metric((pod.name,), pod.ready and not pod.suspect)
             if pod.prefill_rate is not None:
                 rate.add_metric((pod.name,), pod.prefill_rate)
-        return (in_flight, healthy, rate)
+        return (in_flight, healthy, rate, warming)

@@ -86,7 +86,10 @@ class Pod:
         """True until a scrape fails: a backend can serve before it is first scraped."""
         self.suspect = False
         """Whether a request failed at it since its last scrape: others are preferred."""
-        self._incarnation = b""
+        self.cold: set[Pod] = set()
+        """Prefill pods whose first hand-off to this one is under way: others are preferred."""
+        self.incarnation = b""
+        """Which process answered the last scrape; empty when it does not tell."""
         self._failures = 0
 
     @property
@@ -107,8 +110,8 @@ class Pod:
     def reported(self, report: Report) -> bool:
         """Take a scrape in; true when it changes what scorers see."""
         changed = report.gauges != self.gauges or not self.healthy or self.suspect
-        if report.incarnation != self._incarnation:
-            self._incarnation = report.incarnation
+        if report.incarnation != self.incarnation:
+            self.incarnation = report.incarnation
             self._forget()
         if report.block_tokens and report.block_tokens != self.block_tokens:
             self.block_tokens = report.block_tokens

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import re
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -38,8 +39,10 @@ _log: Final = logging.getLogger(__name__)
 class Scraper:
     """One task per backend, started and ended as the fleet changes."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: Fleet, met: Callable[[Pod], None] = lambda _pod: None) -> None:
+        """`met` is told of a pod that answers for the first time, or again, or as another
+        process."""
+        self._fleet, self._met = fleet, met
         self._tasks: dict[Pod, asyncio.Task[None]] = {}
         self._seen: set[Pod] = set()
         self._complete = False
@@ -82,11 +85,15 @@ class Scraper:
         loop = asyncio.get_running_loop()
         resolved, interval = -_RESOLVE_SECONDS, FASTEST
         named = pod.address is None
+        answering: bytes | None = None
         while True:
             if named and loop.time() - resolved >= _RESOLVE_SECONDS and await self._resolve(pod):
                 resolved = loop.time()
             moved = await self._scrape(pod, session)
             self._seen.add(pod)
+            before, answering = answering, pod.incarnation if pod.healthy else None
+            if answering is not None and answering != before:
+                self._met(pod)
             # One that is down is asked as often, so that its return is seen at once.
             busy = moved or pod.in_flight > 0 or pod.suspect or not pod.healthy
             interval = FASTEST if busy else min(SLOWEST, interval * _BACK_OFF)

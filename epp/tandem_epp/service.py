@@ -25,6 +25,7 @@ from .metrics import Metrics
 from .picker import EndpointPicker
 from .pods import Member
 from .scrape import Scraper
+from .warmup import WarmUps
 
 if TYPE_CHECKING:
     from .cluster import ClusterPods
@@ -46,6 +47,8 @@ class Settings:
     """Bytes."""
     history: int
     """Decisions kept for `tandem trace`."""
+    warm_up: bool
+    """Whether pairs of pods make their first hand-off before a request needs it."""
     pods: PodSelection | None = None
     """Where backends come from; None: the configuration file."""
 
@@ -56,13 +59,16 @@ class Service:
     def __init__(self, settings: Settings, loaded: Loaded, keys: dict[str, bytes]) -> None:
         self._settings = settings
         self._fleet = Fleet()
-        self._scraper = Scraper(self._fleet)
         self._metrics = Metrics(self._fleet)
         self._history = History(settings.history)
         self._picker = EndpointPicker(
             self._fleet, loaded.routing, self._metrics, self._history, Random()
         )
         self._picker.plan_keys = keys
+        self._warmups = WarmUps(
+            self._fleet, self._metrics, lambda: self._picker.plan_keys, self._warms_up
+        )
+        self._scraper = Scraper(self._fleet, self._warmups.met)
         self._stopping = asyncio.Event()
         self._loaded = loaded
         self._cluster: ClusterPods | None = None
@@ -83,6 +89,7 @@ class Service:
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
             stack.push_async_callback(server.stop, GRACE)
+            stack.push_async_callback(self._warmups.close)
             stack.push_async_callback(self._scraper.close)
             await self._until_stopped()
 
@@ -117,6 +124,11 @@ class Service:
     def _ready(self) -> bool:
         return self._scraper.complete and not self._stopping.is_set()
 
+    def _warms_up(self) -> bool:
+        routing = self._loaded.routing
+        splits = routing.serving.enabled and routing.scheduling.rules.split
+        return self._settings.warm_up and splits
+
     def _apply(self) -> None:
         """Have the backends and the settings that are in force now."""
         loaded, index = self._loaded, self._loaded.routing.scheduling.index
@@ -143,6 +155,7 @@ class Service:
         if new is not None:
             self._loaded = new
             self._apply()
+            self._warmups.all_met()
 
     def _keys_changed(self) -> None:
         directory = self._settings.plan_key_dir

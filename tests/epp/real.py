@@ -169,9 +169,9 @@ async def process(
 
 @asynccontextmanager
 async def starting_epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
-    """`tandem-epp` on free ports."""
+    """`tandem-epp` on free ports; its pairs meet by requests alone, which these tests count."""
     grpc, health, metrics = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
-    command = [sys.executable, "-m", "tandem_epp", "--config", str(config), *flags]
+    command = [sys.executable, "-m", "tandem_epp", "--no-warm-up", "--config", str(config), *flags]
     for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
         command += [flag, f"127.0.0.1:{port}"]
     async with process(*command, **environment) as started:

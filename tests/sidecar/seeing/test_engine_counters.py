@@ -1,0 +1,253 @@
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+from prometheus_client import generate_latest
+
+from tandem_contract import metrics as names
+from tandem_contract.paths import ErrorPhase
+from tandem_engine.metrics import EngineMetrics
+from tandem_engine.types import Pulled
+from tandem_sidecar.http.upstream import Pool
+from tandem_sidecar.seeing.engine_counters import EngineCounters, Figures, Seen, metrics_page, read
+from tandem_sidecar.seeing.metrics import Metrics
+
+from ..peers import Peer, Turn
+
+VLLM_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+ERRORS = ("disaggregated_errors_total", {"phase": "kv_transfer"})
+COUNT = "disaggregated_kv_transfer_duration_seconds_count"
+BUCKET = "disaggregated_kv_transfer_duration_seconds_bucket"
+
+
+class Page:
+    """An engine's page as vLLM writes it, with other lines and two ranks."""
+
+    def __init__(self) -> None:
+        self.started: float | None = time.time() + 3600
+        self.failed = 0
+        self.took: list[float] = []
+        self.asked = 0
+        self.away = False
+
+    async def ask(self) -> bytes | None:
+        self.asked += 1
+        return None if self.away else self.text()
+
+    def text(self) -> bytes:
+        lines = [
+            "# HELP vllm:nixl_xfer_time_seconds Histogram of transfer duration.",
+            "# TYPE vllm:nixl_xfer_time_seconds histogram",
+            *self._rank("0", self.took),
+            *self._rank("1", []),
+            f"{names.ENGINE_XFER_FAILED}{{{_labels('0')}}} {float(self.failed)}",
+            f"{names.ENGINE_XFER_FAILED}{{{_labels('1')}}} 0.0",
+            'vllm:nixl_num_failed_transfers_created{engine="0"} 1.7e+09',
+            'vllm:nixl_num_failed_notifications_total{engine="0"} 99.0',
+        ]
+        if self.started is not None:
+            lines.append(f"{names.PROCESS_START_TIME} {self.started}")
+        return ("\n".join(lines) + "\n").encode()
+
+    def restart(self) -> None:
+        self.started = (self.started or 0) + 1
+        self.failed, self.took = 0, []
+
+    def _rank(self, rank: str, took: list[float]) -> list[str]:
+        name = names.ENGINE_XFER_SECONDS
+        labels = _labels(rank)
+        buckets = [
+            f'{name}_bucket{{{labels},le="{bound}"}} {float(sum(t <= bound for t in took))}'
+            for bound in (*VLLM_BOUNDS, float("inf"))
+        ]
+        return [
+            *(bucket.replace('le="inf"', 'le="+Inf"') for bucket in buckets),
+            f"{name}_count{{{labels}}} {len(took)}",
+            f"{name}_sum{{{labels}}} {sum(took)}",
+        ]
+
+
+def _labels(rank: str) -> str:
+    return f'engine="{rank}",model_name="a }} b"'
+
+
+class World:
+    def __init__(self) -> None:
+        self.page = Page()
+        self.metrics = Metrics()
+        self.told = 0
+        self.times_told: bool | None = False
+        self.counters = EngineCounters(self.page.ask, self.metrics, self.seen, fresh=0.0)
+
+    def seen(self) -> Seen:
+        return Seen(self.told, self.times_told)
+
+    def fails_and_is_told(self) -> None:
+        """As the observer does when a request ends whose load had failed."""
+        self.told += 1
+        self.metrics.errors[ErrorPhase.KV_TRANSFER].inc()
+
+    async def value(self, name: str, labels: dict[str, str] | None = None) -> float:
+        await self.counters.look()
+        return self.metrics.registry.get_sample_value(name, labels or {}) or 0.0
+
+    async def errors(self) -> float:
+        return await self.value(*ERRORS)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_transfers_are_folded_in_bucket_by_bucket(world: World) -> None:
+    world.page.took = [0.004, 0.06, 0.06, 0.4, 7.0]
+    assert await world.value(COUNT) == 5
+    for bound, below in (("0.0025", 0), ("0.005", 1), ("0.075", 3), ("0.5", 4), ("10.0", 4)):
+        assert await world.value(BUCKET, {"le": bound}) == below
+    assert await world.value(COUNT.replace("_count", "_sum")) == pytest.approx(7.524)
+    world.page.took.append(0.06)
+    assert await world.value(BUCKET, {"le": "0.075"}) == 4
+    assert await world.value(COUNT) == 6
+
+
+async def test_transfers_that_answers_tell_of_are_not_counted_again(world: World) -> None:
+    world.times_told = True
+    world.page.took = [0.1]
+    assert await world.value(COUNT) == 0
+
+
+async def test_until_an_answer_has_told_which_they_wait(world: World) -> None:
+    world.times_told = None
+    world.page.took = [0.1]
+    assert await world.value(COUNT) == 0
+    world.page.took = [0.1, 0.2]
+    assert await world.value(COUNT) == 0
+    world.times_told = False
+    assert await world.value(COUNT) == 2
+
+
+async def test_a_load_that_failed_in_silence_counts(world: World) -> None:
+    world.page.failed = 3
+    assert await world.errors() == 3
+    assert await world.errors() == 3
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+async def test_a_failed_load_that_both_count_counts_once(world: World, engine_first: bool) -> None:
+    await world.errors()
+    for _ in range(3):
+        if engine_first:
+            world.page.failed += 1
+            await world.errors()
+            world.fails_and_is_told()
+        else:
+            world.fails_and_is_told()
+            await world.errors()
+            world.page.failed += 1
+    assert await world.errors() == 3
+    world.page.failed += 1
+    assert await world.errors() == 4
+
+
+async def test_what_only_the_sidecar_counted_hides_no_later_one(world: World) -> None:
+    world.fails_and_is_told()
+    assert await world.errors() == 1
+    assert await world.errors() == 1
+    world.page.failed = 1
+    assert await world.errors() == 2
+
+
+async def test_a_restart_takes_nothing_back(world: World) -> None:
+    world.page.failed, world.page.took = 2, [0.1, 0.1]
+    assert await world.errors() == 2
+    world.page.restart()
+    assert await world.errors() == 2
+    world.page.restart()
+    world.page.failed, world.page.took = 5, [0.2, 0.2, 0.2]
+    assert await world.errors() == 7
+    assert await world.value(COUNT) == 5
+
+
+async def test_without_a_start_time_a_counter_that_falls_tells(world: World) -> None:
+    world.page.started = None
+    await world.errors()
+    world.page.failed = 3
+    assert await world.errors() == 3
+    world.page.failed = 1
+    assert await world.errors() == 4
+
+
+async def test_an_older_engine_has_counted_for_another_sidecar(world: World) -> None:
+    world.page.started = time.time() - 3600
+    world.page.failed, world.page.took = 9, [0.1]
+    assert await world.errors() == 0
+    world.page.failed = 10
+    assert await world.errors() == 1
+    assert await world.value(COUNT) == 0
+
+
+async def test_an_engine_that_is_away_changes_nothing(world: World) -> None:
+    world.page.failed = 1
+    assert await world.errors() == 1
+    world.page.away, world.page.failed = True, 4
+    assert await world.errors() == 1
+    world.page.away = False
+    assert await world.errors() == 4
+
+
+async def test_scrapes_at_once_ask_once() -> None:
+    page = Page()
+    counters = EngineCounters(page.ask, Metrics(), lambda: Seen(0, None))
+    await asyncio.gather(*(counters.look() for _ in range(3)))
+    assert page.asked == 1
+
+
+def test_the_reference_engines_page_is_read() -> None:
+    engine = EngineMetrics("m")
+    engine.pulled(Pulled(tokens=16, bytes=4096, seconds=0.06))
+    engine.pull_failed()
+    figures = read(generate_latest(engine.registry))
+    assert (figures.failed, figures.seconds) == (1, 0.06)
+    assert (figures.below[0.05], figures.below[0.075], figures.below[float("inf")]) == (0, 1, 1)
+    assert figures.started is not None
+
+
+def test_a_page_of_something_else_says_nothing() -> None:
+    assert read(b"<html>") == Figures()
+    assert read(b"vllm:nixl_num_failed_transfers_total NaN\n") == Figures()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Peer]:
+    async with AsyncExitStack() as stack:
+        yield await stack.enter_async_context(Peer())
+
+
+async def test_the_page_is_fetched_from_the_engine(engine: Peer) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(200, b"page")
+
+    engine.script = script
+    pool = Pool()
+    assert await metrics_page(pool, engine.address) == b"page"
+    assert engine.requests[0].target == "/metrics"
+    pool.close()
+
+
+@pytest.mark.parametrize("how", ["error", "hangs", "gone"])
+async def test_an_engine_without_a_page(engine: Peer, how: str) -> None:
+    async def script(turn: Turn) -> None:
+        if how == "error":
+            turn.answer(500, b"")
+        else:
+            await turn.gone.wait()
+
+    engine.script = script
+    if how == "gone":
+        engine.close_port()
+    pool = Pool()
+    assert await metrics_page(pool, engine.address, timeout=0.1) is None
+    pool.close()

@@ -16,7 +16,13 @@ import msgspec
 FIELD: Final = "kv_transfer_params"
 """Key of the object in request and response bodies."""
 
-CLIENT_FORBIDDEN: Final = frozenset({FIELD, "ec_transfer_params", "request_id"})
+REQUEST_ID: Final = "request_id"
+"""Key of a request's id in its body: responses have no other place for it."""
+
+PROMPT_TOKEN_IDS: Final = "prompt_token_ids"  # noqa: S105 - no password
+"""In the object of a chat's decode leg: the prompt ready tokenized, taken for the messages."""
+
+CLIENT_FORBIDDEN: Final = frozenset({FIELD, "ec_transfer_params", REQUEST_ID})
 """Body fields a client may not send (PROTOCOLS): dropped on every path."""
 
 PREFILL_LEG: Final = msgspec.json.encode(

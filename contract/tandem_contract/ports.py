@@ -20,6 +20,8 @@ KV_EVENTS_REPLAY: Final = 5657
 """Missed KV events asked for again, plus the data-parallel rank."""
 MOONCAKE_BOOTSTRAP: Final = 8998
 """Mooncake's registry of a prefill pod's ranks (vLLM's default)."""
+OFFLOADING_P2P: Final = 7777
+"""Peer-to-peer tier of OffloadingConnector, plus the data-parallel rank (vLLM's default)."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_METRICS: Final = 9090

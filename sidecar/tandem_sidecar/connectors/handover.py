@@ -1,15 +1,18 @@
 """What passes between a hand-off and its connector.
 
-prefill(kind, body, attempt) -> bytes          every connector
-handover(attempt, answer) -> Handover          raises ParamsUnusable
-decode(kind, body, handover) -> bytes
-release(kind, body, handover) -> Outgoing | None
+    prefill(kind, body, attempt) -> bytes          every connector
+    handover(attempt, answer) -> Handover          the prefill's 2xx; raises ParamsUnusable
+    decode(kind, body, handover) -> bytes
+    release(kind, body, handover) -> Outgoing | None
 
-together: bool                                 the legs run at once; P's 2xx is awaited
-inquiry(attempt) -> Inquiry | None             what the prefill pod must be asked first
-learned(attempt, answer) -> None               its answer's body; raises ParamsUnusable
-expected(attempt) -> Handover                  when `together`, before the prefill answered
-forget(prefill) -> None                        what was learned of a pod that failed is void
+    together: bool                                 the legs run at once
+    inquiry(attempt) -> Inquiry | None             what the prefill pod must be asked first
+    learned(attempt, answer) -> None               its answer's body; raises ParamsUnusable
+    expected(attempt) -> Handover                  when `together`, before the prefill answered
+    forget(prefill) -> None                        what was learned of a pod that failed is void
+
+When `together`, the prefill's 2xx is still read by `handover`: it raises ParamsUnusable where the
+decode leg waits in vain, and only then is `cached_tokens` known.
 """
 
 from dataclasses import dataclass
@@ -35,6 +38,10 @@ class Handover:
     cached_tokens: int | None = None
     """Prompt tokens the prefill found cached, for a usage that the decode engine would get wrong;
     None: it gets it right."""
+    prompt_token_ids: bytes = b""
+    """The prompt as the prefill tokenized it, a JSON list; empty: decode tokenizes it itself."""
+    engine_id: str = ""
+    """The attempt's, for a connector that says it in the body too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,69 +4,130 @@
 2. decode leg: the client's body, and the producer's object verbatim
 3. release: a request that the decode engine refuses before it admits it (unknown model, 404), which
    makes it tell the producer to free the blocks
+
+Tokenize once: for text-only chat the prefill is asked for its token ids, and the decode engine
+takes them from `prompt_token_ids` of its object in place of rendering the messages again. It checks
+that they are ids of its vocabulary and nothing more; it need not, for it reads exactly as much KV
+as they are long, and they are what that KV was computed from: so both legs have one prompt even
+where their chat templates differ.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from tandem_contract import kvparams
+from tandem_contract.commandline import HostPort
 from tandem_contract.kvparams import ParamsUnusable, parse_params
 
-from ..bodies.parse import Body, Kind, with_member, with_members
-from .handover import Attempt, Handover, Outgoing
+from ..bodies.chat import renders_to_ids
+from ..bodies.edit import appended, with_member
+from ..bodies.kinds import Kind, capped
+from ..bodies.parse import Body
+from ..bodies.usage import cached_tokens
+from .answers import PrefillAnswer, read_answer
+from .handover import Attempt, Handover, Inquiry, Outgoing
 
 NAME: Final = "nixl"
 
 RELEASE_MODEL: Final = "tandem-release-kv"
 """A model name no engine serves."""
 
-_DROPPED: Final = frozenset({"stream_options", "stop", "stop_token_ids"})
-_CAPS: Final = {
-    "stream": False,
-    "max_tokens": 1,
-    "min_tokens": 1,
-    "ignore_eos": True,
-    kvparams.FIELD: Raw(kvparams.PREFILL_LEG),
-}
-_CHAT_CAPS: Final = _CAPS | {"max_completion_tokens": 1}
+_PREFILL_LEG: Final = Raw(kvparams.PREFILL_LEG)
 
 
-class _Answer(msgspec.Struct):
-    """The one field of a prefill answer that is read."""
+class _Mode(msgspec.Struct):
+    """How a producer hands over; engines before 0.32 do not say."""
 
-    kv_transfer_params: Raw = Raw(b"null")
+    transfer_mode: str | None = None
 
 
-_answer: Final = msgspec.json.Decoder(_Answer)
+_mode: Final = msgspec.json.Decoder(_Mode)
 
 
 class Nixl:
     """The connector; holds no state."""
 
+    together = False
+    mode = "pull"
+
+    def __init__(self, *, tokenize_once: bool = True) -> None:
+        self._tokenize_once = tokenize_once
+
     def prefill(self, kind: Kind, body: Body, _attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
-        return with_members(body, _CHAT_CAPS if kind is Kind.CHAT else _CAPS, _DROPPED)
+        return capped(kind, body, self._asked(kind, body))
 
-    def handover(self, _attempt: Attempt, answer: bytes) -> Handover:
+    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
         """What a prefill answer hands over. Raises ParamsUnusable."""
-        try:
-            raw = bytes(_answer.decode(answer).kv_transfer_params)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-            raise ParamsUnusable("the answer is no JSON object") from err
-        return Handover(parse_params(raw).raw)
+        read = read_answer(answer)
+        params = parse_params(bytes(read.kv_transfer_params))
+        check_mode(params.raw, self.mode)
+        known = params.remote_prefill_cached_tokens is not None
+        return Handover(
+            params.raw,
+            cached_tokens=None if known else cached_tokens(answer),
+            prompt_token_ids=_token_ids(read),
+            engine_id=attempt.engine_id,
+        )
 
     def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
         """Body of the decode leg."""
-        return with_member(body, kvparams.FIELD, handover.params)
+        params = handover.params
+        if handover.prompt_token_ids:
+            params = appended(params, kvparams.PROMPT_TOKEN_IDS, handover.prompt_token_ids)
+        return with_member(body, kvparams.FIELD, params)
 
-    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing:
+    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
         """The request that has the prefill pod free what nobody will read."""
-        body = {
-            "model": RELEASE_MODEL,
-            "prompt": "x",
-            "max_tokens": 1,
-            kvparams.FIELD: Raw(handover.params),
-        }
-        return Outgoing(Kind.COMPLETIONS.value, msgspec.json.encode(body), expected=404)
+        return refused(handover)
+
+    def inquiry(self, _attempt: Attempt) -> Inquiry | None:
+        """Nothing: the prefill's answer says it all."""
+        return None
+
+    def learned(self, attempt: Attempt, answer: bytes) -> None:
+        """Never called: there is no inquiry."""
+
+    def expected(self, _attempt: Attempt) -> Handover:
+        """Never called: the legs do not run together."""
+        raise ParamsUnusable("only the prefill's answer names the KV")
+
+    def forget(self, prefill: HostPort) -> None:
+        """Nothing is known of a pod."""
+
+    def _asked(self, kind: Kind, body: Body) -> dict[str, Any]:
+        changes: dict[str, Any] = {kvparams.FIELD: _PREFILL_LEG}
+        if self._tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
+            changes["return_token_ids"] = True
+        return changes
+
+
+def check_mode(params: bytes, mode: str) -> None:
+    """Raises ParamsUnusable for a producer that moves KV the other way."""
+    said = _mode.decode(params).transfer_mode
+    if said not in (None, mode):
+        raise ParamsUnusable(
+            f"{kvparams.FIELD}.transfer_mode is {said}: the prefill pod's connector is another"
+        )
+
+
+def refused(handover: Handover) -> Outgoing:
+    """A completion of an unknown model: its 404 has the decode engine say that it will not read.
+
+    Other kinds do the same, but not generate, and completions take the least.
+    """
+    body = {
+        "model": RELEASE_MODEL,
+        "prompt": "x",
+        "max_tokens": 1,
+        kvparams.FIELD: Raw(handover.params),
+    }
+    return Outgoing(Kind.COMPLETIONS.value, msgspec.json.encode(body), expected=404)
+
+
+def _token_ids(read: PrefillAnswer) -> bytes:
+    """What was asked for, if it came; only then is it in the answer."""
+    ids = bytes(read.prompt_token_ids)
+    return ids if ids[:1] == b"[" and ids[1:].lstrip() != b"]" else b""

@@ -1,4 +1,4 @@
-"""What a client may not say, byte-exact edits, and the rule for one engine."""
+"""What a client may not say, at every place where vLLM would honour it."""
 
 import json
 
@@ -6,32 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.bodies.parse import (
-    BadBody,
-    Kind,
-    clean_passthrough,
-    kind_of,
-    parse_body,
-    unified_reason,
-    with_member,
-    with_members,
-)
+from tandem_sidecar.bodies.parse import BadBody, clean_passthrough, parse_body
 
 EXACT = b' { "z":1, "n" :9007199254740993,"a":[ 1.0,2e5 ],\t"u\\u00e9":"\\/" }\n'
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "kind"),
-    [
-        (b"POST", b"/v1/completions", Kind.COMPLETIONS),
-        (b"POST", b"/v1/chat/completions?x=1", Kind.CHAT),
-        (b"GET", b"/v1/completions", None),
-        (b"POST", b"/v1/completions/", None),
-        (b"POST", b"/v1/embeddings", None),
-    ],
-)
-def test_kind(method: bytes, target: bytes, kind: Kind | None) -> None:
-    assert kind_of(method, target) is kind
 
 
 def test_a_body_that_needs_nothing_stays_the_same_bytes() -> None:
@@ -53,13 +30,37 @@ def test_forbidden_fields_go_at_every_occurrence(data: bytes) -> None:
     assert clean_passthrough(data, b"application/json") == b'{"a":12345678901234567890}'
 
 
-def test_forbidden_fields_go_from_vllms_extra_arguments() -> None:
-    data = b'{"a":1,"vllm_xargs":{"kv_transfer_params":"x","b":1e400},"c":2}'
-    assert parse_body(data).data == b'{"a":1,"vllm_xargs":{"b":1e400},"c":2}'
-    harmless = b'{"vllm_xargs": {"b": 1}}'
+NESTED = [
+    (b'{"a":1,"vllm_xargs":%b,"c":2}', b'{"kv_transfer_params":"x","b":1e400}', b'{"b":1e400}'),
+    (b'{"a":1,"vllm_xargs":%b,"c":2}', b'{"ec_transfer_params":[1],"b":7}', b'{"b":7}'),
+    (b'{"extra_args":%b}', b'{"kv_transfer_params":{"do_remote_prefill":true}}', b"{}"),
+    (b'{"sampling_params":%b}', b'{"n":1,"kv_transfer_params":{}}', b'{"n":1}'),
+    (
+        b'{"sampling_params":%b,"token_ids":[1]}',
+        b'{"n":9007199254740993,"extra_args":{"kv_transfer_params":{},"x":1.50}}',
+        b'{"n":9007199254740993,"extra_args":{"x":1.50}}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("outer", "said", "kept"), NESTED)
+def test_forbidden_fields_go_from_where_vllm_keeps_them(
+    outer: bytes, said: bytes, kept: bytes
+) -> None:
+    assert parse_body(outer % said).data == outer % kept
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        b'{"vllm_xargs": {"b": 1}}',
+        b'{"vllm_xargs": [1], "sampling_params": null, "extra_args": "kv_transfer_params"}',
+        b'{"sampling_params": {"extra_args": {"a": 1}, "seed": 1}}',
+        b'{"messages": [{"content": "kv_transfer_params", "request_id": 1}]}',
+    ],
+)
+def test_objects_that_hold_nothing_forbidden_stay_the_same_bytes(harmless: bytes) -> None:
     assert parse_body(harmless).data is harmless
-    odd = b'{"vllm_xargs": [1]}'
-    assert parse_body(odd).data is odd
 
 
 REFUSED = [
@@ -90,88 +91,42 @@ def test_passthrough_keeps_what_holds_no_member() -> None:
         clean_passthrough(b'{"a": NaN}', b"")
 
 
+FORM = b'--x\r\nContent-Disposition: form-data; %b\r\n\r\n{"kv_transfer_params": "x"}\r\n--x--\r\n'
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (b"{}", b'{"k":[1]}'),
-        (b" { } \n", b' { "k":[1]}'),
-        (EXACT, EXACT.rstrip()[:-1] + b',"k":[1]}'),
-    ],
+    "name",
+    [b'name="vllm_xargs"', b"name=vllm_xargs", b'name="vllm\\_xargs"', b"name*=u''vllm%5Fxargs"],
 )
-def test_a_member_is_added_without_touching_the_others(before: bytes, after: bytes) -> None:
-    assert with_member(parse_body(before), "k", b"[1]") == after
+def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
+    with pytest.raises(BadBody, match="vllm_xargs"):
+        clean_passthrough(FORM % name, b"Multipart/form-data; boundary=x")
 
 
-def test_members_are_set_in_place_and_dropped() -> None:
-    body = parse_body(b'{"max_tokens": 100, "big": 9007199254740993, "stop": ["x"], "z": 1.50}')
-    edited = with_members(body, {"max_tokens": 1, "stream": False}, frozenset({"stop"}))
-    assert edited == b'{"max_tokens":1,"big":9007199254740993,"z":1.50,"stream":false}'
-
-
+TEXT = st.text('aZ_é"\\ \n\u2028\U0001f600', max_size=4)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
     max_leaves=10,
 )
+FORBIDDEN = {"kv_transfer_params", "ec_transfer_params", "request_id"}
 
 
-@settings(max_examples=40)
-@given(st.dictionaries(st.text(st.characters(codec="utf-8")), JSON), st.integers(0, 3))
-def test_edits_change_nothing_else(members: dict[str, object], indent: int) -> None:
-    members.pop("vllm_xargs", None)
-    clean = {k: v for k, v in members.items() if k not in ("kv_transfer_params", "request_id")}
-    dirty = json.dumps({"request_id": 1} | members, indent=indent).encode()
-    body = parse_body(dirty)
-    assert list(json.loads(body.data).items()) == list(clean.items())
-    assert json.loads(with_member(body, "kv_transfer_params", b"7")) == clean | {
-        "kv_transfer_params": 7
-    }
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "reason"),
-    [
-        (Kind.COMPLETIONS, '{"prompt": "x"}', None),
-        (Kind.COMPLETIONS, '{"prompt": "x", "n": 1, "best_of": null, "echo": false}', None),
-        (Kind.COMPLETIONS, '{"prompt": "x", "n": 2}', "n"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "n": "2"}', "n"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "best_of": 3}', "best_of"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "use_beam_search": true}', "beam_search"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "prompt_logprobs": 0}', "prompt_logprobs"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true, "logprobs": 0}', "echo_logprobs"),
-        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true}', None),
-        (Kind.COMPLETIONS, '{"prompt": "x", "logprobs": 1}', None),
-        (Kind.COMPLETIONS, '{"prompt": [ 1, 2, 3]}', None),
-        (Kind.COMPLETIONS, '{"prompt": [[1, 2]]}', None),
-        (Kind.COMPLETIONS, '{"prompt": ["one"]}', None),
-        (Kind.COMPLETIONS, '{"prompt": [[1], [2]]}', "batch"),
-        (Kind.COMPLETIONS, '{"prompt": [\\n "one", "two"]}', "batch"),
-        (Kind.COMPLETIONS, '{"prompt": []}', None),
-        (Kind.CHAT, '{"messages": [], "previous_response_id": "r"}', "previous_response"),
-        (Kind.CHAT, '{"messages": [{"content": "see image_url"}]}', None),
-        (
-            Kind.CHAT,
-            '{"messages": [{"content": [{"image_url": {"url": "data:image/png;base64,"}}]}]}',
-            None,
-        ),
-        (
-            Kind.CHAT,
-            '{"messages": [{"content": [{"image_url": {"url": "http://h/i.png"}}]}]}',
-            "media_by_url",
-        ),
-        (
-            Kind.CHAT,
-            '{"messages": [{"content": [{"video\\\\u005furl": "https://h/i.mp4"}]}]}',
-            "media_by_url",
-        ),
-    ],
+@settings(max_examples=60)
+@given(
+    st.dictionaries(TEXT | st.sampled_from(sorted(FORBIDDEN)), JSON),
+    st.dictionaries(TEXT | st.sampled_from(sorted(FORBIDDEN)), JSON),
+    st.integers(0, 3),
 )
-def test_unified_by_rule(kind: Kind, text: str, reason: str | None) -> None:
-    data = text.replace("\\n", "\n").replace("\\\\", "\\").encode()
-    assert unified_reason(kind, parse_body(data)) == reason
-
-
-def test_a_field_that_cannot_be_read_is_refused() -> None:
-    body = parse_body(b'{"n": "\xff"}')
-    with pytest.raises(BadBody):
-        unified_reason(Kind.CHAT, body)
+def test_only_what_is_forbidden_goes(
+    members: dict[str, object], inner: dict[str, object], indent: int
+) -> None:
+    sampling = {"top_p": 0.5, "extra_args": inner}
+    said = members | {"sampling_params": sampling, "vllm_xargs": inner}
+    data = parse_body(json.dumps(said, indent=indent).encode()).data
+    kept_inner = {k: v for k, v in inner.items() if k not in FORBIDDEN}
+    kept = {k: v for k, v in members.items() if k not in FORBIDDEN} | {
+        "sampling_params": {"top_p": 0.5, "extra_args": kept_inner},
+        "vllm_xargs": kept_inner,
+    }
+    assert list(json.loads(data).items()) == list(kept.items())

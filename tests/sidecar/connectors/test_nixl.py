@@ -2,19 +2,17 @@ import json
 
 import pytest
 
-from tandem_contract.commandline import HostPort
 from tandem_contract.kvparams import ParamsUnusable
-from tandem_sidecar.bodies.parse import Kind, parse_body
-from tandem_sidecar.connectors.handover import Attempt
+from tandem_sidecar.bodies.kinds import Kind
+from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.connectors.nixl import Nixl
 
 from ..peers import PARAMS
+from .bodies import ATTEMPT, BODY, KINDS, chat, params_of
 
-ATTEMPT = Attempt("r-1", HostPort("10.0.0.1", 8000))
-BODY = parse_body(
-    b'{"model":"m","stop":["x"],"stop_token_ids":[1],"stream":true,"stream_options":{},'
-    b'"min_tokens":5,"max_tokens":100,"tools":[{"a":1}],"seed":9007199254740993}'
-)
+
+def answer(params: bytes = PARAMS, more: bytes = b"") -> bytes:
+    return b'{"choices":[],"kv_transfer_params":' + params + more + b"}"
 
 
 def test_prefill_leg_is_capped_to_one_token() -> None:
@@ -40,23 +38,92 @@ def test_prefill_leg_is_capped_to_one_token() -> None:
     }
 
 
-def test_chat_is_capped_under_both_names() -> None:
-    leg = json.loads(Nixl().prefill(Kind.CHAT, BODY, ATTEMPT))
-    assert leg["max_completion_tokens"] == leg["max_tokens"] == 1
-
-
-def test_decode_leg_holds_the_producers_object_verbatim() -> None:
-    handover = Nixl().handover(ATTEMPT, b'{"choices":[],"kv_transfer_params":' + PARAMS + b"}")
-    assert Nixl().decode(Kind.CHAT, BODY, handover) == (
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_asks_to_keep_the_kv_and_names_it_alike(kind: Kind) -> None:
+    assert params_of(Nixl().prefill(kind, BODY, ATTEMPT))["do_remote_decode"] is True
+    handover = Nixl().handover(ATTEMPT, answer())
+    assert Nixl().decode(kind, BODY, handover) == (
         BODY.data[:-1] + b',"kv_transfer_params":' + PARAMS + b"}"
     )
-    release = Nixl().release(Kind.CHAT, BODY, handover)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_release_is_a_completion_that_is_refused(kind: Kind) -> None:
+    release = Nixl().release(kind, BODY, Nixl().handover(ATTEMPT, answer()))
+    assert release is not None
     assert PARAMS in release.body
     assert json.loads(release.body)["model"] != "m"
     assert (release.target, release.expected) == (b"/v1/completions", 404)
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"kv_transfer_params":3}', b"\xff"])
-def test_an_answer_without_params_is_unusable(answer: bytes) -> None:
+UNUSABLE = [b"null", b"3", b"[]", b'{"do_remote_prefill":true}', PARAMS[:-1] + b',"remote_port":0}']
+
+
+@pytest.mark.parametrize("given", [b"", b"[]", b"{}", b"\xff", *map(answer, UNUSABLE)])
+def test_an_answer_without_params_is_unusable(given: bytes) -> None:
     with pytest.raises(ParamsUnusable):
-        Nixl().handover(ATTEMPT, answer)
+        Nixl().handover(ATTEMPT, given)
+
+
+def test_a_producer_that_pushes_is_unusable_to_one_that_pulls() -> None:
+    pushed = PARAMS[:-1] + b',"transfer_mode":"push"}'
+    with pytest.raises(ParamsUnusable, match="transfer_mode is push"):
+        Nixl().handover(ATTEMPT, answer(pushed))
+    assert Nixl().handover(ATTEMPT, answer(PARAMS[:-1] + b',"transfer_mode":"pull"}'))
+
+
+USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'
+
+
+@pytest.mark.parametrize(
+    ("more", "cached"),
+    [(USAGE % b'{"cached_tokens":7}', 7), (USAGE % b"null", 0), (b"", 0)],
+)
+def test_engines_that_do_not_say_what_was_cached_leave_it_to_the_usage(
+    more: bytes, cached: int
+) -> None:
+    assert Nixl().handover(ATTEMPT, answer(more=more)).cached_tokens == cached
+    says = PARAMS[:-1] + b',"remote_prefill_cached_tokens":5}'
+    assert Nixl().handover(ATTEMPT, answer(says, more)).cached_tokens is None
+
+
+IDS = b',"prompt_token_ids":[1, 22 ,333]'
+
+
+def test_a_chat_is_tokenized_once() -> None:
+    body = chat("hi")
+    assert json.loads(Nixl().prefill(Kind.CHAT, body, ATTEMPT))["return_token_ids"] is True
+    handover = Nixl().handover(ATTEMPT, answer(more=IDS))
+    leg = Nixl().decode(Kind.CHAT, body, handover)
+    assert leg.endswith(PARAMS[:-1] + b',"prompt_token_ids":[1, 22 ,333]}}')
+    release = Nixl().release(Kind.CHAT, body, handover)
+    assert release is not None
+    assert b"prompt_token_ids" not in release.body
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.COMPLETIONS, chat("hi", return_token_ids=True)),
+        (Kind.MESSAGES, chat("hi")),
+        (Kind.CHAT, chat([{"type": "image_url", "image_url": {"url": "data:x"}}])),
+        (Kind.CHAT, chat([{"type": "input_audio"}, {"type": "text", "text": "x"}])),
+        (Kind.CHAT, chat([{"text": "x"}])),
+        (Kind.CHAT, chat("hi", echo=True)),
+        (Kind.CHAT, chat("hi", return_prompt_text=True)),
+        (Kind.CHAT, BODY),
+    ],
+)
+def test_what_needs_its_messages_read_is_tokenized_twice(kind: Kind, body: Body) -> None:
+    assert "return_token_ids" not in json.loads(Nixl().prefill(kind, body, ATTEMPT))
+
+
+@pytest.mark.parametrize("more", [b"", b',"prompt_token_ids":null', b',"prompt_token_ids":[ ]'])
+def test_ids_that_did_not_come_are_not_handed_on(more: bytes) -> None:
+    handover = Nixl().handover(ATTEMPT, answer(more=more))
+    assert b"prompt_token_ids" not in Nixl().decode(Kind.CHAT, chat("hi"), handover)
+
+
+def test_tokenizing_once_can_be_left_out() -> None:
+    leg = Nixl(tokenize_once=False).prefill(Kind.CHAT, chat("x", return_token_ids=True), ATTEMPT)
+    assert "return_token_ids" not in json.loads(leg)

@@ -1,0 +1,94 @@
+"""Mooncake: both legs at once, matched by an id; decode asks the producer for the blocks.
+
+0. inquiry: the prefill pod's registry says its engine id, which holds until it restarts
+1. prefill leg: the client's body capped to one token, and `transfer_id`
+2. decode leg: the client's body, the same `transfer_id`, the registry and the engine id
+3. release: the refused completion of pull, with the decode leg's object
+
+The producer keeps what finished by length and drops the rest at once, while decode goes on asking
+until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; so an answer that ended otherwise is no hand-over.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tandem_contract import kvparams, paired, ports
+from tandem_contract.commandline import HostPort
+from tandem_contract.kvparams import ParamsUnusable
+
+from ..bodies.edit import with_member
+from ..bodies.kinds import Kind, capped
+from ..bodies.parse import Body
+from ..bodies.usage import cached_tokens
+from .answers import check_ended_by_length
+from .handover import Attempt, Handover, Inquiry, Outgoing
+from .nixl import refused
+
+NAME: Final = "mooncake"
+
+_ranks: Final = msgspec.json.Decoder(dict[str, paired.MooncakeRank])
+
+
+class Mooncake:
+    """The connector; remembers the engine id of each prefill pod."""
+
+    together = True
+
+    def __init__(self, *, bootstrap_port: int = ports.MOONCAKE_BOOTSTRAP) -> None:
+        self._port = bootstrap_port
+        self._engines: dict[HostPort, str] = {}
+
+    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
+        """Body of the prefill leg."""
+        params = paired.MooncakePrefill(attempt.engine_id)
+        return capped(kind, body, {kvparams.FIELD: params})
+
+    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
+        """What was expected, once the prefill is done. Raises ParamsUnusable."""
+        check_ended_by_length(answer)
+        return Handover(self.expected(attempt).params, cached_tokens=cached_tokens(answer))
+
+    def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
+        """Body of the decode leg."""
+        return with_member(body, kvparams.FIELD, handover.params)
+
+    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
+        """The request that has the prefill pod free what nobody will read."""
+        return refused(handover)
+
+    def inquiry(self, attempt: Attempt) -> Inquiry | None:
+        """The registry's question, unless it was answered before."""
+        if attempt.prefill in self._engines:
+            return None
+        return Inquiry(self._registry(attempt.prefill), paired.BOOTSTRAP_QUERY)
+
+    def learned(self, attempt: Attempt, answer: bytes) -> None:
+        """Take the registry's answer. Raises ParamsUnusable."""
+        try:
+            ranks = _ranks.decode(answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+            raise ParamsUnusable(f"mooncake's registry answered otherwise: {err}") from err
+        if len(ranks) != 1:
+            # A leg goes to whichever rank its engine chooses, and no id holds for all of them.
+            raise ParamsUnusable(f"mooncake's registry lists {len(ranks)} ranks: only one works")
+        self._engines[attempt.prefill] = next(iter(ranks.values())).engine_id
+
+    def expected(self, attempt: Attempt) -> Handover:
+        """What the decode leg needs, before the prefill answered. Raises ParamsUnusable."""
+        engine = self._engines.get(attempt.prefill)
+        if engine is None:
+            raise ParamsUnusable("mooncake's registry has not said the engine id")
+        params = paired.MooncakeDecode(
+            transfer_id=attempt.engine_id,
+            remote_bootstrap_addr=f"http://{self._registry(attempt.prefill)}",
+            remote_engine_id=engine,
+        )
+        return Handover(msgspec.json.encode(params))
+
+    def forget(self, prefill: HostPort) -> None:
+        """Ask the pod's registry again: it may have restarted."""
+        self._engines.pop(prefill, None)
+
+    def _registry(self, prefill: HostPort) -> HostPort:
+        return HostPort(prefill.host, self._port)

@@ -1,0 +1,87 @@
+"""Requests that one engine must serve."""
+
+import pytest
+
+from tandem_sidecar.bodies.kinds import Kind
+from tandem_sidecar.bodies.parse import BadBody, parse_body
+from tandem_sidecar.bodies.rules import unified_reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (Kind.COMPLETIONS, '{"prompt": "x"}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": 1, "best_of": null, "echo": false}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": 2}', "n"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": "2"}', "n"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "best_of": 3}', "best_of"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "use_beam_search": true}', "beam_search"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "prompt_logprobs": 0}', "prompt_logprobs"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true, "logprobs": 0}', "echo_logprobs"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "logprobs": 1}', None),
+        (Kind.COMPLETIONS, '{"prompt": [ 1, 2, 3]}', None),
+        (Kind.COMPLETIONS, '{"prompt": [[1, 2]]}', None),
+        (Kind.COMPLETIONS, '{"prompt": ["one"]}', None),
+        (Kind.COMPLETIONS, '{"prompt": [[1], [2]]}', "batch"),
+        (Kind.COMPLETIONS, '{"prompt": [\n "one", "two"]}', "batch"),
+        (Kind.COMPLETIONS, '{"prompt": []}', None),
+        (Kind.COMPLETIONS, '{"prompt_embeds": "AAAA"}', "prompt_embeds"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "truncate_prompt_tokens": -1}', "truncation"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "truncate_prompt_tokens": 100}', None),
+        (Kind.CHAT, '{"messages": [], "prompt_logprobs": 1}', "prompt_logprobs"),
+        (Kind.CHAT, '{"messages": [], "echo": true}', "echo_logprobs"),
+        (Kind.CHAT, '{"messages": [], "logprobs": true, "top_logprobs": 3}', None),
+        (Kind.CHAT, '{"messages": [], "previous_response_id": "r"}', "previous_response"),
+        (Kind.RESPONSES, '{"input": "x", "previous_response_id": "r"}', "previous_response"),
+        (Kind.RESPONSES, '{"input": "x", "background": true}', "background"),
+        (Kind.RESPONSES, '{"input": "x", "background": false, "store": true}', None),
+        (Kind.RESPONSES, '{"input": "x", "truncation": "auto"}', "truncation"),
+        (Kind.RESPONSES, '{"input": "x", "truncation": "disabled"}', None),
+        (Kind.RESPONSES, '{"input": "x", "tools": [{"type": "function"}]}', None),
+        (Kind.RESPONSES, '{"input": "x", "tools": [{"type": "mcp"}]}', "builtin_tools"),
+        (Kind.MESSAGES, '{"messages": [], "tools": [{"name": "f"}]}', None),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": {"n": 2}}', "n"),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": {"n": 1}}', None),
+        (
+            Kind.GENERATE,
+            '{"token_ids": [1], "sampling_params": {"prompt_logprob_token_ids": [1]}}',
+            "prompt_logprobs",
+        ),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": 3}', None),
+    ],
+)
+def test_unified_by_rule(kind: Kind, text: str, reason: str | None) -> None:
+    assert unified_reason(kind, parse_body(text.encode())) == reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "remote"),
+    [
+        (Kind.CHAT, "messages", '[{"content": "see image_url"}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": {"url": "data:x"}}]}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": {"url": "http://h/i"}}]}]', True),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": null, "uuid": "a"}]}]', True),
+        (Kind.CHAT, "messages", r'[{"content": [{"video\u005furl": "https://h/i"}]}]', True),
+        (Kind.CHAT, "messages", r'[{"content": "caf\u00e9 \u0041"}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"type": "text", "url": "http://h"}]}]', False),
+        (Kind.MESSAGES, "messages", '[{"content": [{"type": "url", "url": "http://h"}]}]', True),
+        (Kind.MESSAGES, "messages", '[{"content": [{"source": {"type": "base64"}}]}]', False),
+        (Kind.RESPONSES, "input", '[{"content": [{"image_url": "https://h/i"}]}]', True),
+        (Kind.RESPONSES, "input", '[{"annotations": [{"type": "x", "url": "https://h"}]}]', False),
+        (Kind.GENERATE, "content_parts", '[{"type": "image_url", "url": "http://h/i"}]', True),
+        (Kind.GENERATE, "content_parts", '[{"type": "image_url", "url": "data:x"}]', False),
+        (Kind.COMPLETIONS, "prompt", '"my_url"', False),
+    ],
+)  # fmt: skip
+def test_media_that_both_engines_would_fetch(
+    kind: Kind, field: str, value: str, remote: bool
+) -> None:
+    body = parse_body(f'{{"{field}": {value}}}'.encode())
+    assert unified_reason(kind, body) == ("media_by_url" if remote else None)
+
+
+def test_a_field_that_cannot_be_read_is_refused() -> None:
+    body = parse_body(b'{"n": "\xff"}')
+    with pytest.raises(BadBody):
+        unified_reason(Kind.CHAT, body)

@@ -1,0 +1,121 @@
+"""The count of cached tokens corrected, and nothing else."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem_sidecar.bodies.usage import Corrector, cached_tokens, corrected
+
+CHAT = (
+    b'{"id":"c", "choices":[{"message":{"content":"\\"usage\\":{\\"cached_tokens\\":9}"}}],'
+    b' "usage" : {"prompt_tokens":9007199254740993,"prompt_tokens_details":{"cached_tokens":%b},'
+    b'"x":1.50}}\n'
+)
+
+
+@pytest.mark.parametrize("wrong", [b"1500", b"null", b"0"])
+def test_a_chat_says_what_the_prefill_found(wrong: bytes) -> None:
+    assert corrected(CHAT % wrong, 32) == CHAT % b"32"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8}}}',
+            b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4}}}',
+        ),
+        (
+            b'{"type":"response.completed","response":{"metadata":{"usage":"x"},'
+            b'"usage":{"input_tokens_details":{"cached_tokens":8}}}}',
+            b'{"type":"response.completed","response":{"metadata":{"usage":"x"},'
+            b'"usage":{"input_tokens_details":{"cached_tokens":4}}}}',
+        ),
+        (
+            b'{"usage":{"input_tokens":1,"cache_read_input_tokens":8,"output_tokens":1}}',
+            b'{"usage":{"input_tokens":5,"cache_read_input_tokens":4,"output_tokens":1}}',
+        ),
+        (
+            b'{"message":{"usage":{"cache_read_input_tokens":4,"input_tokens":8}}}',
+            b'{"message":{"usage":{"cache_read_input_tokens":4,"input_tokens":8}}}',
+        ),
+    ],
+)
+def test_every_kind_counts_in_its_own_place(before: bytes, after: bytes) -> None:
+    assert corrected(before, 4) == after
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b'{"choices":[]}',
+        b'{"usage":null}',
+        b'{"usage":{"prompt_tokens":1,"prompt_tokens_details":null}}',
+        b'{"usage":{"cache_read_input_tokens":8}}',
+        b'{"usage":3}',
+        b'["usage"]',
+        b'{"usage":{"prompt_tokens_details":{"cached_tokens":1}',
+    ],
+)
+def test_an_answer_that_counts_nothing_stays(answer: bytes) -> None:
+    assert corrected(answer, 4) == answer
+
+
+def test_the_same_bytes_elsewhere_stay() -> None:
+    usage = b'{"prompt_tokens_details":{"cached_tokens":8}}'
+    answer = b'{"tools":[%b,%b],"usage":%b,"more":%b}' % (usage, usage, usage, usage)
+    right = usage.replace(b"8", b"4")
+    assert (
+        corrected(answer, 4) == answer[:-1].replace(b'"usage":' + usage, b'"usage":' + right) + b"}"
+    )
+
+
+EVENTS = (
+    b'data: {"choices":[{"delta":{"content":"usage"}}],"usage":null}\r\n\r\n'
+    b": comment\n\n"
+    b'event: x\ndata:{"usage":{"prompt_tokens_details":{"cached_tokens":%b}}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, len(EVENTS)), max_size=6))
+def test_a_stream_is_corrected_however_it_is_cut(cuts: list[int]) -> None:
+    stream = EVENTS % b"1500"
+    corrector = Corrector(32, stream=True)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    parts = [corrector.take(stream[a:b], last=False) for a, b in pairwise(places)]
+    assert b"".join(parts) + corrector.take(b"", last=True) == EVENTS % b"32"
+
+
+def test_whole_lines_are_not_held_back() -> None:
+    corrector = Corrector(1, stream=True)
+    assert corrector.take(b"data: a\n\nda", last=False) == b"data: a\n\n"
+    assert corrector.take(b"ta: b\n", last=False) == b"data: b\n"
+
+
+def test_a_json_answer_is_held_until_it_is_whole() -> None:
+    corrector = Corrector(32, stream=False)
+    answer = CHAT % b"1500"
+    assert corrector.take(answer[:50], last=False) == b""
+    assert corrector.take(answer[50:], last=True) == CHAT % b"32"
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 5}}, 5),
+        ({"prompt_tokens_details": {"cached_tokens": None}}, 0),
+        ({"prompt_tokens_details": None, "cache_read_input_tokens": None}, 0),
+        ({"input_tokens_details": {"cached_tokens": 6}}, 6),
+        ({"cache_read_input_tokens": 7}, 7),
+        (None, 0),
+        ("odd", 0),
+    ],
+)
+def test_what_a_prefill_answer_says(usage: object, cached: int) -> None:
+    assert cached_tokens(json.dumps({"usage": usage}).encode()) == cached

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.kvparams import ParamsUnusable
+from tandem_sidecar.bodies.kinds import Kind
+from tandem_sidecar.connectors.handover import Attempt, Inquiry
+from tandem_sidecar.connectors.mooncake import Mooncake
+
+from .bodies import ATTEMPT, BODY, params_of
+
+REGISTRY = b'{"0":{"engine_id":"engine-p","worker_addr":{"0":{"0":"tcp://10.0.0.1:4711"}}}}'
+ENDED = b'{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens_details":null}}'
+
+
+def learned(answer: bytes = REGISTRY) -> Mooncake:
+    connector = Mooncake()
+    connector.learned(ATTEMPT, answer)
+    return connector
+
+
+def test_the_registry_is_asked_once_for_each_pod() -> None:
+    connector = Mooncake()
+    asked = Inquiry(HostPort("10.0.0.1", 8998), b"/query")
+    assert connector.inquiry(ATTEMPT) == asked
+    with pytest.raises(ParamsUnusable):
+        connector.expected(ATTEMPT)
+    connector.learned(ATTEMPT, REGISTRY)
+    assert connector.inquiry(ATTEMPT) is None
+    assert connector.inquiry(Attempt("r-2", HostPort("10.0.0.2", 8000))) is not None
+    connector.forget(ATTEMPT.prefill)
+    assert connector.inquiry(ATTEMPT) == asked
+
+
+def test_both_legs_have_one_transfer_id() -> None:
+    connector = learned()
+    assert connector.together
+    assert params_of(connector.prefill(Kind.CHAT, BODY, ATTEMPT)) == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "transfer_id": "r-1",
+    }
+    handover = connector.expected(ATTEMPT)
+    assert params_of(connector.decode(Kind.CHAT, BODY, handover)) == {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_id": "r-1",
+        "remote_bootstrap_addr": "http://10.0.0.1:8998",
+        "remote_engine_id": "engine-p",
+    }
+    release = connector.release(Kind.CHAT, BODY, handover)
+    assert release is not None
+    assert (release.target, release.expected) == (b"/v1/completions", 404)
+    assert params_of(release.body) == json.loads(handover.params)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b"{}", b'{"0":{}}', b'{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}', b"\xff"],
+)
+def test_a_registry_that_does_not_say_one_engine_id_is_unusable(answer: bytes) -> None:
+    with pytest.raises(ParamsUnusable):
+        learned(answer)
+
+
+def test_a_prefill_that_ended_by_length_is_handed_over() -> None:
+    handover = learned().handover(ATTEMPT, ENDED)
+    assert handover.params == learned().expected(ATTEMPT).params
+    assert handover.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{"finish_reason":"stop"}]}',
+        b'{"stop_reason":"end_turn"}',
+        b'{"status":"completed"}',
+        b"",
+    ],
+)
+def test_a_prefill_that_ended_otherwise_left_nothing(answer: bytes) -> None:
+    with pytest.raises(ParamsUnusable):
+        learned().handover(ATTEMPT, answer)
+
+
+@pytest.mark.parametrize("answer", [b'{"stop_reason":"max_tokens"}', b'{"status":"incomplete"}'])
+def test_each_kind_says_length_its_own_way(answer: bytes) -> None:
+    assert learned().handover(ATTEMPT, answer)

@@ -36,6 +36,9 @@ REQUEST_ID: Final = "x-request-id"
 TRACEPARENT: Final = "traceparent"
 """all: W3C trace context, passed on."""
 
+RETRY_AFTER: Final = "retry-after"
+"""engine → sidecar → client: seconds, or a date, until when not to ask again (RFC 9110)."""
+
 DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
 """router → vLLM: which data-parallel rank serves a leg. Not a client's to set."""
 

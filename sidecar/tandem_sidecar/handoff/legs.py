@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable
-from typing import Final, Protocol
+from email.utils import parsedate_to_datetime
+from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.kvparams import ParamsUnusable
@@ -11,27 +12,39 @@ from tandem_contract.timing import Timing, parse_timing
 from ..connectors.handover import Handover
 from ..http.collect import Answer, NoAnswer
 from ..http.messages import ResponseHead
-from ..http.relay import EventChunks
 from ..http.upstream import Failure
+from ..seeing.record import Result
 from .moves import (
     Cause,
+    DecodeAdmitted,
+    DecodeErrored,
+    DecodeEvent,
+    DecodeRefused,
     PrefillAnswered,
+    PrefillEvent,
     PrefillFailed,
     PrefillRejected,
     PrefillUnusable,
 )
 
-PrefillEvent = PrefillAnswered | PrefillUnusable | PrefillRejected | PrefillFailed
-
 _TIMING: Final = headers.TIMING.encode()
+_RETRY_AFTER: Final = headers.RETRY_AFTER.encode()
 _ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\"")
 """A stream's first chunk when the engine failed after it had sent 200."""
+_RESULTS: Final = {
+    Failure.UNREACHABLE: Result.UNREACHABLE,
+    Failure.LOST: Result.LOST,
+    Failure.MALFORMED: Result.ERROR,
+}
 
 
 def prefill_event(
-    answer: Answer | NoAnswer, handover: Callable[[bytes], Handover], name: str
+    answer: Answer | NoAnswer, handover: Callable[[bytes], Handover], name: str, unix: float
 ) -> PrefillEvent:
-    """What the answer of the prefill backend `name` amounts to; `handover` reads its body."""
+    """What the answer of the prefill backend `name` amounts to; `handover` reads its body.
+
+    `unix` is the time of day, for a Retry-After that names one.
+    """
     if isinstance(answer, NoAnswer):
         malformed = answer.failure is Failure.MALFORMED
         return PrefillFailed(
@@ -39,7 +52,8 @@ def prefill_event(
         )
     status = answer.head.status
     if status in (429, 503):
-        return PrefillFailed(Cause.BUSY, f"prefill by {name}: busy ({status})")
+        wait = retry_after(answer.head, unix)
+        return PrefillFailed(Cause.BUSY, f"prefill by {name}: busy ({status})", wait)
     if 400 <= status < 500:
         return PrefillRejected()
     if not 200 <= status < 300:
@@ -48,6 +62,47 @@ def prefill_event(
         return PrefillAnswered(handover(answer.body))
     except ParamsUnusable as err:
         return PrefillUnusable(f"prefill by {name}: {err}")
+
+
+def decode_event(status: int) -> DecodeEvent:
+    """What the head of a decode engine's answer amounts to."""
+    if status >= 500:
+        return DecodeErrored(busy=status == 503)
+    if status >= 400:
+        # Of its refusals, an engine is sure to release for an unknown model only: what its schema
+        # rejects has not got as far, under 400 or 422.
+        return DecodeRefused(released=status == 404)
+    return DecodeAdmitted()
+
+
+def tells_of_failure(head: ResponseHead, data: bytes) -> bool:
+    """Whether an answer's first bytes are a stream that begins with an error."""
+    return _ERROR_EVENT.match(data) is not None and head.event_stream
+
+
+def result_of(status: int) -> Result:
+    """How a leg ended that brought a whole answer."""
+    if status < 400:
+        return Result.ANSWERED
+    if status in (429, 503):
+        return Result.BUSY
+    return Result.REJECTED if status < 500 else Result.ERROR
+
+
+def result_of_failure(failure: Failure) -> Result:
+    """How a leg ended that brought none."""
+    return _RESULTS[failure]
+
+
+def retry_after(head: ResponseHead, unix: float) -> float:
+    """Seconds an engine wants to be left alone, 0 without a wish; `unix` is the time of day."""
+    value = head.value(_RETRY_AFTER).decode("latin-1").strip()
+    if value.isdecimal():
+        return float(value[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - unix) if value else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def read_timing(head: ResponseHead) -> Timing:
@@ -67,62 +122,3 @@ def joined_timing(prefill: Timing | None, decode: Timing) -> Timing:
         transfer=decode.transfer,
         bytes=decode.bytes,
     )
-
-
-class DecodeSide(Protocol):
-    """Who hears of a decode leg."""
-
-    def decode_head(self, head: ResponseHead) -> None:
-        """The engine took the request, or failed at it (5xx)."""
-
-    def decode_first(self, *, error: bool) -> None:
-        """The first bytes to pass on are there; `error`: they tell of a failure."""
-
-    def decode_body(self, data: bytes, *, last: bool) -> None:
-        """Bytes of an answer that is being passed on."""
-
-    def decode_lost(self, detail: str) -> None:
-        """The answer broke off, or never came."""
-
-
-class DecodeLeg:
-    """Receives one decode leg's answer; `passing` is set once it is the client's."""
-
-    def __init__(self, side: DecodeSide, *, payload_only: bool) -> None:
-        self.payload_only = payload_only
-        self.answer: ResponseHead | None = None
-        self.passing = False
-        self._side = side
-        self._chunks: EventChunks | None = None
-        self._dropped = False
-
-    @property
-    def between_chunks(self) -> bool:
-        """Whether an error event may follow what was passed on."""
-        return self._chunks is not None and self._chunks.between
-
-    def drop(self) -> None:
-        """Hand on nothing more, not even from the callback under way."""
-        self._dropped = True
-
-    def head(self, head: ResponseHead) -> None:
-        self.answer = head
-        self._chunks = EventChunks(head, wire=not self.payload_only)
-        self._side.decode_head(head)
-
-    def body(self, data: bytes, last: bool) -> None:
-        if self._chunks is not None:
-            data = self._chunks.take(data)
-        if not data and not last:
-            return
-        if not self.passing and not self._dropped:
-            self._side.decode_first(error=self._tells_of_failure(data))
-        if not self._dropped:
-            self._side.decode_body(data, last=last)
-
-    def failed(self, failure: Failure, detail: str) -> None:
-        self._side.decode_lost(detail)
-
-    def _tells_of_failure(self, data: bytes) -> bool:
-        stream = self.answer is not None and self.answer.event_stream
-        return stream and _ERROR_EVENT.match(data) is not None

@@ -1,21 +1,24 @@
 """One request's hand-off as a state machine: no I/O, no clock, one place that decides.
 
-    state, actions = begin(path, candidates, policy)
+    state, actions = begin(path, candidates, policy, tries)
     state, actions = step(state, event)         # until state is Ended
 
-    Prefilling ──► Decoding ──► Answering ──► Ended
-         │             │  ▲         │           ▲
-         │             └──┘ once more, locally  │
-         └─────────────┴────────────┴───────────┘
+    Prefilling ──► Decoding ──► Answering ──► Ended, from each of them
+      ▲   │         ▲  │  ▲         ▲
+      │   ▼         │  └──┘ once, locally
+      └ Pairing ────┴───────────────┘
 
-The driver performs the actions in their order and reports what happens as events. Until
-`Answering` nothing has gone to the client, so a failure may still become another attempt.
+`Pairing` is where both legs are out at once; a connector whose decode leg needs the prefill's
+answer never gets there. The driver performs the actions in their order and reports what happens as
+events. Until `Answering` nothing has gone to the client, so a failure may still become another
+attempt.
 
 Errors: `IllegalStep`, an event that cannot happen in a state: a mistake in the driver.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil, inf
 from typing import Final
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
@@ -28,12 +31,12 @@ from .moves import (
     Cause,
     ClientLeft,
     CountError,
-    CountRetry,
     Cut,
     DecodeAdmitted,
     DecodeEnded,
     DecodeErrored,
     DecodeLost,
+    DecodeRefused,
     DecodeStarted,
     DrainExpired,
     Event,
@@ -43,6 +46,7 @@ from .moves import (
     PrefillAnswered,
     PrefillFailed,
     PrefillRejected,
+    PrefillSent,
     PrefillUnusable,
     Release,
     StartDecode,
@@ -82,7 +86,24 @@ class Policy:
 class Prefilling:
     policy: Policy
     candidates: int
+    tries: int
+    """Candidates that may be asked; one that is held does not count."""
     attempt: int = 0
+    failures: int = 0
+    soonest: float = inf
+    """Seconds until the first of those held may be asked again."""
+    path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Both legs are out, and nothing of the decode leg is the client's before the prefill's 2xx."""
+
+    prefilling: Prefilling
+    handover: Handover
+    admitted: bool = False
+    started: bool = False
+    """Bytes of the answer wait."""
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
 
 
@@ -107,13 +128,14 @@ class Ended:
     outcome: Outcome
 
 
-State = Prefilling | Decoding | Answering | Ended
+Running = Prefilling | Pairing | Decoding | Answering
+State = Running | Ended
 Step = tuple[State, tuple[Action, ...]]
 
 DRAINED: Final = "the pod is shutting down and the request did not finish in time"
 
 
-def begin(path: RoutingPath, candidates: int, policy: Policy) -> Step:
+def begin(path: RoutingPath, candidates: int, policy: Policy, tries: int) -> Step:
     """Start a request; `candidates` counts the prefill targets, used on the split path only.
 
     A split without a candidate is a split that is impossible.
@@ -121,85 +143,151 @@ def begin(path: RoutingPath, candidates: int, policy: Policy) -> Step:
     if path is not RoutingPath.PREFILL_THEN_DECODE:
         return Decoding(policy, path), (StartDecode(None),)
     if candidates == 0:
-        return _without_split(policy, path, 502, "no prefill backend is left to ask")
-    return Prefilling(policy, candidates), (StartPrefill(0, candidates == 1),)
+        return _without_split(policy, path, Fail(502, "no prefill backend is left to ask"))
+    return Prefilling(policy, candidates, tries), (StartPrefill(0, candidates == 1 or tries == 1),)
 
 
 def step(state: State, event: Event) -> Step:
     """What follows `event`. Raises IllegalStep; past the end everything is without effect."""
+    if isinstance(state, Ended):
+        return state, ()
+    if isinstance(event, ClientLeft | DrainExpired):
+        return _stopped(state, event)
     match state:
         case Prefilling():
             return _prefilling(state, event)
+        case Pairing():
+            return _pairing(state, event)
         case Decoding():
             return _decoding(state, event)
         case Answering():
             return _answering(state, event)
-        case Ended():
-            return state, ()
+
+
+def _stopped(state: Running, event: ClientLeft | DrainExpired) -> Step:
+    """Whatever is out is stopped; KV that no engine has taken charge of is released."""
+    match state:
+        case Prefilling():
+            actions: tuple[Action, ...] = (AbortPrefill(),)
+        case Pairing():
+            actions = AbortPrefill(), AbortDecode(), Release(state.handover)
+        case Decoding():
+            actions = AbortDecode(), *_unread(state)
+        case Answering():
+            actions = (AbortDecode(),)
+    if isinstance(event, ClientLeft):
+        return Ended(state.path, Outcome.ABANDONED), actions
+    if isinstance(state, Answering):
+        return Ended(state.path, Outcome.CUT), (*actions, Cut(503, DRAINED))
+    return Ended(state.path, Outcome.FAILED), (*actions, Fail(503, DRAINED))
 
 
 def _prefilling(state: Prefilling, event: Event) -> Step:
     match event:
+        case PrefillSent(handover):
+            return Pairing(state, handover), (StartDecode(handover),)
         case PrefillAnswered(handover):
             return Decoding(state.policy, state.path, handover), (StartDecode(handover),)
-        case PrefillUnusable(detail):
-            return _prepend(
-                CountError(ErrorPhase.KV_TRANSFER),
-                _without_split(state.policy, state.path, 502, detail),
-            )
+        case PrefillUnusable():
+            return _after_unusable(state, event)
         case PrefillRejected():
             return Ended(state.path, Outcome.ANSWERED), (PassPrefill(),)
         case PrefillFailed():
-            return _prepend(CountError(ErrorPhase.PREFILL), _after_failed_prefill(state, event))
-        case ClientLeft():
-            return Ended(state.path, Outcome.ABANDONED), (AbortPrefill(),)
-        case DrainExpired():
-            return Ended(state.path, Outcome.FAILED), (AbortPrefill(), Fail(503, DRAINED))
+            return _after_failed_prefill(state, event)
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
+def _after_unusable(state: Prefilling, event: PrefillUnusable) -> Step:
+    return _prepend(
+        (CountError(ErrorPhase.KV_TRANSFER),),
+        _without_split(state.policy, state.path, Fail(502, event.detail)),
+    )
+
+
 def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
     """The next candidate while there is one and time; then without the split."""
+    if event.cause is Cause.HELD:
+        return _next(replace(state, soonest=min(state.soonest, event.wait)), event)
+    failed: tuple[Action, ...] = (CountError(ErrorPhase.PREFILL),)
     if event.cause is Cause.DEADLINE:
-        return _prepend(AbortPrefill(), _without_split(state.policy, state.path, 504, event.detail))
-    attempt = state.attempt + 1
-    if attempt < state.candidates:
-        last = attempt + 1 == state.candidates
-        return replace(state, attempt=attempt), (CountRetry(), StartPrefill(attempt, last))
-    return _without_split(state.policy, state.path, 502, event.detail)
+        late = _without_split(state.policy, state.path, Fail(504, event.detail))
+        return _prepend((*failed, AbortPrefill()), late)
+    if event.cause is Cause.SILENT:
+        failed = (*failed, AbortPrefill())
+    return _prepend(failed, _next(replace(state, failures=state.failures + 1), event))
+
+
+def _next(state: Prefilling, event: PrefillFailed) -> Step:
+    attempt, left = state.attempt + 1, state.tries - state.failures
+    if attempt < state.candidates and left > 0:
+        last = attempt + 1 == state.candidates or left == 1
+        return replace(state, attempt=attempt), (StartPrefill(attempt, last),)
+    if state.failures == 0:
+        held = Fail(503, event.detail, retry_after=max(1, ceil(state.soonest)))
+        return _without_split(state.policy, state.path, held)
+    return _without_split(state.policy, state.path, Fail(502, event.detail))
+
+
+def _pairing(state: Pairing, event: Event) -> Step:
+    before = state.prefilling
+    drop: tuple[Action, ...] = (AbortDecode(), Release(state.handover))
+    match event:
+        case PrefillAnswered(handover):
+            return _paired(state, handover)
+        case PrefillUnusable():
+            return _prepend(drop, _after_unusable(before, event))
+        case PrefillRejected():
+            return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), PassPrefill())
+        case PrefillFailed():
+            return _prepend(drop, _after_failed_prefill(before, event))
+        case DecodeAdmitted():
+            return replace(state, admitted=True), ()
+        case DecodeStarted():
+            return replace(state, started=True), ()
+        case _:
+            decoding = Decoding(before.policy, state.path, state.handover)
+            return _prepend((AbortPrefill(),), _decoding(decoding, event))
+
+
+def _paired(state: Pairing, handover: Handover) -> Step:
+    """The prefill's 2xx is here: the decode leg is as if it had begun now."""
+    if state.started:
+        return Answering(state.path), (PassDecode(),)
+    return Decoding(state.prefilling.policy, state.path, handover, state.admitted), ()
 
 
 def _decoding(state: Decoding, event: Event) -> Step:
     match event:
         case DecodeAdmitted():
             return replace(state, admitted=True), ()
-        case DecodeErrored():
-            return _after_decode_error(state)
+        case DecodeRefused(released):
+            refused = replace(state, handover=None, admitted=True)
+            return refused, () if released else _unread(state)
+        case DecodeErrored(busy):
+            return _after_decode_error(state, busy)
         case DecodeStarted():
             return Answering(state.path), (PassDecode(),)
         case DecodeLost(detail):
             failed = Ended(state.path, Outcome.FAILED)
-            return failed, (CountError(ErrorPhase.DECODE), Fail(502, detail))
-        case ClientLeft():
-            return Ended(state.path, Outcome.ABANDONED), (AbortDecode(), *_unread(state))
-        case DrainExpired():
-            failed = Ended(state.path, Outcome.FAILED)
-            return failed, (AbortDecode(), *_unread(state), Fail(503, DRAINED))
+            return failed, (CountError(ErrorPhase.DECODE), *_unread(state), Fail(502, detail))
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
-def _after_decode_error(state: Decoding) -> Step:
+def _after_decode_error(state: Decoding, busy: bool) -> Step:
     """A 5xx of a leg that was to read KV is taken for a failed load: once more without."""
-    if state.handover is None or not state.policy.fallback_to_unified:
-        phase = ErrorPhase.DECODE if state.handover is None else ErrorPhase.KV_TRANSFER
-        return Answering(state.path), (CountError(phase), PassDecode())
+    if state.handover is None:
+        return Answering(state.path), (CountError(ErrorPhase.DECODE), PassDecode())
+    release = Release(state.handover)
+    if busy:
+        return Answering(state.path), (CountError(ErrorPhase.DECODE), release, PassDecode())
+    if not state.policy.fallback_to_unified:
+        return Answering(state.path), (CountError(ErrorPhase.KV_TRANSFER), release, PassDecode())
     return Decoding(state.policy, RoutingPath.FALLBACK), (
         CountError(ErrorPhase.KV_TRANSFER),
-        CountRetry(),
         AbortDecode(),
-        Release(state.handover),
+        release,
         StartDecode(None),
     )
 
@@ -211,19 +299,15 @@ def _answering(state: Answering, event: Event) -> Step:
         case DecodeLost(detail):
             cut = Ended(state.path, Outcome.CUT)
             return cut, (CountError(ErrorPhase.DECODE), Cut(502, detail))
-        case ClientLeft():
-            return Ended(state.path, Outcome.ABANDONED), (AbortDecode(),)
-        case DrainExpired():
-            return Ended(state.path, Outcome.CUT), (AbortDecode(), Cut(503, DRAINED))
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
-def _without_split(policy: Policy, path: RoutingPath, status: int, why: str) -> Step:
+def _without_split(policy: Policy, path: RoutingPath, fail: Fail) -> Step:
     """The split was wanted and is impossible."""
     if policy.fallback_to_unified:
         return Decoding(policy, RoutingPath.FALLBACK), (StartDecode(None),)
-    return Ended(path, Outcome.FAILED), (Fail(status, why),)
+    return Ended(path, Outcome.FAILED), (fail,)
 
 
 def _unread(state: Decoding) -> tuple[Action, ...]:
@@ -231,5 +315,5 @@ def _unread(state: Decoding) -> tuple[Action, ...]:
     return (Release(state.handover),) if state.handover and not state.admitted else ()
 
 
-def _prepend(action: Action, then: Step) -> Step:
-    return then[0], (action, *then[1])
+def _prepend(actions: tuple[Action, ...], then: Step) -> Step:
+    return then[0], (*actions, *then[1])

@@ -17,11 +17,22 @@ class Cause(StrEnum):
     """5xx, or an answer that is no HTTP."""
     BUSY = "busy"
     """429 or 503."""
+    SILENT = "silent"
+    """Neither an answer nor a sign of life: the leg is still out."""
     DEADLINE = "deadline"
-    """The time for all attempts together is used up."""
+    """The time for all attempts together is used up: the leg is still out."""
+    HELD = "held"
+    """Not asked: it failed too often of late, or asked to be left alone."""
 
 
 # Events: what the driver saw.
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSent:
+    """The prefill leg is out, and the decode leg need not wait for its answer."""
+
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +59,29 @@ class PrefillFailed:
     cause: Cause
     detail: str
     """For the client's error and the log; no prompt text."""
+    wait: float = 0.0
+    """Seconds until the target may be asked again; of BUSY and HELD."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeAdmitted:
-    """The decode engine's response head came: it holds the request and reads the KV itself."""
+    """The decode engine's 2xx head came: it holds the request and reads the KV itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRefused:
+    """4xx: the client's fault, or too much at a time (429)."""
+
+    released: bool
+    """Whether refusing made the engine have the KV freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeErrored:
     """5xx, or an error as the first event of a stream, before a byte went to the client."""
+
+    busy: bool = False
+    """503: the engine takes no more; asking again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +91,7 @@ class DecodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLost:
-    """Connection refused, or lost before the answer's end."""
+    """Connection refused, lost before the answer's end, or without a sign of life."""
 
     detail: str
 
@@ -87,19 +111,11 @@ class DrainExpired:
     """The drain timeout passed and this request is still running."""
 
 
-Event = (
-    PrefillAnswered
-    | PrefillUnusable
-    | PrefillRejected
-    | PrefillFailed
-    | DecodeAdmitted
-    | DecodeErrored
-    | DecodeStarted
-    | DecodeLost
-    | DecodeEnded
-    | ClientLeft
-    | DrainExpired
+PrefillEvent = PrefillSent | PrefillAnswered | PrefillUnusable | PrefillRejected | PrefillFailed
+DecodeEvent = (
+    DecodeAdmitted | DecodeRefused | DecodeErrored | DecodeStarted | DecodeLost | DecodeEnded
 )
+Event = PrefillEvent | DecodeEvent | ClientLeft | DrainExpired
 
 # Actions: what the driver is to do, in order.
 
@@ -120,12 +136,12 @@ class StartDecode:
 
 @dataclass(frozen=True, slots=True)
 class AbortPrefill:
-    """Close the connection: the engine stops and frees the blocks."""
+    """Stop it; what it had already handed over is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortDecode:
-    pass
+    """Close the connection: the engine stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +158,7 @@ class PassPrefill:
 
 @dataclass(frozen=True, slots=True)
 class PassDecode:
-    """Give the client the decode engine's answer from here on."""
+    """Give the client the decode engine's answer from here on, and what was held of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +167,8 @@ class Fail:
 
     status: int
     message: str
+    retry_after: int = 1
+    """Seconds; told with a 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +184,6 @@ class CountError:
     phase: ErrorPhase
 
 
-@dataclass(frozen=True, slots=True)
-class CountRetry:
-    pass
-
-
 Action = (
     StartPrefill
     | StartDecode
@@ -182,5 +195,4 @@ Action = (
     | Fail
     | Cut
     | CountError
-    | CountRetry
 )

@@ -1,15 +1,19 @@
 """Headers and ids of what the sidecar sends: to the engines, and back to the client."""
 
+import asyncio
 import re
 import secrets
+import time
 from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 
 from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
+from ..seeing.record import Record
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
+_TRACEPARENT: Final = headers.TRACEPARENT.encode()
 AUTHORIZATION: Final = b"authorization"
 INTERNAL: Final = frozenset(name.encode() for name in headers.INTERNAL)
 """Not a client's to say, nor an engine's to tell the client."""
@@ -46,7 +50,20 @@ def engine_request(
         skip |= _PREFILL_TOO
     kept: Headers = [(b"host", str(engine).encode()), (REQUEST_ID, engine_id.encode())]
     kept += [pair for pair in request.headers if pair[0] not in skip]
+    if request.upgrade:
+        kept += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
     return request_bytes(request.method, request.target, kept, body)
+
+
+def new_record(request: Request, ident: str, kind: str) -> Record:
+    """The record of a request just read whole."""
+    record = Record(ident, kind, asyncio.get_running_loop().time(), time.time())
+    record.method = request.method.decode("latin-1")
+    record.target = request.target.partition(b"?")[0].decode("latin-1")
+    for name, value in request.headers:
+        if name == _TRACEPARENT:
+            record.traceparent = value.decode("latin-1")
+    return record
 
 
 def header_lines(pairs: dict[str, str]) -> bytes:

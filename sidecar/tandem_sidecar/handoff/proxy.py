@@ -8,18 +8,21 @@ import time
 from dataclasses import replace
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.paths import RoutingPath
 
-from ..bodies.parse import BadBody, Kind, clean_passthrough, kind_of, parse_body, unified_reason
+from ..bodies.kinds import Kind, kind_of
+from ..bodies.parse import BadBody, clean_passthrough, parse_body
+from ..bodies.rules import unified_reason
 from ..http import server
 from ..http.messages import Request
 from ..http.server import Client
 from ..trust.plan_keys import PlanKeys
 from ..trust.route import Route, route
-from .exchange import Exchange, Generation, Tools
-from .outbound import request_id
+from .exchange import Exchange
+from .outbound import new_record, request_id
 from .passthrough import Passthrough
 from .reply import Served, refuse
+from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +68,10 @@ class Proxy:
         chosen = self._route(request, ident)
         if chosen.path is RoutingPath.PREFILL_THEN_DECODE and reason is not None:
             chosen = replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())
-        if chosen.path is RoutingPath.UNIFIED:
-            self._tools.metrics.unified(chosen.reason)
-        exchange = Exchange(
-            self._tools, client, Generation(request, ident, kind, body, chosen), engine
-        )
+        record = new_record(request, ident, kind.name.lower())
+        record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
+        generation = Generation(request, ident, kind, body, chosen, record, self._tools.settings)
+        exchange = Exchange(self._tools, client, generation, engine)
         exchange.start()
         return exchange
 
@@ -78,8 +80,6 @@ class Proxy:
         chosen = route(request, ident, self._keys.current, allow, time.time())
         if chosen.error is not None:
             log.warning("request %s: %s", ident, chosen.error)
-            self._tools.metrics.errors[ErrorPhase.ORCHESTRATION].inc()
-            self._tools.metrics.ignored_candidates.inc(chosen.ignored)
         return chosen
 
     def _pass_through(

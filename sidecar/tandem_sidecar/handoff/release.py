@@ -5,58 +5,84 @@ import logging
 
 from tandem_contract.commandline import HostPort
 
-from ..connectors.handover import Outgoing
+from ..connectors.handover import Handover, Outgoing
 from ..http.collect import Answer, Collector, NoAnswer
-from ..http.messages import Headers, request_bytes
-from ..http.upstream import Call, Pool
-from .lifecycle import Lifecycle
+from ..http.messages import request_bytes
+from ..http.upstream import Call
+from ..seeing.record import Phase, Result
+from .legs import result_of_failure
+from .outbound import AUTHORIZATION, REQUEST_ID
+from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
+
+
+def release(
+    tools: Tools, gen: Generation, engine: HostPort, engine_id: str, handover: Handover
+) -> None:
+    """Have `engine` release what the attempt `engine_id` of `gen` handed over.
+
+    It outlives the exchange; some connectors have nothing to send.
+    """
+    what = tools.connector.release(gen.kind, gen.body, handover)
+    if what is not None:
+        Release(tools, gen, engine, engine_id).send(what)
 
 
 class Release:
     """One release under way. What fails is logged: the lease frees the blocks later."""
 
-    def __init__(self, lifecycle: Lifecycle, request_id: str, timeout: float) -> None:
-        self._lifecycle = lifecycle
-        self._request_id = request_id
-        self._timeout = timeout
+    def __init__(self, tools: Tools, gen: Generation, engine: HostPort, engine_id: str) -> None:
+        self._tools = tools
+        self._gen = gen
+        self._engine = engine
+        self._engine_id = engine_id
+        self._loop = asyncio.get_running_loop()
+        self._seen = gen.record.leg(Phase.RELEASE, str(engine), engine_id, self._loop.time())
+        self._expected = 0
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(self, pool: Pool, engine: HostPort, headers: Headers, what: Outgoing) -> None:
-        """POST it to `engine`."""
-        loop = asyncio.get_running_loop()
-        self._lifecycle.enter(self)
+    def send(self, what: Outgoing) -> None:
+        """POST it."""
+        self._tools.lifecycle.enter(self)
         self._expected = what.expected
-        pairs = [(b"host", str(engine).encode()), (b"content-type", b"application/json"), *headers]
-        request = request_bytes(b"POST", what.target, pairs, what.body)
-        self._timer = loop.call_later(self._timeout, self._expired)
-        self._call = pool.send(engine, b"POST", request, Collector(self._done))
+        headers = [
+            (b"host", str(self._engine).encode()),
+            (b"content-type", b"application/json"),
+            (REQUEST_ID, self._engine_id.encode()),
+            *(pair for pair in self._gen.request.headers if pair[0] == AUTHORIZATION),
+        ]
+        request = request_bytes(b"POST", what.target, headers, what.body)
+        timeout = self._gen.settings.kv_transfer_timeout
+        self._timer = self._loop.call_later(timeout, self.drain_expired)
+        self._call = self._tools.pool.send(self._engine, b"POST", request, Collector(self._done))
 
     def drain_expired(self) -> None:
-        self._expired()
-
-    def describe(self) -> dict[str, object]:
-        return {"request_id": self._request_id, "phase": "release"}
-
-    def _expired(self) -> None:
+        """Wait no longer."""
         if self._call is not None:
             self._call.abort()
-        self._end(f"no answer within {self._timeout:.3g}s")
+        self._end(Result.DEADLINE, "no answer in time")
+
+    def describe(self) -> dict[str, object]:
+        return {"request_id": self._gen.request_id, "phase": "release"}
 
     def _done(self, answer: Answer | NoAnswer) -> None:
         match answer:
             case Answer(head) if head.status == self._expected:
-                self._end(None)
+                self._end(Result.ANSWERED, "", head.status)
             case Answer(head):
-                self._end(f"the engine answered {head.status}")
-            case NoAnswer(_, detail):
-                self._end(detail)
+                detail = f"the engine answered {head.status}"
+                self._end(Result.ERROR, detail, head.status)
+            case NoAnswer(failure, detail):
+                self._end(result_of_failure(failure), detail)
 
-    def _end(self, problem: str | None) -> None:
+    def _end(self, result: Result, problem: str, status: int | None = None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._lifecycle.leave(self)
+        self._seen.end(result, self._loop.time(), status=status, detail=problem)
+        self._tools.lifecycle.leave(self)
+        self._tools.observer.released(self._gen.record, self._seen)
         if problem:
-            log.warning("request %s: KV not released: %s", self._request_id, problem)
+            ids = self._gen.request_id, self._engine_id
+            log.warning("request %s (engine id %s): KV not released: %s", *ids, problem)

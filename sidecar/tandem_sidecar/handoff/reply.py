@@ -1,6 +1,7 @@
 """What a client of a generation gets: an engine's answer or an error, under Tandem's headers."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from tandem_contract import headers
 from tandem_contract.openai_errors import error_body
@@ -68,15 +69,38 @@ class Reply:
         self._client.write(answer.head.encode(drop, extra, close=close, plain=True) + answer.body)
         self._client.finish(keep=not close)
 
-    def error(self, status: int, message: str, served: Served, *, close: bool) -> None:
-        """Give an error of ours."""
-        refuse(self._client, self._request, status, message, served.lines(), close=close)
+    def error(
+        self, status: int, message: str, served: Served, *, close: bool, retry_after: int = 1
+    ) -> None:
+        """Give an error of ours; see `refuse`."""
+        lines = served.lines()
+        refuse(
+            self._client,
+            self._request,
+            status,
+            message,
+            lines,
+            close=close,
+            retry_after=retry_after,
+        )
 
 
 def refuse(
-    client: Client, request: Request, status: int, message: str, lines: bytes, *, close: bool
+    client: Client,
+    request: Request,
+    status: int,
+    message: str,
+    lines: bytes,
+    *,
+    close: bool,
+    retry_after: int = 1,
 ) -> None:
-    """Answer with an error of ours and `lines` of headers."""
+    """Answer with an error of ours and `lines` of headers.
+
+    A 503 tells the client when to come back: after `retry_after` seconds.
+    """
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        lines += header_lines({headers.RETRY_AFTER: str(retry_after)})
     close = close or not request.keep_alive
     body = error_body(status, message)
     head = request.method == b"HEAD"

@@ -104,8 +104,6 @@ class Record:
     ended: float | None = None
     errors: tuple[ErrorPhase, ...] = ()
     """Each failure's phase; one request may have several, and still be answered."""
-    retries: int = 0
-    """Legs sent again after a failed one: to the next prefill pod, or decoded locally."""
     ignored: int = 0
     """Prefill addresses named without a signature and outside the allow-list."""
     legs: list[Leg] = field(default_factory=list)

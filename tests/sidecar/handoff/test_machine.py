@@ -14,16 +14,21 @@ from tandem_sidecar.handoff.moves import Cause
 from ..peers import PARAMS
 
 P = Handover(PARAMS)
+TRIES = 9
 SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK
 YES, NO = h.Policy(True), h.Policy(False)
 
 
 def prefilling(policy: h.Policy = YES, attempt: int = 0, of: int = 1) -> h.Prefilling:
-    return h.Prefilling(policy, of, attempt)
+    return h.Prefilling(policy, of, TRIES, attempt, failures=attempt)
 
 
 def reading(policy: h.Policy = YES, *, admitted: bool = False) -> h.Decoding:
     return h.Decoding(policy, SPLIT, P, admitted)
+
+
+def pairing(policy: h.Policy = YES, *, started: bool = False, of: int = 1) -> h.Pairing:
+    return h.Pairing(prefilling(policy, of=of), P, admitted=started, started=started)
 
 
 LOCAL = h.Decoding(YES, FALLBACK)
@@ -37,17 +42,17 @@ def ended(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
 
 @pytest.mark.parametrize("path", [p for p in RoutingPath if p is not SPLIT])
 def test_a_path_without_prefill_decodes_at_once(path: RoutingPath) -> None:
-    assert h.begin(path, 0, YES) == (h.Decoding(YES, path), (m.StartDecode(None),))
+    assert h.begin(path, 0, YES, TRIES) == (h.Decoding(YES, path), (m.StartDecode(None),))
 
 
 def test_a_split_begins_with_its_first_candidate() -> None:
-    assert h.begin(SPLIT, 3, YES) == (prefilling(of=3), (m.StartPrefill(0, False),))
-    assert h.begin(SPLIT, 1, YES) == (prefilling(of=1), (m.StartPrefill(0, True),))
+    assert h.begin(SPLIT, 3, YES, TRIES) == (prefilling(of=3), (m.StartPrefill(0, False),))
+    assert h.begin(SPLIT, 1, YES, TRIES) == (prefilling(of=1), (m.StartPrefill(0, True),))
 
 
 def test_a_split_without_candidates_falls_back() -> None:
-    assert h.begin(SPLIT, 0, YES) == (LOCAL, (m.StartDecode(None),))
-    state, actions = h.begin(SPLIT, 0, NO)
+    assert h.begin(SPLIT, 0, YES, TRIES) == (LOCAL, (m.StartDecode(None),))
+    state, actions = h.begin(SPLIT, 0, NO, TRIES)
     assert state == ended(Outcome.FAILED)
     assert actions == (m.Fail(502, "no prefill backend is left to ask"),)
 
@@ -60,7 +65,7 @@ def test_prefill_fails_with_a_candidate_left(cause: Cause) -> None:
     step = h.step(prefilling(of=3), m.PrefillFailed(cause, "why"))
     assert step == (
         prefilling(attempt=1, of=3),
-        (PREFILL, m.CountRetry(), m.StartPrefill(1, False)),
+        (PREFILL, m.StartPrefill(1, False)),
     )
     assert h.step(step[0], m.PrefillFailed(cause, "why"))[1][-1] == m.StartPrefill(2, True)
 
@@ -103,19 +108,111 @@ def test_usable_params_start_the_decode_leg() -> None:
 def test_failed_kv_load_is_decoded_once_locally(admitted: bool) -> None:
     state, actions = h.step(reading(admitted=admitted), m.DecodeErrored())
     assert state == LOCAL
-    assert actions == (KV, m.CountRetry(), m.AbortDecode(), m.Release(P), m.StartDecode(None))
+    assert actions == (KV, m.AbortDecode(), m.Release(P), m.StartDecode(None))
     again = (h.Answering(FALLBACK), (DECODE, m.PassDecode()))
     assert h.step(state, m.DecodeErrored()) == again
 
 
 def test_failed_kv_load_without_fallback_is_passed_on() -> None:
-    assert h.step(reading(NO), m.DecodeErrored()) == (h.Answering(SPLIT), (KV, m.PassDecode()))
+    passed = (h.Answering(SPLIT), (KV, m.Release(P), m.PassDecode()))
+    assert h.step(reading(NO), m.DecodeErrored()) == passed
 
 
-@pytest.mark.parametrize("state", [reading(), reading(admitted=True), LOCAL])
+@pytest.mark.parametrize("state", [reading(admitted=True), LOCAL])
 def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
     failed = (ended(Outcome.FAILED, state.path), (DECODE, m.Fail(502, "gone")))
     assert h.step(state, m.DecodeLost("gone")) == failed
+
+
+def test_decode_dies_before_it_took_charge_of_the_kv() -> None:
+    failed = (ended(Outcome.FAILED), (DECODE, m.Release(P), m.Fail(502, "gone")))
+    assert h.step(reading(), m.DecodeLost("gone")) == failed
+
+
+def test_a_busy_decode_engine_is_not_asked_again() -> None:
+    passed = (h.Answering(SPLIT), (DECODE, m.Release(P), m.PassDecode()))
+    assert h.step(reading(), m.DecodeErrored(busy=True)) == passed
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_4xx_of_decode_is_the_clients_and_the_kv_is_released_once(released: bool) -> None:
+    state, actions = h.step(reading(), m.DecodeRefused(released))
+    assert actions == (() if released else (m.Release(P),))
+    assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.PassDecode(),))
+    gone = (ended(Outcome.ABANDONED), (m.AbortDecode(),))
+    assert h.step(state, m.ClientLeft()) == gone
+
+
+def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
+    state = h.Prefilling(YES, 3, tries=1)
+    held = m.PrefillFailed(Cause.HELD, "held", 4.2)
+    state, actions = h.step(state, held)  # type: ignore[assignment]  # still prefilling
+    assert actions == (m.StartPrefill(1, True),)
+    assert h.step(state, m.PrefillFailed(Cause.ERROR, "why"))[0] == LOCAL
+
+
+@pytest.mark.parametrize(("waits", "told"), [((4.2, 7), 5), ((30, 0.3), 1)])
+def test_when_all_are_held_the_client_is_told_when_to_come_back(
+    waits: tuple[float, float], told: int
+) -> None:
+    state, _ = h.begin(SPLIT, 2, NO, TRIES)
+    for wait in waits:
+        state, actions = h.step(state, m.PrefillFailed(Cause.HELD, "held", wait))
+    assert (state, actions) == (ended(Outcome.FAILED), (m.Fail(503, "held", told),))
+
+
+def test_when_all_are_held_it_falls_back() -> None:
+    step = h.step(prefilling(), m.PrefillFailed(Cause.HELD, "held", 1.0))
+    assert step == (LOCAL, (m.StartDecode(None),))
+
+
+def test_a_silent_prefill_is_aborted() -> None:
+    _, actions = h.step(prefilling(of=2), m.PrefillFailed(Cause.SILENT, "hung"))
+    assert actions == (PREFILL, m.AbortPrefill(), m.StartPrefill(1, True))
+
+
+DROP = (m.AbortDecode(), m.Release(P))
+
+
+def test_together_both_legs_start() -> None:
+    assert h.step(prefilling(), m.PrefillSent(P)) == (pairing(), (m.StartDecode(P),))
+
+
+def test_together_nothing_is_passed_on_before_the_prefills_2xx() -> None:
+    state, actions = h.step(pairing(), m.DecodeAdmitted())
+    assert actions == ()
+    state, actions = h.step(state, m.DecodeStarted())
+    assert (state, actions) == (pairing(started=True), ())
+    assert h.step(state, m.PrefillAnswered(P)) == (h.Answering(SPLIT), (m.PassDecode(),))
+
+
+def test_together_the_prefill_may_answer_first() -> None:
+    assert h.step(pairing(), m.PrefillAnswered(P)) == (reading(), ())
+
+
+def test_together_a_failed_prefill_ends_the_decode_leg_and_the_next_is_asked() -> None:
+    state, actions = h.step(pairing(started=True, of=2), m.PrefillFailed(Cause.ERROR, "why"))
+    assert state == prefilling(attempt=1, of=2)
+    assert actions == (*DROP, PREFILL, m.StartPrefill(1, True))
+
+
+def test_together_a_refused_prefill_is_the_clients() -> None:
+    passed = (ended(Outcome.ANSWERED), (m.AbortDecode(), m.PassPrefill()))
+    assert h.step(pairing(), m.PrefillRejected()) == passed
+
+
+def test_together_a_prefill_that_hands_nothing_over_falls_back() -> None:
+    step = h.step(pairing(), m.PrefillUnusable("nothing"))
+    assert step == (LOCAL, (*DROP, KV, m.StartDecode(None)))
+
+
+def test_together_decode_failing_first_ends_the_prefill() -> None:
+    _, actions = h.step(pairing(), m.DecodeErrored())
+    assert actions == (m.AbortPrefill(), KV, *DROP, m.StartDecode(None))
+    _, actions = h.step(pairing(), m.DecodeLost("gone"))
+    assert actions == (m.AbortPrefill(), DECODE, m.Release(P), m.Fail(502, "gone"))
+    _, actions = h.step(pairing(), m.DecodeRefused(released=False))
+    assert actions == (m.AbortPrefill(), m.Release(P))
 
 
 def test_decode_dies_in_mid_stream() -> None:
@@ -127,6 +224,8 @@ def test_decode_dies_in_mid_stream() -> None:
     ("state", "actions"),
     [
         (prefilling(), (m.AbortPrefill(),)),
+        (pairing(), (m.AbortPrefill(), *DROP)),
+        (pairing(started=True), (m.AbortPrefill(), *DROP)),
         (reading(), (m.AbortDecode(), m.Release(P))),
         (reading(admitted=True), (m.AbortDecode(),)),
         (LOCAL, (m.AbortDecode(),)),
@@ -141,6 +240,7 @@ def test_client_leaves(state: h.State, actions: tuple[m.Action, ...]) -> None:
     ("state", "outcome", "actions"),
     [
         (prefilling(), Outcome.FAILED, (m.AbortPrefill(), m.Fail(503, h.DRAINED))),
+        (pairing(), Outcome.FAILED, (m.AbortPrefill(), *DROP, m.Fail(503, h.DRAINED))),
         (reading(), Outcome.FAILED, (m.AbortDecode(), m.Release(P), m.Fail(503, h.DRAINED))),
         (reading(admitted=True), Outcome.FAILED, (m.AbortDecode(), m.Fail(503, h.DRAINED))),
         (h.Answering(SPLIT), Outcome.CUT, (m.AbortDecode(), m.Cut(503, h.DRAINED))),
@@ -150,6 +250,7 @@ def test_drain_expires(state: h.State, outcome: Outcome, actions: tuple[m.Action
     assert h.step(state, m.DrainExpired()) == (ended(outcome), actions)
 
 
+SENT: tuple[m.Event, ...] = (m.PrefillSent(P),)
 PREFILL_EVENTS: tuple[m.Event, ...] = (
     m.PrefillAnswered(P),
     m.PrefillUnusable("why"),
@@ -158,7 +259,10 @@ PREFILL_EVENTS: tuple[m.Event, ...] = (
 )
 DECODE_EVENTS: tuple[m.Event, ...] = (
     m.DecodeAdmitted(),
+    m.DecodeRefused(released=True),
+    m.DecodeRefused(released=False),
     m.DecodeErrored(),
+    m.DecodeErrored(busy=True),
     m.DecodeStarted(),
     m.DecodeLost("why"),
 )
@@ -169,18 +273,22 @@ ALWAYS: tuple[m.Event, ...] = (m.ClientLeft(), m.DrainExpired())
 def possible(state: h.State) -> tuple[m.Event, ...]:
     match state:
         case h.Prefilling():
-            return PREFILL_EVENTS + ALWAYS
+            return PREFILL_EVENTS + SENT + ALWAYS
+        case h.Pairing(started=False):
+            return PREFILL_EVENTS + DECODE_EVENTS + ALWAYS
+        case h.Pairing():
+            return (*PREFILL_EVENTS, m.DecodeLost("why"), *ALWAYS)
         case h.Decoding():
             return DECODE_EVENTS + ALWAYS
         case h.Answering():
             return ANSWER_EVENTS + ALWAYS
         case h.Ended():
-            return PREFILL_EVENTS + DECODE_EVENTS + ANSWER_EVENTS + ALWAYS
+            return PREFILL_EVENTS + SENT + DECODE_EVENTS + ANSWER_EVENTS + ALWAYS
 
 
 @pytest.mark.parametrize("state", [prefilling(), LOCAL, h.Answering(SPLIT)])
 def test_what_cannot_happen_is_refused(state: h.State) -> None:
-    events = set(PREFILL_EVENTS + DECODE_EVENTS + ANSWER_EVENTS) - set(possible(state))
+    events = set(PREFILL_EVENTS + SENT + DECODE_EVENTS + ANSWER_EVENTS) - set(possible(state))
     for event in events:
         with pytest.raises(h.IllegalStep):
             h.step(state, event)
@@ -190,16 +298,26 @@ RESPONSES = (m.PassPrefill, m.PassDecode, m.Fail)
 TERMINAL_ENDS = {Outcome.ANSWERED: (m.PassPrefill, m.PassDecode), Outcome.FAILED: (m.Fail,)}
 
 
-@given(st.data(), st.sampled_from(list(RoutingPath)), st.integers(0, 4), st.booleans())
+@given(
+    st.data(),
+    st.sampled_from(list(RoutingPath)),
+    st.integers(0, 4),
+    st.booleans(),
+    st.integers(1, 3),
+)
 def test_every_run_ends_in_exactly_one_outcome(
-    data: st.DataObject, path: RoutingPath, candidates: int, fallback: bool
+    data: st.DataObject, path: RoutingPath, candidates: int, fallback: bool, tries: int
 ) -> None:
-    state, actions = h.begin(path, candidates, h.Policy(fallback))
+    state, actions = h.begin(path, candidates, h.Policy(fallback), tries)
     done: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, h.Ended):
         event = data.draw(st.sampled_from(possible(state)))
-        if event == m.DecodeAdmitted() and isinstance(state, h.Decoding) and state.admitted:
+        if (
+            event == m.DecodeAdmitted()
+            and isinstance(state, h.Decoding | h.Pairing)
+            and state.admitted
+        ):
             event = m.DecodeStarted()
         state, actions = h.step(state, event)
         done += actions
@@ -218,15 +336,17 @@ def check_run(end: h.Ended, done: list[m.Action]) -> None:
     if kinds := TERMINAL_ENDS.get(end.outcome):
         assert isinstance(responses[0], kinds)
     starts = [a for a in done if isinstance(a, m.StartDecode)]
-    assert len(starts) <= 2, "at most one local retry"
-    assert all(a.handover is None for a in starts[1:])
-    assert sum(isinstance(a, m.Release) for a in done) <= 1
+    handed = sum(a.handover is not None for a in starts)
+    assert len(starts) - handed <= 1, "at most once without the split"
+    assert all(a.handover is not None for a in starts[:-1]), "and then last"
+    assert sum(isinstance(a, m.AbortDecode) for a in done) >= len(starts) - 1
+    assert sum(isinstance(a, m.Release) for a in done) <= handed
     indices = [a.candidate for a in done if isinstance(a, m.StartPrefill)]
     assert indices == list(range(len(indices))), "each candidate once, in order"
 
 
 def test_fallback_is_never_taken_when_it_is_off() -> None:
-    level = {h.begin(SPLIT, candidates, NO)[0] for candidates in range(4)}
+    level = {h.begin(SPLIT, candidates, NO, TRIES)[0] for candidates in range(4)}
     while level:
         assert {state.path for state in level} == {SPLIT}
         running = [s for s in level if not isinstance(s, h.Ended)]

@@ -1,0 +1,141 @@
+"""The decode side of one exchange: a leg to this pod's engine, and what comes back on it."""
+
+import asyncio
+from typing import Protocol
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.timing import Timing
+
+from ..http.messages import ResponseHead
+from ..http.relay import EventChunks
+from ..http.upstream import Call, Failure
+from ..seeing.record import Leg, Result
+from .legs import decode_event, read_timing, result_of, result_of_failure, tells_of_failure
+from .moves import DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from .tools import Tools
+
+
+class Side(Protocol):
+    """Who hears of the decode leg."""
+
+    def decoded(self, event: DecodeEvent) -> None:
+        """Something happened to it."""
+
+    def answer_bytes(self, data: bytes, *, last: bool) -> None:
+        """Bytes of an answer that is being passed on."""
+
+
+class DecodeLeg:
+    """One decode leg; once `pass_on` was called its bytes are the client's."""
+
+    def __init__(
+        self, tools: Tools, side: Side, engine: HostPort, seen: Leg, *, payload_only: bool
+    ) -> None:
+        self.payload_only = payload_only
+        self.answer: ResponseHead | None = None
+        self.timing = Timing()
+        self._tools = tools
+        self._side = side
+        self._seen = seen
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._chunks: EventChunks | None = None
+        self._passing = False
+        self._dropped = False
+        self._held: tuple[bytes, bool] | None = None
+        """First bytes that may not go out yet, and whether they are the last."""
+        self._call: Call | None = None
+        self._pulse = tools.vigil.watch(engine, self)
+
+    def send(self, method: bytes, request: bytes) -> None:
+        """Begin."""
+        self._call = self._tools.pool.send(self._engine, method, request, self)
+
+    def pause(self) -> None:
+        """Take no more from the engine for now."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        if self._call is not None:
+            self._call.resume()
+
+    def abort(self) -> None:
+        """Close the connection; hand on nothing more, not even from the callback under way."""
+        self._dropped = True
+        self._seen.end(Result.ABORTED, self._loop.time())
+        self._pulse.leave(self)
+        if self._call is not None:
+            self._call.abort()
+
+    def pass_on(self) -> tuple[bytes, bool] | None:
+        """From now on bytes go to the side; those held so far are returned, last or not."""
+        self._passing = True
+        held, self._held = self._held, None
+        return held
+
+    @property
+    def between_chunks(self) -> bool:
+        """Whether an error event may follow what was passed on."""
+        return self._chunks is not None and self._chunks.between
+
+    def silent(self, detail: str) -> None:
+        """The engine hangs."""
+        self._seen.end(Result.SILENT, self._loop.time(), detail=detail)
+        self.abort()
+        self._side.decoded(DecodeLost(f"decode failed: {detail}"))
+
+    # What the engine says.
+
+    def head(self, head: ResponseHead) -> None:
+        self.answer = head
+        self.timing = read_timing(head)
+        seen = self._seen
+        seen.first_byte, seen.status, seen.timing = self._loop.time(), head.status, self.timing
+        self._chunks = EventChunks(head, wire=not self.payload_only)
+        self._pulse.alive = True
+        self._side.decoded(decode_event(head.status))
+
+    def body(self, data: bytes, last: bool) -> None:
+        self._pulse.alive = True
+        if self._chunks is not None:
+            data = self._chunks.take(data)
+        if last:
+            self._pulse.leave(self)
+        if self._passing:
+            if data or last:
+                self._hand_on(data, last)
+        elif self._held is not None:
+            self._held = self._held[0] + data, last
+        elif (data or last) and not self._dropped:
+            self._begin(data, last)
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        status = self._seen.status
+        self._seen.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
+        self._pulse.leave(self)
+        self._side.decoded(DecodeLost(f"decode failed: {detail}"))
+
+    def _begin(self, data: bytes, last: bool) -> None:
+        if self.answer is not None and tells_of_failure(self.answer, data):
+            detail = "a stream that begins with an error"
+            self._seen.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
+            self._side.decoded(DecodeErrored())
+        else:
+            self._side.decoded(DecodeStarted())
+        if self._dropped:
+            return
+        if self._passing:
+            self._hand_on(data, last)
+            return
+        self._held = data, last
+        if not last:
+            self.pause()
+
+    def _hand_on(self, data: bytes, last: bool) -> None:
+        if self._dropped:
+            return
+        if last:
+            status = self._seen.status or 0
+            self._seen.end(result_of(status), self._loop.time(), status=status)
+        self._side.answer_bytes(data, last=last)

@@ -104,6 +104,17 @@ def kv_intent(body: Mapping[str, Any]) -> KvIntent:
     return params
 
 
+def tokenized(body: Mapping[str, Any], kv: KvIntent) -> tuple[int, ...]:
+    """The prompt's ids as the prefill had them, in place of a chat's messages; () for none.
+
+    As vLLM takes them: of a decode leg only. Raises ApiError for what is no list of ids.
+    """
+    if not isinstance(kv, KvTransferParams):
+        return ()
+    ids = body.get(kvparams.FIELD, {}).get(kvparams.PROMPT_TOKEN_IDS)
+    return tuple(convert(ids or [], list[int], f"{kvparams.FIELD}.{kvparams.PROMPT_TOKEN_IDS}"))
+
+
 def convert(value: Any, kind: type[T], name: str = "") -> T:
     """`value` as `kind`. Raises ApiError naming the field; `name` is where `value` stands."""
     try:

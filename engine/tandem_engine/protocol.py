@@ -17,7 +17,7 @@ import msgspec
 
 from tandem_contract import kvparams
 
-from .body import ApiError, KvIntent, convert, refuse_unsupported
+from .body import ApiError, KvIntent, convert, refuse_unsupported, tokenized
 from .output import TextOptions
 from .types import SamplingParams
 
@@ -124,11 +124,13 @@ def parse_chat(raw: Mapping[str, Any], kv: KvIntent) -> Call:
         raise ApiError(400, "messages is missing or empty", param="messages")
     sampling = _sampling(body, body.top_logprobs or 0 if body.logprobs else None, "top_logprobs")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    ids = tokenized(raw, kv)
     call = Call(
         **_shared(body, kv),
         sampling=sampling,
         max_tokens=_positive(getattr(body, name), name),
-        messages=tuple(body.messages),
+        prompts=(ids,) if ids else (),
+        messages=None if ids else tuple(body.messages),
         template_kwargs={
             **(body.chat_template_kwargs or {}),
             "add_generation_prompt": body.add_generation_prompt is not False,

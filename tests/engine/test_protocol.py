@@ -17,6 +17,15 @@ from tandem_engine.protocol import (
 )
 from tandem_engine.types import RemoteDecode, SamplingParams
 
+PULL = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "h",
+    "remote_port": 1,
+    "remote_block_ids": [[1]],
+}
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -93,3 +102,32 @@ def test_unsupported_fields_may_ask_for_nothing() -> None:
     refuse_unsupported({"presence_penalty": 0.0, "response_format": {"type": "text"}, "foo": 1})
     with pytest.raises(ApiError, match="response_format is not supported"):
         refuse_unsupported({"response_format": {"type": "json_object"}})
+
+
+def _chat(params: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x"}], "kv_transfer_params": params}
+
+
+def test_a_decode_legs_token_ids_stand_for_its_messages() -> None:
+    body = _chat(PULL | {"prompt_token_ids": [3, 4]})
+    call = parse_chat(body, kv_intent(body))
+    assert (call.prompts, call.messages) == (((3, 4),), None)
+    with pytest.raises(ApiError, match="outside the vocabulary"):
+        resolve(call, (3, 4), 32, 4)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [PULL, PULL | {"prompt_token_ids": None}, {"do_remote_decode": True, "prompt_token_ids": [3]}],
+)
+def test_a_chat_without_token_ids_of_a_decode_leg_is_rendered(params: dict[str, Any]) -> None:
+    body = _chat(params)
+    assert parse_chat(body, kv_intent(body)).messages is not None
+
+
+@pytest.mark.parametrize("ids", [["a"], "ab", {"a": 1}, [1.5], 7])
+def test_token_ids_that_are_none_are_refused(ids: object) -> None:
+    body = _chat(PULL | {"prompt_token_ids": ids})
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body, kv_intent(body))
+    assert caught.value.param == "kv_transfer_params"

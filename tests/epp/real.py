@@ -23,9 +23,9 @@ from tandem_operator.routing.envoy import EnvoySettings, envoy_bootstrap
 DEADLINE = 20.0
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until `condition` holds; fails after DEADLINE."""
-    async with asyncio.timeout(DEADLINE):
+async def until(condition: Callable[[], Awaitable[bool]], within: float = DEADLINE) -> None:
+    """Wait until `condition` holds; fails after `within` seconds."""
+    async with asyncio.timeout(within):
         while not await condition():
             await asyncio.sleep(0.02)
 

@@ -251,10 +251,10 @@ async def test_real_engines_meet_once_and_again_after_a_restart(tmp_path: Path) 
     make_tiny_model(tmp_path / "model", max_position=512)
     sets = parse_pools(pools.pair(tmp_path / "model", 512))
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:
-        await until(lambda: warm(stack, 2))
+        await until(lambda: warm(stack, 2), within=100)
         prefill = next(pod for pod in stack.pods if pod.role is Role.PREFILL)
         os.killpg(prefill.pids["engine"], signal.SIGKILL)
-        await until(lambda: warm(stack, 4))
+        await until(lambda: warm(stack, 4), within=100)
         pages = [await page(pod.sidecar_metrics) for pod in stack.pods if pod.sidecar_metrics]
     assert len(pages) == 2
     for figures in pages:

@@ -3,6 +3,7 @@
 from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import Timing
 
 from .history import History
@@ -60,7 +61,8 @@ class Observer:
             metrics.client_left(left_at(record))
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
-        if record.path is not None:
+        # A pair's first hand-off is nobody's request: slow by design, and counted by the EPP.
+        if record.path is not None and record.reason != WARM_UP:
             self._generated(record, record.path)
         self._history.ended(record)
         request_line(record)

@@ -1,6 +1,7 @@
 import pytest
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import Timing
 from tandem_sidecar.seeing.metrics import Metrics
 from tandem_sidecar.seeing.observer import Observer, left_at
@@ -39,6 +40,16 @@ def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
     for phase in ("prefill", "decode"):
         assert world.value("tandem_sidecar_legs_total", phase=phase, result="answered") == 1
     assert world.value("disaggregated_fallback_total") == 0
+
+
+def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) -> None:
+    made = handed_off(timing=Timing(transfer=0.5))
+    made.reason = WARM_UP
+    world.see(made)
+    path = RoutingPath.PREFILL_THEN_DECODE.value
+    assert world.value("disaggregated_requests_total", routing_path=path) == 0
+    assert world.value("disaggregated_prefill_duration_seconds_count", backend="p-0") == 0
+    assert world.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
 
 
 def test_what_runs_is_counted_by_kind(world: World) -> None:

@@ -156,6 +156,8 @@ class ResponseHead:
         return b"\r\n".join([self.status_line, *kept]) + b"\r\n" + extra + b"\r\n"
 
     def _framing(self, method: bytes) -> Framing:
+        if self.status == 101:
+            return UntilClose()
         if method == b"HEAD" or self.status in (204, 304):
             return Sized(0)
         coding = [value.lower() for key, value in self.headers if key == b"transfer-encoding"]

@@ -3,54 +3,28 @@
     call = pool.send(address, method, request, receiver, connect_timeout=5.0)
     call.pause(); call.resume(); call.abort()
 
+A call that is `switching` may be answered with 101: its connection then carries bytes both ways,
+what `call.write` is given and what the receiver's `body` gets, until each side ended.
+
 The receiver's methods are called from the event loop, `failed` or the last `body` ending the call;
 after `abort` none is called. A kept connection that turns out to be closed, before a byte of the
 answer came, is replaced once by a fresh one.
 """
 
 import asyncio
+import ssl
 from collections import defaultdict
-from enum import StrEnum
-from typing import Final, Protocol, cast
+from collections.abc import Callable
+from typing import Final
 
 from tandem_contract.commandline import HostPort
 
-from .framing import BadFraming, Framing
-from .messages import BadHead, ResponseHead
+from .connection import Connection, Failure, Receiver, cause_of
 
-MAX_HEAD: Final = 64 * 1024
-"""Bytes of a response head."""
 MAX_IDLE: Final = 256
 """Connections kept per engine; more concurrent requests connect anew."""
 IDLE_SECONDS: Final = 4.0
 """Below uvicorn's keep-alive of 5 s, so that we seldom meet a connection about to be closed."""
-
-
-class Failure(StrEnum):
-    """Why a call brought no whole answer."""
-
-    UNREACHABLE = "unreachable"
-    """No connection was made; nothing was sent."""
-    LOST = "lost"
-    """The connection ended before the answer did."""
-    MALFORMED = "malformed"
-    """The answer is no HTTP/1.1."""
-
-
-class Receiver(Protocol):
-    """Who gets an answer."""
-
-    payload_only: bool
-    """Take the chunked coding off; else `body` gets the bytes as they were on the wire."""
-
-    def head(self, head: ResponseHead) -> None:
-        """The final head; interim ones (1xx) are skipped."""
-
-    def body(self, data: bytes, last: bool) -> None:
-        """Body bytes, in wire form unless `payload_only`; called at least once."""
-
-    def failed(self, failure: Failure, detail: str) -> None:
-        """Nothing more comes; `detail` names engine and cause."""
 
 
 class Call:
@@ -65,13 +39,19 @@ class Call:
         *,
         method: bytes,
         connect_timeout: float,
+        plain: bool,
+        switching: bool,
     ) -> None:
         self.address = address
         self.method = method
         self.request = request
         self.receiver = receiver
         self.connect_timeout = connect_timeout
+        self.plain = plain
+        self.switching = switching
         self.retried = False
+        self.engine_full: Callable[[bool], None] | None = None
+        """Told, of a switched connection, when the engine takes no more and when it does again."""
         self._pool = pool
         self._paused = False
         self._connection: Connection | None = None
@@ -97,12 +77,45 @@ class Call:
         if self._connection is not None:
             self._connection.resume()
 
+    def part(self) -> bool:
+        """Tell the engine that nobody waits, and go on receiving what it may have sent already.
+
+        False: that cannot be told, for there is no connection yet, or TLS on it; `abort` instead.
+        """
+        self.retried = True
+        return self._connection is not None and self._connection.part()
+
+    # Of a switched connection.
+
+    @property
+    def half_closes(self) -> bool:
+        """Whether one side may end before the other."""
+        return self._connection is not None and self._connection.half_closes
+
+    def write(self, data: bytes) -> None:
+        """Send `data` to the engine."""
+        if self._connection is not None:
+            self._connection.write(data)
+
+    def write_eof(self) -> None:
+        """Send no more, but go on receiving."""
+        if self._connection is not None:
+            self._connection.write_eof()
+
+    def close(self) -> None:
+        """End once what was written is sent; nothing is reported any more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # What pool and connection use.
+
     def open(self) -> None:
         """Connect anew and send."""
         self._connection = None
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
-    def use(self, connection: "Connection") -> None:
+    def use(self, connection: Connection) -> None:
         """Send on `connection`."""
         self._connection = connection
         connection.start(self)
@@ -115,11 +128,11 @@ class Call:
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(self.connect_timeout):
-                connection = await self._pool.connect(self.address)
+                connection = await self._pool.connect(self.address, plain=self.plain)
         except TimeoutError:
             self._unreachable(f"no connection within {self.connect_timeout:.3g}s")
         except OSError as err:
-            self._unreachable(err.strerror or str(err))
+            self._unreachable(cause_of(err))
         else:
             self._opening = None
             self.use(connection)
@@ -132,7 +145,12 @@ class Call:
 class Pool:
     """Idle connections by address, the most recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Callable[[HostPort], ssl.SSLContext | None] | None = None) -> None:
+        """`tls` says with which certificates an address is spoken to; None: without TLS.
+
+        It is asked for every call: a connection made with other certificates is not used again.
+        """
+        self._tls = tls
         self._idle: defaultdict[HostPort, list[Connection]] = defaultdict(list)
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -144,26 +162,49 @@ class Pool:
         receiver: Receiver,
         *,
         connect_timeout: float = 5.0,
+        plain: bool = False,
+        switching: bool = False,
     ) -> Call:
-        """Send `request` to `address`; `connect_timeout` is in seconds."""
+        """Send `request` to `address`; `connect_timeout` is in seconds.
+
+        `plain`: this port speaks no TLS, whatever is said of others; `switching`: the request
+        asks for another protocol.
+        """
         call = Call(
-            self, address, request, receiver, method=method, connect_timeout=connect_timeout
+            self,
+            address,
+            request,
+            receiver,
+            method=method,
+            connect_timeout=connect_timeout,
+            plain=plain,
+            switching=switching,
         )
+        context = self._context(address, plain=plain)
         idle = self._idle.get(address)
         while idle:
-            if (connection := idle.pop()).usable:
+            connection = idle.pop()
+            if connection.context is not context:
+                connection.drop()
+            elif connection.usable:
                 call.use(connection)
                 return call
         call.open()
         return call
 
-    async def connect(self, address: HostPort) -> "Connection":
+    async def connect(self, address: HostPort, *, plain: bool) -> Connection:
         """A fresh connection. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(lambda: Connection(self, address), *address)
+        context = self._context(address, plain=plain)
+        _, made = await loop.create_connection(
+            lambda: Connection(self, address, context), *address, ssl=context
+        )
         return made
 
-    def keep(self, connection: "Connection") -> None:
+    def _context(self, address: HostPort, *, plain: bool) -> ssl.SSLContext | None:
+        return None if plain or self._tls is None else self._tls(address)
+
+    def keep(self, connection: Connection) -> None:
         """Take a connection whose answer is complete."""
         idle = self._idle[connection.address]
         if len(idle) >= MAX_IDLE:
@@ -175,7 +216,7 @@ class Pool:
         if self._sweeping is None:
             self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep)
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: Connection) -> None:
         idle = self._idle.get(connection.address, [])
         if connection in idle:
             idle.remove(connection)
@@ -204,126 +245,4 @@ class Pool:
             self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep)
 
 
-class Connection(asyncio.Protocol):
-    """One connection: finds the answer's end and hands on what comes before it."""
-
-    def __init__(self, pool: Pool, address: HostPort) -> None:
-        self.address = address
-        self.idle_since = 0.0
-        self._pool = pool
-        self._transport: asyncio.Transport
-        self._call: Call | None = None
-        self._head = b""
-        self._framing: Framing | None = None
-        self._reusable = False
-        self._served = 0
-
-    @property
-    def usable(self) -> bool:
-        """Whether the engine has not closed it meanwhile, as far as known."""
-        return not self._transport.is_closing()
-
-    def start(self, call: Call) -> None:
-        """Send the call's request; the connection is idle."""
-        self._call, self._framing, self._head = call, None, b""
-        self._transport.write(call.request)
-
-    def drop(self) -> None:
-        """Close at once, telling nobody."""
-        self._call = None
-        self._transport.abort()
-
-    def pause(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self._call is None:
-            self._pool.forget(self)
-            self._transport.abort()
-            return
-        try:
-            if self._framing is None:
-                self._head += data
-                if not self._read_head(self._call):
-                    return
-                data, self._head = self._head, b""
-                if self._call is None:
-                    return
-            self._read_body(self._call, data)
-        except (BadHead, BadFraming) as err:
-            self._fail(Failure.MALFORMED, str(err))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        call = self._call
-        if call is None:
-            self._pool.forget(self)
-            return
-        if self._served and self._framing is None and not self._head and not call.retried:
-            self._call = None
-            call.retried = True
-            call.open()
-        elif self._framing is not None and exc is None and self._framing.complete_at_eof():
-            self._call = None
-            call.done()
-            call.receiver.body(b"", True)
-        else:
-            self._fail(Failure.LOST, "the connection ended before the answer did")
-
-    def _read_head(self, call: Call) -> bool:
-        """Whether the final head is read; what follows it is left in `_head`."""
-        while True:
-            end = self._head.find(b"\r\n\r\n")
-            if end < 0:
-                if len(self._head) > MAX_HEAD:
-                    raise BadHead(f"the response head is longer than {MAX_HEAD} bytes")
-                return False
-            head = ResponseHead(self._head[:end], call.method)
-            self._head = self._head[end + 4 :]
-            if head.status == 101:
-                raise BadHead("it switched protocols unasked")
-            if head.status >= 200:
-                break
-        self._framing, self._reusable = head.framing, head.reusable
-        call.receiver.head(head)
-        return True
-
-    def _read_body(self, call: Call, data: bytes) -> None:
-        framing = self._framing
-        if framing is None:
-            return
-        payload: list[bytes] | None = [] if call.receiver.payload_only else None
-        end = framing.feed(data, payload)
-        if framing.done:
-            self._finish(call, surplus=end < len(data))
-            data = data[:end]
-        if payload is not None:
-            data = b"".join(payload)
-        if data or framing.done:
-            call.receiver.body(data, framing.done)
-
-    def _finish(self, call: Call, *, surplus: bool) -> None:
-        """Keep the connection, unless it is closing or out of step."""
-        self._call = None
-        self._served += 1
-        call.done()
-        unsent = self._transport.get_write_buffer_size() > 0
-        if self._reusable and not surplus and not unsent:
-            self.resume()
-            self._pool.keep(self)
-        else:
-            self._transport.abort()
-
-    def _fail(self, failure: Failure, why: str) -> None:
-        call, self._call = self._call, None
-        self._transport.abort()
-        if call is not None:
-            call.done()
-            call.receiver.failed(failure, f"{self.address}: {why}")
+__all__ = ["Call", "Failure", "Pool", "Receiver"]

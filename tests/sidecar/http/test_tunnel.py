@@ -1,0 +1,264 @@
+"""Websockets through the sidecar, and what else asks for another protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.http.server import Limits
+
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
+
+Talk = Callable[[web.WebSocketResponse, web.Request], Awaitable[None]]
+LARGE = 4 * 2**20
+
+
+@asynccontextmanager
+async def talking(talk: Talk) -> AsyncIterator[HostPort]:
+    """An engine whose every websocket does `talk`."""
+
+    async def handle(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(max_msg_size=2 * LARGE)
+        await socket.prepare(request)
+        await talk(socket, request)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/realtime", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield HostPort("127.0.0.1", runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def echo(socket: web.WebSocketResponse, _request: web.Request) -> None:
+    async for message in socket:
+        await socket.send_bytes(message.data)
+
+
+async def test_messages_go_both_ways_whatever_their_size(world: World) -> None:
+    async with talking(echo) as engine:
+        await world.start(engine=engine)
+        async with world.http.ws_connect(world.url("/v1/realtime"), max_msg_size=0) as socket:
+            for size in (0, 1, 70_000, LARGE):
+                message = bytes(i % 251 for i in range(1000)) * (size // 1000) + b"x" * (size % 9)
+                await socket.send_bytes(message)
+                assert await socket.receive_bytes() == message
+            assert [work.describe()["phase"] for work in world.running.lifecycle.work] == ["tunnel"]
+        assert socket.close_code == WSCloseCode.OK
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_client_that_does_not_read_holds_the_engine_back(world: World) -> None:
+    """Back-pressure: the engine cannot have written everything while the client reads nothing."""
+    blocked = asyncio.Event()
+
+    async def flood(socket: web.WebSocketResponse, request: web.Request) -> None:
+        transport = request.transport
+        assert transport is not None
+        for _ in range(64):
+            sending = asyncio.ensure_future(socket.send_bytes(bytes(2**20)))
+            done, _ = await asyncio.wait([sending], timeout=0.5)
+            if not done:
+                blocked.set()
+            await sending
+
+    async with talking(flood) as engine:
+        await world.start(engine=engine)
+        async with wire(world.running.listen) as client:
+            client.send(UPGRADE)
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
+            await asyncio.wait_for(blocked.wait(), 20)
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # a transport
+            head = await client.reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 101 ")
+            received = 0
+            while received < 64 * 2**20:
+                received += len(await client.reader.read(2**20))
+
+
+async def test_the_engine_closing_first_says_why(world: World) -> None:
+    async def leave(socket: web.WebSocketResponse, _request: web.Request) -> None:
+        await socket.close(code=WSCloseCode.TRY_AGAIN_LATER, message=b"later")
+
+    async with talking(leave) as engine:
+        await world.start(engine=engine)
+        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+            message = await socket.receive()
+            assert (message.type, message.data) == (WSMsgType.CLOSE, WSCloseCode.TRY_AGAIN_LATER)
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_an_engine_that_dies_ends_the_tunnel(world: World) -> None:
+    async def die(socket: web.WebSocketResponse, request: web.Request) -> None:
+        await socket.send_str("last words")
+        assert request.transport is not None
+        request.transport.abort()
+
+    async with talking(die) as engine:
+        await world.start(engine=engine)
+        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+            kinds = [(await socket.receive()).type for _ in range(2)]
+        assert kinds[-1] in (WSMsgType.CLOSED, WSMsgType.ERROR)
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_client_that_dies_ends_the_tunnel(world: World) -> None:
+    ended = asyncio.Event()
+
+    async def wait(socket: web.WebSocketResponse, _request: web.Request) -> None:
+        await socket.receive()
+        ended.set()
+
+    async with talking(wait) as engine:
+        await world.start(engine=engine)
+        async with wire(world.running.listen) as client:
+            client.send(UPGRADE)
+            await client.reader.readuntil(b"\r\n\r\n")
+            client.writer.transport.abort()
+            await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_drain_that_expires_ends_tunnels_and_takes_no_more(world: World) -> None:
+    async with talking(echo) as engine:
+        await world.start(engine=engine, drain_timeout=0.1)
+        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+            await socket.send_bytes(b"x")
+            await socket.receive_bytes()
+            world.running.lifecycle.drain()
+            assert (await socket.receive()).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        async with world.http.get(world.url("/v1/realtime"), headers=ASKING) as answer:
+            assert answer.status == 503
+
+
+ASKING = {"connection": "Upgrade", "upgrade": "raw"}
+UPGRADE = (
+    b"GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: keep-alive, Upgrade\r\n"
+    b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"x-tandem-plan: forged\r\nx-data-parallel-rank: 7\r\n\r\n"
+)
+SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: raw\r\n\r\n"
+
+
+async def test_the_handshake_is_cleaned_and_passed_on(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(SWITCH[:-2] + b"x-tandem-timing: queue=1\r\nx-mine: 1\r\n\r\nfrom the engine")
+        await turn.gone.wait()
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.send(UPGRADE)
+        answer = await client.response()
+        assert await client.reader.readexactly(15) == b"from the engine"
+    assert answer.status == 101
+    assert (answer.headers["connection"], answer.headers["upgrade"]) == ("upgrade", "raw")
+    assert answer.headers["x-mine"] == "1"
+    assert "x-tandem-timing" not in answer.headers
+    got = world.decode.requests[0].headers
+    assert (got["connection"], got["upgrade"]) == ("upgrade", "websocket")
+    assert got["sec-websocket-version"] == "13"
+    assert not {"x-tandem-plan", "x-data-parallel-rank"} & set(got)
+
+
+@pytest.mark.parametrize("first", ["client", "engine"])
+async def test_one_side_may_end_before_the_other(world: World, first: str) -> None:
+    """What the side that goes on says after the other's end still arrives."""
+    reader_of: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
+    writer_of: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/health" in head:
+            writer.close()
+            return
+        writer.write(SWITCH)
+        reader_of.put_nowait(reader)
+        writer_of.put_nowait(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    await world.start(engine=HostPort(*server.sockets[0].getsockname()))
+    async with wire(world.running.listen) as client:
+        client.send(UPGRADE + b"early")
+        await client.reader.readuntil(b"\r\n\r\n")
+        engine_reader, engine_writer = await reader_of.get(), await writer_of.get()
+        assert await engine_reader.readexactly(5) == b"early"
+        ours, theirs = (client.writer, engine_reader), (engine_writer, client.reader)
+        (goes, sees), (stays, hears) = (ours, theirs) if first == "client" else (theirs, ours)
+        goes.write_eof()
+        async with asyncio.timeout(10):
+            assert await sees.read() == b""
+            stays.write(b"still here")
+            stays.write_eof()
+            assert await hears.read() == b"still here"
+            await world.running.lifecycle.idle()
+        engine_writer.close()
+    server.close()
+
+
+async def test_a_refused_switch_is_an_ordinary_answer(world: World) -> None:
+    await world.start()
+    async with wire(world.running.listen) as client:
+        client.send(UPGRADE)
+        client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+        for _ in range(2):
+            assert (await client.response()).status == 200
+    assert [r.target for r in world.decode.requests] == ["/v1/realtime", "/next"]
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\ncontent-length: 2\r\n\r\n{}", b"{}"),
+        (b"upgrade: websocket\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", b"{}"),
+        (b"upgrade: h2c\r\ncontent-length: 0\r\n\r\n", b""),
+    ],
+)
+async def test_what_cannot_be_switched_is_served_as_http_1_1(
+    world: World, head: bytes, body: bytes
+) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(200, b"{}")
+
+    await world.start()
+    world.decode.script = script
+    asking = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\n" + head
+    async with wire(world.running.listen) as client:
+        client.send(asking * 3)
+        for _ in range(3):
+            assert (await client.response()).status == 200
+    assert [r.body for r in world.decode.requests] == [body] * 3
+    assert not {"connection", "upgrade"} & set(world.decode.requests[0].headers)
+
+
+async def test_an_unasked_101_is_a_broken_answer(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(SWITCH)
+        await turn.gone.wait()
+
+    await world.start(script)
+    async with world.http.get(world.url("/v1/models")) as answer:
+        assert answer.status == 502
+
+
+async def test_an_idle_tunnel_is_closed(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.send(SWITCH)
+        await turn.gone.wait()
+
+    await world.start(script, limits=Limits(idle_seconds=0.1, request_seconds=0.1))
+    async with wire(world.running.listen) as client:
+        client.send(UPGRADE)
+        await client.response()
+        assert await client.closed() == b""
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)

@@ -1,0 +1,54 @@
+import subprocess
+import sys
+
+import pytest
+
+from tandem_sidecar.seeing.otlp import is_wanted, traces_url
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "wanted"),
+    [
+        ("", {}, False),
+        ("http://c:4318", {}, True),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/x"}, True),
+        ("", {"OTEL_TRACES_EXPORTER": "otlp"}, False),
+        (
+            "",
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"},
+            False,
+        ),
+        ("http://c:4318", {"OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_spans_are_made_where_someone_takes_them(
+    flag: str, environ: dict[str, str], wanted: bool
+) -> None:
+    assert is_wanted(flag, environ) is wanted
+
+
+@pytest.mark.parametrize(
+    ("flag", "url"),
+    [
+        ("http://c:4318", "http://c:4318/v1/traces"),
+        ("https://c/", "https://c/v1/traces"),
+        ("http://c:4318/mine/v1/traces", "http://c:4318/mine/v1/traces"),
+    ],
+)
+def test_a_collector_takes_spans_at_its_usual_path(flag: str, url: str) -> None:
+    assert traces_url(flag) == url
+
+
+@pytest.mark.parametrize("flag", ["collector:4318", "grpc://c:4317", "http://", "http://c:99999"])
+def test_what_is_no_url_is_said_to_be_none(flag: str) -> None:
+    with pytest.raises(ValueError, match="write http://HOST:4318"):
+        traces_url(flag)
+
+
+def test_nothing_of_opentelemetry_is_loaded_with_the_sidecar() -> None:
+    code = "import sys, tandem_sidecar.main; print(*[m for m in sys.modules if 'telemetry' in m])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == ""

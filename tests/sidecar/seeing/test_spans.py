@@ -1,0 +1,83 @@
+from tandem_contract.timing import Timing
+from tandem_sidecar.seeing.record import Phase, Result
+from tandem_sidecar.seeing.spans import Kind, leg_spans, request_spans
+from tandem_sidecar.seeing.tracecontext import TraceContext, span_of
+
+from .records import UNIX, ended, handed_off, record
+
+TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "1111111111111111")
+
+
+def test_a_hand_off_is_told_as_a_tree() -> None:
+    made = handed_off(timing=Timing(transfer=0.5, bytes=4096))
+    for leg in made.legs:
+        leg.traceparent = TRACE.child()
+    spans = {span.name: span for span in request_spans(made, TRACE)}
+    root, prefill, decode, transfer = (
+        spans[name] for name in ("tandem.request", "prefill", "decode", "transfer")
+    )
+    assert (root.span_id, root.parent_id, root.kind) == (
+        TRACE.span_id,
+        TRACE.parent_id,
+        Kind.SERVER,
+    )
+    assert {prefill.parent_id, decode.parent_id} == {root.span_id}
+    assert [span_of(leg.traceparent) for leg in made.legs] == [prefill.span_id, decode.span_id]
+    assert transfer.parent_id == decode.span_id
+    times = [(s.started - UNIX, s.ended - UNIX) for s in (root, prefill, decode, transfer)]
+    assert times == [(0, 5), (1, 2), (2, 4), (2, 2.5)]
+    assert transfer.attributes == {"tandem.kv_bytes": 4096}
+    assert [s.error for s in spans.values()] == [None] * 4
+
+
+def test_what_spans_say() -> None:
+    made = handed_off()
+    for leg in made.legs:
+        leg.traceparent = TRACE.child()
+    prefill, decode, root = request_spans(made, TRACE)
+    assert root.attributes == {
+        "http.request.method": "POST",
+        "url.path": "/v1/chat/completions",
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "chat",
+        "tandem.request_id": "r1",
+        "tandem.outcome": "answered",
+        "tandem.routing_path": "prefill_then_decode",
+        "tandem.reason": "worth_it",
+        "tandem.first_byte_seconds": 3.0,
+    }
+    assert prefill.attributes == {
+        "tandem.backend": "p-0",
+        "tandem.engine_id": "r1-a",
+        "tandem.result": "answered",
+        "tandem.queue_seconds": 0.25,
+        "http.response.status_code": 200,
+        "gen_ai.usage.input_tokens": 64,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+    }
+    assert decode.attributes["tandem.first_byte_seconds"] == 1.0
+
+
+def test_what_failed_is_an_error_and_what_was_ended_here_is_none() -> None:
+    made = record()
+    made.trace = TRACE
+    failed = made.leg(Phase.PREFILL, "p-0", "a", 100.0)
+    failed.end(Result.ERROR, 101.0, status=500, detail="prefill by p-0: answered 500")
+    aborted = made.leg(Phase.DECODE, "d-0", "b", 101.0)
+    aborted.end(Result.ABORTED, 102.0)
+    ended(made, "cut")
+    spans = {span.name: span for span in request_spans(made, TRACE)}
+    assert spans["prefill"].error == "prefill by p-0: answered 500"
+    assert spans["prefill"].attributes["error.type"] == "error"
+    assert spans["decode"].error is None
+    assert spans["tandem.request"].error is not None
+
+
+def test_a_leg_that_is_out_is_told_later() -> None:
+    made = record()
+    made.trace = TRACE
+    leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)
+    ended(made, "abandoned")
+    assert [span.name for span in request_spans(made, TRACE)] == ["tandem.request"]
+    leg.end(Result.ANSWERED, 101.0, status=404)
+    assert [span.name for span in leg_spans(made, TRACE, leg)] == ["release"]

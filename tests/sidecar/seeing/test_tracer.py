@@ -1,0 +1,175 @@
+"""Spans as a collector gets them: from the SDK's thread, over HTTP."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tandem_contract.timing import Timing
+from tandem_sidecar.seeing.record import Phase, Record, Result
+from tandem_sidecar.seeing.tracer import QUEUE, Tracer
+
+from .records import ended, handed_off, record
+
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class Collector:
+    """Takes spans, unless told to refuse or to hang."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.resource: dict[str, str] = {}
+        self.status = 200
+        self.hangs = False
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        if self.hangs:
+            await self.released.wait()
+        got = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in got.resource_spans:
+            about = resource.resource.attributes
+            self.resource = {a.key: a.value.string_value for a in about}
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return web.Response(status=self.status)
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.router.add_post("/v1/traces", self.take)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1/traces"
+
+    async def stop(self) -> None:
+        self.released.set()
+        await self._runner.cleanup()
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    made = Collector()
+    yield made
+    await made.stop()
+
+
+def traced(tracer: Tracer, made: Record) -> Record:
+    tracer.began(made)
+    for leg in made.legs:
+        leg.traceparent = made.trace.child() if made.trace is not None else ""
+    tracer.ended(made)
+    return made
+
+
+async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "decode-0")
+    made = handed_off(timing=Timing(transfer=0.5))
+    made.traceparent = f"00-{TRACE}-{CALLER}-01"
+    traced(tracer, made)
+    await tracer.close()
+    spans = {span.name: span for span in collector.spans}
+    assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
+    assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
+    root = spans["tandem.request"]
+    assert (root.parent_span_id.hex(), root.kind) == (CALLER, Span.SPAN_KIND_SERVER)
+    assert spans["prefill"].parent_span_id == spans["decode"].parent_span_id == root.span_id
+    assert spans["transfer"].parent_span_id == spans["decode"].span_id
+    told = {leg.phase.value: leg.traceparent for leg in made.legs}
+    for name in ("prefill", "decode"):
+        assert told[name] == f"00-{TRACE}-{spans[name].span_id.hex()}-01"
+    seconds = (spans["decode"].end_time_unix_nano - root.start_time_unix_nano) / 1e9
+    assert seconds == pytest.approx(4.0)
+    assert collector.resource["service.name"] == "tandem-sidecar"
+    assert collector.resource["k8s.pod.name"] == "decode-0"
+    assert tracer.dropped == 0
+
+
+async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "")
+    made = handed_off()
+    made.traceparent = "not a traceparent"
+    traced(tracer, made)
+    await tracer.close()
+    assert [s.parent_span_id for s in collector.spans if s.name == "tandem.request"] == [b""]
+
+
+async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "")
+    made = handed_off()
+    made.traceparent = f"00-{TRACE}-{CALLER}-00"
+    traced(tracer, made)
+    assert (made.trace, made.legs[0].traceparent) == (None, "")
+    await tracer.close()
+    assert collector.spans == []
+
+
+async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "")
+    assert traced(tracer, ended(record(kind="passthrough"))).trace is None
+    asked = record(kind="passthrough")
+    asked.traceparent = f"00-{TRACE}-{CALLER}-01"
+    traced(tracer, ended(asked))
+    await tracer.close()
+    assert [span.name for span in collector.spans] == ["tandem.request"]
+
+
+async def test_the_environments_sampler_and_names_hold(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await collector.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url.removesuffix("/v1/traces"))
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    tracer = Tracer("", "")
+    traced(tracer, handed_off("r1"))
+    sampled = handed_off("r2")
+    sampled.traceparent = f"00-{TRACE}-{CALLER}-01"
+    traced(tracer, sampled)
+    await tracer.close()
+    assert collector.resource["service.name"] == "mine"
+    assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
+
+
+async def test_a_release_that_outlives_its_request_is_told_too(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "")
+    made = record()
+    tracer.began(made)
+    leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)
+    tracer.ended(ended(made, "abandoned"))
+    leg.end(Result.ANSWERED, 106.0, status=404)
+    tracer.released(made, leg)
+    await tracer.close()
+    spans = {span.name: span for span in collector.spans}
+    assert spans["release"].parent_span_id == spans["tandem.request"].span_id
+
+
+async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = Tracer(await collector.start(), "")
+    collector.status = 400
+    with caplog.at_level(logging.INFO):
+        traced(tracer, handed_off())
+        await tracer.close()
+    assert tracer.dropped == 3
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+
+
+async def test_a_collector_that_hangs_costs_what_does_not_fit(collector: Collector) -> None:
+    tracer = Tracer(await collector.start(), "")
+    collector.hangs = True
+    for i in range(QUEUE):
+        traced(tracer, handed_off(f"r{i}"))
+    await collector.asked.wait()
+    assert 0 < tracer.dropped < 3 * QUEUE
+    await tracer.close()
+    assert collector.spans == []

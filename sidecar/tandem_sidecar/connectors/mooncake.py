@@ -1,6 +1,7 @@
 """Mooncake: both legs at once, matched by an id; decode asks the producer for the blocks.
 
-0. inquiry: the prefill pod's registry says its engine id, which holds until it restarts
+0. inquiry: the prefill pod's registry says its engine id, which holds until it restarts; nobody
+   tells of a restart under the same address, so it is asked again now and then
 1. prefill leg: the client's body capped to one token, and `transfer_id`
 2. decode leg: the client's body, the same `transfer_id`, the registry and the engine id
 3. release: the refused completion of pull, with the decode leg's object
@@ -9,6 +10,8 @@ The producer keeps what finished by length and drops the rest at once, while dec
 until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; so an answer that ended otherwise is no hand-over.
 """
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -27,17 +30,27 @@ from .nixl import refused
 
 NAME: Final = "mooncake"
 
+_HOLDS: Final = 10.0
+"""Seconds an engine id is believed. Too long: after a restart, so long decode computes prompts
+again that were computed; too short: an inquiry before every prefill."""
+
 _ranks: Final = msgspec.json.Decoder(dict[str, paired.MooncakeRank])
 
 
 class Mooncake:
-    """The connector; remembers the engine id of each prefill pod."""
+    """The connector; remembers the engine id of each prefill pod for a while."""
 
     together = True
 
-    def __init__(self, *, bootstrap_port: int = ports.MOONCAKE_BOOTSTRAP) -> None:
+    def __init__(
+        self,
+        *,
+        bootstrap_port: int = ports.MOONCAKE_BOOTSTRAP,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._port = bootstrap_port
-        self._engines: dict[HostPort, str] = {}
+        self._clock = clock
+        self._engines: dict[HostPort, tuple[str, float]] = {}
 
     def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
@@ -58,8 +71,9 @@ class Mooncake:
         return refused(handover)
 
     def inquiry(self, attempt: Attempt) -> Inquiry | None:
-        """The registry's question, unless it was answered before."""
-        if attempt.prefill in self._engines:
+        """The registry's question, unless it was answered lately."""
+        _, until = self._engines.get(attempt.prefill, ("", 0.0))
+        if self._clock() < until:
             return None
         return Inquiry(self._registry(attempt.prefill), paired.BOOTSTRAP_QUERY)
 
@@ -72,23 +86,25 @@ class Mooncake:
         if len(ranks) != 1:
             # A leg goes to whichever rank its engine chooses, and no id holds for all of them.
             raise ParamsUnusable(f"mooncake's registry lists {len(ranks)} ranks: only one works")
-        self._engines[attempt.prefill] = next(iter(ranks.values())).engine_id
+        engine_id = next(iter(ranks.values())).engine_id
+        self._engines[attempt.prefill] = engine_id, self._clock() + _HOLDS
 
     def expected(self, attempt: Attempt) -> Handover:
         """What the decode leg needs, before the prefill answered. Raises ParamsUnusable."""
-        engine = self._engines.get(attempt.prefill)
-        if engine is None:
+        if attempt.prefill not in self._engines:
             raise ParamsUnusable("mooncake's registry has not said the engine id")
         params = paired.MooncakeDecode(
             transfer_id=attempt.engine_id,
             remote_bootstrap_addr=f"http://{self._registry(attempt.prefill)}",
-            remote_engine_id=engine,
+            remote_engine_id=self._engines[attempt.prefill][0],
         )
         return Handover(msgspec.json.encode(params))
 
     def forget(self, prefill: HostPort) -> None:
-        """Ask the pod's registry again: it may have restarted."""
-        self._engines.pop(prefill, None)
+        """Ask the pod's registry again: it may have restarted. Legs under way keep what they have."""
+        engine_id, _ = self._engines.get(prefill, ("", 0.0))
+        if engine_id:
+            self._engines[prefill] = engine_id, 0.0
 
     def _registry(self, prefill: HostPort) -> HostPort:
         return HostPort(prefill.host, self._port)

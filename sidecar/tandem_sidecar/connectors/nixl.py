@@ -53,7 +53,8 @@ class Nixl:
     mode = "pull"
 
     def __init__(self, *, tokenize_once: bool = True) -> None:
-        self._tokenize_once = tokenize_once
+        self.tokenize_once = tokenize_once
+        """May change: a hand-off under way uses ids if it was given some."""
 
     def prefill(self, kind: Kind, body: Body, _attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
@@ -99,7 +100,7 @@ class Nixl:
 
     def _asked(self, kind: Kind, body: Body) -> dict[str, Any]:
         changes: dict[str, Any] = {kvparams.FIELD: _PREFILL_LEG}
-        if self._tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
+        if self.tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
             changes["return_token_ids"] = True
         return changes
 

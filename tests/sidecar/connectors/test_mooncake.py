@@ -33,6 +33,18 @@ def test_the_registry_is_asked_once_for_each_pod() -> None:
     assert connector.inquiry(ATTEMPT) == asked
 
 
+def test_a_restart_under_the_same_address_is_found_out() -> None:
+    now = 100.0
+    connector = Mooncake(clock=lambda: now)
+    connector.learned(ATTEMPT, REGISTRY)
+    now = 109.0
+    assert connector.inquiry(ATTEMPT) is None
+    now = 111.0
+    assert connector.inquiry(ATTEMPT) is not None
+    connector.learned(ATTEMPT, REGISTRY.replace(b"engine-p", b"engine-q"))
+    assert b"engine-q" in connector.expected(ATTEMPT).params
+
+
 def test_both_legs_have_one_transfer_id() -> None:
     connector = learned()
     assert connector.together

@@ -175,9 +175,8 @@ class Exchange:
         self._decode = DecodeLeg(
             self._tools, self, self._engine, seen, payload_only=gen.request.http10
         )
-        self._decode.send(
-            gen.request.method, engine_request(gen.request, self._engine, engine_id, body)
-        )
+        request = engine_request(gen.request, self._engine, seen, body)
+        self._decode.send(gen.request.method, request)
         if self._full:
             self._decode.pause()
 

@@ -10,7 +10,7 @@ from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 
 from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from ..seeing.record import Record
+from ..seeing.record import Leg, Record
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
@@ -24,6 +24,8 @@ ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID}
 _NOT_FORWARDED: Final = HOP_BY_HOP | INTERNAL | {REQUEST_ID, b"host"}
 _PREFILL_TOO: Final = frozenset({b"accept-encoding", b"accept"})
 """The prefill answer is read here: plain JSON."""
+_TRACED: Final = frozenset({_TRACEPARENT})
+"""Of a traced request: the engine's parent is our leg, not our caller."""
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -42,17 +44,25 @@ def fresh_id(base: str) -> str:
 
 
 def engine_request(
-    request: Request, engine: HostPort, engine_id: str, body: bytes, *, prefill: bool = False
+    request: Request, engine: HostPort, leg: Leg, body: bytes, *, prefill: bool = False
 ) -> bytes:
-    """The client's request for an engine, with `body` in place of its own."""
+    """The client's request for an engine as `leg`, with `body` in place of its own."""
     skip = _NOT_FORWARDED | listed_in_connection(request.headers)
     if prefill:
         skip |= _PREFILL_TOO
-    kept: Headers = [(b"host", str(engine).encode()), (REQUEST_ID, engine_id.encode())]
+    kept: Headers = [(b"host", str(engine).encode()), *leg_headers(leg)]
+    if leg.traceparent:
+        skip |= _TRACED
     kept += [pair for pair in request.headers if pair[0] not in skip]
     if request.upgrade:
         kept += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
     return request_bytes(request.method, request.target, kept, body)
+
+
+def leg_headers(leg: Leg) -> Headers:
+    """What tells an engine which leg of which request it serves."""
+    ident = REQUEST_ID, leg.engine_id.encode()
+    return [ident, (_TRACEPARENT, leg.traceparent.encode())] if leg.traceparent else [ident]
 
 
 def new_record(request: Request, ident: str, kind: str) -> Record:

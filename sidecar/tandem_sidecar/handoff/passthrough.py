@@ -43,7 +43,7 @@ class Passthrough:
         self._tools.observer.began(self._record)
         record, engine_id = self._record, fresh_id(self._record.request_id)
         self._leg = record.leg(Phase.DECODE, str(engine), engine_id, record.received)
-        request = engine_request(self._request, engine, engine_id, body)
+        request = engine_request(self._request, engine, self._leg, body)
         self._call = self._tools.pool.send(
             engine, self._request.method, request, self, switching=bool(self._request.upgrade)
         )

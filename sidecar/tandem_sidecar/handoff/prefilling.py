@@ -197,7 +197,7 @@ class PrefillLeg:
         self._call = self._tools.pool.send(
             address,
             gen.request.method,
-            engine_request(gen.request, address, attempt.engine_id, body, prefill=True),
+            engine_request(gen.request, address, self._seen, body, prefill=True),
             Collector(self._done),
             connect_timeout=connect_timeout,
         )

@@ -11,7 +11,7 @@ from ..http.messages import request_bytes
 from ..http.upstream import Call
 from ..seeing.record import Phase, Result
 from .legs import result_of_failure
-from .outbound import AUTHORIZATION, REQUEST_ID
+from .outbound import AUTHORIZATION, leg_headers
 from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Release:
         headers = [
             (b"host", str(self._engine).encode()),
             (b"content-type", b"application/json"),
-            (REQUEST_ID, self._engine_id.encode()),
+            *leg_headers(self._seen),
             *(pair for pair in self._gen.request.headers if pair[0] == AUTHORIZATION),
         ]
         request = request_bytes(b"POST", what.target, headers, what.body)

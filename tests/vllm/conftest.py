@@ -1,4 +1,4 @@
-"""One warm pair of real vLLM engines for all tests that leave it as they found it."""
+"""A warm pair of real vLLM engines for all tests; what one killed is back for the next."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,8 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """NIXL pull between two engines, with a sidecar."""
+def nixl(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with running_pair(model, tmp_path_factory.mktemp("nixl")) as running:
         yield running
 
@@ -34,3 +33,10 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield session
+
+
+@pytest.fixture
+async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
+    """NIXL pull between two engines that have shaken hands, with a sidecar."""
+    await nixl.restore(http)
+    return nixl

@@ -1,11 +1,13 @@
 """Two engines and the sidecar between them."""
 
+import asyncio
 import os
+import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import aiohttp
 from tandem_contract import endpoints, headers, ports
 from tandem_local.process import tail
 
-from .asking import Answer, Asked, ask
+from .asking import KINDS, Answer, Asked, ask
 from .engines import Spawned, Vllm, make_pair, metric
 
 
@@ -26,6 +28,7 @@ class Pair:
         self.decode = decode
         self._log = directory / "sidecar.log"
         self._sidecar: Spawned | None = None
+        self._warm = False
 
     def start(self) -> None:
         """Engines and sidecar, side by side."""
@@ -45,6 +48,19 @@ class Pair:
         allowed = ("--prefill-allow", str(self.prefill.address))
         env = {name: v for name, v in os.environ.items() if not name.startswith("TANDEM_")}
         self._sidecar = Spawned((*command, *allowed, *flags), env, self._log)
+
+    async def restore(self, http: aiohttp.ClientSession) -> None:
+        """Start again what a test killed, and have the two shake hands."""
+        dead = [engine for engine in (self.prefill, self.decode) if engine.process.ended()]
+        for engine in dead:
+            engine.start()
+        for engine in dead:
+            engine.wait_ready()
+        if dead or not self._warm:
+            warm = KINDS["completions"]
+            body = warm.body("Hello. " * 20, cache_salt=f"warm-{time.monotonic_ns()}")
+            assert (await self.handed_off(http, warm, body)).status == 200
+            self._warm = True
 
     def end(self) -> None:
         for process in (self._sidecar, self.prefill, self.decode):
@@ -119,3 +135,33 @@ class Moved:
     async def by(self, name: str, **labels: str) -> float:
         now = await page(self._http, self._url)
         return metric(now, name, **labels) - metric(self._before, name, **labels)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], within: float) -> float:
+    """The seconds it took until `condition` held; fails after `within`."""
+    start = time.monotonic()
+    async with asyncio.timeout(within):
+        while not await condition():
+            await asyncio.sleep(0.02)
+    return time.monotonic() - start
+
+
+@asynccontextmanager
+async def stopped(engine: Vllm) -> AsyncIterator[None]:
+    """Within it the engine does nothing, but its kernel takes connections and bytes."""
+    engine.process.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        engine.process.signal(signal.SIGCONT)
+
+
+async def in_phase(pair: Pair, http: aiohttp.ClientSession, phase: str, count: int) -> None:
+    """Once the sidecar has `count` requests in `phase`, and no others but releases."""
+
+    async def reached() -> bool:
+        async with http.get(pair.admin("/state")) as answer:
+            work = (await answer.json())["in_flight"]
+        return [w["phase"] for w in work if w["phase"] != "release"] == [phase] * count
+
+    await until(reached, 60)

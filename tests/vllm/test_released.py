@@ -4,10 +4,6 @@ Processes are stopped and continued to hold requests at the moment their clients
 """
 
 import asyncio
-import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -16,8 +12,8 @@ import pytest
 from tandem_contract import metrics
 
 from .asking import KINDS
-from .engines import LEASE, Vllm, metric
-from .pairs import Pair, page
+from .engines import LEASE, metric
+from .pairs import Pair, in_phase, page, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -26,25 +22,6 @@ LONG = 1500
 """Tokens of an answer that no client waits for."""
 ROUND = 25
 """Clients that leave together."""
-
-
-async def until(condition: Callable[[], Awaitable[bool]], within: float) -> float:
-    """The seconds it took until `condition` held; fails after `within`."""
-    start = time.monotonic()
-    async with asyncio.timeout(within):
-        while not await condition():
-            await asyncio.sleep(0.02)
-    return time.monotonic() - start
-
-
-@asynccontextmanager
-async def stopped(engine: Vllm) -> AsyncIterator[None]:
-    """Within it the engine does nothing, but its kernel takes connections and bytes."""
-    engine.process.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        engine.process.signal(signal.SIGCONT)
 
 
 class Leavers:
@@ -68,16 +45,6 @@ class Leavers:
         async with self._http.post(url, json=body, headers=split) as answer:
             return await answer.content.readany()
 
-    async def phase(self, name: str) -> None:
-        """Once all of a round are in it."""
-
-        async def reached() -> bool:
-            async with self._http.get(self._pair.admin("/state")) as answer:
-                work = (await answer.json())["in_flight"]
-            return [w["phase"] for w in work if w["phase"] != "release"] == [name] * ROUND
-
-        await until(reached, 60)
-
 
 async def leave(tasks: list[asyncio.Task[bytes]]) -> None:
     for task in tasks:
@@ -86,29 +53,33 @@ async def leave(tasks: list[asyncio.Task[bytes]]) -> None:
 
 
 @pytest.fixture
-async def leavers(pair: Pair, http: aiohttp.ClientSession) -> Leavers:
-    """On a pair that has shaken hands."""
-    await pair.handed_off(http, ASKED, ASKED.body("warm up " * 20))
+def leavers(pair: Pair, http: aiohttp.ClientSession) -> Leavers:
     return Leavers(pair, http)
 
 
-async def during_prefill(pair: Pair, leavers: Leavers, *, stream: bool) -> None:
+async def during_prefill(
+    pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
+) -> None:
     async with stopped(pair.prefill):
         asked = leavers.ask(stream=stream)
-        await leavers.phase("prefilling")
+        await in_phase(pair, http, "prefilling", ROUND)
         await leave(asked)
 
 
-async def between(pair: Pair, leavers: Leavers, *, stream: bool) -> None:
+async def between(
+    pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
+) -> None:
     async with stopped(pair.decode):
         asked = leavers.ask(stream=stream)
-        await leavers.phase("decoding")
+        await in_phase(pair, http, "decoding", ROUND)
         await leave(asked)
 
 
-async def after_admission(_pair: Pair, leavers: Leavers, *, stream: bool) -> None:
+async def after_admission(
+    pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
+) -> None:
     asked = leavers.ask(stream=stream)
-    await (asyncio.gather(*asked) if stream else leavers.phase("decoding"))
+    await (asyncio.gather(*asked) if stream else in_phase(pair, http, "decoding", ROUND))
     await leave(asked)
 
 
@@ -120,7 +91,7 @@ async def test_kv_is_back_before_the_lease_ends(
     before = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
     rounds = 2 if moment is between else 1
     for _ in range(rounds):
-        await moment(pair, leavers, stream=stream)
+        await moment(pair, http, leavers, stream=stream)
 
     async def nothing_held() -> bool:
         pages = [await page(http, e.url("/metrics")) for e in (pair.prefill, pair.decode)]

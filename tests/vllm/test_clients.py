@@ -1,0 +1,152 @@
+"""What clients say that is none of a hand-off's: forbidden, unified by rule, refused, passed on."""
+
+import json
+import re
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers, metrics
+from tandem_contract.paths import RoutingPath
+
+from .asking import COUNT, KINDS, ask, logprobs
+from .engines import metric
+from .pairs import Moved, Pair, page
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+POISON: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "someone",
+    "remote_host": "127.0.0.1",
+    "remote_port": 1,
+}
+"""Remote fields without blocks: as they stand they end a decode engine."""
+SAID = [
+    {"kv_transfer_params": {"do_remote_prefill": True}},
+    {"kv_transfer_params": POISON},
+    {"kv_transfer_params": {"prompt_token_ids": [5, 6, 7]}},
+    {"vllm_xargs": {"kv_transfer_params": json.dumps(POISON)}},
+    {"ec_transfer_params": POISON},
+    {"request_id": "mine"},
+]
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+@pytest.mark.parametrize("split", [True, False], ids=["split", "unified"])
+@pytest.mark.parametrize("said", SAID, ids=lambda said: next(iter(said)))
+async def test_what_a_client_may_not_say_changes_nothing(
+    pair: Pair, http: aiohttp.ClientSession, kind: str, split: bool, said: dict[str, Any]
+) -> None:
+    asked = KINDS[kind]
+    body = asked.body("Tell me about the printing press. " * 4, max_tokens=4)
+    sent = {headers.DATA_PARALLEL_RANK: "7", **(pair.split if split else {})}
+    answer = await ask(http, pair.url(asked.path), body | said, sent)
+    assert asked.text(answer) == asked.text(await pair.alone(http, asked, body))
+    assert pair.decode.healthy()
+    assert pair.prefill.healthy()
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("n", {"n": 2, "temperature": 1, "seed": 3}),
+        ("batch", {"prompt": ["one " * 40, "two " * 40]}),
+        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("echo_logprobs", {"echo": True, "logprobs": 1}),
+    ],
+)
+async def test_some_requests_are_one_engines_by_rule(
+    pair: Pair, http: aiohttp.ClientSession, reason: str, said: dict[str, Any]
+) -> None:
+    counted = ("tandem_sidecar_unified_total", {"reason": reason})
+    before = metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1])
+    asked = KINDS["completions"]
+    body = asked.body("The ship finds harbour at night. ") | said
+    answer = await pair.handed_off(http, asked, body)
+    alone = await pair.alone(http, asked, body)
+    assert [c["text"] for c in answer.json["choices"]] == [c["text"] for c in alone.json["choices"]]
+    assert answer.headers[headers.ROUTING_PATH] == RoutingPath.UNIFIED
+    assert metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1]) == before + 1
+
+
+async def test_an_engines_own_error_passes(pair: Pair, http: aiohttp.ClientSession) -> None:
+    asked = KINDS["completions"]
+    for said in ({"model": "an-adapter-nobody-loaded"}, {"max_tokens": 10**6}, {"prompt": 1.5}):
+        body = asked.body("Hello") | said
+        handed = await pair.handed_off(http, asked, body)
+        direct = await ask(http, pair.prefill.url(asked.path), body)
+        assert (handed.status, handed.json) == (direct.status, direct.json)
+        assert 400 <= handed.status < 500
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/ping", "/nothing/here"])
+async def test_what_generates_nothing_passes_byte_for_byte(
+    pair: Pair, http: aiohttp.ClientSession, path: str
+) -> None:
+    async def got(url: str) -> tuple[int, bytes]:
+        async with http.get(url) as answer:
+            return answer.status, _timeless(await answer.read())
+
+    assert await got(pair.url(path)) == await got(pair.decode.url(path))
+
+
+async def test_tokenize_passes_byte_for_byte(pair: Pair, http: aiohttp.ClientSession) -> None:
+    body = b'{ "model":"tiny", "prompt" : "how many?", "unknown": 9007199254740993 }'
+    through = await ask(http, pair.url("/tokenize"), body)
+    direct = await ask(http, pair.decode.url("/tokenize"), body)
+    assert (through.status, through.body) == (direct.status, direct.body)
+    assert through.status == 200
+
+
+async def test_tools_and_structure_shape_the_answer(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    asked = KINDS["chat"]
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    function = {"name": "count", "description": "counts", "parameters": schema}
+    one_of = {"structured_outputs": {"choice": ["yes, gladly", "no, thank you"]}}
+    tools = {"tools": [{"type": "function", "function": function}]}
+    for said in (
+        one_of,
+        tools,
+        {**tools, "tool_choice": {"type": "function", "function": {"name": "count"}}},
+    ):
+        body = asked.body("Would you count for me? " * 6, **said)
+        handed = await pair.handed_off(http, asked, body)
+        alone = await pair.alone(http, asked, body)
+        assert handed.status == alone.status == 200, handed.body
+        assert _message(handed.json) == _message(alone.json)
+        assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+
+
+async def test_n_tokens_are_n_tokens(pair: Pair, http: aiohttp.ClientSession) -> None:
+    """No cap of the prefill leg shows in an answer."""
+    asked = KINDS["completions"]
+    body = asked.body("1, 2, 3, " * 30, logprobs=1, stop=["<|nothing|>"], min_tokens=COUNT)
+    answer = await pair.handed_off(http, asked, body)
+    assert len(logprobs(answer)) == COUNT
+    assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_sidecar_counts_what_vllm_moved(pair: Pair, http: aiohttp.ClientSession) -> None:
+    asked = KINDS["completions"]
+    moved = await Moved(http, pair.decode.url("/metrics")).begin()
+    await pair.handed_off(http, asked, asked.body("every word of this moves " * 20))
+    assert await moved.by(f"{metrics.ENGINE_XFER_SECONDS}_count") == 1
+    assert await moved.by(f"{metrics.ENGINE_XFER_BYTES}_sum") > 0
+
+
+def _timeless(data: bytes) -> bytes:
+    """Without the seconds and the id that the engine makes up for each list of its models."""
+    return re.sub(rb'"created":\d+|modelperm-\w+', b"", data)
+
+
+def _message(whole: Any) -> Any:
+    """A chat's message without the ids that are made up for each call."""
+    message = whole["choices"][0]["message"]
+    for call in message.get("tool_calls") or ():
+        call["id"] = ""
+    return message

@@ -1,0 +1,121 @@
+"""Engines that die or hang in the middle of hand-offs; clients still get the right answer."""
+
+import asyncio
+import signal
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers, metrics
+from tandem_contract.paths import RoutingPath
+
+from .asking import DONE, KINDS, Answer, ask
+from .pairs import Moved, Pair, in_phase, stopped
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ASKED = KINDS["completions"]
+
+
+async def test_a_prefill_that_hangs_is_given_up(pair: Pair, http: aiohttp.ClientSession) -> None:
+    body = ASKED.body("nobody is there " * 20)
+    async with stopped(pair.prefill):
+        answer = await pair.handed_off(http, ASKED, body)
+    assert answer.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
+    assert ASKED.text(answer) == ASKED.text(await pair.alone(http, ASKED, body))
+
+
+async def test_a_producer_killed_before_its_kv_is_read(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    """The decode engine computes the prompt itself; then nobody is there to prefill."""
+    body = ASKED.body("the harbour is empty " * 20)
+    moved = await Moved(http, pair.decode.url("/metrics")).begin()
+    async with stopped(pair.decode):
+        asked = asyncio.create_task(pair.handed_off(http, ASKED, body))
+        await in_phase(pair, http, "decoding", 1)
+        pair.prefill.process.signal(signal.SIGKILL)
+    answer = await asked
+    alone = ASKED.text(await pair.alone(http, ASKED, body))
+    assert ASKED.text(answer) == alone
+    assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+    assert await moved.by(metrics.ENGINE_XFER_FAILED) > 0
+    refused = await pair.handed_off(http, ASKED, body)
+    assert refused.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
+    assert ASKED.text(refused) == alone
+
+
+async def test_a_decode_engine_killed_in_mid_stream(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    """An error event ends the stream; then there is no engine to answer."""
+    body = ASKED.body("and the ship sails on " * 20, stream=True, max_tokens=3000)
+    url = pair.url(ASKED.path)
+    async with http.post(url, json=body, headers=pair.split) as answer:
+        assert answer.status == 200
+        await answer.content.readany()
+        pair.decode.process.signal(signal.SIGKILL)
+        rest = (await answer.content.read()).decode()
+    assert '"error"' in rest.rstrip().rpartition("data: ")[2]
+    assert DONE not in rest
+    gone = await pair.handed_off(http, ASKED, ASKED.body("Hello"))
+    assert gone.status == 502
+
+
+async def test_under_load_while_the_producer_is_killed_twice(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    """No request hangs, none is cut off, none is wrong."""
+    prompts = [f"{i} and {i * i} are numbers, is what they say. " * (4 + i) for i in range(12)]
+    bodies = [ASKED.body(prompt, logprobs=2) for prompt in prompts]
+    alone = [await pair.alone(http, ASKED, body) for body in bodies]
+    over = asyncio.Event()
+    answers: list[tuple[int, Answer]] = []
+
+    async def client(number: int) -> None:
+        turn = number
+        while not over.is_set() or len(answers) < 200:
+            which = turn % len(bodies)
+            salted: dict[str, Any] = bodies[which] | {"cache_salt": f"{number}-{turn}"}
+            answers.append((which, await ask(http, pair.url(ASKED.path), salted, pair.split)))
+            turn += 1
+
+    async def trouble() -> None:
+        for _ in range(2):
+            seen = len(answers)
+            while len(answers) < seen + 30:
+                await asyncio.sleep(0.1)
+            pair.prefill.process.end()
+            pair.prefill.start()
+            await asyncio.to_thread(pair.prefill.wait_ready)
+        over.set()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(trouble())
+        for number in range(6):
+            group.create_task(client(number))
+    wrong = [answer for which, answer in answers if not same(answer, alone[which])]
+    paths = [answer.headers[headers.ROUTING_PATH] for _, answer in answers]
+    print(f"\n{len(answers)} requests: { {path: paths.count(path) for path in set(paths)} }")
+    assert wrong == []
+    assert {RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK} <= set(paths)
+
+
+NEAR = 0.05
+"""Logprobs so near each other that a batch's order of summing may turn them round."""
+
+
+def same(answer: Answer, alone: Answer) -> bool:
+    """Whether both say the same up to where two tokens were as good as equally likely."""
+    assert answer.status == alone.status == 200, answer.body
+    ours, theirs = (a.json["choices"][0]["logprobs"] for a in (answer, alone))
+    if len(ours["tokens"]) != len(theirs["tokens"]):
+        return False
+    for i, (token, expected) in enumerate(zip(ours["tokens"], theirs["tokens"], strict=True)):
+        if token != expected:
+            best = theirs["top_logprobs"][i]
+            return token in best and abs(best[token] - best[expected]) < NEAR
+        if abs(ours["token_logprobs"][i] - theirs["token_logprobs"][i]) > NEAR:
+            return False
+    return True

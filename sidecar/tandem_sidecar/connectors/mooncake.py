@@ -101,7 +101,7 @@ class Mooncake:
         return Handover(msgspec.json.encode(params))
 
     def forget(self, prefill: HostPort) -> None:
-        """Ask the pod's registry again: it may have restarted. Legs under way keep what they have."""
+        """Ask the pod's registry again, as it may have restarted; legs under way keep theirs."""
         engine_id, _ = self._engines.get(prefill, ("", 0.0))
         if engine_id:
             self._engines[prefill] = engine_id, 0.0

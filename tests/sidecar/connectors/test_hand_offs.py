@@ -1,0 +1,146 @@
+"""Hand-offs through a sidecar by the connectors that are tested against protocol-true fakes."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ..conftest import World
+from ..peers import Received, Turn
+from .fakes import LOCAL, params_of
+from .fakes.mooncake import FakeMooncakeConsumer, FakeMooncakeProducer
+from .fakes.multi import FakeMultiConsumer, FakeMultiProducer
+from .fakes.offloading import FakeOffloadingConsumer, FakeOffloadingProducer
+
+BODY = {"model": "m", "prompt": "Hi", "max_tokens": 5}
+REMOTE = "decoded from kv of Hi"
+
+
+async def ask(world: World, **body: Any) -> tuple[str, str]:
+    """The text of the answer, and the path it took."""
+    async with world.http.post(world.url(), json=BODY | body, headers=world.split) as answer:
+        assert answer.status == 200
+        text = (await answer.json())["choices"][0]["text"]
+        return text, answer.headers["X-Continuum-Routing-Path"]
+
+
+def legs(world: World) -> tuple[Received, Received]:
+    """The newest prefill leg and the newest decode leg."""
+    return world.prefills[0].requests[-1], world.decode.requests[-1]
+
+
+@pytest.fixture
+async def mooncake() -> AsyncIterator[FakeMooncakeProducer]:
+    async with FakeMooncakeProducer() as producer:
+        yield producer
+
+
+async def start_mooncake(world: World, producer: FakeMooncakeProducer) -> None:
+    await world.prefill(producer)
+    port = producer.registry.address.port
+    await world.start(FakeMooncakeConsumer(), connector="mooncake", peer_port=port)
+
+
+async def test_fake_mooncake_hands_over(world: World, mooncake: FakeMooncakeProducer) -> None:
+    await start_mooncake(world, mooncake)
+    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    prefill, decode = legs(world)
+    assert params_of(prefill)["transfer_id"] == params_of(decode)["transfer_id"]
+    assert prefill.headers["x-request-id"] == decode.headers["x-request-id"]
+    assert (prefill.json["max_tokens"], decode.json["max_tokens"]) == (1, 5)
+    asked = len(mooncake.registry.requests)
+    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    # The second time only the decode engine asks the registry.
+    assert len(mooncake.registry.requests) == asked + 1
+    assert not mooncake.kept
+
+
+async def test_fake_mooncakes_legs_run_together(
+    world: World, mooncake: FakeMooncakeProducer
+) -> None:
+    mooncake.hold_until_pulled = True
+    await start_mooncake(world, mooncake)
+    assert await ask(world) == (REMOTE, "prefill_then_decode")
+
+
+async def test_fake_mooncake_that_ended_early_is_not_waited_for(
+    world: World, mooncake: FakeMooncakeProducer
+) -> None:
+    mooncake.finish = "stop"
+    await start_mooncake(world, mooncake)
+    assert await ask(world) == (LOCAL, "fallback")
+
+
+async def test_fake_mooncake_that_fails_is_not_waited_for(world: World) -> None:
+    class Failing(FakeMooncakeProducer):
+        async def __call__(self, turn: Turn) -> None:
+            await self.pulled.wait()
+            turn.answer(500, b"{}")
+
+    async with Failing() as producer:
+        await start_mooncake(world, producer)
+        assert await ask(world) == (LOCAL, "fallback")
+
+
+async def test_fake_mooncake_without_a_registry_falls_back(
+    world: World, mooncake: FakeMooncakeProducer
+) -> None:
+    await start_mooncake(world, mooncake)
+    mooncake.registry.close_port()
+    assert await ask(world) == (LOCAL, "fallback")
+    assert not world.prefills[0].requests
+
+
+async def test_fake_mooncakes_consumer_has_kv_freed_by_what_releases_it(
+    world: World, mooncake: FakeMooncakeProducer
+) -> None:
+    """The release names what a refused request would have pulled, and so frees it."""
+    await start_mooncake(world, mooncake)
+    await ask(world)
+    [decode] = world.decode.requests
+    params = params_of(decode)
+    mooncake.kept[params["transfer_id"]].set_result("kv")
+    await FakeMooncakeConsumer().rejected(params)
+    assert not mooncake.kept
+
+
+@pytest.fixture
+async def offloading() -> AsyncIterator[FakeOffloadingProducer]:
+    async with FakeOffloadingProducer() as producer:
+        yield producer
+
+
+async def start_offloading(
+    world: World, producer: FakeOffloadingProducer, consumer: FakeOffloadingConsumer
+) -> None:
+    port = producer.tier.address.port
+    await world.start(consumer, connector="offloading", peer_port=port)
+
+
+async def test_fake_offloading_hands_over(world: World, offloading: FakeOffloadingProducer) -> None:
+    await world.prefill(offloading)
+    await start_offloading(world, offloading, FakeOffloadingConsumer())
+    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    prefill, decode = legs(world)
+    parked, fetched = params_of(prefill)["remote_decoder"], params_of(decode)["remote_prefiller"]
+    assert parked["kv_request_id"] == fetched["kv_request_id"]
+    assert fetched["remote_host"] == "127.0.0.1"
+
+
+async def test_fake_offloading_without_a_prefill_computes_itself(
+    world: World, offloading: FakeOffloadingProducer
+) -> None:
+    async def fails(turn: Turn) -> None:
+        turn.answer(503, b"{}")
+
+    await world.prefill(fails)
+    await start_offloading(world, offloading, FakeOffloadingConsumer())
+    assert await ask(world) == (LOCAL, "fallback")
+
+
+async def test_fake_multi_hands_over_what_every_connector_said(world: World) -> None:
+    producer = FakeMultiProducer()
+    await world.prefill(producer)
+    await world.start(FakeMultiConsumer(producer), connector="multi")
+    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    assert params_of(legs(world)[1])["second_tier"] == {"hit": 3}

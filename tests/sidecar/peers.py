@@ -71,6 +71,15 @@ class Turn:
 Script = Callable[[Turn], Awaitable[None]]
 
 
+async def healthy(turn: Turn) -> None:
+    turn.answer(200, b"")
+
+
+async def hangs(turn: Turn) -> None:
+    """Give no answer."""
+    await turn.gone.wait()
+
+
 class Peer:
     """A server on a free port whose answers come from `script`."""
 
@@ -78,6 +87,7 @@ class Peer:
         self.script: Script = script or self.default
         self.requests: list[Received] = []
         self.connections = 0
+        self.health: Script = healthy
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,13 +133,15 @@ class Peer:
         self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         turn = Turn(request, writer)
-        if request.target != "/health":
+        probe = request.target == "/health"
+        script = self.health if probe else self.script
+        if not probe:
             async with self.arrived:
                 self.requests.append(request)
                 self.arrived.notify_all()
         watch = asyncio.create_task(self._watch(reader, turn))
         try:
-            await self.script(turn)
+            await script(turn)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
@@ -170,9 +182,7 @@ class FakeDecode(Peer):
 
     async def default(self, turn: Turn) -> None:
         request = turn.request
-        if request.target == "/health":
-            turn.answer(200, b"")
-        elif request.method == "POST" and request.json.get("model") == "tandem-release-kv":
+        if request.method == "POST" and request.json.get("model") == "tandem-release-kv":
             self.requests.remove(request)
             self.releases.append(request)
             turn.answer(404, b'{"error": {}}')

@@ -241,10 +241,9 @@ def _pairing(state: Pairing, event: Event) -> Step:
             return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), PassPrefill())
         case PrefillFailed():
             return _prepend(drop, _after_failed_prefill(before, event))
-        case DecodeAdmitted():
-            return replace(state, admitted=True), ()
-        case DecodeStarted():
-            return replace(state, started=True), ()
+        case DecodeAdmitted() | DecodeStarted():
+            started = isinstance(event, DecodeStarted)
+            return replace(state, admitted=True, started=started), ()
         case _:
             decoding = Decoding(before.policy, state.path, state.handover)
             return _prepend((AbortPrefill(),), _decoding(decoding, event))

@@ -58,6 +58,7 @@ class Vigil:
         self._loop = asyncio.get_running_loop()
         self._pulses: dict[HostPort, Pulse] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
     def watch(self, address: HostPort, leg: Watched) -> Pulse:
         """Wait for `address` from now on; `leave` ends it."""
@@ -68,7 +69,7 @@ class Vigil:
             pulse.alive = True
         pulse.legs.add(leg)
         if self._timer is None:
-            self._timer = self._loop.call_later(self.silence / _TICKS, self._tick)
+            self._schedule()
         return pulse
 
     def close(self) -> None:
@@ -83,6 +84,17 @@ class Vigil:
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
+        # Timers run before what has arrived is read: after a stall of ours nobody is judged.
+        if now - self._due < self.silence / _TICKS:
+            self._look(now)
+        if self._pulses and self._timer is None:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._due = self._loop.time() + self.silence / _TICKS
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _look(self, now: float) -> None:
         for address, pulse in list(self._pulses.items()):
             if not pulse.legs:
                 _stop_asking(pulse)
@@ -95,8 +107,6 @@ class Vigil:
                     self._ask(address, pulse, now)
             elif now - pulse.asked >= self.silence:
                 self._give_up(address, pulse, now)
-        if self._pulses and self._timer is None:
-            self._timer = self._loop.call_later(self.silence / _TICKS, self._tick)
 
     def _ask(self, address: HostPort, pulse: Pulse, now: float) -> None:
         def done(answer: Answer | NoAnswer) -> None:

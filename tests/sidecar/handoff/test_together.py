@@ -1,0 +1,174 @@
+"""Connectors whose legs run at once: nothing of decode is the client's before the prefill's 2xx."""
+
+import asyncio
+import json
+
+import pytest
+
+from tandem_sidecar.handoff.machine import Policy
+
+from ..conftest import World
+from ..peers import FakePrefill, Peer, Turn
+from ..wire import wire
+
+BODY = b'{"model": "m", "prompt": "Hi"}'
+STREAM = b'{"model": "m", "prompt": "Hi", "stream": true}'
+PATH = "X-Continuum-Routing-Path"
+ENDED = b'{"id": "c", "choices": [{"finish_reason": "length"}]}'
+
+
+async def died(turn: Turn) -> None:
+    turn.die()
+
+
+async def prefilled(turn: Turn) -> None:
+    turn.answer(200, ENDED)
+
+
+async def test_both_legs_are_out_at_once_under_one_id(world: World) -> None:
+    async def waits(turn: Turn) -> None:
+        await world.go.wait()
+        turn.answer(200, ENDED)
+
+    prefill = await world.prefill(waits)
+    await world.start(connector="offloading")
+    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    async with wire(world.running.listen) as client:
+        client.post(STREAM, *lines)
+        [first] = await prefill.received(1)
+        [second] = await world.decode.received(1)
+        assert first.headers["x-request-id"] == second.headers["x-request-id"]
+        world.go.set()
+        answer = await client.response()
+    assert (answer.status, answer.headers[PATH.lower()]) == (200, "prefill_then_decode")
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_decode_waits_for_the_prefills_2xx(world: World) -> None:
+    """The prefill is refused after decode began to answer: the client gets the refusal."""
+
+    async def refuses(turn: Turn) -> None:
+        await sent.wait()
+        turn.answer(422, b'{"error": "no"}')
+
+    async def streams(turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        await turn.writer.drain()
+        sent.set()
+        await turn.gone.wait()
+        left.set()
+
+    sent, left = asyncio.Event(), asyncio.Event()
+    await world.prefill(refuses)
+    await world.start(streams, connector="offloading")
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert (answer.status, await answer.read()) == (422, b'{"error": "no"}')
+    await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_a_failed_prefill_ends_its_decode_leg_and_the_next_is_asked(world: World) -> None:
+    left = asyncio.Event()
+
+    async def decodes(turn: Turn) -> None:
+        if turn.request is world.decode.requests[0]:
+            await turn.gone.wait()
+            left.set()
+        else:
+            await world.decode.complete(turn)
+
+    async def dies(turn: Turn) -> None:
+        await world.decode.received(1)
+        turn.die()
+
+    await world.prefill(dies)
+    await world.prefill(prefilled)
+    await world.start(decodes, connector="offloading")
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
+        assert (await answer.read()).endswith(b"[DONE]\n\n")
+    await asyncio.wait_for(left.wait(), 10)
+    assert len({r.headers["x-request-id"] for r in world.decode.requests}) == 2
+
+
+async def test_decode_failing_first_ends_the_prefill(world: World) -> None:
+    left = asyncio.Event()
+
+    async def waits(turn: Turn) -> None:
+        await turn.gone.wait()
+        left.set()
+
+    await world.prefill(waits)
+    await world.start(died, connector="offloading")
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 502
+    await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_a_client_that_leaves_ends_both_legs(world: World) -> None:
+    prefill_left, decode_left = asyncio.Event(), asyncio.Event()
+
+    async def waits(turn: Turn) -> None:
+        await turn.gone.wait()
+        prefill_left.set()
+
+    async def waits_too(turn: Turn) -> None:
+        await turn.gone.wait()
+        decode_left.set()
+
+    prefill = await world.prefill(waits)
+    await world.start(waits_too, connector="offloading")
+    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *lines)
+        await prefill.received(1)
+        await world.decode.received(1)
+    await asyncio.wait_for(prefill_left.wait(), 10)
+    await asyncio.wait_for(decode_left.wait(), 10)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+class Registry(Peer):
+    """Mooncake's, on a prefill pod."""
+
+    async def default(self, turn: Turn) -> None:
+        turn.answer(200, b'{"0": {"engine_id": "engine-p"}}')
+
+
+async def with_registry(world: World, registry: Registry, prefill: FakePrefill) -> None:
+    world.prefills = [prefill]
+    port = registry.address.port
+    await world.start(connector="mooncake", peer_port=port, policy=Policy(False))
+
+
+async def test_a_pod_is_asked_before_its_first_hand_off_and_again_after_it_failed(
+    world: World,
+) -> None:
+    statuses = [200, 200, 500, 200]
+
+    async def prefills(turn: Turn) -> None:
+        turn.answer(statuses[len(prefill.requests) - 1], ENDED)
+
+    prefill = await world.prefill(prefills)
+    async with Registry() as registry:
+        await with_registry(world, registry, prefill)
+        for status in statuses:
+            async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+                assert answer.status == (200 if status == 200 else 502)
+        assert [r.target for r in registry.requests] == ["/query", "/query"]
+    params = json.loads(world.decode.requests[0].body)["kv_transfer_params"]
+    assert params["remote_engine_id"] == "engine-p"
+    assert params["transfer_id"] == prefill.requests[0].headers["x-request-id"]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_pod_that_does_not_tell_is_unreachable(world: World, status: int) -> None:
+    async def nonsense(turn: Turn) -> None:
+        turn.answer(status, b"nonsense")
+
+    prefill = await world.prefill()
+    async with Registry(nonsense) as registry:
+        await with_registry(world, registry, prefill)
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert answer.status == 502
+    assert prefill.requests == world.decode.requests == []

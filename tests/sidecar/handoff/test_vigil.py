@@ -1,0 +1,130 @@
+"""A hung engine is given up; one that is slow and lives is not."""
+
+import asyncio
+import json
+
+import pytest
+
+from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.settings import Breaker
+
+from ..conftest import World
+from ..peers import Turn, hangs, healthy
+
+BODY = b'{"model": "m", "prompt": "Hi"}'
+STREAM = b'{"model": "m", "prompt": "Hi", "stream": true}'
+PATH = "X-Continuum-Routing-Path"
+SILENCE = 0.2
+
+
+async def test_a_hung_prefill_pod_is_left_for_the_next(world: World) -> None:
+    first = await world.prefill(hangs)
+    first.health = hangs
+    second = await world.prefill()
+    await world.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
+    for _ in range(2):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
+            assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
+    assert len(first.requests) == 1, "and left alone by the next request"
+
+
+async def test_a_hung_prefill_pod_without_another_falls_back(world: World) -> None:
+    prefill = await world.prefill(hangs)
+    prefill.health = hangs
+    await world.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
+    for _ in range(2):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+    assert len(prefill.requests) == 1
+
+
+async def test_a_slow_prefill_that_lives_is_waited_for(world: World) -> None:
+    asked = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        await asked.wait()
+        await prefill.default(turn)
+
+    async def counting(turn: Turn) -> None:
+        await healthy(turn)
+        checks.append(turn)
+        if len(checks) == 3:
+            asked.set()
+
+    checks: list[Turn] = []
+    prefill = await world.prefill(slow)
+    prefill.health = counting
+    await world.start(silence_timeout=SILENCE)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
+    assert len(prefill.requests) == 1
+
+
+async def test_a_hung_decode_engine_before_the_first_byte_is_a_502(world: World) -> None:
+    await world.start(hangs, silence_timeout=SILENCE)
+    world.decode.health = hangs
+    async with world.http.post(world.url(), data=BODY) as answer:
+        assert answer.status == 502
+        assert "no sign of life" in (await answer.json())["error"]["message"]
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        await turn.gone.wait()
+
+    await world.start(script, silence_timeout=SILENCE)
+    world.decode.health = hangs
+    async with world.http.post(world.url(), data=STREAM) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
+        event = await answer.content.read()
+    assert json.loads(event[6:])["error"]["code"] == 502
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_when_every_prefill_pod_is_left_alone(world: World, fallback: bool) -> None:
+    async def fails(turn: Turn) -> None:
+        turn.answer(500, b"{}")
+
+    prefill = await world.prefill(fails)
+    breaker = Breaker(failures=2, cooldown=3600)
+    await world.start(breaker=breaker, policy=Policy(fallback))
+    for expected in (502, 502, 503):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert answer.status == (200 if fallback else expected)
+            assert answer.headers[PATH] == ("fallback" if fallback else "prefill_then_decode")
+            assert ("Retry-After" in answer.headers) == (answer.status == 503)
+    assert len(prefill.requests) == 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_prefill_pod_is_left_alone_for_as_long_as_it_asks(
+    world: World, status: int
+) -> None:
+    async def busy(turn: Turn) -> None:
+        turn.answer(status, b"{}", "Retry-After: 30")
+
+    first = await world.prefill(busy)
+    second = await world.prefill()
+    await world.start(breaker=Breaker(failures=1, cooldown=3600))
+    for _ in range(3):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
+    assert len(first.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_decode_engine_answers_for_itself(world: World, status: int) -> None:
+    async def busy(turn: Turn) -> None:
+        turn.answer(status, b'{"error": "busy"}', "Retry-After: 17")
+
+    await world.prefill()
+    await world.start(busy)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, await answer.read()) == (status, b'{"error": "busy"}')
+        assert answer.headers.getall("Retry-After") == ["17"]
+    assert len(world.decode.requests) == 1
+    await asyncio.wait_for(world.decode.released.wait(), 10)

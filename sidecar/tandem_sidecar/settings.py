@@ -1,7 +1,6 @@
 """What the command line decides, as one value."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tandem_contract.commandline import HostPort
 
@@ -9,6 +8,7 @@ from .handoff.machine import Policy
 from .http.server import Limits
 from .seeing.logs import LogFormat
 from .trust.route import AllowList
+from .trust.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +19,6 @@ class Breaker:
     """In a row. Too low: one hiccup sends its load to the others."""
     cooldown: float = 5.0
     """Then one request is let through to probe. Too long: a pod that came back stays idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Certificates for the connections to engines; files are followed live."""
-
-    engine: bool = False
-    """The decode engine speaks TLS (`--engine https://…`)."""
-    prefill: bool = False
-    """So do the prefill pods."""
-    ca: Path | None = None
-    """Whom to trust; None: the system's authorities."""
-    certificate: Path | None = None
-    """Ours, for engines that ask for one."""
-    key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,12 +131,19 @@ class Connection(asyncio.Protocol):
             self._call.engine_full(False)
 
     def eof_received(self) -> bool:
-        """Only an end that was announced is one: over TLS anybody can cut the connection."""
-        self._ended = True
+        self._ended = self._end_announced()
         if not self._switched or self._call is None:
             return False
         self._call.receiver.body(b"", True)
         return self.half_closes
+
+    def _end_announced(self) -> bool:
+        """Whether the engine ended the connection: below TLS anybody on the way can."""
+        tls = self._transport.get_extra_info("ssl_object")
+        try:
+            return tls is None or tls.read(1) == b""
+        except ssl.SSLError:
+            return False
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:

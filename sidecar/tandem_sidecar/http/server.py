@@ -157,6 +157,7 @@ class Server:
             client.expired()
         for client in list(self.unsent):
             client.check_unsent(now)
+        self._accept_on()
         interval = min(1.0, self.limits.request_seconds / 4)
         self._sweeping = loop.call_later(interval, self._sweep)
 

@@ -22,7 +22,7 @@ class Tunnel:
     survives_half_close = True
 
     def __init__(self, client: Client, call: Call, ended: Callable[[str], None]) -> None:
-        """`ended` is called once, with why the engine or we broke it off, empty when neither did."""
+        """`ended` is called once, with why the engine or we broke it off, if one did."""
         self._client = client
         self._call = call
         self._ended: Callable[[str], None] | None = ended

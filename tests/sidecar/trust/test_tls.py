@@ -1,0 +1,232 @@
+"""Engines over TLS: whom to believe, and certificates that change under running requests."""
+
+import asyncio
+import datetime
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.http.collect import Answer, Collector, NoAnswer
+from tandem_sidecar.http.messages import request_bytes
+from tandem_sidecar.http.upstream import Failure, Pool
+from tandem_sidecar.trust.tls import BadCertificates, EngineTls, Tls
+
+from ..peers import Peer, Turn
+
+REQUEST = request_bytes(b"GET", b"/", [(b"host", b"engine")], b"")
+
+
+class TlsPeer(Peer):
+    """An engine that speaks TLS by `context`, whatever it holds when a connection is made."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self.context = context
+
+    async def __aenter__(self) -> "TlsPeer":
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, limit=2**26, ssl=self.context
+        )
+        self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
+        return self
+
+
+def serving(ca: trustme.CA, *names: str, expired: bool = False) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+    cert = ca.issue_cert(*(names or ("127.0.0.1",)), not_after=past if expired else None)
+    cert.configure_cert(context)
+    return context
+
+
+@asynccontextmanager
+async def engine(context: ssl.SSLContext) -> AsyncIterator[TlsPeer]:
+    async with TlsPeer(context) as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+def trusting(ca: trustme.CA, directory: Path, **changes: Path) -> Tls:
+    path = directory / "ca.pem"
+    ca.cert_pem.write_to_path(path)
+    return Tls(engine=True, ca=path, **changes)
+
+
+async def ask(pool: Pool, address: HostPort) -> Answer | NoAnswer:
+    result: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
+    pool.send(address, b"GET", REQUEST, Collector(result.set_result), connect_timeout=10)
+    async with asyncio.timeout(10):
+        return await result
+
+
+async def test_an_engine_that_the_authority_vouches_for_is_asked(
+    ca: trustme.CA, tmp_path: Path
+) -> None:
+    async with engine(serving(ca)) as peer:
+        pool = Pool(EngineTls(trusting(ca, tmp_path), peer.address).for_address)
+        for _ in range(3):
+            answer = await ask(pool, peer.address)
+            assert isinstance(answer, Answer)
+        assert peer.connections == 1
+        pool.close()
+
+
+async def test_only_who_is_said_to_speaks_tls(ca: trustme.CA, tmp_path: Path) -> None:
+    async with Peer() as plain, engine(serving(ca)) as prefill:
+        tls = Tls(prefill=True, ca=trusting(ca, tmp_path).ca)
+        pool = Pool(EngineTls(tls, plain.address).for_address)
+        for peer in (plain, prefill):
+            assert isinstance(await ask(pool, peer.address), Answer)
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "expired", "trusted", "cause"),
+    [
+        ((), False, False, "certificate verify failed: unable to get local issuer certificate"),
+        ((), True, True, "certificate verify failed: certificate has expired"),
+        (("10.1.2.3",), False, True, "certificate verify failed: IP address mismatch"),
+        (("engine.local",), False, True, "certificate verify failed: IP address mismatch"),
+    ],
+)
+async def test_who_cannot_be_believed_is_not_asked(
+    ca: trustme.CA,
+    tmp_path: Path,
+    names: tuple[str, ...],
+    expired: bool,
+    trusted: bool,
+    cause: str,
+) -> None:
+    async with engine(serving(ca, *names, expired=expired)) as peer:
+        tls = trusting(ca if trusted else trustme.CA(), tmp_path)
+        answer = await ask(Pool(EngineTls(tls, peer.address).for_address), peer.address)
+    assert isinstance(answer, NoAnswer)
+    assert answer.failure is Failure.UNREACHABLE
+    assert answer.detail.startswith(f"{peer.address}: {cause}")
+    assert peer.requests == []
+
+
+async def test_a_peer_without_tls_is_named(ca: trustme.CA, tmp_path: Path) -> None:
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = HostPort(*server.sockets[0].getsockname())
+    answer = await ask(Pool(EngineTls(trusting(ca, tmp_path), address).for_address), address)
+    server.close()
+    assert isinstance(answer, NoAnswer)
+    assert answer.detail == f"{address}: TLS: wrong version number"
+
+
+async def test_an_engine_may_ask_who_we_are(ca: trustme.CA, tmp_path: Path) -> None:
+    context = serving(ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    ca.configure_trust(context)
+    ours = ca.issue_cert("sidecar")
+    paths = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    ours.private_key_pem.write_to_path(paths["key"])
+    ours.cert_chain_pems[0].write_to_path(paths["certificate"])
+    async with engine(context) as peer:
+        nameless = Pool(EngineTls(trusting(ca, tmp_path), peer.address).for_address)
+        refused = await ask(nameless, peer.address)
+        assert isinstance(refused, NoAnswer)
+        assert peer.requests == []
+        pool = Pool(EngineTls(trusting(ca, tmp_path, **paths), peer.address).for_address)
+        assert isinstance(await ask(pool, peer.address), Answer)
+        pool.close()
+
+
+async def test_new_certificates_take_over_without_a_request_lost(
+    ca: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The authority is exchanged while a request runs: it ends well, the next one uses the new."""
+    going = asyncio.Event()
+    other = trustme.CA()
+
+    async def slow(turn: Turn) -> None:
+        await going.wait()
+        turn.answer(200, b"{}")
+
+    async with engine(serving(ca)) as old, engine(serving(other)) as new:
+        tls = EngineTls(trusting(ca, tmp_path), old.address)
+        pool = Pool(lambda _address: tls.for_address(old.address))
+        assert isinstance(await ask(pool, old.address), Answer)
+        old.script = slow
+        running = asyncio.create_task(ask(pool, old.address))
+        await old.received(2)
+
+        (tmp_path / "ca.pem").write_bytes(b"half a certifi")
+        for _ in range(2):
+            tls.reload()
+        assert caplog.text.count("the old ones stay") == 1
+        assert isinstance(await ask(pool, new.address), NoAnswer)
+
+        other.cert_pem.write_to_path(tmp_path / "ca.pem")
+        tls.reload()
+        assert isinstance(await ask(pool, new.address), Answer)
+        going.set()
+        assert isinstance(await running, Answer)
+        refused = await ask(pool, old.address)
+        assert isinstance(refused, NoAnswer)
+        assert "certificate verify failed" in refused.detail
+        pool.close()
+
+
+async def test_an_answer_cut_below_tls_is_not_whole(ca: trustme.CA, tmp_path: Path) -> None:
+    """An end that TLS did not announce may be anybody's; a body without a length needs it."""
+    whole = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nall of it?")
+        await writer.drain()
+        if not whole.is_set():
+            raw = writer.get_extra_info("socket")
+            raw.shutdown(2)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=serving(ca))
+    address = HostPort(*server.sockets[0].getsockname())
+    pool = Pool(EngineTls(trusting(ca, tmp_path), address).for_address)
+    assert isinstance(await ask(pool, address), NoAnswer)
+    whole.set()
+    assert isinstance(await ask(pool, address), Answer)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ("", "ca.pem: no certificate in PEM form is there"),
+        ("key", "key.pem: the key is not the certificate's"),
+        ("junk", "key.pem: no certificate and key in PEM form"),
+        (None, "ca.pem: cannot read it: No such file or directory"),
+    ],
+)
+def test_unusable_files_are_named(
+    ca: trustme.CA, tmp_path: Path, held: str | None, message: str
+) -> None:
+    one, another = ca.issue_cert("a"), ca.issue_cert("b")
+    paths = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+    one.cert_chain_pems[0].write_to_path(paths["certificate"])
+    another.private_key_pem.write_to_path(paths["key"])
+    tls = trusting(ca, tmp_path, **paths)
+    assert tls.ca is not None
+    if held is None:
+        tls.ca.unlink()
+    elif held == "":
+        tls.ca.write_bytes(b"")
+    elif held == "junk":
+        paths["key"].write_bytes(b"junk")
+    with pytest.raises(BadCertificates, match=message):
+        EngineTls(tls, HostPort("127.0.0.1", 1))

@@ -63,7 +63,9 @@ class DecodeLeg:
     def abort(self) -> None:
         """Close the connection; hand on nothing more, not even from the callback under way."""
         self._dropped = True
-        self._seen.end(Result.ABORTED, self._loop.time())
+        status = self._seen.status
+        result = Result.ABORTED if status is None or status < 500 else result_of(status)
+        self._seen.end(result, self._loop.time(), status=status)
         self._pulse.leave(self)
         if self._call is not None:
             self._call.abort()

@@ -1,0 +1,114 @@
+"""KV that nobody will read is released, whatever happened in between."""
+
+import asyncio
+
+import pytest
+
+from tandem_sidecar.handoff.machine import Policy
+
+from ..conftest import World
+from ..peers import PARAMS, FakePrefill, Turn
+from ..wire import wire
+
+BODY = b'{"model": "m", "prompt": "Hi"}'
+PATH = "X-Continuum-Routing-Path"
+
+
+async def leave_during_prefill(world: World, prefill: FakePrefill) -> None:
+    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *lines)
+        await prefill.received(1)
+
+
+async def answers_too_late(turn: Turn) -> None:
+    """As an engine whose answer is under way when the other side closes."""
+    await turn.gone.wait()
+    turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
+
+
+async def released(world: World) -> None:
+    await asyncio.wait_for(world.decode.released.wait(), 10)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    [release] = world.decode.releases
+    assert PARAMS in release.body
+
+
+async def test_an_answer_that_crosses_the_clients_leaving_is_released(world: World) -> None:
+    prefill = await world.prefill(answers_too_late)
+    await world.start()
+    await leave_during_prefill(world, prefill)
+    await released(world)
+    [release], [leg] = world.decode.releases, prefill.requests
+    assert release.headers["x-request-id"] == leg.headers["x-request-id"]
+    assert world.decode.requests == []
+
+
+async def test_an_answer_that_crosses_the_deadline_is_released(world: World) -> None:
+    await world.prefill(answers_too_late)
+    await world.start(prefill_timeout=0.3)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+    if world.prefills[0].requests:  # a busy machine may not get as far within the deadline
+        await released(world)
+
+
+async def test_an_engine_that_goes_on_for_nobody_is_cut_off(world: World) -> None:
+    async def deaf(turn: Turn) -> None:
+        await turn.gone.wait()
+        await world.go.wait()
+
+    prefill = await world.prefill(deaf)
+    await world.start(kv_transfer_timeout=0.2)
+    await leave_during_prefill(world, prefill)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    world.go.set()
+    assert world.decode.releases == []
+
+
+@pytest.mark.parametrize("status", [400, 401, 422, 429])
+async def test_a_4xx_of_decode_passes_and_releases(world: World, status: int) -> None:
+    async def refuses(turn: Turn) -> None:
+        turn.answer(status, b'{"error":  "yours"}')
+
+    await world.prefill()
+    await world.start(refuses)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, await answer.read()) == (status, b'{"error":  "yours"}')
+        assert answer.headers[PATH] == "prefill_then_decode"
+    await released(world)
+    assert len(world.decode.requests) == 1
+
+
+async def test_a_404_of_decode_has_released_by_itself(world: World) -> None:
+    async def unknown(turn: Turn) -> None:
+        turn.answer(404, b"{}")
+
+    await world.prefill()
+    await world.start(unknown)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 404
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert world.decode.releases == []
+
+
+async def test_a_decode_that_breaks_off_before_it_took_charge_releases(world: World) -> None:
+    async def dies(turn: Turn) -> None:
+        turn.die()
+
+    await world.prefill()
+    await world.start(dies)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 502
+    await released(world)
+
+
+async def test_a_failed_load_without_fallback_releases(world: World) -> None:
+    async def fails(turn: Turn) -> None:
+        turn.answer(500, b"{}")
+
+    await world.prefill()
+    await world.start(fails, policy=Policy(fallback_to_unified=False))
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 500
+    await released(world)

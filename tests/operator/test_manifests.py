@@ -391,7 +391,14 @@ def test_of_a_chain_the_sidecar_speaks_what_reaches_another_pod(
 ) -> None:
     links = [{"connector": one} for one in connectors]
     _, decode = rendered({"transfer": {"connector": "multi", "connectors": links}})
-    assert value_of("--connector", sidecar(decode)) == spoken
+    args = sidecar(decode)
+    assert value_of("--connector", args) == spoken
+    assert ("--peer-port" in args["args"]) is (spoken == "offloading")
+
+
+def test_the_sidecar_asks_offloadings_tier_where_it_listens() -> None:
+    _, decode = rendered({"transfer": {"connector": "offloading", "sideChannelPort": 5700}})
+    assert value_of("--peer-port", sidecar(decode)) == "5700"
 
 
 def test_the_routers_configuration_is_the_seeds() -> None:

@@ -76,6 +76,14 @@ def listening(pool: Pool) -> dict[str, int]:
     return named
 
 
+def peer_port(pool: Pool) -> list[str]:
+    """The sidecar's flag for where a connector is asked that does not listen where vLLM would."""
+    transfer = pool.spec.transfer
+    return (
+        ["--peer-port", str(transfer.side_channel_port)] if transfer.hand_off == OFFLOADING else []
+    )
+
+
 def per_rank(name: str, first: int, ranks: int) -> dict[str, int]:
     """A port of each data-parallel rank: the first plus its number, as vLLM counts."""
     return {f"{name}-{rank}" if rank else name: first + rank for rank in range(ranks)}

@@ -149,6 +149,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--admin", f"[{POD_IP}]:{ports.SIDECAR_ADMIN}"),
         *("--engine", f"http://[{POD_IP}]:{ports.ENGINE_DECODE}"),
         *("--connector", pool.spec.transfer.hand_off),
+        *connectors.peer_port(pool),
         *("--prefill-timeout", format_duration(settings.prefill_timeout)),
         *("--kv-transfer-timeout", format_duration(settings.kv_transfer_timeout)),
         fallback,

@@ -1,5 +1,6 @@
 """Hand-offs through a sidecar by the connectors that are tested against protocol-true fakes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from .fakes import LOCAL, params_of
 from .fakes.mooncake import FakeMooncakeConsumer, FakeMooncakeProducer
 from .fakes.multi import FakeMultiConsumer, FakeMultiProducer
 from .fakes.offloading import FakeOffloadingConsumer, FakeOffloadingProducer
+from .fakes.push import FakePushConsumer, FakePushProducer
 
 BODY = {"model": "m", "prompt": "Hi", "max_tokens": 5}
 REMOTE = "decoded from kv of Hi"
@@ -144,3 +146,31 @@ async def test_fake_multi_hands_over_what_every_connector_said(world: World) -> 
     await world.start(FakeMultiConsumer(producer), connector="multi")
     assert await ask(world) == (REMOTE, "prefill_then_decode")
     assert params_of(legs(world)[1])["second_tier"] == {"hit": 3}
+
+
+async def test_fake_push_writes_to_whom_registered_under_its_id(world: World) -> None:
+    producer = FakePushProducer()
+    await world.prefill(producer)
+    await world.start(FakePushConsumer(producer), connector="nixl-push")
+    for _ in range(2):
+        assert await ask(world) == (REMOTE, "prefill_then_decode")
+    assert not producer.kept
+
+
+async def test_fake_push_is_released_by_running_the_request(world: World) -> None:
+    producer = FakePushProducer()
+    consumer = FakePushConsumer(producer)
+
+    async def admits_nothing_but_the_release(turn: Turn) -> None:
+        await (consumer(turn) if turn.request.json["max_tokens"] == 1 else turn.gone.wait())
+
+    await world.prefill(producer)
+    await world.start(admits_nothing_but_the_release, connector="nixl-push")
+    asking = asyncio.create_task(ask(world))
+    await world.decode.received(1)
+    assert producer.kept
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await world.decode.received(2)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert not producer.kept

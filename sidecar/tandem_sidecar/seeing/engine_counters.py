@@ -20,7 +20,7 @@ there what nobody fetched.
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Final
@@ -33,7 +33,7 @@ from tandem_contract.paths import ErrorPhase
 from ..http.collect import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Pool
-from .metrics import Metrics
+from .metrics import FAILED_LOADS, TELLS_TIMES, Metrics
 
 LOOK_SECONDS: Final = 15.0
 """Between looks that no scrape asks for. What an engine counts within this time of its end, in a
@@ -110,6 +110,22 @@ class Seen:
     """KV loads it saw fail, and counted."""
     times_told: bool | None
     """Whether answers tell of transfers; None: there was none."""
+
+    @classmethod
+    def by(cls, metrics: Metrics) -> "Seen":
+        """What one process knows."""
+        return cls(metrics.failed_loads.value, metrics.engine_tells)
+
+    @classmethod
+    def by_all(cls, samples: Iterable[tuple[str, float]]) -> "Seen":
+        """What several know, from the samples of their metrics."""
+        failed, tells = 0.0, None
+        for name, value in samples:
+            if name == FAILED_LOADS:
+                failed += value
+            elif name == TELLS_TIMES:
+                tells = bool(value) or bool(tells)
+        return cls(failed, tells)
 
 
 class EngineCounters:

@@ -6,7 +6,7 @@ are `other`.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -34,6 +34,10 @@ TRANSFER_BUCKETS: Final = (
 )  # fmt: skip
 """Every bound that vLLM's own histogram has is among them, so that folding it in moves nothing."""
 
+FAILED_LOADS: Final = "tandem_sidecar_failed_loads_total"
+TELLS_TIMES: Final = "tandem_sidecar_engine_tells_times"
+"""Read by whoever folds the engine's own counters in, of several workers the supervisor."""
+
 _MAX_REASONS: Final = 32
 _REASON: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -45,7 +49,7 @@ class _Reading(Collector):
     """A gauge read when Prometheus asks."""
 
     def __init__(
-        self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sample]]
+        self, name: str, text: str, labels: Sequence[str], read: Callable[[], Iterable[Sample]]
     ) -> None:
         self._name, self._text, self._labels, self._read = name, text, labels, read
 
@@ -100,12 +104,27 @@ class Metrics:
             "Requests that were to be split and were served without.",
             registry=registry,
         ).child()
+        self.failed_loads = Counts(
+            FAILED_LOADS,
+            "Decode legs answered with an error where KV had been handed over; each is among the"
+            " errors of phase kv_transfer.",
+            registry=registry,
+        ).child()
+        self.engine_tells: bool | None = None
+        """Whether the decode engine's answers tell of transfer times; None: it has not answered."""
         self._sidecars_own(registry)
+        running = [((version("tandem-llm"),), 1.0)]
         self.watch(
-            "build_info",
-            "What is running, in its label; always 1.",
-            lambda: [((version("tandem-llm"),), 1)],
-            ("version",),
+            "tandem_sidecar_build_info",
+            "Processes that run, by their version.",
+            lambda: running,
+            ["version"],
+        )
+        self.watch(
+            TELLS_TIMES,
+            "1: the decode engine's answers tell of transfer times; 0: they do not, and its own"
+            " histogram is folded in; absent: it has not answered yet.",
+            lambda: [] if self.engine_tells is None else [((), float(self.engine_tells))],
         )
 
     def _sidecars_own(self, registry: CollectorRegistry) -> None:
@@ -116,7 +135,6 @@ class Metrics:
             registry=registry,
             gauge=True,
         )
-        self.in_flight = self._in_flight.child("generation")
         self._retries = Counts(
             "tandem_sidecar_retries_total",
             "Legs sent again, to the next prefill pod or without the hand-off, by how the one"
@@ -135,7 +153,6 @@ class Metrics:
             for phase in Phase
         }
         self.retried = {result: self._retries.child(result.value) for result in Result}
-        self.retries = self._retries.child(OTHER)
         self._outcomes = Counts(
             "tandem_sidecar_outcomes_total",
             "Requests ended, by how: answered, failed, cut, abandoned.",
@@ -196,11 +213,10 @@ class Metrics:
         name: str,
         text: str,
         read: Callable[[], Iterable[Sample]],
-        labels: tuple[str, ...] = (),
+        labels: Sequence[str] = (),
     ) -> None:
-        """Export the gauge `tandem_sidecar_<name>`, read at each scrape; `labels` are bounded by
-        whom is read."""
-        self.registry.register(_Reading(f"tandem_sidecar_{name}", text, labels, read))
+        """Export a gauge that is read at each scrape; who reads bounds its label values."""
+        self.registry.register(_Reading(name, text, labels, read))
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""

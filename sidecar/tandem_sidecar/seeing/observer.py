@@ -38,11 +38,6 @@ class Observer:
         self._metrics = metrics
         self._history = history or History(0)
         self._tracer = tracer
-        self.failed_loads = 0
-        """Decode legs that failed at KV they were handed, as far as their answers told."""
-        self.engine_times: bool | None = None
-        """Whether the decode engine says of each request how long its transfer took; None: it has
-        not answered yet."""
 
     def began(self, record: Record) -> None:
         """To be called before the record's first leg."""
@@ -94,7 +89,7 @@ class Observer:
                 metrics.retried[before.result].inc()
             before = leg
         if ErrorPhase.KV_TRANSFER in record.errors:
-            self.failed_loads += failed_loads(record)
+            metrics.failed_loads.inc(failed_loads(record))
 
     def _leg(self, leg: Leg) -> None:
         if leg.result is None or leg.ended is None:
@@ -109,7 +104,7 @@ class Observer:
             return
         metrics.decode(leg.backend, seconds)
         timing = leg.timing or _UNTOLD
-        self.engine_times = timing != _UNTOLD
+        metrics.engine_tells = timing != _UNTOLD
         if timing.transfer is not None:
             metrics.transfer.observe(timing.transfer)
 

@@ -12,7 +12,7 @@ from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import Pulled
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.seeing.engine_counters import EngineCounters, Figures, Seen, metrics_page, read
-from tandem_sidecar.seeing.metrics import Metrics
+from tandem_sidecar.seeing.metrics import FAILED_LOADS, TELLS_TIMES, Metrics
 
 from ..peers import Peer, Turn
 
@@ -213,6 +213,25 @@ def test_the_reference_engines_page_is_read() -> None:
     assert (figures.failed, figures.seconds) == (1, 0.06)
     assert (figures.below[0.05], figures.below[0.075], figures.below[float("inf")]) == (0, 1, 1)
     assert figures.started is not None
+
+
+def test_what_several_processes_have_seen_is_one() -> None:
+    assert Seen.by_all([]) == Seen(0, None)
+    said = [(FAILED_LOADS, 2.0), (TELLS_TIMES, 1.0), (FAILED_LOADS, 3.0), ("other", 9.0)]
+    assert Seen.by_all(said) == Seen(5, True)
+    assert Seen.by_all([(TELLS_TIMES, 0.0)]) == Seen(0, False)
+
+
+def test_what_a_process_has_seen_stands_in_its_metrics() -> None:
+    metrics = Metrics()
+    assert Seen.by(metrics) == Seen.by_all(_samples(metrics)) == Seen(0, None)
+    metrics.failed_loads.inc(2)
+    metrics.engine_tells = False
+    assert Seen.by(metrics) == Seen.by_all(_samples(metrics)) == Seen(2, False)
+
+
+def _samples(metrics: Metrics) -> list[tuple[str, float]]:
+    return [(s.name, s.value) for family in metrics.registry.collect() for s in family.samples]
 
 
 def test_a_page_of_something_else_says_nothing() -> None:

@@ -1,3 +1,5 @@
+from tandem_contract import metrics as names
+from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_sidecar.seeing.metrics import Metrics
 
 
@@ -12,3 +14,23 @@ def test_labels_are_bounded() -> None:
     assert page.count("disaggregated_prefill_duration_seconds_count{") == 1001
     assert 'tandem_sidecar_unified_total{reason="other"}' in page
     assert "Not a label" not in page
+
+
+def test_the_seeds_six_are_there_from_the_start() -> None:
+    page = Metrics().page().decode()
+    for path in RoutingPath:
+        assert f'{names.REQUESTS}{{routing_path="{path.value}"}} 0.0' in page
+    for phase in ErrorPhase:
+        assert f'{names.ERRORS}{{phase="{phase.value}"}} 0.0' in page
+    assert f"{names.FALLBACKS} 0.0" in page
+    assert f"{names.KV_TRANSFER_SECONDS}_count 0.0" in page
+    for name in (names.PREFILL_SECONDS, names.DECODE_SECONDS):
+        assert f"# TYPE {name} histogram" in page
+
+
+def test_what_is_watched_is_read_at_each_scrape() -> None:
+    metrics, figures = Metrics(), {"a": 1.0}
+    metrics.watch("x", "Help.", lambda: [((k,), v) for k, v in figures.items()], ["name"])
+    assert 'x{name="a"} 1.0' in metrics.page().decode()
+    figures["b"] = 2.0
+    assert 'x{name="b"} 2.0' in metrics.page().decode()

@@ -77,7 +77,7 @@ def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
 def test_a_decode_without_its_hand_off_is_a_retry_too(world: World) -> None:
     world.see(load_failed())
     assert world.value("tandem_sidecar_retries_total", result="error") == 1
-    assert world.observer.failed_loads == 1
+    assert world.metrics.failed_loads.value == 1
 
 
 def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> None:
@@ -86,7 +86,7 @@ def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> N
     made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
     made.leg(Phase.DECODE, "d-0", "b", 101).end(Result.ERROR, 102, status=500)
     world.see(ended(made))
-    assert world.observer.failed_loads == 0
+    assert world.metrics.failed_loads.value == 0
 
 
 def test_unified_requests_are_counted_by_reason(world: World) -> None:
@@ -104,11 +104,11 @@ def test_what_is_passed_through_is_no_generation(world: World) -> None:
 
 
 def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
-    assert world.observer.engine_times is None
+    assert world.metrics.engine_tells is None
     world.see(handed_off(timing=Timing()))
-    assert world.observer.engine_times is False
+    assert world.metrics.engine_tells is False
     world.see(handed_off(timing=Timing(queue=0.1)))
-    assert world.observer.engine_times is True
+    assert world.metrics.engine_tells is True
 
 
 def test_a_release_is_counted_when_it_ends(world: World) -> None:

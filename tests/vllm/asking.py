@@ -51,7 +51,6 @@ class Asked:
     """A body for a prompt."""
     of_whole: Callable[[Any], str]
     of_chunk: Callable[[Any], str]
-    streams: bool = True
 
     def body(self, prompt: str, **more: Any) -> dict[str, Any]:
         return {"model": MODEL_NAME, **self.fields(prompt), **more}
@@ -74,7 +73,7 @@ def _chat(prompt: str) -> dict[str, Any]:
 
 
 def _responses(prompt: str) -> dict[str, Any]:
-    return {"input": prompt, "max_output_tokens": COUNT, "temperature": 0}
+    return {"input": prompt, "max_output_tokens": COUNT, "temperature": 0, "ignore_eos": True}
 
 
 def _messages(prompt: str) -> dict[str, Any]:
@@ -89,6 +88,10 @@ def _generate(prompt: str) -> dict[str, Any]:
 
 def _first(value: Any) -> Any:
     return value["choices"][0] if value.get("choices") else {}
+
+
+def _joined(choice: Any) -> str:
+    return "".join(f"{token} " for token in choice.get("token_ids") or ())
 
 
 KINDS: Final = {
@@ -119,9 +122,8 @@ KINDS: Final = {
     "generate": Asked(
         "/inference/v1/generate",
         _generate,
-        lambda whole: str(_first(whole)["token_ids"]),
-        lambda chunk: "",
-        streams=False,
+        lambda whole: _joined(_first(whole)),
+        lambda chunk: _joined(_first(chunk)),
     ),
 }
 

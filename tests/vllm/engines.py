@@ -163,7 +163,13 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
         "dtype": "float32",
         "blockSize": 32,
         "maxModelLen": 4096,
-        "extraArgs": ["--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser=hermes"],
+        "extraArgs": [
+            "--enforce-eager",
+            "--enable-scale-out",
+            "--enable-prompt-tokens-details",
+            "--enable-auto-tool-choice",
+            "--tool-call-parser=hermes",
+        ],
         "env": [{"name": name, "value": value} for name, value in _ON_A_CPU.items()],
     }
     source = {"name": MODEL_NAME, "source": {"path": str(model)}}

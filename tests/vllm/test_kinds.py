@@ -1,12 +1,14 @@
 """Every kind of request, handed off between real engines: the answer of one engine alone."""
 
+from typing import Any
+
 import aiohttp
 import pytest
 
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
-from .asking import COUNT, KINDS, logprobs, usage
+from .asking import COUNT, KINDS, ask, logprobs, usage
 from .pairs import Moved, Pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -15,7 +17,7 @@ TOLERANCE = 1e-3
 """Of a logprob: float32 sums in another order when prompts share a batch."""
 
 
-@pytest.mark.parametrize("kind", ["completions", "chat"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_the_answer_is_that_of_one_engine(
     pair: Pair, http: aiohttp.ClientSession, kind: str, stream: bool
@@ -51,8 +53,15 @@ async def test_usage_counts_what_the_prefill_found_cached(
     asked = KINDS[kind]
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = asked.body(f"{kind} {stream}. " + "Once upon a time. " * 20, **options)
-    first = usage(await pair.handed_off(http, asked, body))
-    alone = usage(await pair.alone(http, asked, body))
-    assert first["completion_tokens"] == COUNT
+    handed = [usage(await pair.handed_off(http, asked, body)) for _ in range(2)]
+    same_salt = body | {"cache_salt": f"{kind} {stream}"}
+    alone = [usage(await ask(http, pair.decode.url(asked.path), same_salt)) for _ in range(2)]
+    assert handed[0]["completion_tokens"] == COUNT
+    assert [_counted(said) for said in handed] == [_counted(said) for said in alone]
+    assert _counted(alone[1])[-1] > 0
+
+
+def _counted(said: dict[str, Any]) -> list[int]:
     counted = ("prompt_tokens", "completion_tokens", "total_tokens")
-    assert [first[name] for name in counted] == [alone[name] for name in counted]
+    cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return [*(said[name] for name in counted), cached]

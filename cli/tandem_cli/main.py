@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "render": ("tandem_cli.render", "render"),
     "status": ("tandem_cli.status", "status"),
     "tiny-model": ("tandem_cli.tiny", "tiny_model"),
+    "trace": ("tandem_cli.trace", "trace"),
     "up": ("tandem_cli.up", "up"),
 }
 """Subcommand → module and attribute of its click command."""
@@ -29,6 +30,7 @@ _SUMMARIES: Final = {
     "render": "Print the Pods that pools become.",
     "status": "Show the stack of this machine, or the pools of a cluster.",
     "tiny-model": "Write a tiny random model, to try things with.",
+    "trace": "Show what became of one request, by its id.",
     "up": "Run pools on this machine.",
 }
 """What `tandem --help` says, without importing any of them."""

@@ -22,7 +22,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 from yaml import YAMLError
 
 from .errors import Conflict, Invalid, NotConfigured
-from .resources import Object, Resource
+from .resources import PODS, Object, Resource
 from .transport import JSON, Observer, Transport, decode, events, network
 
 CALL_TIMEOUT: Final = 30.0
@@ -235,6 +235,17 @@ class Api:
     async def raw(self, path: str) -> Object:
         """GET any path, for discovery (`/apis`, `/version`)."""
         return await self._call("get", path)
+
+    async def proxied(self, pod: str, namespace: str, port: int, path: str) -> bytes:
+        """What a pod answers to GET `path` on `port`, asked through the API server.
+
+        Raises NotFound when it, or the API server, says 404; Unreachable when nobody listens.
+        """
+        target = f"{PODS.path(namespace, f'{pod}:{port}', 'proxy')}{path}"
+        timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT)
+        async with self._transport.answer("get", target, query={}, timeout=timeout) as response:
+            with network(target):
+                return await response.read()
 
     @contextlib.asynccontextmanager
     async def watch(

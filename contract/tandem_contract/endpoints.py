@@ -12,7 +12,19 @@ the health ports of EPP (it knows its backends) and operator (its connection wor
 LIVE: Final = "/healthz"
 """Liveness, on the health ports of EPP and operator: 200 while the loop runs."""
 
-DRAIN_AND_WAIT: Final = "/drain?wait=true"
+ALIVE: Final = "/livez"
+"""Liveness, on the sidecar's admin port: 200 while the loop runs, draining or not."""
+
+METRICS: Final = "/metrics"
+"""Every component, in Prometheus' text format."""
+
+STATE: Final = "/state"
+"""Sidecar admin → people, tests: what runs, as JSON."""
+
+DRAIN: Final = "/drain"
+"""Sidecar admin, GET or POST: take nothing new."""
+
+DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
 """Sidecar admin → the engine container's preStop: take nothing new, answer when all is done."""
 
 REQUESTS: Final = "/requests/"

@@ -1,7 +1,7 @@
 """The command `tandem-sidecar`."""
 
-import logging
-from collections.abc import Mapping
+import asyncio
+import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,19 +14,24 @@ from tandem_contract.commandline import (
     HOST_PORT,
     HostPort,
     command,
+    config_file,
     fail,
     parse_host_port,
 )
 
-from .connectors import nixl
+from . import connectors
 from .handoff.machine import Policy
 from .http.server import Limits
-from .process.run import CannotListen, run
-from .settings import Breaker, LogFormat, Settings, Tls
+from .process.reload import BadConfiguration, Flags, Source
+from .process.run import CannotListen, Place, run
+from .process.workers import WorkerFailed, supervise
+from .seeing import logs
+from .seeing.logs import LogFormat
+from .settings import Breaker, Settings
 from .trust.plan_keys import PlanKeys
 from .trust.route import AllowList, parse_allow
+from .trust.tls import BadCertificates, EngineTls, Tls
 
-_COMING = ("nixl-push", "offloading", "multi", "storage", "mooncake", "lmcache", "p2p-nccl")
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
@@ -66,41 +71,49 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 
 
 def _connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    if value == nixl.NAME:
-        return value
-    if value in _COMING:
-        raise click.BadParameter(f"{value!r} is not supported yet: only {nixl.NAME} is")
-    raise click.BadParameter(f"no connector {value!r}: {nixl.NAME}; coming: {', '.join(_COMING)}")
-
-
-def _keys(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> PlanKeys:
     try:
-        return PlanKeys(value)
-    except ValueError as err:
+        return connectors.check(value)
+    except connectors.UnknownConnector as err:
         raise click.BadParameter(str(err)) from err
+
+
+def _place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Place | None:
+    return None if value is None else Place.parse(value)
+
+
+def _plan_keys(directory: Path | None) -> PlanKeys:
+    try:
+        return PlanKeys(directory)
+    except ValueError as err:
+        raise click.UsageError(f"--plan-key-dir: {err}") from err
     except OSError as err:
-        raise click.BadParameter(f"{value}: cannot read it: {err.strerror}") from err
+        raise click.UsageError(f"--plan-key-dir {directory}: {err.strerror}") from err
 
 
-def settings_from(flags: Mapping[str, Any]) -> Settings:
+def settings_from(flags: Flags) -> Settings:
     """The parsed flags as one value. Raises UsageError for flags that do not go together."""
-    given = dict(flags)
+    given = {name: value for name, value in flags.items() if name not in ("plan_key_dir", "place")}
     engine: Engine = given.pop("engine")
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together: give both")
+    tls = Tls(
+        engine.tls,
+        given.pop("prefill_tls"),
+        given.pop("tls_ca"),
+        given.pop("tls_cert"),
+        given.pop("tls_key"),
+    )
+    try:
+        EngineTls(tls, engine.address)
+    except BadCertificates as err:
+        raise click.UsageError(str(err)) from err
     return Settings(
         engine=engine.address,
         policy=Policy(fallback_to_unified=given.pop("fallback_to_unified")),
         limits=Limits(body=given.pop("max_body"), connections=given.pop("max_connections")),
         allow=given.pop("prefill_allow"),
         breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
-        tls=Tls(
-            engine.tls,
-            given.pop("prefill_tls"),
-            given.pop("tls_ca"),
-            given.pop("tls_cert"),
-            given.pop("tls_key"),
-        ),
+        tls=tls,
         log_format=LogFormat(given.pop("log_format")),
         **given,
     )
@@ -128,8 +141,8 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
 @click.option(
     "--connector",
     callback=_connector,
-    default=nixl.NAME,
-    help="How KV moves between the engines.",
+    default=connectors.NAMES[0],
+    help=f"How KV moves between the engines: {', '.join(connectors.NAMES)}.",
 )
 @click.option(
     "--prefill-timeout",
@@ -160,9 +173,7 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
 )
 @click.option(
     "--plan-key-dir",
-    "keys",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    callback=_keys,
     help="Directory of plan keys, followed live; with keys nothing unsigned is trusted.",
 )
 @click.option("--pod-name", default="", help="Name in headers and metrics; empty: the address.")
@@ -240,17 +251,36 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
     metavar="URL",
     help="Where OpenTelemetry spans go, over HTTP; empty: nowhere.",
 )
-def main(**flags: Any) -> None:
+@click.option("--place", callback=_place, hidden=True, help="Of a worker: from its supervisor.")
+@click.pass_context
+def main(ctx: click.Context, /, **flags: Any) -> None:
     """The decode pod's proxy: prefill on a prefill pod, KV across, decode here."""
-    keys: PlanKeys = flags.pop("keys")
     settings = settings_from(flags)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    keys = _plan_keys(flags["plan_key_dir"])
+    source = Source(config_file(ctx), flags, _read_again, _build)
+    place: Place | None = flags["place"]
+    logs.configure(settings.log_format, settings.log_level)
     try:
-        uvloop.run(run(settings, keys))
-    except CannotListen as err:
+        if settings.workers > 1 and place is None:
+            asyncio.run(supervise(settings, source, sys.argv[1:]))
+        else:
+            uvloop.run(run(settings, keys, source, place))
+    except (CannotListen, WorkerFailed) as err:
         fail(str(err))
+
+
+def _read_again() -> Flags:
+    try:
+        return main.make_context("tandem-sidecar", sys.argv[1:]).params
+    except click.ClickException as err:
+        raise BadConfiguration(err.format_message()) from err
+
+
+def _build(flags: Flags) -> Settings:
+    try:
+        return settings_from(flags)
+    except click.ClickException as err:
+        raise BadConfiguration(err.format_message()) from err
 
 
 if __name__ == "__main__":

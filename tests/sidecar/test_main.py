@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import re
 import socket
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,43 +12,10 @@ from tandem_contract.commandline import HostPort
 from tandem_sidecar.main import main
 
 from .peers import FakeDecode, Turn
+from .processes import fails, sidecar
 from .wire import wire
 
 pytestmark = pytest.mark.component
-COMMAND = (sys.executable, "-m", "tandem_sidecar.main")
-FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
-READY = re.compile(r"serving on ([\d.]+):(\d+), admin on ([\d.]+):(\d+)")
-
-
-async def spawn(*arguments: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=pipe, stderr=pipe)
-
-
-async def fails(*arguments: str) -> tuple[int, str]:
-    process = await spawn(*arguments)
-    out, err = await asyncio.wait_for(process.communicate(), 30)
-    assert out == b""
-    assert process.returncode is not None
-    return process.returncode, err.decode()
-
-
-@asynccontextmanager
-async def sidecar(
-    *arguments: str,
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, HostPort, HostPort]]:
-    process = await spawn(*FREE, *arguments)
-    try:
-        assert process.stderr is not None
-        line = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
-        match = READY.search(line)
-        assert match is not None, line
-        listen, admin = HostPort(match[1], int(match[2])), HostPort(match[3], int(match[4]))
-        yield process, listen, admin
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +30,7 @@ async def sidecar(
         (("--prefill-allow", "10.0.0.0/99"), "10.0.0.0/99"),
         (("--prefill-timeout", "30"), "30s"),
         (("--prefill-timeout", "-1s"), "-1s"),
-        (("--connector", "mooncake"), "not supported yet"),
+        (("--connector", "lmcache"), "not supported yet"),
         (("--connector", "nixel"), "no connector"),
         (("--workers", "0"), "1<=x"),
         (("--retries", "-1"), "-1"),
@@ -129,23 +92,18 @@ async def test_sigterm_drains_and_ends_with_0() -> None:
 
     async with (
         FakeDecode(script) as decode,
-        sidecar("--engine", f"http://{decode.address}") as (
-            process,
-            listen,
-            _,
-        ),
+        sidecar("--engine", f"http://{decode.address}") as it,
     ):
-        async with wire(listen) as running:
+        async with wire(it.listen) as running:
             running.post(b'{"stream": true}')
             await decode.received(1)
-            process.terminate()
-            while await status_of(listen) != 503:
+            it.process.terminate()
+            while await status_of(it.listen) != 503:
                 pass  # the signal is on its way
             go.set()
             assert (await running.response()).body == b"data: first\n\ndata: [DONE]\n\n"
-        assert await asyncio.wait_for(process.wait(), 10) == 0
-        assert process.stderr is not None
-        assert b"Traceback" not in await process.stderr.read()
+        assert await it.ended() == 0
+        assert "Traceback" not in await it.rest()
 
 
 async def test_sigterm_past_the_drain_timeout_ends_with_0() -> None:
@@ -157,14 +115,14 @@ async def test_sigterm_past_the_drain_timeout_ends_with_0() -> None:
     arguments = ("--drain-timeout", "100ms")
     async with FakeDecode(script) as decode:
         engine = ("--engine", f"http://{decode.address}")
-        async with sidecar(*arguments, *engine) as (process, listen, _), wire(listen) as client:
+        async with sidecar(*arguments, *engine) as it, wire(it.listen) as client:
             client.post(b'{"stream": true}')
             await client.reader.readuntil(b"first\n\n\r\n")
-            process.terminate()
+            it.process.terminate()
             rest = await client.closed()
             assert json.loads(rest.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 503
             assert rest.endswith(b"0\r\n\r\n")
-            assert await asyncio.wait_for(process.wait(), 10) == 0
+            assert await it.ended() == 0
 
 
 def test_a_config_file_and_the_environment_set_flags(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""One sidecar process: listens, serves until a signal, drains, ends.
-
-Errors: `CannotListen`: a port is taken or an address is not this machine's.
-"""
+"""One sidecar process: listens, serves until a signal, drains, ends."""
 
 import asyncio
 import logging
@@ -9,35 +6,59 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
-
-from aiohttp import web
+from typing import Final, Self
 
 from tandem_contract.commandline import HostPort
 
+from ..connectors import make
 from ..connectors.nixl import Nixl
-from ..handoff.exchange import Tools
+from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
 from ..handoff.proxy import Proxy
+from ..handoff.tools import Tools
+from ..handoff.vigil import Vigil
 from ..http.server import Server
 from ..http.upstream import Pool
+from ..seeing import logs
 from ..seeing.metrics import Metrics
+from ..seeing.observer import Observer
 from ..settings import Settings
 from ..trust.plan_keys import RELOAD_SECONDS, PlanKeys
-from .admin import Admin
+from ..trust.tls import EngineTls
+from .admin import Admin, serving
 from .health import EngineHealth
+from .listen import CannotListen, bound, listen
+from .reload import Reloader, Source
 
-log = logging.getLogger(__name__)
+__all__ = ["CannotListen", "Place", "Running", "run", "started"]
 
 _FLUSH_SECONDS: Final = 2.0
 """For clients to take the last bytes written to them."""
 
 
-class CannotListen(OSError):
-    """The message says where and why."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a supervisor gives one of its workers."""
+
+    number: int
+    """From 0."""
+    clients: tuple[int, ...]
+    """Descriptors of the listening sockets that all workers share."""
+    admin: int
+    """That of the Unix socket where the supervisor asks it."""
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.number}:{','.join(map(str, self.clients))}:{self.admin}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What a supervisor wrote. Raises ValueError."""
+        number, clients, admin = text.split(":")
+        return cls(int(number), tuple(int(c) for c in clients.split(",")), int(admin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,72 +69,140 @@ class Running:
     admin: HostPort
     lifecycle: Lifecycle
     health: EngineHealth
+    apply: Callable[[Settings], None]
+    """Take over settings, from the next request on: those of `reload.LIVE`."""
 
 
-async def run(settings: Settings, keys: PlanKeys) -> None:
+async def run(
+    settings: Settings, keys: PlanKeys, source: Source, place: Place | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT and drain; a second signal ends at once.
 
-    Raises CannotListen.
+    A worker ends when its supervisor does, and drains once however often it is told. Raises
+    CannotListen.
     """
     loop = asyncio.get_running_loop()
     asked, again = asyncio.Event(), asyncio.Event()
+    _listen_to_signals(asked, again, place)
+    async with started(settings, keys, place) as running:
 
-    def stop() -> None:
-        (again if asked.is_set() else asked).set()
+        def apply(new: Settings) -> None:
+            logs.configure(new.log_format, new.log_level)
+            running.apply(new)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    async with started(settings, keys) as running:
-        print(  # noqa: T201 - the readiness line
-            f"tandem-sidecar: serving on {running.listen}, admin on {running.admin},"
-            f" decoding on {settings.engine}",
-            file=sys.stderr,
-            flush=True,
-        )
+        level = logging.INFO if place is None else logging.DEBUG
+        reloader = Reloader(source, apply, level=level)
+        loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+        following = loop.create_task(reloader.watch()) if place is None else None
+        _say_ready(running, settings, place)
         await asked.wait()
         running.lifecycle.drain()
         waits = [asyncio.ensure_future(w) for w in (running.lifecycle.idle(), again.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
+        for wait in [*waits, *([following] if following else [])]:
             wait.cancel()
 
 
+def _listen_to_signals(asked: asyncio.Event, again: asyncio.Event, place: Place | None) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        (again if asked.is_set() else asked).set()
+
+    def stop_now() -> None:
+        asked.set()
+        again.set()
+
+    def supervisor_said() -> None:
+        if not os.read(sys.stdin.fileno(), 1):
+            loop.remove_reader(sys.stdin.fileno())
+            asked.set()
+
+    if place is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+    else:
+        loop.add_signal_handler(signal.SIGTERM, asked.set)
+        loop.add_signal_handler(signal.SIGQUIT, stop_now)
+        loop.add_reader(sys.stdin.fileno(), supervisor_said)
+
+
+def _say_ready(running: Running, settings: Settings, place: Place | None) -> None:
+    if place is not None:
+        os.write(sys.stdout.fileno(), b"\n")
+        return
+    print(  # noqa: T201 - the readiness line
+        f"tandem-sidecar: serving on {running.listen}, admin on {running.admin},"
+        f" decoding on {settings.engine}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 @asynccontextmanager
-async def started(settings: Settings, keys: PlanKeys) -> AsyncIterator[Running]:
+async def started(
+    settings: Settings, keys: PlanKeys, place: Place | None = None
+) -> AsyncIterator[Running]:
     """A sidecar that listens, closed at the end. Raises CannotListen, nothing left started."""
     loop = asyncio.get_running_loop()
-    pool, metrics = Pool(), Metrics()
+    certificates = EngineTls(settings.tls, settings.engine)
+    pool, metrics = Pool(certificates.for_address), Metrics()
     lifecycle = Lifecycle(settings.drain_timeout)
-    tools = Tools(settings, pool, Nixl(), metrics, lifecycle)
+    breakers = Breakers(settings.breaker)
+    vigil = Vigil(pool, settings.silence_timeout)
+    observer = Observer(metrics)
+    connector = make(
+        settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
+    )
+    tools = Tools(settings, pool, connector, observer, lifecycle, breakers, vigil)
     clients = Server(Proxy(tools, keys), settings.limits)
     health = EngineHealth(pool, settings.engine)
+
+    def apply(new: Settings) -> None:
+        tools.settings = new
+        if isinstance(connector, Nixl):
+            connector.tokenize_once = new.tokenize_once
+        clients.limits = new.limits
+        lifecycle.timeout = new.drain_timeout
+        breakers.settings = new.breaker
+        vigil.silence = new.silence_timeout
+
     async with AsyncExitStack() as stack:
+        stack.callback(logs.flush)
         stack.callback(pool.close)
+        stack.callback(vigil.close)
         stack.push_async_callback(_flush, clients)
-        try:
-            server = await loop.create_server(clients.client, *settings.listen, backlog=1024)
-        except OSError as err:
-            raise _cannot(settings.listen, "--listen", err) from err
-        stack.callback(server.close)
+        listening, asking = _sockets(settings, place, stack)
+        where = bound(settings.listen, listening), bound(settings.admin, asking)
+        clients.listen(listening)
+        stack.callback(clients.stop_listening)
         admin = Admin(metrics, lifecycle, health)
-        runner = web.AppRunner(admin.app(), access_log=None, shutdown_timeout=1.0)
-        stack.push_async_callback(runner.cleanup)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, *settings.admin).start()
-        except OSError as err:
-            raise _cannot(settings.admin, "--admin", err) from err
-        for chore in (health.watch(), _follow(keys)):
+        await stack.enter_async_context(serving(admin.routes(), asking))
+        for chore in (health.watch(), _follow(keys, certificates)):
             stack.push_async_callback(_stop, loop.create_task(chore))
-        bound = HostPort(settings.listen.host, server.sockets[0].getsockname()[1])
-        admin_bound = HostPort(settings.admin.host, runner.addresses[0][1])
-        yield Running(bound, admin_bound, lifecycle, health)
+        yield Running(*where, lifecycle, health, apply)
 
 
-async def _follow(keys: PlanKeys) -> None:
+def _sockets(
+    settings: Settings, place: Place | None, stack: AsyncExitStack
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Where clients connect, and where the admin port is asked."""
+    if place is not None:
+        inherited = [socket.socket(fileno=number) for number in (*place.clients, place.admin)]
+        return inherited[:-1], inherited[-1:]
+    pair = []
+    for address, flag in ((settings.listen, "--listen"), (settings.admin, "--admin")):
+        pair.append(listen(address, flag))
+        for listener in pair[-1]:
+            stack.callback(listener.close)
+    return pair[0], pair[1]
+
+
+async def _follow(keys: PlanKeys, certificates: EngineTls) -> None:
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
         keys.reload()
+        certificates.reload()
 
 
 async def _stop(task: "asyncio.Task[None]") -> None:
@@ -128,9 +217,3 @@ async def _flush(clients: Server) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(_FLUSH_SECONDS):
             await clients.closed()
-
-
-def _cannot(address: HostPort, flag: str, err: OSError) -> CannotListen:
-    lookup = isinstance(err, socket.gaierror) or err.errno is None
-    reason = str(err.strerror or err) if lookup else os.strerror(err.errno or 0)
-    return CannotListen(f"{flag} {address}: cannot listen there: {reason.lower()}")

@@ -1,0 +1,73 @@
+"""Several workers' pages, as one."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem_sidecar.process import joined
+
+
+def page(amount: float, *labels: str) -> str:
+    registry = CollectorRegistry()
+    counter = Counter("asked", "Asked.", ["path"], registry=registry)
+    for label in labels:
+        counter.labels(label).inc(amount)
+    Gauge("running", "Running.", registry=registry).set(amount)
+    Histogram("took", "Took.", buckets=(1, 10), registry=registry).observe(amount)
+    return generate_latest(registry).decode()
+
+
+def samples(text: bytes) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_a_page_is_written_as_it_was_read() -> None:
+    one = page(2, "a", "with space")
+    again = joined.text(joined.families(one))
+    assert samples(again) == samples(one.encode())
+    assert again.decode().count("# ") == one.count("# ")
+
+
+def test_samples_are_summed_and_a_creation_is_the_earliest() -> None:
+    first, second = joined.families(page(2, "a")), joined.families(page(5, "b", "a"))
+    found = samples(joined.text(joined.summed([first, second])))
+    assert found["asked_total", "a"] == 7
+    assert found["asked_total", "b"] == 5
+    assert found["running",] == 7
+    assert found["took_bucket", "1.0"] == 0
+    assert found["took_bucket", "10.0"] == 2
+    assert (found["took_count",], found["took_sum",]) == (2, 7)
+    created = [samples(joined.text(one))["asked_created", "a"] for one in (first, second)]
+    assert found["asked_created", "a"] == min(created)
+
+
+def test_what_a_worker_counted_outlives_it_and_its_gauges_do_not() -> None:
+    found = samples(joined.text(joined.lasting(joined.families(page(3, "a")))))
+    assert found["asked_total", "a"] == 3
+    assert found["took_count",] == 1
+    assert ("running",) not in found
+
+
+def test_states_are_joined() -> None:
+    states = {
+        7: {"draining": False, "engine_healthy": True, "in_flight": [{"request_id": "a"}]},
+        8: {"draining": False, "engine_healthy": False, "in_flight": [], "breakers": {"p": "open"}},
+    }
+    assert joined.state(states, draining=False) == {
+        "draining": False,
+        "engine_healthy": False,
+        "in_flight": [{"request_id": "a"}],
+        "workers": [
+            {"pid": 7, "in_flight": 1},
+            {"pid": 8, "in_flight": 0, "breakers": {"p": "open"}},
+        ],
+    }
+    assert joined.state({}, draining=True)["engine_healthy"] is False
+
+
+def test_traces_are_in_order() -> None:
+    late, early = {"received": 9.0}, {"received": 1.0}
+    assert joined.traces([[late], [], [early]]) == [early, late]

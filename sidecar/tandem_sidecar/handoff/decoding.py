@@ -11,7 +11,8 @@ from ..http.relay import EventChunks
 from ..http.upstream import Call, Failure
 from ..seeing.record import Leg, Result
 from .legs import decode_event, read_timing, result_of, result_of_failure, tells_of_failure
-from .moves import DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from .moves import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from .recode import Recoder
 from .tools import Tools
 
 
@@ -29,9 +30,13 @@ class DecodeLeg:
     """One decode leg; once `pass_on` was called its bytes are the client's."""
 
     def __init__(
-        self, tools: Tools, side: Side, engine: HostPort, seen: Leg, *, payload_only: bool
+        self, tools: Tools, side: Side, engine: HostPort, seen: Leg, *, http10: bool, recode: bool
     ) -> None:
-        self.payload_only = payload_only
+        """`http10`: the client knows no chunks; `recode`: the answer's usage may be wrong."""
+        self.payload_only = http10 or recode
+        self.cached: int | None = None
+        """The right count of cached tokens, known before the answer is passed on; None: leave it.
+        """
         self.answer: ResponseHead | None = None
         self.timing = Timing()
         self._tools = tools
@@ -39,6 +44,9 @@ class DecodeLeg:
         self._seen = seen
         self._engine = engine
         self._loop = asyncio.get_running_loop()
+        self._http10 = http10
+        self._recode = recode
+        self._recoder: Recoder | None = None
         self._chunks: EventChunks | None = None
         self._passing = False
         self._dropped = False
@@ -70,15 +78,27 @@ class DecodeLeg:
         if self._call is not None:
             self._call.abort()
 
-    def pass_on(self) -> tuple[bytes, bool] | None:
-        """From now on bytes go to the side; those held so far are returned, last or not."""
+    def pass_on(self) -> ResponseHead | None:
+        """Have bytes go to the side from now on. The head that they belong to, if one came."""
         self._passing = True
+        if self._recode and self.answer is not None:
+            self._recoder = Recoder(self.answer, self.cached, chunks=not self._http10)
+            return self._recoder.head
+        return self.answer
+
+    def give_held(self) -> bool:
+        """Hand on what was held before `pass_on`. Whether that was all of it."""
         held, self._held = self._held, None
-        return held
+        if held is None:
+            return False
+        self._hand_on(*held)
+        return held[1]
 
     @property
     def between_chunks(self) -> bool:
         """Whether an error event may follow what was passed on."""
+        if self._recode:
+            return not self._http10
         return self._chunks is not None and self._chunks.between
 
     def silent(self, detail: str) -> None:
@@ -106,7 +126,7 @@ class DecodeLeg:
             self._pulse.leave(self)
         if self._passing:
             if data or last:
-                self._hand_on(data, last)
+                self._pass(data, last)
         elif self._held is not None:
             self._held = self._held[0] + data, last
         elif (data or last) and not self._dropped:
@@ -128,11 +148,16 @@ class DecodeLeg:
         if self._dropped:
             return
         if self._passing:
-            self._hand_on(data, last)
+            self._pass(data, last)
             return
         self._held = data, last
         if not last:
             self.pause()
+
+    def _pass(self, data: bytes, last: bool) -> None:
+        self._hand_on(data, last)
+        if last and not self._dropped:
+            self._side.decoded(DecodeEnded())
 
     def _hand_on(self, data: bytes, last: bool) -> None:
         if self._dropped:
@@ -140,4 +165,8 @@ class DecodeLeg:
         if last:
             status = self._seen.status or 0
             self._seen.end(result_of(status), self._loop.time(), status=status)
+        if self._recoder is not None:
+            data = self._recoder.take(data, last=last)
+            if not data and not last:
+                return
         self._side.answer_bytes(data, last=last)

@@ -28,6 +28,7 @@ from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 
+_PREFILL_FAILURES: Final = (moves.PrefillFailed, moves.PrefillUnusable)
 _BEFORE_DECODE: Final = (machine.Prefilling, machine.Pairing)
 
 
@@ -91,6 +92,8 @@ class Exchange:
     # What the legs say.
 
     def prefilled(self, event: moves.PrefillEvent) -> None:
+        if isinstance(event, moves.PrefillAnswered) and self._decode is not None:
+            self._decode.cached = event.handover.cached_tokens
         self._event(event)
 
     def decoded(self, event: moves.DecodeEvent) -> None:
@@ -98,8 +101,6 @@ class Exchange:
 
     def answer_bytes(self, data: bytes, *, last: bool) -> None:
         self._reply.body(data, last=last)
-        if last:
-            self._event(moves.DecodeEnded())
 
     def unwanted(self, attempt: Attempt, handover: Handover) -> None:
         """An aborted prefill had been answered already."""
@@ -167,14 +168,23 @@ class Exchange:
         if handover is None:
             engine_id, body = fresh_id(gen.request_id), gen.body.data
             self._prefills.timing = None
+            cached, recode = None, False
         else:
-            engine_id = self._attempt_id
-            body = self._tools.connector.decode(gen.kind, gen.body, handover)
+            engine_id, connector = self._attempt_id, self._tools.connector
+            body = connector.decode(gen.kind, gen.body, handover)
+            cached = handover.cached_tokens
+            recode = cached is not None or connector.together
         self._decode_id = engine_id
         seen = record.leg(Phase.DECODE, self._decode_name, engine_id, self._loop.time())
         self._decode = DecodeLeg(
-            self._tools, self, self._engine, seen, payload_only=gen.request.http10
+            self._tools,
+            self,
+            self._engine,
+            seen,
+            http10=gen.request.http10,
+            recode=recode,
         )
+        self._decode.cached = cached
         request = engine_request(gen.request, self._engine, seen, body)
         self._decode.send(gen.request.method, request)
         if self._full:
@@ -185,17 +195,13 @@ class Exchange:
     def _pass_decode(self) -> moves.Event | None:
         """Pass the answer on; the event is its end, when that was held already."""
         leg = self._decode
-        if leg is None or leg.answer is None:
+        head = leg.pass_on() if leg is not None else None
+        if leg is None or head is None:
             return None
-        self._told(leg.answer.status)
+        self._told(head.status)
         timing = joined_timing(self._prefills.timing, leg.timing)
-        self._reply.begin(leg.answer, self._served(timing), close=self._closing)
-        held = leg.pass_on()
-        if held is None:
-            return None
-        data, last = held
-        self._reply.body(data, last=last)
-        if last:
+        self._reply.begin(head, self._served(timing), close=self._closing)
+        if leg.give_held():
             return moves.DecodeEnded()
         if not self._full:
             leg.resume()
@@ -236,7 +242,7 @@ class Exchange:
             self._warn(self._decode_id, detail)
         elif isinstance(event, moves.DecodeLost):
             self._warn(self._decode_id, event.detail)
-        elif isinstance(event, moves.PrefillFailed | moves.PrefillUnusable):
+        elif isinstance(event, _PREFILL_FAILURES):
             self._warn(self._attempt_id, event.detail)
 
     def _warn(self, engine_id: str, what: str) -> None:

@@ -172,3 +172,72 @@ async def test_a_pod_that_does_not_tell_is_unreachable(world: World, status: int
         async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
             assert answer.status == 502
     assert prefill.requests == world.decode.requests == []
+
+
+def usage(cached: int) -> bytes:
+    """An answer with a usage, and a number that only a verbatim copy keeps."""
+    return b'{"usage": {"prompt_tokens_details": {"cached_tokens": %d}}, "x": 1.50}' % cached
+
+
+async def prefill_with_usage(turn: Turn) -> None:
+    body = usage(3)[:-1] + b', "choices": [{"finish_reason": "length"}]}'
+    turn.answer(200, body)
+
+
+@pytest.mark.parametrize("http10", [False, True])
+async def test_the_prefills_count_of_cached_tokens_is_told(world: World, http10: bool) -> None:
+    async def decodes(turn: Turn) -> None:
+        turn.answer(200, usage(9))
+
+    await world.prefill(prefill_with_usage)
+    await world.start(decodes, connector="offloading")
+    [named] = [f"{k}: {v}\r\n" for k, v in world.split.items()]
+    version = "1.0" if http10 else "1.1"
+    async with wire(world.running.listen) as client:
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\n{named}"
+        client.send(f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY)
+        answer = await client.response()
+    assert (answer.status, answer.body) == (200, usage(3))
+    assert ("transfer-encoding" in answer.headers) is not http10
+
+
+@pytest.mark.parametrize("prefill_first", [False, True])
+async def test_it_is_told_in_a_stream_too(world: World, prefill_first: bool) -> None:
+    async def prefills(turn: Turn) -> None:
+        if not prefill_first:
+            await sent.wait()
+        await prefill_with_usage(turn)
+        answered.set()
+
+    async def decodes(turn: Turn) -> None:
+        if prefill_first:
+            await answered.wait()
+        turn.stream()
+        turn.event('{"text": "one"}')
+        turn.event(usage(9).decode())
+        turn.event("[DONE]")
+        turn.end()
+        sent.set()
+
+    sent, answered = asyncio.Event(), asyncio.Event()
+    await world.prefill(prefills)
+    await world.start(decodes, connector="offloading")
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        text = await answer.read()
+    assert text == b'data: {"text": "one"}\n\ndata: ' + usage(3) + b"\n\ndata: [DONE]\n\n"
+
+
+async def test_a_recoded_stream_that_breaks_off_ends_in_an_error_event(world: World) -> None:
+    async def decodes(turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        await world.go.wait()
+        turn.die()
+
+    await world.prefill(prefilled)
+    await world.start(decodes, connector="offloading")
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
+        world.go.set()
+        event = await answer.content.read()
+    assert json.loads(event[6:])["error"]["code"] == 502

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tandem_sidecar.seeing.otlp import is_wanted, traces_url
+from tandem_contract.otlp import is_wanted, traces_url
 
 
 @pytest.mark.parametrize(

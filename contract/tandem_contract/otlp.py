@@ -1,6 +1,6 @@
 """Whether spans are made, and where they go: a flag, or OpenTelemetry's own environment.
 
-Apart from `spans`, so that nothing of OpenTelemetry is loaded where nothing is traced.
+EPP and sidecar ask this first: nothing of OpenTelemetry is loaded where nothing is traced.
 """
 
 from collections.abc import Mapping

@@ -12,16 +12,16 @@
     forget(prefill) -> None                        what was learned of a pod that failed is void
 
 When `together`, the prefill's 2xx is still read by `handover`: it raises ParamsUnusable where the
-decode leg waits in vain, and only then is `cached_tokens` known.
+decode leg waits in vain, and only then is `cached_tokens` known: until then 0 says that there is
+something to correct.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from tandem_contract.commandline import HostPort
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True, gc=False):
     """One try at a hand-off with one prefill pod."""
 
     engine_id: str
@@ -29,8 +29,7 @@ class Attempt:
     prefill: HostPort
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
+class Handover(msgspec.Struct, frozen=True, gc=False):
     """What a decode engine finds a prompt's KV by."""
 
     params: bytes
@@ -44,8 +43,7 @@ class Handover:
     """The attempt's, for a connector that says it in the body too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A request of the connector's own to the decode engine, under the attempt's engine id."""
 
     target: bytes
@@ -54,8 +52,7 @@ class Outgoing:
     """The status that says it did its work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inquiry:
+class Inquiry(msgspec.Struct, frozen=True, gc=False):
     """A GET that a prefill pod is asked before its first hand-off; its answer is `learned`."""
 
     address: HostPort

@@ -3,6 +3,7 @@
 Errors: `BadHead`: a response head that HTTP/1.1 does not allow.
 """
 
+import re
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
@@ -30,6 +31,9 @@ HOP_BY_HOP: Final = frozenset(
 """Of a request: valid for one connection only, or written anew for the body that is sent."""
 
 _RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
+_STATUS: Final = re.compile(rb"[1-9][0-9][0-9](?: |$)")
+_MAX_LENGTH: Final = 18
+"""Digits of a content-length."""
 _NONE: Final[frozenset[bytes]] = frozenset()
 _REASONS: Final = {s.value: s.phrase.encode() for s in HTTPStatus}
 
@@ -107,8 +111,10 @@ class ResponseHead:
     def __init__(self, block: bytes, method: bytes) -> None:
         """Read the lines up to the empty one. Raises BadHead."""
         first, *lines = block.split(b"\r\n")
+        if not block.count(b"\r") == block.count(b"\n") == len(lines) or b"\0" in block:
+            raise BadHead("a line holds a bare CR, LF or NUL")
         version, _, rest = first.partition(b" ")
-        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
+        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not _STATUS.match(rest):
             raise BadHead("the status line is no HTTP/1.1")
         self.status = int(rest[:3])
         self.status_line = b"HTTP/1.1 " + rest
@@ -122,6 +128,8 @@ class ResponseHead:
         self.framing = self._framing(method)
         connection = listed_in_connection(self.headers)
         persistent = version == b"HTTP/1.1" or b"keep-alive" in connection
+        if version == b"HTTP/1.0" and isinstance(self.framing, Chunked):
+            raise BadHead("HTTP/1.0 has no transfer codings")
         self.reusable = (
             persistent and b"close" not in connection and not isinstance(self.framing, UntilClose)
         )
@@ -165,12 +173,12 @@ class ResponseHead:
             if coding != [b"chunked"]:
                 raise BadHead("a transfer coding other than chunked")
             return Chunked()
-        lengths = {value for key, value in self.headers if key == b"content-length"}
+        lengths = [value for key, value in self.headers if key == b"content-length"]
         if not lengths:
             return UntilClose()
-        if len(lengths) > 1 or not (length := lengths.pop()).isdigit():
+        if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > _MAX_LENGTH:
             raise BadHead("content-length is no single number")
-        return Sized(int(length))
+        return Sized(int(lengths[0]))
 
 
 __all__ = [

@@ -85,7 +85,7 @@ class Relay:
     def cut(self, status: int, message: str, *, between_chunks: bool) -> None:
         """End a started answer early: an error event where one can stand, else a broken end."""
         head = self._stream
-        if head is None or not head.event_stream or not between_chunks or self._sized(head):
+        if head is None or not between_chunks or not self._takes_event(head):
             self._client.abort()
             return
         event = error_event(status, message)
@@ -95,5 +95,7 @@ class Relay:
         self._client.finish(keep=False)
 
     @staticmethod
-    def _sized(head: ResponseHead) -> bool:
-        return isinstance(head.framing, Sized)
+    def _takes_event(head: ResponseHead) -> bool:
+        """Whether an event of ours can stand in the body: without a length or compression."""
+        coded = head.value(b"content-encoding") not in (b"", b"identity")
+        return head.event_stream and not coded and not isinstance(head.framing, Sized)

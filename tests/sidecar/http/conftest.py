@@ -1,11 +1,10 @@
 """Tests of connections run on the event loop that the sidecar runs on."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 
-import pytest
 import uvloop
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -18,6 +19,9 @@ from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace
 
 from .pods import Gauges, Pod
+
+MAX_TEXT: Final = 256
+"""Characters kept of a text that a client chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,9 @@ class Decision:
     def made(self) -> float:
         """The decision stands; the seconds it took."""
         self.seconds = perf_counter() - self._began
+        # What a client chose is kept in no greater length than anybody would ask for.
+        self.request_id = self.request_id[:MAX_TEXT]
+        self.model = self.model[:MAX_TEXT] if self.model else None
         return self.seconds
 
     def refused(self, status: int, reason: str) -> None:
@@ -106,7 +113,8 @@ class History:
 
     def find(self, request_id: str) -> list[DecisionTrace]:
         """The decisions for `request_id`, the newest last; at most MAX_SAME_ID of them."""
-        same = [each for each in self._decisions if each.request_id == request_id]
+        kept = request_id[:MAX_TEXT]
+        same = [each for each in self._decisions if each.request_id == kept]
         return [each.trace() for each in same[-MAX_SAME_ID:]]
 
 

@@ -12,6 +12,7 @@ import uvloop
 from tandem_contract import labels, ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError
+from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
@@ -25,6 +26,14 @@ _REQUIREMENT: Final = (
 )
 _SELECTOR: Final = re.compile(rf"\s*{_REQUIREMENT}\s*(?:,\s*{_REQUIREMENT}\s*)*")
 _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def _collector(url: str) -> str:
+    """`url`, when it is one. Raises BadParameter."""
+    try:
+        return traces_url(url) if url else url
+    except ValueError as err:
+        raise click.BadParameter(str(err)) from err
 
 
 @command("tandem-epp", flags_file=False)
@@ -92,6 +101,13 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
     help="Decisions kept for tandem trace; about 1 KB each.",
 )
 @click.option(
+    "--otlp-endpoint",
+    default="",
+    metavar="URL",
+    callback=lambda _ctx, _param, url: _collector(url),
+    help="Where OpenTelemetry spans go, over HTTP; without it OTEL_EXPORTER_OTLP_ENDPOINT says.",
+)
+@click.option(
     "--warm-up/--no-warm-up",
     default=True,
     help="Have each pair of prefill and decode pods make a tiny hand-off when they first meet: the "
@@ -120,6 +136,7 @@ def main(
     plan_key_dir: Path | None,
     max_body: int,
     history: int,
+    otlp_endpoint: str,
     warm_up: bool,
     log_level: str,
 ) -> None:
@@ -135,7 +152,16 @@ def main(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     settings = Settings(
-        listen, health, metrics, config, plan_key_dir, max_body, history, warm_up, pods
+        listen=listen,
+        health=health,
+        metrics=metrics,
+        config=config,
+        plan_key_dir=plan_key_dir,
+        max_body=max_body,
+        history=history,
+        otlp_endpoint=otlp_endpoint,
+        warm_up=warm_up,
+        pods=pods,
     )
     try:
         loaded = load(config, os.environ, listed=static)

@@ -109,6 +109,10 @@ class Mutation:
     destination: str | None = None
     """Set on a pick: the route is chosen anew, and the value also goes out as metadata."""
 
+    def also(self, name: str, value: str) -> "Mutation":
+        """This one, and a header more."""
+        return Mutation((*self.set, (name, value)), self.remove, self.destination)
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
@@ -72,6 +72,13 @@ class Pick:
     cached_tokens: int = 0
 
 
+class Spans(Protocol):
+    """Who tells a collector of decisions."""
+
+    def decided(self, decision: Decision, traceparent: str | None) -> str:
+        """Tell of a decision below the client's `traceparent`; the one to pass on."""
+
+
 class EndpointPicker:
     """Decides where requests go."""
 
@@ -83,6 +90,8 @@ class EndpointPicker:
         """Key id → secret; without any, no plan is sent."""
         self._fleet, self._metrics, self._random = fleet, metrics, random
         self._history = history
+        self.spans: Spans | None = None
+        """Who makes spans; None: nobody."""
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Prompts in JSON are read, and where backends serve different models, any JSON for its
@@ -94,12 +103,23 @@ class EndpointPicker:
         known = request.headers.get(wire.REQUEST_ID)
         decision = self._history.add(Decision(known or str(uuid.uuid4()), now))
         try:
-            return self._decide(request, body, decision)
+            placement = self._decide(request, body, decision)
         except Refused as refused:
             decision.refused(refused.immediate.status, refused.reason)
+            self._made(request, decision)
             raise
-        finally:
-            self._metrics.decision_seconds.observe(decision.made())
+        if (traceparent := self._made(request, decision)) is not None:
+            placement.mutation = placement.mutation.also(wire.TRACEPARENT, traceparent)
+        return placement
+
+    def _made(self, request: HttpRequest, decision: Decision) -> str | None:
+        """Tell that the decision stands; the traceparent to pass on, where spans are made."""
+        self._metrics.decision_seconds.observe(decision.made())
+        given = request.headers.get(wire.TRACEPARENT)
+        # Probes and lists of models are worth a span only in somebody else's trace.
+        if self.spans is None or (given is None and kind_of(request) is None):
+            return None
+        return self.spans.decided(decision, given)
 
     def _decide(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
         if self._fleet.mixed and asks_for_models(request):

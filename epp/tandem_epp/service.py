@@ -15,6 +15,7 @@ from time import time
 from typing import TYPE_CHECKING, Final
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import health_app, listening, metrics_app
 
 from .discovery import Loaded, PodSelection, Watch, reload, reload_keys
@@ -47,6 +48,8 @@ class Settings:
     """Bytes."""
     history: int
     """Decisions kept for `tandem trace`."""
+    otlp_endpoint: str
+    """URL that takes spans; empty: OpenTelemetry's environment says."""
     warm_up: bool
     """Whether pairs of pods make their first hand-off before a request needs it."""
     pods: PodSelection | None = None
@@ -86,12 +89,23 @@ class Service:
             metrics.add_routes([route(self._history)])
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
+            self._trace(stack)
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
             stack.push_async_callback(server.stop, GRACE)
             stack.push_async_callback(self._warmups.close)
             stack.push_async_callback(self._scraper.close)
             await self._until_stopped()
+
+    def _trace(self, stack: AsyncExitStack) -> None:
+        flag = self._settings.otlp_endpoint
+        if is_wanted(flag, os.environ):
+            # Only here: the SDK costs memory and start time.
+            from .spans import Tracer  # noqa: PLC0415
+
+            tracer = Tracer(flag)
+            stack.push_async_callback(tracer.close)
+            self._picker.spans = tracer
 
     async def _until_stopped(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -39,6 +39,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--config", "FILE", *KUBERNETES, "--namespace", "n", "--selector", "a=b=c"), "'a=b=c'"),
         (("--config", "FILE", *KUBERNETES, *SELECTED, "--target-port", "0"), "0 is not in"),
         (("--config", "FILE", "--transport", "h2"), "h2 is to come"),
+        (("--config", "FILE", "--history", "-1"), "-1 is not in the range"),
+        (("--config", "FILE", "--otlp-endpoint", "x"), "'x' is no URL of a collector"),
         (("--config", "FILE", "--namespace", "x"), "go with --discovery kubernetes"),
         (("--config", "FILE", "--peers", "a:1"), "--peers is to come"),
         (("--config", "FILE", "--plan-key-dir", "/nonexistent"), "does not exist"),

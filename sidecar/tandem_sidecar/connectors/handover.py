@@ -12,8 +12,7 @@
     forget(prefill) -> None                        what was learned of a pod that failed is void
 
 When `together`, the prefill's 2xx is still read by `handover`: it raises ParamsUnusable where the
-decode leg waits in vain, and only then is `cached_tokens` known: until then 0 says that there is
-something to correct.
+decode leg waits in vain, and only then is `cached_tokens` known.
 """
 
 import msgspec

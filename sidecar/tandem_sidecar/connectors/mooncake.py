@@ -98,7 +98,7 @@ class Mooncake:
             remote_bootstrap_addr=f"http://{self._registry(attempt.prefill)}",
             remote_engine_id=self._engines[attempt.prefill][0],
         )
-        return Handover(msgspec.json.encode(params), cached_tokens=0)
+        return Handover(msgspec.json.encode(params))
 
     def forget(self, prefill: HostPort) -> None:
         """Ask the pod's registry again, as it may have restarted; legs under way keep theirs."""

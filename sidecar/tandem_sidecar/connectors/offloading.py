@@ -59,7 +59,7 @@ class Offloading:
     def expected(self, attempt: Attempt) -> Handover:
         """What the decode leg needs, before the prefill answered."""
         peer = paired.PeerOfDecode(attempt.engine_id, attempt.prefill.host, self._port)
-        return Handover(msgspec.json.encode(paired.OffloadingDecode(peer)), cached_tokens=0)
+        return Handover(msgspec.json.encode(paired.OffloadingDecode(peer)))
 
     def forget(self, prefill: HostPort) -> None:
         """Nothing is known of a pod."""

@@ -57,6 +57,16 @@ async def test_fake_mooncake_hands_over(world: World, mooncake: FakeMooncakeProd
     assert not mooncake.kept
 
 
+async def test_fake_mooncakes_client_is_told_what_the_prefill_found_cached(
+    world: World, mooncake: FakeMooncakeProducer
+) -> None:
+    """The decode engine counts all it received as cached."""
+    await start_mooncake(world, mooncake)
+    async with world.http.post(world.url(), json=BODY, headers=world.split) as answer:
+        usage = (await answer.json())["usage"]
+    assert usage == {"prompt_tokens": 1500, "prompt_tokens_details": {"cached_tokens": 32}}
+
+
 async def test_fake_mooncakes_legs_run_together(
     world: World, mooncake: FakeMooncakeProducer
 ) -> None:

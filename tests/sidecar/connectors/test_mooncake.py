@@ -54,7 +54,6 @@ def test_both_legs_have_one_transfer_id() -> None:
         "transfer_id": "r-1",
     }
     handover = connector.expected(ATTEMPT)
-    assert handover.cached_tokens == 0
     assert params_of(connector.decode(Kind.CHAT, BODY, handover)) == {
         "do_remote_prefill": True,
         "do_remote_decode": False,

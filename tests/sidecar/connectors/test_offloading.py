@@ -13,7 +13,6 @@ def test_both_legs_have_one_id() -> None:
         "do_remote_decode": True,
     }
     handover = connector.expected(ATTEMPT)
-    assert handover.cached_tokens == 0
     assert params_of(connector.decode(Kind.CHAT, BODY, handover)) == {
         "remote_prefiller": {
             "kv_request_id": "r-1",

@@ -6,8 +6,9 @@ An engine writes its own leg; the sidecar joins both legs (prefill's queue and c
 transfer) for the EPP. Absent figures are left out; unknown names are skipped.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,18 @@ class Timing:
 
     def encode(self) -> str:
         """The header's value; empty when nothing is known."""
-        known = ((f.name, getattr(self, f.name)) for f in fields(self))
+        if self is UNKNOWN:
+            return ""
+        known = ((name, getattr(self, name)) for name in _TYPES)
         return ";".join(
             f"{name}={value:.6f}" if isinstance(value, float) else f"{name}={value}"
             for name, value in known
             if value is not None
         )
+
+
+UNKNOWN: Final = Timing()
+"""What an engine that does not write the header says."""
 
 
 _TYPES = {
@@ -49,6 +56,8 @@ _TYPES = {
 
 def parse_timing(value: str) -> Timing:
     """The figures in a header value; one that is malformed, negative or not finite is unknown."""
+    if not value:
+        return UNKNOWN
     known: dict[str, float | int] = {}
     for part in value.split(";"):
         name, _, text = part.strip().partition("=")

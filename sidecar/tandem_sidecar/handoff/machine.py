@@ -16,10 +16,12 @@ attempt.
 Errors: `IllegalStep`, an event that cannot happen in a state: a mistake in the driver.
 """
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, inf
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
@@ -71,8 +73,7 @@ class Outcome(StrEnum):
     """The client left first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True, gc=False):
     """What the operator of the sidecar chose."""
 
     fallback_to_unified: bool = True
@@ -82,8 +83,7 @@ class Policy:
 # States. `path` is what the client is told, should the request end now.
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilling:
+class Prefilling(msgspec.Struct, frozen=True, gc=False):
     policy: Policy
     candidates: int
     tries: int
@@ -95,8 +95,7 @@ class Prefilling:
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(msgspec.Struct, frozen=True, gc=False):
     """Both legs are out, and nothing of the decode leg is the client's before the prefill's 2xx."""
 
     prefilling: Prefilling
@@ -107,8 +106,7 @@ class Pairing:
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(msgspec.Struct, frozen=True, gc=False):
     """The decode leg is out and the client has nothing yet."""
 
     policy: Policy
@@ -117,13 +115,11 @@ class Decoding:
     admitted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(msgspec.Struct, frozen=True, gc=False):
     path: RoutingPath
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, gc=False):
     path: RoutingPath
     outcome: Outcome
 
@@ -132,6 +128,7 @@ Running = Prefilling | Pairing | Decoding | Answering
 State = Running | Ended
 Step = tuple[State, tuple[Action, ...]]
 
+_STOPS: Final = (ClientLeft, DrainExpired)
 DRAINED: Final = "the pod is shutting down and the request did not finish in time"
 
 
@@ -151,7 +148,7 @@ def step(state: State, event: Event) -> Step:
     """What follows `event`. Raises IllegalStep; past the end everything is without effect."""
     if isinstance(state, Ended):
         return state, ()
-    if isinstance(event, ClientLeft | DrainExpired):
+    if isinstance(event, _STOPS):
         return _stopped(state, event)
     match state:
         case Prefilling():

@@ -5,7 +5,8 @@
 
 import logging
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath

@@ -1,7 +1,8 @@
 """What a client of a generation gets: an engine's answer or an error, under Tandem's headers."""
 
-from dataclasses import dataclass
 from http import HTTPStatus
+
+import msgspec
 
 from tandem_contract import headers
 from tandem_contract.openai_errors import error_body
@@ -15,8 +16,7 @@ from ..http.server import Client
 from .outbound import ANSWER_DROPPED, header_lines
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, gc=False):
     """By whom, as the headers tell it."""
 
     request_id: str
@@ -29,16 +29,14 @@ class Served:
 
     def lines(self) -> bytes:
         """The headers on the wire."""
-        split = self.path is RoutingPath.PREFILL_THEN_DECODE
-        return header_lines(
-            {
-                headers.ROUTING_PATH: self.path.value,
-                headers.PREFILL_BACKEND: self.prefill if split else "",
-                headers.DECODE_BACKEND: self.decode,
-                headers.REQUEST_ID: self.request_id,
-                headers.TIMING: self.timing.encode() if self.timing else "",
-            }
-        )
+        lines = f"{headers.ROUTING_PATH}: {self.path.value}\r\n"
+        if self.path is RoutingPath.PREFILL_THEN_DECODE and self.prefill:
+            lines += f"{headers.PREFILL_BACKEND}: {self.prefill}\r\n"
+        lines += f"{headers.DECODE_BACKEND}: {self.decode}\r\n"
+        lines += f"{headers.REQUEST_ID}: {self.request_id}\r\n"
+        if timing := self.timing.encode() if self.timing is not None else "":
+            lines += f"{headers.TIMING}: {timing}\r\n"
+        return lines.encode()
 
 
 class Reply:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from tandem_contract.commandline import HostPort
 
 from ..bodies.kinds import Kind
@@ -77,8 +79,7 @@ class Tools:
     vigil: Vigil
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True):
     """A request that generates, understood."""
 
     request: Request

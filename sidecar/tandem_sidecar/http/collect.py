@@ -1,8 +1,9 @@
 """A receiver that gathers a whole answer, for requests the sidecar makes on its own account."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from .messages import ResponseHead
 from .upstream import Failure
@@ -11,16 +12,14 @@ MAX_ANSWER: Final = 64 * 1024 * 1024
 """Bytes of an answer held in memory: a prefill's may list the prompt's token ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole answer, the chunked coding taken off."""
 
     head: ResponseHead
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(msgspec.Struct, frozen=True, gc=False):
     """Why there is none."""
 
     failure: Failure

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.paths import RoutingPath
@@ -28,16 +30,14 @@ NOT_TRUSTED: Final = "not_trusted"
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A prefill pod to ask."""
 
     name: str
     address: HostPort
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, gc=False):
     """How a request is to be served."""
 
     path: RoutingPath

@@ -1,0 +1,42 @@
+"""An engine's command line → how it was meant to run."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from .facts import Declared
+
+_TRANSFER: Final = "kv-transfer-config"
+_VARIABLE: Final = re.compile(r"\$\(([^)]+)\)")
+
+
+def read_command(words: Sequence[str], environment: Mapping[str, str]) -> Declared:
+    """The flags of a vLLM or Tandem engine; `$(NAME)` is replaced as Kubernetes does.
+
+    A configuration that is no JSON object is taken for none: the engine would not have started.
+    """
+    flags: dict[str, str] = {}
+    expanded = [_expand(word, environment) for word in words]
+    for word, following in zip(expanded, [*expanded[1:], "--"], strict=True):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            value = "true" if following.startswith("--") else following
+        flags[name.replace("_", "-")] = value
+    if "model" not in flags and "serve" in expanded:
+        flags["model"] = expanded[expanded.index("serve") + 1]
+    return Declared(flags, _json(flags.get(_TRANSFER, "{}")), dict(environment))
+
+
+def _expand(word: str, environment: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: environment.get(match[1], match[0]), word)
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}

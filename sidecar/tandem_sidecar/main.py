@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import click
 import uvloop
 
-from tandem_contract import ports
+from tandem_contract import otlp, ports
 from tandem_contract.commandline import (
     DURATION,
     HOST_PORT,
@@ -74,6 +74,13 @@ def _connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     try:
         return connectors.check(value)
     except connectors.UnknownConnector as err:
+        raise click.BadParameter(str(err)) from err
+
+
+def _collector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    try:
+        return value and otlp.traces_url(value)
+    except ValueError as err:
         raise click.BadParameter(str(err)) from err
 
 
@@ -247,6 +254,7 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--otlp-endpoint",
+    callback=_collector,
     default="",
     metavar="URL",
     help="Where OpenTelemetry spans go, over HTTP; empty: nowhere.",

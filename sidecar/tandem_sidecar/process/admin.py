@@ -1,17 +1,22 @@
-"""The admin port, on aiohttp: `/metrics`, `/livez`, `/readyz`, `/drain`, `/state`."""
+"""The admin port, on aiohttp: metrics, probes, drain, what runs, what became of a request."""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Final
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem_contract import endpoints
 
+from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
+from ..seeing.engine_counters import EngineCounters
+from ..seeing.history import History
 from ..seeing.metrics import Metrics
 from .health import EngineHealth
 
@@ -25,10 +30,23 @@ _IDLE_SECONDS: Final = 15.0
 class Admin:
     """Handlers over what the process shares."""
 
-    def __init__(self, metrics: Metrics, lifecycle: Lifecycle, health: EngineHealth) -> None:
+    def __init__(
+        self,
+        *,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        health: EngineHealth,
+        breakers: Breakers,
+        history: History,
+        counters: EngineCounters | None,
+    ) -> None:
+        """`counters`: brought up to date before `/metrics` is answered."""
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._health = health
+        self._breakers = breakers
+        self._history = history
+        self._counters = counters
 
     def routes(self) -> list[web.RouteDef]:
         """What is served."""
@@ -39,9 +57,13 @@ class Admin:
             web.get(endpoints.DRAIN, self.drain),
             web.post(endpoints.DRAIN, self.drain),
             web.get(endpoints.STATE, self.state),
+            web.get(endpoints.REQUESTS + "{id}", self.requests),
         ]
 
     async def metrics(self, _request: web.Request) -> web.Response:
+        """What Prometheus scrapes."""
+        if self._counters is not None:
+            await self._counters.look()
         return metrics_page(self._metrics.page())
 
     async def readyz(self, _request: web.Request) -> web.Response:
@@ -60,14 +82,21 @@ class Admin:
         return web.json_response({"draining": True, "in_flight": len(self._lifecycle.work)})
 
     async def state(self, _request: web.Request) -> web.Response:
-        """What runs, without what it is about."""
+        """What runs, without what it is about, and how prefill pods are treated."""
+        pods = self._breakers.snapshot(asyncio.get_running_loop().time())
         return web.json_response(
             {
                 "draining": self._lifecycle.draining,
                 "engine_healthy": self._health.healthy,
                 "in_flight": [work.describe() for work in self._lifecycle.work],
+                "prefill_pods": {address: asdict(pod) for address, pod in pods.items()},
             }
         )
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """What is remembered of a request id, see `tandem_contract.trace`."""
+        found = self._history.find(request.match_info["id"])
+        return traces(msgspec.json.encode(found), known=bool(found))
 
 
 async def livez(_request: web.Request) -> web.Response:
@@ -78,6 +107,11 @@ async def livez(_request: web.Request) -> web.Response:
 def metrics_page(page: bytes) -> web.Response:
     """A page in Prometheus' text format."""
     return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def traces(found: bytes, *, known: bool) -> web.Response:
+    """The JSON behind `tandem trace`."""
+    return web.Response(body=found, status=200 if known else 404, content_type="application/json")
 
 
 def waits(request: web.Request) -> bool:

@@ -13,24 +13,16 @@ from typing import Final, Self
 
 from tandem_contract.commandline import HostPort
 
-from ..connectors import make
-from ..connectors.nixl import Nixl
-from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
-from ..handoff.proxy import Proxy
-from ..handoff.tools import Tools
-from ..handoff.vigil import Vigil
 from ..http.server import Server
-from ..http.upstream import Pool
 from ..seeing import logs
-from ..seeing.metrics import Metrics
-from ..seeing.observer import Observer
 from ..settings import Settings
 from ..trust.plan_keys import RELOAD_SECONDS, PlanKeys
 from ..trust.tls import EngineTls
-from .admin import Admin, serving
+from .admin import serving
 from .health import EngineHealth
 from .listen import CannotListen, bound, listen
+from .parts import Parts
 from .reload import Reloader, Source
 
 __all__ = ["CannotListen", "Place", "Running", "run", "started"]
@@ -145,42 +137,18 @@ async def started(
 ) -> AsyncIterator[Running]:
     """A sidecar that listens, closed at the end. Raises CannotListen, nothing left started."""
     loop = asyncio.get_running_loop()
-    certificates = EngineTls(settings.tls, settings.engine)
-    pool, metrics = Pool(certificates.for_address), Metrics()
-    lifecycle = Lifecycle(settings.drain_timeout)
-    breakers = Breakers(settings.breaker)
-    vigil = Vigil(pool, settings.silence_timeout)
-    observer = Observer(metrics)
-    connector = make(
-        settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
-    )
-    tools = Tools(settings, pool, connector, observer, lifecycle, breakers, vigil)
-    clients = Server(Proxy(tools, keys), settings.limits)
-    health = EngineHealth(pool, settings.engine)
-
-    def apply(new: Settings) -> None:
-        tools.settings = new
-        if isinstance(connector, Nixl):
-            connector.tokenize_once = new.tokenize_once
-        clients.limits = new.limits
-        lifecycle.timeout = new.drain_timeout
-        breakers.settings = new.breaker
-        vigil.silence = new.silence_timeout
-
     async with AsyncExitStack() as stack:
         stack.callback(logs.flush)
-        stack.callback(pool.close)
-        stack.callback(vigil.close)
-        stack.push_async_callback(_flush, clients)
+        parts = Parts(settings, keys, stack, alone=place is None)
+        stack.push_async_callback(_flush, parts.clients)
         listening, asking = _sockets(settings, place, stack)
         where = bound(settings.listen, listening), bound(settings.admin, asking)
-        clients.listen(listening)
-        stack.callback(clients.stop_listening)
-        admin = Admin(metrics, lifecycle, health)
-        await stack.enter_async_context(serving(admin.routes(), asking))
-        for chore in (health.watch(), _follow(keys, certificates)):
+        parts.clients.listen(listening)
+        stack.callback(parts.clients.stop_listening)
+        await stack.enter_async_context(serving(parts.admin.routes(), asking))
+        for chore in (*parts.chores(), _follow(keys, parts.certificates)):
             stack.push_async_callback(_stop, loop.create_task(chore))
-        yield Running(*where, lifecycle, health, apply)
+        yield Running(*where, parts.lifecycle, parts.health, parts.apply)
 
 
 def _sockets(

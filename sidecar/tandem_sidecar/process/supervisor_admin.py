@@ -1,7 +1,7 @@
 """The admin port over several workers: what they say, joined."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -10,8 +10,10 @@ from aiohttp import web
 from tandem_contract import endpoints
 from tandem_contract.trace import trace_path
 
+from ..seeing.engine_counters import EngineCounters, Seen
+from ..seeing.metrics import Metrics
 from . import joined
-from .admin import livez, metrics_page, waits
+from .admin import livez, metrics_page, traces, waits
 from .joined import Families
 from .worker import Worker, WorkerSilent
 
@@ -37,8 +39,13 @@ class Workers(Protocol):
 class SupervisorAdmin:
     """Handlers, each of which asks every worker."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(
+        self, workers: Workers, engine_page: Callable[[], Awaitable[bytes | None]]
+    ) -> None:
+        """`engine_page`: asks the decode engine for its metrics, once for all workers."""
         self._workers = workers
+        self._own = Metrics()
+        self._counters = EngineCounters(engine_page, self._own, self._seen)
 
     def routes(self) -> list[web.RouteDef]:
         """What is served."""
@@ -57,8 +64,9 @@ class SupervisorAdmin:
         for worker, status, body in await self._ask(endpoints.METRICS):
             if status == 200:
                 worker.page = joined.families(body.decode())
-        pages = [worker.page for worker in self._workers.serving]
-        return metrics_page(joined.text(joined.summed([self._workers.gone, *pages])))
+        await self._counters.look()
+        own = joined.families(self._own.page().decode())
+        return metrics_page(joined.text(joined.summed([*self._pages(), own])))
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 when every worker that is up is ready, and one is."""
@@ -89,7 +97,14 @@ class SupervisorAdmin:
         known = joined.traces(
             [msgspec.json.decode(body) for _, status, body in answers if status == 200]
         )
-        return web.json_response(known, status=200 if known else 404)
+        return traces(msgspec.json.encode(known), known=bool(known))
+
+    def _pages(self) -> list[Families]:
+        return [self._workers.gone, *(worker.page for worker in self._workers.serving)]
+
+    def _seen(self) -> Seen:
+        families = [samples for page in self._pages() for samples in page.values()]
+        return Seen.by_all(sample for samples in families for sample in samples.items())
 
     async def _state(self) -> dict[str, Any]:
         answers = await self._ask(endpoints.STATE)

@@ -15,12 +15,16 @@ import socket
 import sys
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from tandem_contract import endpoints
 
+from ..http.upstream import Pool
 from ..seeing import logs
+from ..seeing.engine_counters import metrics_page
 from ..settings import Settings
+from ..trust.tls import EngineTls
 from .admin import serving
 from .joined import Families, lasting, summed
 from .listen import bound, listen
@@ -54,7 +58,10 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
             stack.callback(listener.close)
         fleet = Fleet(settings, clients, arguments)
         asked, again = _signals()
-        async with serving(SupervisorAdmin(fleet).routes(), asking):
+        pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
+        stack.callback(pool.close)
+        admin = SupervisorAdmin(fleet, partial(metrics_page, pool, settings.engine))
+        async with serving(admin.routes(), asking):
             try:
                 await fleet.start()
                 print(  # noqa: T201 - the readiness line

@@ -18,6 +18,11 @@ class History:
         self._running: set[Record] = set()
         self._ended: deque[Record] = deque(maxlen=limit)
 
+    def resize(self, limit: int) -> None:
+        """Keep `limit` from now on, the latest."""
+        if limit != self._ended.maxlen:
+            self._ended = deque(self._ended, maxlen=limit)
+
     def began(self, record: Record) -> None:
         self._running.add(record)
 

@@ -49,10 +49,15 @@ class World:
         }
         settings = Settings(**values | changes)
         context = started(settings, keys or PlanKeys(None))
-        self.running = await self._stack.enter_async_context(context)
+        self._serving = await self._stack.enter_async_context(AsyncExitStack())
+        self.running = await self._serving.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)
         session = aiohttp.ClientSession(timeout=timeout)
         self.http = await self._stack.enter_async_context(session)
+
+    async def stop(self) -> None:
+        """Have the sidecar end, before the engines do."""
+        await self._serving.aclose()
 
     @property
     def split(self) -> dict[str, str]:

@@ -88,6 +88,8 @@ class Peer:
         self.requests: list[Received] = []
         self.connections = 0
         self.health: Script = healthy
+        self.metrics: Script = healthy
+        """What it says of itself: no page, until a test gives it one."""
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -133,9 +135,9 @@ class Peer:
         self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         turn = Turn(request, writer)
-        probe = request.target == "/health"
-        script = self.health if probe else self.script
-        if not probe:
+        of_its_own = {"/health": self.health, "/metrics": self.metrics}
+        script = of_its_own.get(request.target, self.script)
+        if request.target not in of_its_own:
             async with self.arrived:
                 self.requests.append(request)
                 self.arrived.notify_all()

@@ -1,65 +1,25 @@
 """Spans as a collector gets them: from the SDK's thread, over HTTP."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract.timing import Timing
 from tandem_sidecar.seeing.record import Phase, Record, Result
 from tandem_sidecar.seeing.tracer import QUEUE, Tracer
 
+from .collector import Collector
 from .records import ended, handed_off, record
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-class Collector:
-    """Takes spans, unless told to refuse or to hang."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.resource: dict[str, str] = {}
-        self.status = 200
-        self.hangs = False
-        self.asked = asyncio.Event()
-        self.released = asyncio.Event()
-
-    async def take(self, request: web.Request) -> web.Response:
-        self.asked.set()
-        if self.hangs:
-            await self.released.wait()
-        got = ExportTraceServiceRequest.FromString(await request.read())
-        for resource in got.resource_spans:
-            about = resource.resource.attributes
-            self.resource = {a.key: a.value.string_value for a in about}
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return web.Response(status=self.status)
-
-    async def start(self) -> str:
-        app = web.Application()
-        app.router.add_post("/v1/traces", self.take)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1/traces"
-
-    async def stop(self) -> None:
-        self.released.set()
-        await self._runner.cleanup()
-
-
 @pytest.fixture
 async def collector() -> AsyncIterator[Collector]:
-    made = Collector()
-    yield made
-    await made.stop()
+    async with Collector() as made:
+        yield made
 
 
 def traced(tracer: Tracer, made: Record) -> Record:
@@ -71,7 +31,7 @@ def traced(tracer: Tracer, made: Record) -> Record:
 
 
 async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "decode-0")
+    tracer = Tracer(collector.url, "decode-0")
     made = handed_off(timing=Timing(transfer=0.5))
     made.traceparent = f"00-{TRACE}-{CALLER}-01"
     traced(tracer, made)
@@ -94,7 +54,7 @@ async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collect
 
 
 async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     made = handed_off()
     made.traceparent = "not a traceparent"
     traced(tracer, made)
@@ -103,7 +63,7 @@ async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> Non
 
 
 async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     made = handed_off()
     made.traceparent = f"00-{TRACE}-{CALLER}-00"
     traced(tracer, made)
@@ -113,7 +73,7 @@ async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collecto
 
 
 async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     assert traced(tracer, ended(record(kind="passthrough"))).trace is None
     asked = record(kind="passthrough")
     asked.traceparent = f"00-{TRACE}-{CALLER}-01"
@@ -125,8 +85,7 @@ async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Col
 async def test_the_environments_sampler_and_names_hold(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = await collector.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url.removesuffix("/v1/traces"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.removesuffix("/v1/traces"))
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     tracer = Tracer("", "")
@@ -140,7 +99,7 @@ async def test_the_environments_sampler_and_names_hold(
 
 
 async def test_a_release_that_outlives_its_request_is_told_too(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     made = record()
     tracer.began(made)
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)
@@ -155,7 +114,7 @@ async def test_a_release_that_outlives_its_request_is_told_too(collector: Collec
 async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     collector.status = 400
     with caplog.at_level(logging.INFO):
         traced(tracer, handed_off())
@@ -165,7 +124,7 @@ async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
 
 
 async def test_a_collector_that_hangs_costs_what_does_not_fit(collector: Collector) -> None:
-    tracer = Tracer(await collector.start(), "")
+    tracer = Tracer(collector.url, "")
     collector.hangs = True
     for i in range(QUEUE):
         traced(tracer, handed_off(f"r{i}"))

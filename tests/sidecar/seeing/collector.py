@@ -1,0 +1,46 @@
+"""An OpenTelemetry collector: a real OTLP receiver that keeps what it gets."""
+
+import asyncio
+from typing import Self
+
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+class Collector:
+    """Takes spans, unless told to refuse or to hang."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.resource: dict[str, str] = {}
+        self.status = 200
+        self.hangs = False
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        if self.hangs:
+            await self.released.wait()
+        got = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in got.resource_spans:
+            about = resource.resource.attributes
+            self.resource = {a.key: a.value.string_value for a in about}
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return web.Response(status=self.status)
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/v1/traces", self.take)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1/traces"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.released.set()
+        await self._runner.cleanup()

@@ -1,0 +1,149 @@
+"""What operators see of requests that a whole sidecar served."""
+
+import asyncio
+
+import msgspec
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tandem_contract.metrics import ENGINE_XFER_FAILED
+from tandem_contract.trace import SidecarTrace, trace_path
+
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
+from .collector import Collector
+
+BODY = b'{"prompt": "do not tell"}'
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+async def remembered(world: World, request_id: str) -> tuple[int, bytes]:
+    async with world.http.get(world.admin(trace_path(request_id))) as answer:
+        return answer.status, await answer.read()
+
+
+async def test_an_ended_request_is_remembered_leg_by_leg(world: World) -> None:
+    await world.prefill()
+    await world.start()
+    headers = world.split | {"x-request-id": "odd/id?"}
+    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+        assert answer.status == 200
+    status, page = await remembered(world, "odd/id?")
+    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert (status, told.outcome, told.status, told.reason) == (200, "answered", 200, "named")
+    prefill, decode = told.legs
+    assert (prefill.phase, decode.phase) == ("prefill", "decode")
+    assert (prefill.result, decode.result) == ("answered", "answered")
+    assert prefill.engine_id == decode.engine_id != "odd/id?"
+    assert prefill.timing is not None
+    assert prefill.timing.cached == 7
+    assert 0 <= prefill.started <= (prefill.ended or 0) <= decode.started
+    assert decode.started <= (decode.first_byte or 0) <= (told.ended or 0)
+    assert b"do not tell" not in page
+
+
+async def test_of_an_unknown_request_nothing_is_told(world: World) -> None:
+    await world.start()
+    assert await remembered(world, "r1") == (404, b"[]")
+
+
+async def test_a_running_request_is_told_as_far_as_it_is(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        await world.go.wait()
+        turn.answer(200, b"{}")
+
+    await world.start(script)
+    headers = {"x-request-id": "r1"}
+    asked = asyncio.create_task(post(world, headers))
+    await world.decode.received(1)
+    _, page = await remembered(world, "r1")
+    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert (told.outcome, told.ended, [leg.result for leg in told.legs]) == ("", None, [None])
+    world.go.set()
+    assert await asked == 200
+
+
+async def post(world: World, headers: dict[str, str]) -> int:
+    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+        return answer.status
+
+
+async def test_engines_join_the_trace_below_their_legs(world: World) -> None:
+    async with Collector() as collector:
+        prefill = await world.prefill()
+        await world.start(otlp_endpoint=collector.url)
+        headers = world.split | {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "a=b"}
+        assert await post(world, headers) == 200
+        await world.stop()
+    spans = {span.name: span for span in collector.spans}
+    assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
+    assert spans["tandem.request"].parent_span_id.hex() == CALLER
+    assert heard(prefill.requests[0].headers) == (spans["prefill"].span_id.hex(), "a=b")
+    assert heard(world.decode.requests[0].headers) == (spans["decode"].span_id.hex(), "a=b")
+    assert b"do not tell" not in b"".join(s.SerializeToString() for s in collector.spans)
+    assert seconds(spans["transfer"]) == pytest.approx(0.125)
+
+
+def heard(headers: dict[str, str]) -> tuple[str, str]:
+    version, trace, span, flags = headers["traceparent"].split("-")
+    assert (version, trace, flags) == ("00", TRACE, "01")
+    return span, headers["tracestate"]
+
+
+def seconds(span: Span) -> float:
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_what_is_not_sampled_goes_on_as_the_client_sent_it(
+    world: World, traced: bool
+) -> None:
+    async with Collector() as collector:
+        await world.start(otlp_endpoint=collector.url if traced else "")
+        sent = f"00-{TRACE}-{CALLER}-{'00' if traced else '01'}"
+        assert await post(world, {"traceparent": sent}) == 200
+        assert world.decode.requests[0].headers["traceparent"] == sent
+        await world.stop()
+    assert collector.spans == []
+
+
+async def test_a_client_that_leaves_is_counted_by_when_with_its_release(world: World) -> None:
+    async def script(turn: Turn) -> None:
+        await turn.gone.wait()
+
+    await world.prefill()
+    await world.start(script)
+    lines = [f"{k}: {v}" for k, v in (world.split | {"x-request-id": "r1"}).items()]
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *lines)
+        await world.decode.received(1)
+    await world.decode.released.wait()
+    released = 'tandem_sidecar_legs_total{phase="release",result="answered"}'
+    async with asyncio.timeout(10):
+        while await world.metric(released) != 1:
+            pass
+    print(
+        (await (await world.http.get(world.admin("/metrics"))).text()).split("client_left")[3][
+            :200
+        ],
+        (await remembered(world, "r1")),
+    )
+    assert await world.metric('tandem_sidecar_client_left_total{moment="handover"}') == 1
+    _, page = await remembered(world, "r1")
+    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert [leg.phase for leg in told.legs] == ["prefill", "decode", "release"]
+    assert told.outcome == "abandoned"
+
+
+async def test_the_engines_own_failures_are_counted_at_a_scrape(world: World) -> None:
+    async def page(turn: Turn) -> None:
+        turn.answer(200, f"{ENGINE_XFER_FAILED} 2\n".encode())
+
+    await world.start()
+    errors = 'disaggregated_errors_total{phase="kv_transfer"}'
+    assert await world.metric(errors) == 0
+    world.decode.metrics = page
+    async with asyncio.timeout(10):
+        while await world.metric(errors) != 2:
+            pass

@@ -81,13 +81,17 @@ class Breakers:
         if target is not None:
             target.failures, target.open, target.probing, target.seen = 0, False, False, now
 
-    def failed(self, address: HostPort, now: float, *, hung: bool = False) -> None:
-        """It gave no answer, or a bad one; `hung`: not even a sign of life, which is enough."""
+    def failed(self, address: HostPort, now: float, *, hung: bool = False) -> float:
+        """It gave no answer, or a bad one; `hung`: not even a sign of life, which is enough.
+
+        Seconds for which it is left alone from now on, 0 when it goes on being asked.
+        """
         target = self._remember(address, now)
         target.failures += 1
         if hung or target.probing or target.failures >= self.settings.failures:
             target.open, target.probing = True, False
             target.until = max(target.until, now + self.settings.cooldown)
+        return max(0.0, target.until - now)
 
     def busy(self, address: HostPort, now: float, wait: float) -> None:
         """It said to come back in `wait` seconds: a sign of life, and a wish."""

@@ -65,7 +65,8 @@ class DecodeLeg:
             self._call.pause()
 
     def resume(self) -> None:
-        if self._call is not None:
+        """Take more again, unless what came is still held."""
+        if self._call is not None and self._held is None:
             self._call.resume()
 
     def abort(self) -> None:

@@ -75,7 +75,7 @@ class Exchange:
 
     def client_ready(self) -> None:
         self._full = False
-        if self._decode is not None and not isinstance(self._state, machine.Pairing):
+        if self._decode is not None:
             self._decode.resume()
 
     def drain_expired(self) -> None:

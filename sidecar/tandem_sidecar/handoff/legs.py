@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -77,7 +78,7 @@ def decode_event(status: int) -> DecodeEvent:
 
 def tells_of_failure(head: ResponseHead, data: bytes) -> bool:
     """Whether an answer's first bytes are a stream that begins with an error."""
-    return _ERROR_EVENT.match(data) is not None and head.event_stream
+    return head.event_stream and _ERROR_EVENT.match(data) is not None
 
 
 def result_of(status: int) -> Result:
@@ -100,7 +101,8 @@ def retry_after(head: ResponseHead, unix: float) -> float:
     if value.isdecimal():
         return float(value[:9])
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - unix) if value else 0.0
+        date = parsedate_to_datetime(value).replace(tzinfo=UTC)
+        return max(0.0, date.timestamp() - unix)
     except (ValueError, OverflowError):
         return 0.0
 
@@ -112,7 +114,7 @@ def read_timing(head: ResponseHead) -> Timing:
 
 def joined_timing(prefill: Timing | None, decode: Timing) -> Timing:
     """Both legs as one: who prefilled tells of the prompt, the puller of the transfer."""
-    if prefill is None:
+    if prefill is None or prefill is decode:
         return decode
     return Timing(
         queue=prefill.queue,

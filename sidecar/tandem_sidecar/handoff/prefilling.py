@@ -1,6 +1,7 @@
 """The prefill side of one exchange: candidate after candidate, all within one deadline."""
 
 import asyncio
+import logging
 import time
 from functools import partial
 from typing import Protocol
@@ -25,6 +26,8 @@ from .moves import (
 )
 from .outbound import engine_request, fresh_id
 from .tools import Generation, Tools
+
+log = logging.getLogger(__name__)
 
 
 class Side(Protocol):
@@ -130,9 +133,7 @@ class PrefillLeg:
         now = self._loop.time()
         self._judged = True
         self._seen.end(result, now, detail=detail)
-        address = self.attempt.prefill
-        self._tools.breakers.failed(address, now, hung=result is Result.SILENT)
-        self._tools.connector.forget(address)
+        self._hold_against(now, hung=result is Result.SILENT)
 
     def abort(self) -> None:
         """Stop it. An answer that is on its way here is awaited: its blocks are to be released."""
@@ -235,10 +236,16 @@ class PrefillLeg:
             case PrefillFailed(Cause.BUSY, _, wait):
                 breakers.busy(address, now, wait)
             case PrefillFailed():
-                breakers.failed(address, now)
-                self._tools.connector.forget(address)
+                self._hold_against(now)
             case _:
                 breakers.answered(address, now)
+
+    def _hold_against(self, now: float, *, hung: bool = False) -> None:
+        address = self.attempt.prefill
+        wait = self._tools.breakers.failed(address, now, hung=hung)
+        self._tools.connector.forget(address)
+        if wait > 0:
+            log.warning("prefill pod %s (%s): left alone for %.3gs", self._name, address, wait)
 
     def _gone(self) -> None:
         self._call = None

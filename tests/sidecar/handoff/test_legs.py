@@ -1,0 +1,62 @@
+"""What an answer's head tells."""
+
+import pytest
+
+from tandem_sidecar.handoff.legs import decode_event, result_of, retry_after, tells_of_failure
+from tandem_sidecar.handoff.moves import DecodeAdmitted, DecodeErrored, DecodeEvent, DecodeRefused
+from tandem_sidecar.http.messages import ResponseHead
+from tandem_sidecar.seeing.record import Result
+
+NOON = 1767268800.0
+"""2026-01-01, 12:00 UTC."""
+
+
+def head(*lines: str) -> ResponseHead:
+    return ResponseHead("\r\n".join(["HTTP/1.1 503 Busy", *lines]).encode(), b"POST")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("99999999999999999999", 999999999.0),
+        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
+        ("Thu, 01 Jan 2026 11:59:30 GMT", 0.0),
+        ("-1", 0.0),
+        ("soon", 0.0),
+        ("\u00b2", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
+    block = head(f"retry-after: {value}")
+    assert retry_after(block, NOON) == seconds
+
+
+def test_without_one_there_is_no_wish() -> None:
+    assert retry_after(head(), NOON) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "result"),
+    [
+        (200, DecodeAdmitted(), Result.ANSWERED),
+        (400, DecodeRefused(released=False), Result.REJECTED),
+        (404, DecodeRefused(released=True), Result.REJECTED),
+        (429, DecodeRefused(released=False), Result.BUSY),
+        (500, DecodeErrored(), Result.ERROR),
+        (503, DecodeErrored(busy=True), Result.BUSY),
+    ],
+)
+def test_a_status_means_one_thing(status: int, event: DecodeEvent, result: Result) -> None:
+    assert (decode_event(status), result_of(status)) == (event, result)
+
+
+@pytest.mark.parametrize(
+    "data", [b'data: {"error": {}}\n\n', b'1f\r\ndata:{ "error"', b'data: {"e']
+)
+def test_a_stream_may_begin_with_an_error(data: bytes) -> None:
+    stream = head("content-type: text/event-stream")
+    assert tells_of_failure(stream, data) is (b"error" in data)
+    assert not tells_of_failure(head("content-type: application/json"), data)

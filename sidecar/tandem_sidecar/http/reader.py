@@ -49,13 +49,14 @@ class RequestReader:
         self._switching = False
         self._asked: Request | None = None
         self._version = ""
-        self._head_size = 0
+        self._size = 0
+        """Bytes of the request being read, framing included, without those before it in a read."""
         self._reset()
 
     @property
     def started(self) -> bool:
         """Whether part of a request is read and the rest is not."""
-        return self._head_size > 0
+        return self._size > 0
 
     def feed(self, data: bytes) -> None:
         """Read on."""
@@ -63,10 +64,7 @@ class RequestReader:
             self.held += data
             return
         while data and self.refusal is None:
-            if self._in_head:
-                self._head_size += len(data)
-            else:
-                self._wire_size += len(data)
+            self._size += len(data)
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as err:
@@ -75,8 +73,8 @@ class RequestReader:
             except httptools.HttpParserError as err:
                 self.refuse(400, f"the request is no HTTP/1.1: {err}")
             if self._in_head:
-                self._check_head(self._head_size)
-            elif self._wire_size - self._body_size > self._max_head + 8 * self._body_size:
+                self._check_head(self._size)
+            elif self._size - self._body_size > 2 * self._max_head + 8 * self._body_size:
                 self.refuse(400, "the request body is mostly framing")
             return
 
@@ -102,7 +100,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._headers: Headers = []
         self._target = b""
-        self._head_size = max(self._head_size, 1)
+        self._size = max(self._size, 1)
         self.milestones += 1
 
     def on_url(self, url: bytes) -> None:
@@ -166,9 +164,7 @@ class RequestReader:
 
     def _reset(self) -> None:
         self._in_head = True
-        self._head_size = 0
-        self._wire_size = 0
-        """Bytes read since the head, framing and trailers included."""
+        self._size = 0
         self.expects = False
         self._body: list[bytes] = []
         self._body_size = 0

@@ -1,0 +1,129 @@
+"""Clients that take too much, too slowly, or nothing of what they asked for."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tandem_sidecar.http.server import Limits
+
+from ..wire import wire
+from .serving import Exchanged, serving
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+SOON = 0.1
+
+
+async def test_more_clients_than_there_is_room_for_wait() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        here = await stack.enter_async_context(
+            serving(Limits(connections=2), reply=Exchanged.answer)
+        )
+        clients = [await stack.enter_async_context(wire(here.address)) for _ in range(5)]
+        for client in clients:
+            client.send(GET)
+        for held in (clients[:2], clients[2:4]):
+            for client in held:
+                assert (await client.response()).status == 200
+            assert len(here.server.clients) == 2
+            for client in held:
+                client.writer.close()
+        assert (await clients[4].response()).status == 200
+
+
+async def test_room_made_by_a_higher_limit_is_used() -> None:
+    limits = Limits(connections=1, request_seconds=SOON)
+    async with contextlib.AsyncExitStack() as stack:
+        here = await stack.enter_async_context(serving(limits, reply=Exchanged.answer))
+        first, second = [await stack.enter_async_context(wire(here.address)) for _ in range(2)]
+        first.send(GET)
+        assert (await first.response()).status == 200
+        here.server.limits = Limits(connections=2)
+        second.send(GET)
+        assert (await second.response()).status == 200
+
+
+async def test_a_body_that_dribbles_in_is_timed_out() -> None:
+    async with serving(Limits(request_seconds=SOON)) as here, wire(here.address) as client:
+
+        async def dribble() -> None:
+            while True:
+                client.send(b"x")
+                await asyncio.sleep(SOON / 10)
+
+        client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        dribbling = asyncio.create_task(dribble())
+        assert (await client.response()).status == 408
+        dribbling.cancel()
+        assert here.handler.requests.empty()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(keep: bool) -> None:
+    limits = Limits(stall_seconds=SOON, request_seconds=SOON)
+    async with serving(limits) as here, wire(here.address) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
+        client.send(GET)
+        exchanged = await here.next()
+        exchanged.client.write(b"x" * 2**25)
+        async with asyncio.timeout(10):
+            await exchanged.full.wait()
+            if keep:
+                await exchanged.left.wait()
+            else:
+                exchanged.client.finish(keep=False)
+            await here.server.closed()
+
+
+async def test_while_one_request_is_served_no_more_are_read() -> None:
+    """Pipelining is bounded by one read: what comes after it stays with the client."""
+    async with serving() as here, wire(here.address) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6))
+        exchanged = await here.next()
+        many = (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6)
+        ) * 40
+        client.send(many)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(SOON * 2):
+                await client.writer.drain()
+        exchanged.answer()
+        assert (await client.response()).status == 200
+        for _ in range(40):
+            (await here.next()).answer()
+            assert (await client.response()).status == 200
+
+
+async def test_a_break_is_a_reset_and_not_an_end() -> None:
+    """A body without a length must not look whole."""
+    async with serving() as here, wire(here.address) as client:
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        exchanged = await here.next()
+        exchanged.client.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of i")
+        assert await client.reader.readuntil(b"half") != b""
+        exchanged.client.abort()
+        with pytest.raises(ConnectionResetError):
+            await client.closed()
+
+
+async def test_half_closing_after_several_requests() -> None:
+    async with serving() as here, wire(here.address) as client:
+        client.send(GET * 3)
+        client.writer.write_eof()
+        for _ in range(3):
+            (await here.next()).answer()
+            assert (await client.response()).status == 200
+        assert await client.closed() == b""
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"]
+)
+async def test_half_closing_before_a_request_is_whole(sent: bytes) -> None:
+    async with serving() as here, wire(here.address) as client:
+        client.send(sent)
+        client.writer.write_eof()
+        assert await client.closed() == b""
+        async with asyncio.timeout(10):
+            await here.server.closed()
+        assert here.handler.requests.empty()

@@ -37,9 +37,13 @@ async def tandem(*args: str) -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
+@pytest.mark.timeout(300)
 async def test_a_request_through_a_real_stack_from_its_decision_to_its_end(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", max_position=512)
-    sets = parse_pools(pools.pair(tmp_path / "model", 512))
+    documents = pools.pair(tmp_path / "model", 512)
+    for document in documents:
+        document.data["spec"]["replicas"] = 1
+    sets = parse_pools(documents)
     here = ("--run-dir", str(tmp_path / "run"))
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:
         url = f"{stack.endpoint}/v1/completions"

@@ -247,16 +247,20 @@ def test_a_request_is_handed_to_a_warm_pod_while_there_is_one() -> None:
 
 
 @pytest.mark.component
+@pytest.mark.timeout(300)
 async def test_real_engines_meet_once_and_again_after_a_restart(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", max_position=512)
-    sets = parse_pools(pools.pair(tmp_path / "model", 512))
+    documents = pools.pair(tmp_path / "model", 512)
+    for document in documents:
+        document.data["spec"]["replicas"] = 1
+    sets = parse_pools(documents)
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:
-        await until(lambda: warm(stack, 2), within=100)
+        await until(lambda: warm(stack, 1), within=100)
         prefill = next(pod for pod in stack.pods if pod.role is Role.PREFILL)
         os.killpg(prefill.pids["engine"], signal.SIGKILL)
-        await until(lambda: warm(stack, 4), within=100)
+        await until(lambda: warm(stack, 2), within=100)
         pages = [await page(pod.sidecar_metrics) for pod in stack.pods if pod.sidecar_metrics]
-    assert len(pages) == 2
+    assert len(pages) == 1
     for figures in pages:
         assert not any(
             value for name, value in figures.items() if name.startswith(names_of.REQUESTS)

@@ -10,8 +10,7 @@ Errors, for the client to read:
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -88,17 +87,19 @@ def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
         return data
 
 
-@contextmanager
-def as_bad_body() -> Iterator[None]:
+class as_bad_body:  # noqa: N801 - used as a statement; `contextmanager` costs as much as parsing
     """Has a parser's errors raised as BadBody."""
-    try:
-        yield
-    except msgspec.ValidationError as err:
-        raise NoObject("the body is no JSON object") from err
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
-        raise BadBody(f"the body is no valid JSON: {err}") from err
-    except RecursionError as err:
-        raise BadBody("the body is nested too deeply") from err
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, err: BaseException | None, _trace: object) -> None:
+        if isinstance(err, msgspec.ValidationError):
+            raise NoObject("the body is no JSON object") from err
+        if isinstance(err, msgspec.DecodeError | UnicodeDecodeError):
+            raise BadBody(f"the body is no valid JSON: {err}") from err
+        if isinstance(err, RecursionError):
+            raise BadBody("the body is nested too deeply") from err
 
 
 def _cleaned(members: Members, places: _Places) -> dict[str, Raw] | None:

@@ -13,7 +13,6 @@ Each reason names something that two legs would get wrong:
     media_by_url              both engines would fetch it, and may get two things
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,13 +30,17 @@ def unified_reason(kind: Kind, body: Body) -> str | None:
     Raises BadBody.
     """
     with as_bad_body():
-        members = _flat(kind, body.members)
+        return _reason(kind, body.data, _flat(kind, body.members))
+
+
+def _reason(kind: Kind, data: bytes, members: Members) -> str | None:
+    if not members.keys().isdisjoint(_NAMES):
         for field, reason, holds in _FIELDS:
             if field in members and holds(msgspec.json.decode(members[field])):
                 return reason
-        if _may_name_a_url(body.data) and _fetches(kind, members):
-            return "media_by_url"
-        return next((reason for reason, holds in _RULES if holds(kind, members)), None)
+    if kind in _MEDIA_IN and _may_name_a_url(data) and _fetches(kind, members):
+        return "media_by_url"
+    return next((reason for reason, holds in _RULES if holds(kind, members)), None)
 
 
 def _flat(kind: Kind, members: Members) -> Members:
@@ -79,6 +82,8 @@ _FIELDS: Final[tuple[tuple[str, str, Callable[[Any], bool]], ...]] = (
     ("truncate_prompt_tokens", "truncation", _is_relative),
     ("truncation", "truncation", lambda value: value not in (None, "disabled")),
 )
+_NAMES: Final = frozenset(field for field, _, _ in _FIELDS)
+"""Most bodies hold none of them."""
 
 
 def _echoes_logprobs(kind: Kind, members: Members) -> bool:
@@ -113,18 +118,21 @@ _MEDIA_IN: Final = {
     Kind.RESPONSES: "input",
     Kind.GENERATE: "content_parts",
 }
-_ESCAPED: Final = re.compile(rb"\\u00[4-7]")
-"""Letters that no encoder escapes: a key may hide behind them."""
 
 
 def _may_name_a_url(data: bytes) -> bool:
-    """A key ends so, or may once its escapes are read; quick, as most bodies hold neither."""
-    return b'url"' in data or (b"\\u00" in data and _ESCAPED.search(data) is not None)
+    """A key ends so, or may once its escapes are read; quick, as most bodies hold neither.
+
+    No encoder escapes letters; other escapes are common.
+    """
+    if b'url"' in data:
+        return True
+    return b"\\u00" in data and (b"\\u006" in data or b"\\u007" in data)
 
 
 def _fetches(kind: Kind, members: Members) -> bool:
     """Whether media is named by a URL that both engines would fetch."""
-    field = _MEDIA_IN.get(kind, "")
+    field = _MEDIA_IN[kind]
     return field in members and _names_remote(msgspec.json.decode(members[field]))
 
 

@@ -1,18 +1,16 @@
 """What one serving process is made of, and how its parts know each other."""
 
-import asyncio
 import os
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from tandem_contract import metrics as names
 from tandem_contract import otlp
 
 from ..connectors import make
 from ..connectors.nixl import Nixl
-from ..handoff.breaker import Breakers, Condition
+from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
 from ..handoff.proxy import Proxy
 from ..handoff.tools import Tools
@@ -21,11 +19,12 @@ from ..http.server import Server
 from ..http.upstream import Pool
 from ..seeing.engine_counters import EngineCounters, Seen, metrics_page
 from ..seeing.history import History
-from ..seeing.metrics import Metrics, Sample
+from ..seeing.metrics import Metrics
 from ..seeing.observer import Observer, Tracer
 from ..settings import Settings
 from ..trust.plan_keys import PlanKeys
 from ..trust.tls import EngineTls
+from . import gauges
 from .admin import Admin
 from .health import EngineHealth
 
@@ -51,22 +50,17 @@ class Parts:
             settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
         )
         metrics, self._history = Metrics(), History(settings.history)
-        metrics.watch(
-            "tandem_sidecar_breaker_open",
-            "1 while a prefill pod is left alone, 0 once it answers; several workers add up.",
-            lambda: _open(self._breakers),
-            [names.BACKEND_LABEL],
-        )
         self._tools = Tools(
             settings,
             pool,
             self._connector,
-            Observer(metrics, self._history, _tracer(settings, stack)),
+            Observer(metrics, self._history, _tracer(settings, metrics, stack)),
             self.lifecycle,
             self._breakers,
             self._vigil,
         )
         self.clients = Server(Proxy(self._tools, keys), settings.limits)
+        gauges.export(metrics, self.lifecycle, self.clients, self._breakers)
         self.health = EngineHealth(pool, settings.engine)
         engine_page = partial(metrics_page, pool, settings.engine)
         seen = partial(Seen.by, metrics)
@@ -96,7 +90,7 @@ class Parts:
             self._connector.tokenize_once = new.tokenize_once
 
 
-def _tracer(settings: Settings, stack: AsyncExitStack) -> Tracer | None:
+def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:
     if not otlp.is_wanted(settings.otlp_endpoint, os.environ):
         return None
     # OpenTelemetry costs a process 20 MB: only where something is traced.
@@ -104,13 +98,9 @@ def _tracer(settings: Settings, stack: AsyncExitStack) -> Tracer | None:
 
     made = tracer.Tracer(settings.otlp_endpoint, settings.pod_name)
     stack.push_async_callback(made.close)
+    metrics.watch(
+        "tandem_sidecar_spans_dropped",
+        "Spans that no collector has taken, since the process began.",
+        lambda: [((), float(made.dropped))],
+    )
     return made
-
-
-def _open(breakers: Breakers) -> Iterable[Sample]:
-    for address, standing in breakers.snapshot(_now()).items():
-        yield (address,), float(standing.condition is not Condition.CLOSED)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -59,6 +59,10 @@ class SupervisorAdmin:
             web.get(endpoints.REQUESTS + "{id}", self.requests),
         ]
 
+    async def watch(self) -> None:
+        """Follow the engine's counters between scrapes, for ever."""
+        await self._counters.watch()
+
     async def metrics(self, _request: web.Request) -> web.Response:
         """Summed; a worker that does not answer counts as when it last did."""
         for worker, status, body in await self._ask(endpoints.METRICS):

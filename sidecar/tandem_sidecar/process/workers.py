@@ -71,7 +71,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                     file=sys.stderr,
                     flush=True,
                 )
-                await _follow_until(asked, source, fleet)
+                await _follow_until(asked, source, fleet, admin)
                 await _first(fleet.stopped(), again.wait())
             finally:
                 await fleet.end()
@@ -89,12 +89,15 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return asked, again
 
 
-async def _follow_until(asked: asyncio.Event, source: Source, fleet: "Fleet") -> None:
+async def _follow_until(
+    asked: asyncio.Event, source: Source, fleet: "Fleet", admin: SupervisorAdmin
+) -> None:
     reloader = Reloader(source, fleet.apply)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
-    following = asyncio.ensure_future(reloader.watch())
+    chores = [asyncio.ensure_future(chore) for chore in (reloader.watch(), admin.watch())]
     await asked.wait()
-    following.cancel()
+    for chore in chores:
+        chore.cancel()
 
 
 class Fleet:

@@ -28,9 +28,6 @@ class Tracer(Protocol):
     def released(self, record: Record, leg: Leg) -> None:
         """Send off the span of a release, which outlives its request."""
 
-    async def close(self) -> None:
-        """Send what waits, or give it up soon."""
-
 
 class Observer:
     """Told of every request twice: when it begins and when it has ended."""

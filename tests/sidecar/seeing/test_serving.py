@@ -123,17 +123,12 @@ async def test_a_client_that_leaves_is_counted_by_when_with_its_release(world: W
     async with asyncio.timeout(10):
         while await world.metric(released) != 1:
             pass
-    print(
-        (await (await world.http.get(world.admin("/metrics"))).text()).split("client_left")[3][
-            :200
-        ],
-        (await remembered(world, "r1")),
-    )
     assert await world.metric('tandem_sidecar_client_left_total{moment="handover"}') == 1
     _, page = await remembered(world, "r1")
     [told] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert [leg.phase for leg in told.legs] == ["prefill", "decode", "release"]
     assert told.outcome == "abandoned"
+    assert await world.metric("tandem_sidecar_draining") == 0
 
 
 async def test_the_engines_own_failures_are_counted_at_a_scrape(world: World) -> None:

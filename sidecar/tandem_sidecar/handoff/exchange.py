@@ -246,7 +246,8 @@ class Exchange:
             self._warn(self._attempt_id, event.detail)
 
     def _warn(self, engine_id: str, what: str) -> None:
-        log.warning("request %s (engine id %s): %s", self._gen.request_id, engine_id, what)
+        ids = {"request_id": self._gen.request_id, "engine_id": engine_id}
+        log.warning("%s", what, extra=ids)
 
     def _end(self, state: machine.Ended) -> None:
         record = self._record

@@ -94,9 +94,9 @@ class Passthrough:
         # Probes and scrapes ask several times a second: who asks is told, and that is enough.
         level = logging.DEBUG if self._request.method == b"GET" else logging.WARNING
         record = self._record
-        log.log(
-            level, "request %s: %s %s: %s", record.request_id, record.method, record.target, detail
-        )
+        # The path may hold names that are the client's own.
+        ids = {"request_id": record.request_id}
+        log.log(level, "passed through, %s: %s", record.method, detail, extra=ids)
         self._ended(result_of_failure(failure), detail)
         self._break(502, detail)
 

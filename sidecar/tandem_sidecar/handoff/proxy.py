@@ -80,7 +80,7 @@ class Proxy:
         allow = self._tools.settings.allow
         chosen = route(request, ident, self._keys.current, allow, time.time())
         if chosen.error is not None:
-            log.warning("request %s: %s", ident, chosen.error)
+            log.warning("%s", chosen.error, extra={"request_id": ident})
         return chosen
 
     def _pass_through(

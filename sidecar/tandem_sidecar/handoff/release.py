@@ -84,5 +84,5 @@ class Release:
         self._tools.lifecycle.leave(self)
         self._tools.observer.released(self._gen.record, self._seen)
         if problem:
-            ids = self._gen.request_id, self._engine_id
-            log.warning("request %s (engine id %s): KV not released: %s", *ids, problem)
+            ids = {"request_id": self._gen.request_id, "engine_id": self._engine_id}
+            log.warning("KV not released: %s", problem, extra=ids)

@@ -128,7 +128,11 @@ def _candidate(target: Target) -> Candidate:
 
 def _named(value: str, allow: AllowList) -> Route:
     """The candidates of an unsigned header; an address outside the allow-list is passed over."""
-    named = [parse_host_port(part.strip()) for part in value.split(",") if part.strip()]
+    try:
+        named = [parse_host_port(part.strip()) for part in value.split(",") if part.strip()]
+    except ValueError:
+        # What stands there instead is the client's, and no matter of the log's.
+        raise ValueError(f"{headers.PREFILLER_HOST_PORT} is no list of HOST:PORT") from None
     allowed = tuple(Candidate(str(address), address) for address in named if address in allow)
     ignored = len(named) - len(allowed)
     error = f"{ignored} prefill addresses are outside --prefill-allow" if ignored else None

@@ -160,7 +160,8 @@ async def test_passthrough_to_a_dead_engine_is_a_502(
     async with world.http.post(url, data=b"{}", headers=mine) as answer:
         assert answer.status == 502
     [record] = caplog.records
-    assert record.getMessage().startswith("request mine: POST /v1/embeddings: ")
+    assert record.getMessage().startswith("passed through, POST: ")
+    assert vars(record)["request_id"] == "mine"
 
 
 async def test_a_client_leaving_a_passthrough_aborts_it(world: World) -> None:

@@ -1,0 +1,174 @@
+"""What clients and engines say of prompts and keys is in no log and on no page of ours."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from .peers import FakeDecode, FakePrefill, Turn
+from .processes import Sidecar, sidecar
+from .wire import wire
+
+pytestmark = pytest.mark.component
+SECRET = "s3cr3t"
+BODY = json.dumps({"prompt": SECRET, "messages": [{"role": "user", "content": SECRET}]})
+MARKED = (
+    f"authorization: Bearer {SECRET}",
+    f"x-api-key: {SECRET}",
+    f"cookie: {SECRET}",
+    f"x-{SECRET}: 1",
+    f"traceparent: 00-{SECRET}-{SECRET}-01",
+    f"tracestate: k={SECRET}",
+)
+IN_PATH = "h1dd3n"
+"""Told by /requests alone, where somebody asks what became of this very request."""
+PATHS = ("/v1/completions", "/v1/chat/completions", f"/v1/{IN_PATH}", f"/{IN_PATH}/v1/completions")
+ROUTES = (
+    f"x-prefiller-host-port: {SECRET}",
+    f"x-prefiller-host-port: {SECRET}:1",
+    f"x-tandem-plan: {SECRET}",
+    f"x-request-id: not an id {SECRET}",
+)
+
+
+def error(turn: Turn, status: int) -> None:
+    turn.answer(status, json.dumps({"error": {"message": SECRET}}).encode(), f"x-{SECRET}: 1")
+
+
+async def fine(turn: Turn) -> None:
+    turn.answer(200, json.dumps({"text": SECRET, "kv_transfer_params": None}).encode())
+
+
+async def refused(turn: Turn) -> None:
+    error(turn, 400)
+
+
+async def busy(turn: Turn) -> None:
+    error(turn, 503)
+
+
+async def broken(turn: Turn) -> None:
+    error(turn, 500)
+
+
+async def babble(turn: Turn) -> None:
+    turn.send(f"HTTP/1.1 2{SECRET} what\r\n{SECRET}\r\n\r\n".encode())
+
+
+async def bad_chunk(turn: Turn) -> None:
+    turn.stream()
+    turn.event(SECRET)
+    turn.send(f"{SECRET}\r\n".encode())
+
+
+async def dies(turn: Turn) -> None:
+    turn.stream()
+    turn.event(SECRET)
+    turn.die()
+
+
+async def error_event(turn: Turn) -> None:
+    turn.stream()
+    turn.event(json.dumps({"error": {"message": SECRET}}))
+    turn.end()
+
+
+async def odd_params(turn: Turn) -> None:
+    params = {"remote_block_ids": SECRET, "remote_engine_id": [SECRET], "transfer_mode": SECRET}
+    turn.answer(200, json.dumps({"kv_transfer_params": params}).encode())
+
+
+SCRIPTS = (fine, refused, busy, broken, babble, bad_chunk, dies, error_event, odd_params)
+
+
+@dataclass
+class Scene:
+    it: Sidecar
+    decode: FakeDecode
+    prefill: FakePrefill
+
+    async def ask(self, path: str, *headers: str, body: str = BODY) -> None:
+        """Ask and take whatever comes, or nothing."""
+        async with wire(self.it.listen) as client:
+            client.post(body.encode(), "connection: close", *MARKED, *headers, path=path)
+            await client.closed()
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    async with FakeDecode() as decode, FakePrefill() as prefill:
+        flags = ("--log-format", "json", "--log-level", "debug", "--silence-timeout", "200ms")
+        engine = ("--engine", f"http://{decode.address}", "--prefill-allow", str(prefill.address))
+        async with sidecar(*flags, *engine) as it:
+            yield Scene(it, decode, prefill)
+
+
+async def pages(it: Sidecar) -> dict[str, str]:
+    """Everything the admin port shows."""
+    texts = {}
+    async with aiohttp.ClientSession() as http:
+        for path in ("/metrics", "/state", "/readyz", "/requests/known"):
+            async with http.get(it.asked(path)) as answer:
+                texts[path] = await answer.text()
+    return texts
+
+
+async def test_no_secret_is_told() -> None:
+    async with scene() as at:
+        split = f"x-prefiller-host-port: {at.prefill.address}"
+        for script in SCRIPTS:
+            at.decode.generate = script
+            at.prefill.script = FakePrefill().default
+            for path in PATHS:
+                await at.ask(f"{path}?key={SECRET}", "x-request-id: known")
+            await at.ask("/v1/completions", split, "x-request-id: known")
+            at.decode.generate, at.prefill.script = fine, script
+            await at.ask("/v1/completions", split, "x-request-id: known")
+        for line in ROUTES:
+            await at.ask("/v1/completions", line)
+        for body in (SECRET, f'{{"{SECRET}": {SECRET}}}', f'["{SECRET}"]', '{"model": 1}'):
+            await at.ask("/v1/completions", body=body)
+        async with wire(at.it.listen) as client:
+            client.send(f"{SECRET} /{IN_PATH} HTTP/1.1\r\n{SECRET}\r\n\r\n".encode())
+            await client.closed()
+        await running(at)
+        at.it.process.terminate()
+        log = await at.it.rest()
+        assert around(log) == set()
+        assert IN_PATH not in log
+        lines = [json.loads(line) for line in log.splitlines()[1:]]
+        assert [line["outcome"] for line in lines if line["message"] == "request ended"]
+        assert "Traceback" not in log
+
+
+def around(text: str) -> set[str]:
+    """Where it was told."""
+    return set(re.findall(rf".{{0,80}}(?:{SECRET}).{{0,20}}", text))
+
+
+async def running(at: Scene) -> None:
+    """The admin pages while a request runs and after many."""
+    go = asyncio.Event()
+
+    async def held(turn: Turn) -> None:
+        turn.stream()
+        turn.event(SECRET)
+        await go.wait()
+        turn.end()
+
+    at.decode.generate = held
+    async with wire(at.it.listen) as client:
+        client.post(BODY.encode(), *MARKED, path=f"/v1/completions?key={SECRET}")
+        await client.reader.readuntil(SECRET.encode())
+        shown = await pages(at.it)
+        assert around("".join(shown.values())) == set()
+        assert IN_PATH not in shown["/metrics"] + shown["/state"]
+        assert '"request_id"' in shown["/state"]
+        assert '"completions"' in shown["/requests/known"]
+        go.set()
+        await client.reader.readuntil(b"0\r\n\r\n")

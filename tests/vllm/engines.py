@@ -165,6 +165,8 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
         "maxModelLen": 4096,
         "extraArgs": [
             "--enforce-eager",
+            # A handshake names every block: with the 32768 of a GiB it takes up to half a minute.
+            "--num-gpu-blocks-override=2048",
             "--enable-scale-out",
             "--enable-prompt-tokens-details",
             "--enable-auto-tool-choice",

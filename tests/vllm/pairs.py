@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,14 @@ class Pair:
         return f"http://{self.decode.address.host}:{ports.SIDECAR_ADMIN}{path}"
 
     async def handed_off(
-        self, http: aiohttp.ClientSession, asked: Asked, body: dict[str, Any]
+        self,
+        http: aiohttp.ClientSession,
+        asked: Asked,
+        body: dict[str, Any],
+        sent: Mapping[str, str] | None = None,
     ) -> Answer:
-        """The answer of a request for which a split was asked."""
-        return await ask(http, self.url(asked.path), body, self.split)
+        """The answer of a request for which a split was asked; `sent` are headers besides."""
+        return await ask(http, self.url(asked.path), body, {**self.split, **(sent or {})})
 
     async def alone(
         self, http: aiohttp.ClientSession, asked: Asked, body: dict[str, Any]

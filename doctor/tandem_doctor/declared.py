@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +20,7 @@ def read_command(words: Sequence[str], environment: Mapping[str, str]) -> Declar
     """
     flags: dict[str, str] = {}
     expanded = [_expand(word, environment) for word in words]
-    for word, following in zip(expanded, [*expanded[1:], "--"], strict=True):
+    for word, following in pairwise([*expanded, "--"]):
         if not word.startswith("--") or word == "--":
             continue
         name, equals, value = word[2:].partition("=")

@@ -6,6 +6,8 @@ reader's layout; of it only that the port answers is looked at.
 """
 
 import asyncio
+import os
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +59,9 @@ async def ask_port(address: HostPort) -> SideChannel:
     except TimeoutError:
         return SideChannel(str(address), f"no connection within {TIMEOUT:.0f} s")
     except OSError as err:
-        return SideChannel(str(address), err.strerror or str(err))
+        said = os.strerror(err.errno) if err.errno and err.errno > 0 else str(err)
+        return SideChannel(str(address), said.lower())
     writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
     return SideChannel(str(address))

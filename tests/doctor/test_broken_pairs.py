@@ -1,0 +1,115 @@
+"""Pairs of real engines, broken on purpose, as `tandem doctor` finds them on one machine."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import environment, ports
+from tandem_contract.paths import Role
+from tandem_doctor import local
+from tandem_doctor.facts import Facts
+from tandem_doctor.findings import Finding, Severity
+from tandem_doctor.gather import gather
+from tandem_doctor.rules import diagnose
+from tandem_local.state import PodState, State
+
+from ..engine.engines import tiny_model
+
+pytestmark = pytest.mark.component
+
+PREFILL, GOOD, BROKEN, DEAD = "127.77.1.1", "127.77.1.2", "127.77.1.3", "127.77.1.4"
+
+
+@asynccontextmanager
+async def engine(
+    address: str, role: Role, log: Path, *flags: str, **transfer: Any
+) -> AsyncIterator[PodState]:
+    """A `tandem-engine` process in a group of its own, as a pod of a stack."""
+    port = ports.ENGINE_PREFILL if role is Role.PREFILL else ports.ENGINE_DECODE
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer" if role is Role.PREFILL else "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": address,
+    } | transfer
+    command = [
+        *(sys.executable, "-m", "tandem_engine.main", "--model", str(tiny_model())),
+        *("--host", address, "--port", str(port), "--num-gpu-blocks-override", "64"),
+        *("--kv-transfer-config", json.dumps(config), *flags),
+    ]
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, environment.SIDE_CHANNEL_HOST: address, "OMP_NUM_THREADS": "1"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    url = f"http://{address}:{port}"
+    try:
+        await answers(url, process, log)
+        yield PodState(
+            *(address, role, "m", address, True, 0),
+            pids={"engine": process.pid},
+            engine_metrics=f"{url}/metrics",
+        )
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+async def answers(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as http:
+        while True:
+            assert process.returncode is None, log.read_text()
+            try:
+                async with http.get(f"{url}/health") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.1)
+
+
+async def findings(*pods: PodState) -> list[Finding]:
+    async with local.places(State(0, "", pods)) as places:
+        facts = Facts(*await gather(places), gpus=())
+    return [f for f in diagnose(facts) if f.severity in (Severity.BROKEN, Severity.WARNING)]
+
+
+async def test_each_thing_that_is_wrong_is_found_and_nothing_else(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        prefill, good, broken = await asyncio.gather(
+            stack.enter_async_context(engine(PREFILL, Role.PREFILL, tmp_path / "p")),
+            stack.enter_async_context(engine(GOOD, Role.DECODE, tmp_path / "g")),
+            stack.enter_async_context(
+                engine(
+                    *(BROKEN, Role.DECODE, tmp_path / "b"),
+                    *("--dtype", "float64", "--block-size", "8", "--max-model-len", "256"),
+                    kv_load_failure_policy="fail",
+                )
+            ),
+        )
+        assert await findings(prefill, good) == []
+
+        found = await findings(prefill, broken)
+        assert {(f.check, f.seen.partition(":")[0]) for f in found} == {
+            ("compatible", "dtype"),
+            ("compatible", "blockSize"),
+            ("compatible", "maxModelLen"),
+            ("load failure", "kv_load_failure_policy is fail"),
+        }
+        assert all(f.fix for f in found)
+
+        os.kill(prefill.pids["engine"], signal.SIGKILL)
+        (dead,) = await findings(prefill, good)
+        assert (dead.check, dead.severity, dead.subject) == ("reachable", Severity.BROKEN, PREFILL)

@@ -4,6 +4,9 @@ import asyncio
 import json
 
 import pytest
+from yarl import URL
+
+from tandem_sidecar.settings import Breaker
 
 from ..conftest import World
 from ..peers import Turn
@@ -133,3 +136,56 @@ async def test_past_the_drain_timeout_unread_kv_is_released(world: World) -> Non
         await drained(world)
         assert (await client.response()).status == 503
     assert len(world.decode.releases) == 1
+
+
+async def test_alive_while_it_drains(world: World) -> None:
+    await world.start()
+    for verb in (world.http.post, world.http.get):
+        async with verb(world.admin("/drain")) as drain:
+            assert await drain.json() == {"draining": True, "in_flight": 0}
+    async with world.http.get(world.admin("/livez")) as answer:
+        assert answer.status == 200
+
+
+async def test_a_late_client_is_told_and_not_refused(world: World) -> None:
+    await world.start()
+    await drained(world)
+    async with wire(world.running.listen) as client:
+        client.post(BODY)
+        answer = await client.response()
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert int(answer.headers["retry-after"]) > 0
+        assert await client.closed() == b""
+
+
+async def test_what_becomes_of_a_request_is_remembered(world: World) -> None:
+    await world.start()
+    mine = {"x-request-id": "a/bc"}
+    async with world.http.post(world.url(), data=BODY, headers=mine) as answer:
+        assert answer.status == 200
+    async with world.http.get(URL(world.admin("/requests/a%2Fbc"), encoded=True)) as got:
+        [trace] = await got.json()
+    assert (trace["request_id"], trace["path"]) == ("a/bc", "unified")
+    async with world.http.get(world.admin("/requests/other")) as got:
+        assert (got.status, await got.json()) == (404, [])
+
+
+async def test_prefill_pods_left_alone_are_shown(world: World) -> None:
+    async def broken(turn: Turn) -> None:
+        turn.answer(500, b"{}")
+
+    peer = await world.prefill(broken)
+    await world.start(breaker=Breaker(failures=1, cooldown=60.0))
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 200
+    async with world.http.get(world.admin("/state")) as got:
+        pod = (await got.json())["prefill_pods"][str(peer.address)]
+    assert (pod["condition"], pod["failures"]) == ("open", 1)
+    assert await world.metric(f'tandem_sidecar_breaker_open{{backend="{peer.address}"}}') == 1
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/state", "/livez", "/readyz", "/requests/r"])
+async def test_nothing_else_is_asked_by_post(world: World, path: str) -> None:
+    await world.start()
+    async with world.http.post(world.admin(path), data=b"x" * 100_000) as answer:
+        assert answer.status == 405

@@ -26,7 +26,7 @@ def families(page: str) -> Families:
 
 
 def summed(pages: Iterable[Families]) -> Families:
-    """Sample by sample; the time a counter was created is the earliest, an `_info` is 1."""
+    """Sample by sample; an `_info` is 1."""
     total: Families = {}
     for page in pages:
         for head, samples in page.items():
@@ -34,9 +34,7 @@ def summed(pages: Iterable[Families]) -> Families:
             for sample, value in samples.items():
                 if sample not in into:
                     into[sample] = value
-                elif (name := sample.partition("{")[0]).endswith("_created"):
-                    into[sample] = min(into[sample], value)
-                elif name.endswith("_info"):
+                elif sample.partition("{")[0].endswith("_info"):
                     into[sample] = max(into[sample], value)
                 else:
                     into[sample] += value

@@ -116,7 +116,7 @@ class Metrics:
         running = [((version("tandem-llm"),), 1.0)]
         self.watch(
             "tandem_sidecar_build_info",
-            "Processes that run, by their version.",
+            "What runs, by its version; always 1.",
             lambda: running,
             ["version"],
         )

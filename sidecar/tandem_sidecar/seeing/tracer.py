@@ -92,8 +92,8 @@ class Tracer:
         if record.trace is not None and record.ended is not None:
             self._send(record.trace, leg_spans(record, record.trace, leg))
 
-    async def close(self) -> None:
-        """Send what waits, for FLUSH_SECONDS at most."""
+    async def close(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Send what waits, for so many seconds at most."""
         loop, flushed = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
@@ -104,7 +104,7 @@ class Tracer:
 
         Thread(target=flush, daemon=True).start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
+            async with asyncio.timeout(seconds):
                 await flushed.wait()
 
     def _send(self, trace: TraceContext, spans: Sequence[Span]) -> None:

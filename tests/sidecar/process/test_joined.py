@@ -31,7 +31,7 @@ def test_a_page_is_written_as_it_was_read() -> None:
     assert again.decode().count("# ") == one.count("# ")
 
 
-def test_samples_are_summed_and_a_creation_is_the_earliest() -> None:
+def test_samples_are_summed() -> None:
     first, second = joined.families(page(2, "a")), joined.families(page(5, "b", "a"))
     found = samples(joined.text(joined.summed([first, second])))
     assert found["asked_total", "a"] == 7
@@ -40,8 +40,6 @@ def test_samples_are_summed_and_a_creation_is_the_earliest() -> None:
     assert found["took_bucket", "1.0"] == 0
     assert found["took_bucket", "10.0"] == 2
     assert (found["took_count",], found["took_sum",]) == (2, 7)
-    created = [samples(joined.text(one))["asked_created", "a"] for one in (first, second)]
-    assert found["asked_created", "a"] == min(created)
 
 
 def test_what_a_worker_counted_outlives_it_and_its_gauges_do_not() -> None:

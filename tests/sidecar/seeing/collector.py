@@ -17,6 +17,7 @@ class Collector:
         self.status = 200
         self.hangs = False
         self.asked = asyncio.Event()
+        self.arrived = asyncio.Condition()
         self.released = asyncio.Event()
 
     async def take(self, request: web.Request) -> web.Response:
@@ -29,7 +30,15 @@ class Collector:
             self.resource = {a.key: a.value.string_value for a in about}
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
+        async with self.arrived:
+            self.arrived.notify_all()
         return web.Response(status=self.status)
+
+    async def received(self, count: int) -> dict[str, Span]:
+        """The spans by name, once there are `count`."""
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.spans) >= count)
+        return {span.name: span for span in self.spans}
 
     async def __aenter__(self) -> Self:
         app = web.Application()

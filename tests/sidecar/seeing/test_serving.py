@@ -69,14 +69,17 @@ async def post(world: World, headers: dict[str, str]) -> int:
         return answer.status
 
 
-async def test_engines_join_the_trace_below_their_legs(world: World) -> None:
+async def test_engines_join_the_trace_below_their_legs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     async with Collector() as collector:
         prefill = await world.prefill()
         await world.start(otlp_endpoint=collector.url)
         headers = world.split | {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "a=b"}
         assert await post(world, headers) == 200
+        spans = await collector.received(4)
         await world.stop()
-    spans = {span.name: span for span in collector.spans}
     assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
     assert spans["tandem.request"].parent_span_id.hex() == CALLER
     assert heard(prefill.requests[0].headers) == (spans["prefill"].span_id.hex(), "a=b")

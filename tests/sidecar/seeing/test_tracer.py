@@ -13,6 +13,8 @@ from tandem_sidecar.seeing.tracer import QUEUE, Tracer
 from .collector import Collector
 from .records import ended, handed_off, record
 
+PATIENCE = 60.0
+"""Seconds: of a busy machine."""
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -35,7 +37,7 @@ async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collect
     made = handed_off(timing=Timing(transfer=0.5))
     made.traceparent = f"00-{TRACE}-{CALLER}-01"
     traced(tracer, made)
-    await tracer.close()
+    await tracer.close(PATIENCE)
     spans = {span.name: span for span in collector.spans}
     assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
     assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
@@ -58,7 +60,7 @@ async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> Non
     made = handed_off()
     made.traceparent = "not a traceparent"
     traced(tracer, made)
-    await tracer.close()
+    await tracer.close(PATIENCE)
     assert [s.parent_span_id for s in collector.spans if s.name == "tandem.request"] == [b""]
 
 
@@ -68,7 +70,7 @@ async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collecto
     made.traceparent = f"00-{TRACE}-{CALLER}-00"
     traced(tracer, made)
     assert (made.trace, made.legs[0].traceparent) == (None, "")
-    await tracer.close()
+    await tracer.close(PATIENCE)
     assert collector.spans == []
 
 
@@ -78,7 +80,7 @@ async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Col
     asked = record(kind="passthrough")
     asked.traceparent = f"00-{TRACE}-{CALLER}-01"
     traced(tracer, ended(asked))
-    await tracer.close()
+    await tracer.close(PATIENCE)
     assert [span.name for span in collector.spans] == ["tandem.request"]
 
 
@@ -93,7 +95,7 @@ async def test_the_environments_sampler_and_names_hold(
     sampled = handed_off("r2")
     sampled.traceparent = f"00-{TRACE}-{CALLER}-01"
     traced(tracer, sampled)
-    await tracer.close()
+    await tracer.close(PATIENCE)
     assert collector.resource["service.name"] == "mine"
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
 
@@ -106,7 +108,7 @@ async def test_a_release_that_outlives_its_request_is_told_too(collector: Collec
     tracer.ended(ended(made, "abandoned"))
     leg.end(Result.ANSWERED, 106.0, status=404)
     tracer.released(made, leg)
-    await tracer.close()
+    await tracer.close(PATIENCE)
     spans = {span.name: span for span in collector.spans}
     assert spans["release"].parent_span_id == spans["tandem.request"].span_id
 
@@ -118,7 +120,7 @@ async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
     collector.status = 400
     with caplog.at_level(logging.INFO):
         traced(tracer, handed_off())
-        await tracer.close()
+        await tracer.close(PATIENCE)
     assert tracer.dropped == 3
     assert [r.levelname for r in caplog.records] == ["WARNING"]
 
@@ -130,5 +132,5 @@ async def test_a_collector_that_hangs_costs_what_does_not_fit(collector: Collect
         traced(tracer, handed_off(f"r{i}"))
     await collector.asked.wait()
     assert 0 < tracer.dropped < 3 * QUEUE
-    await tracer.close()
+    await tracer.close(0.1)
     assert collector.spans == []

@@ -1,0 +1,135 @@
+"""Whatever generates nothing reaches the engine, and its answer the client, byte for byte."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
+
+
+async def echo(turn: Turn) -> None:
+    """Answer with what came."""
+    turn.answer(200, turn.request.body, f"x-method: {turn.request.method}")
+
+
+async def test_header_values_and_their_order_are_kept(world: World) -> None:
+    await world.start(echo)
+    async with wire(world.running.listen) as client:
+        client.send(
+            b"GET /v1/models?a=%20b&&c=%C3%A4;d HTTP/1.1\r\nHost: x\r\nX-B:  Mixed Case, \xe4 \r\n"
+            b'Authorization: Bearer  two  spaces\r\nX-A: 1\r\nCookie: a=b; c="d"\r\n'
+            b"X-Empty:\r\n\r\n"
+        )
+        assert (await client.response()).status == 200
+    [got] = world.decode.requests
+    assert got.target == "/v1/models?a=%20b&&c=%C3%A4;d"
+    assert list(got.headers.items())[2:] == [
+        ("x-b", "Mixed Case, \xe4"),
+        ("authorization", "Bearer  two  spaces"),
+        ("x-a", "1"),
+        ("cookie", 'a=b; c="d"'),
+        ("x-empty", ""),
+    ]
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS", "PROPFIND"])
+async def test_any_method_may_have_a_body(world: World, method: str) -> None:
+    await world.start()
+    world.decode.script = echo
+    body = b'{ "n" : 9007199254740993.10 }' + b" " * 100_000
+    async with wire(world.running.listen) as client:
+        head = f"{method} /v1/files/7 HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        for _ in range(2):
+            client.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            answer = await client.response()
+            assert (answer.status, answer.body) == (200, body)
+            assert answer.headers["x-method"] == method
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS"])
+async def test_a_request_without_a_body_gets_none(world: World, method: str) -> None:
+    await world.start(echo)
+    async with wire(world.running.listen) as client:
+        client.send(f"{method} /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert (await client.response(head=method == "HEAD")).status == 200
+    assert "content-length" not in world.decode.requests[0].headers
+
+
+async def test_targets_reach_the_engine_as_paths(world: World) -> None:
+    await world.start(echo)
+    async with wire(world.running.listen) as client:
+        for line in (b"GET http://elsewhere/v1/models?x", b"OPTIONS *", b"GET //a/../b%2e"):
+            client.send(line + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await client.response()).status == 200
+    targets = [request.target for request in world.decode.requests]
+    assert targets == ["/v1/models?x", "*", "//a/../b%2e"]
+
+
+async def test_an_absolute_target_is_no_way_round_the_hand_off(world: World) -> None:
+    await world.start()
+    async with wire(world.running.listen) as client:
+        client.post(b'{"prompt": "Hi"}', path="http://engine:8200/v1/completions")
+        answer = await client.response()
+    assert answer.headers["x-continuum-routing-path"] == "unified"
+
+
+async def test_multipart_forms_are_not_touched(world: World) -> None:
+    """An audio file with a part that looks like what clients may not say."""
+    await world.start()
+    world.decode.script = echo
+    form = aiohttp.FormData()
+    form.add_field("file", bytes(range(256)) * 4096, filename="a.wav", content_type="audio/wav")
+    form.add_field("model", "whisper")
+    form.add_field("note", '{"kv_transfer_params": 1}', content_type="text/plain")
+    async with world.http.post(world.url("/v1/audio/transcriptions"), data=form) as answer:
+        assert answer.status == 200
+        sent = await answer.read()
+    [got] = world.decode.requests
+    assert got.body == sent
+    assert got.headers["content-type"].startswith("multipart/form-data; boundary=")
+    assert b'{"kv_transfer_params": 1}' in got.body
+
+
+async def test_an_answer_is_passed_on_as_it_is_written(world: World) -> None:
+    """Casing, order, repetitions, chunk sizes and trailers; what concerns one hop stays there."""
+    body = b"4;ext=1\r\nWiki\r\n005\r\npedia\r\n0\r\nX-Checksum: abc\r\n\r\n"
+    head = (
+        b"X-One: 1\r\nSet-Cookie: a\r\nServer: uvicorn\r\nSet-Cookie: b\r\nTrailer: X-Checksum\r\n"
+    )
+
+    async def script(turn: Turn) -> None:
+        turn.send(
+            b"HTTP/1.1 299 Quite Fine\r\n" + head + b"Keep-Alive: timeout=5\r\n"
+            b"x-tandem-timing: queue=1\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+        )
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            seen = await client.reader.readuntil(b"X-Checksum: abc\r\n\r\n")
+    assert seen == (
+        b"HTTP/1.1 299 Quite Fine\r\n" + head + b"Transfer-Encoding: chunked\r\n\r\n" + body
+    )
+
+
+async def test_a_large_answer_waits_for_its_reader(world: World) -> None:
+    size = 2**26
+
+    async def script(turn: Turn) -> None:
+        turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        for _ in range(64):
+            turn.send(bytes(size // 64))
+            await turn.writer.drain()
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.send(b"GET /v1/files/7/content HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.reader.readuntil(b"\r\n\r\n")
+        left = size
+        async with asyncio.timeout(20):
+            while left:
+                left -= len(await client.reader.read(2**20))

@@ -66,6 +66,7 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
         ],
         # No startup probe: the engine would wait for it, and it for the engine.
         "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
+        "livenessProbe": _liveness(endpoints.ALIVE, ports.SIDECAR_ADMIN),
         "securityContext": container_security(read_only=True),
         "terminationMessagePolicy": _LAST_WORDS,
     }
@@ -88,11 +89,7 @@ def _engine(pool: Pool, port: int, *, hands_off: bool) -> Container:
         "env": engines.environment(pool, hands_off=hands_off),
         "ports": _ports(pool, port, hands_off=hands_off),
         "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
-        "livenessProbe": {
-            **_probe(endpoints.HEALTH, port, failures=6),
-            "periodSeconds": 10,
-            "timeoutSeconds": 10,
-        },
+        "livenessProbe": _liveness(endpoints.HEALTH, port),
         "securityContext": container_security(read_only=engine.type == "torch"),
         "terminationMessagePolicy": _LAST_WORDS,
         "volumeMounts": engines.needs(pool).mounts,
@@ -170,3 +167,8 @@ def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
         "timeoutSeconds": 2,
         "failureThreshold": failures,
     }
+
+
+def _liveness(path: str, port: int) -> dict[str, Any]:
+    """Patient: what is only slow must not be restarted."""
+    return {**_probe(path, port, failures=6), "periodSeconds": 10, "timeoutSeconds": 10}

@@ -44,10 +44,11 @@ TIMEOUT: Final = 1.0
 """A scrape waits this long for a busy engine."""
 
 _LINE: Final = re.compile(
-    rf"^({names.ENGINE_XFER_SECONDS}_bucket|{names.ENGINE_XFER_SECONDS}_sum"
-    rf"|{names.ENGINE_XFER_FAILED}|{names.PROCESS_START_TIME})(?:{{(.*)}})? (\S+)".encode(),
-    re.MULTILINE,
+    rf"\n({names.ENGINE_XFER_SECONDS}_bucket|{names.ENGINE_XFER_SECONDS}_sum"
+    rf"|{names.ENGINE_XFER_FAILED})(?:{{(.*)}})? (\S+)".encode()
 )
+"""Begins with a literal, which is searched for ten times as fast as line by line."""
+_STARTED: Final = re.compile(rf"\n{names.PROCESS_START_TIME} (\S+)".encode())
 _BOUND: Final = re.compile(rb'le="([^"]+)"')
 
 
@@ -85,21 +86,20 @@ class Figures:
 
 def read(page: bytes) -> Figures:
     """The figures in an engine's metrics page; what it does not have is zero."""
-    started: float | None = None
+    page = b"\n" + page
+    started = _STARTED.search(page)
     failed = seconds = 0.0
     below: dict[float, float] = {}
     for match in _LINE.finditer(page):
         name, value = match[1].decode(), _number(match[3])
-        if name == names.PROCESS_START_TIME:
-            started = value
-        elif name == names.ENGINE_XFER_FAILED:
+        if name == names.ENGINE_XFER_FAILED:
             failed += value
         elif name.endswith("_sum"):
             seconds += value
         elif bound := _BOUND.search(match[2] or b""):
             key = float(bound[1])
             below[key] = below.get(key, 0.0) + value
-    return Figures(started, failed, seconds, below)
+    return Figures(_number(started[1]) if started else None, failed, seconds, below)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ def nixl(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    # A cut answer ends its connection, which a pool might hand out again first.
+    one_each = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=one_each) as session:
         yield session
 
 

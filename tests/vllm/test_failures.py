@@ -11,7 +11,8 @@ from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
 from .asking import DONE, KINDS, Answer, ask
-from .pairs import Moved, Pair, in_phase, stopped
+from .engines import STARTS_WITHIN
+from .pairs import Moved, Pair, in_phase, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -88,7 +89,7 @@ async def test_under_load_while_the_producer_is_killed_twice(
                 await asyncio.sleep(0.1)
             pair.prefill.process.end()
             pair.prefill.start()
-            await asyncio.to_thread(pair.prefill.wait_ready)
+            await until(lambda: asyncio.to_thread(pair.prefill.healthy), STARTS_WITHIN)
         over.set()
 
     async with asyncio.TaskGroup() as group:

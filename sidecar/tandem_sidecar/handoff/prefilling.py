@@ -170,6 +170,7 @@ class PrefillLeg:
             request_bytes(b"GET", inquiry.target, host, b""),
             Collector(partial(self._learn, connect_timeout)),
             connect_timeout=connect_timeout,
+            plain=True,
         )
 
     def _learn(self, connect_timeout: float, answer: Answer | NoAnswer) -> None:

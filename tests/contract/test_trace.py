@@ -39,7 +39,7 @@ def test_an_epps_answer_reads_back_equal() -> None:
     assert msgspec.json.decode(data, type=list[DecisionTrace]) == [known]
 
 
-@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1))
+@given(st.text("".join(map(chr, range(0x21, 0x7F))), min_size=1))
 def test_any_id_a_header_may_carry_is_one_path_segment(request_id: str) -> None:
     segment = trace_path(request_id).removeprefix(endpoints.REQUESTS)
     assert not set(segment) & set("/?#")

@@ -54,6 +54,10 @@ ENGINE_E2E_SECONDS: Final = "vllm:e2e_request_latency_seconds"
 ENGINE_HELD: Final = "tandem_engine_held_requests"
 """Finished prompts whose KV waits for a reader: a prefill pod may stop when it is zero."""
 
+# Exported by the EPP, awaited by the demo.
+EPP_WARMING: Final = "tandem_epp_warming_pairs"
+"""Pairs of pods whose first hand-off is under way."""
+
 # Exported by the operator; dashboards and alerts name them.
 OPERATOR_RECONCILE_SECONDS: Final = "tandem_operator_reconcile_seconds"
 """Label `loop`: `set` or `endpoint`."""

@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tandem_contract import metrics as names
+
 from .fleet import Fleet
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
@@ -78,7 +80,7 @@ class _FleetCollector(Collector):
             labels=("backend",),
         )
         warming = GaugeMetricFamily(
-            "tandem_epp_warming_pairs",
+            names.EPP_WARMING,
             "Pairs of pods whose first hand-off is under way: others are preferred meanwhile.",
         )
         warming.add_metric((), sum(len(pod.cold) for pod in self._fleet))

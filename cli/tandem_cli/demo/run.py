@@ -1,10 +1,11 @@
 """The order of things: bring up, send, check, report."""
 
+import asyncio
 import json
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tandem_contract import ports
+from tandem_contract import metrics, ports
 from tandem_engine.chat import ChatTemplate
 from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.client import Client, Timed
@@ -36,6 +37,10 @@ SHAPE: Final = Shape(groups=6, users=2, turns=3, document=1600, question=60, sho
 
 ENOUGH: Final = 2048
 """Tokens that the longest of them may take."""
+
+WARM_UP: Final = 10.0
+"""Seconds to wait at most for what the pods first do among themselves."""
+_NONE_WARMING: Final = f"{metrics.EPP_WARMING} 0.0"
 
 CONTEXT: Final = 4096
 """Tokens the demo's engines are given at most, whatever the model could do."""
@@ -125,6 +130,7 @@ async def _serve(
     """Send the workload through Envoy; the results and what the engines counted meanwhile."""
     urls = [u for pod in stack.pods for u in (pod.engine_metrics, pod.sidecar_metrics) if u]
     async with Client(stack.endpoint, pools.SERVED) as client, aiohttp.ClientSession() as http:
+        await _pairs_met(http, stack.epp_metrics)
         before = await scrape(http, urls)
 
         async def drive(on_result: load.OnResult) -> list[Result]:
@@ -135,6 +141,18 @@ async def _serve(
         total = len(calls) if calls is not None else sum(len(s.steps) for s in scripts)
         results = await _shown(console, "Serving", total, drive)
         return results, await scrape(http, urls) - before
+
+
+async def _pairs_met(http: aiohttp.ClientSession, url: str) -> None:
+    """Return when no first hand-off of the picker's is under way, whose KV would be counted as the
+    workload's; after WARM_UP seconds in any case."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WARM_UP):
+            while True:
+                async with http.get(url) as answer:
+                    if _NONE_WARMING in (await answer.text()).splitlines():
+                        return
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ LEASE: Final = 30.0
 """Seconds a producer keeps KV that nobody reads: the operator's default, said in the pools."""
 MODEL_NAME: Final = "tiny"
 
-_ON_A_CPU: Final = {
+ON_A_CPU: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     # Else the first request for logprobs compiles C++ for a minute or two.
@@ -172,7 +172,7 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
             "--enable-auto-tool-choice",
             "--tool-call-parser=hermes",
         ],
-        "env": [{"name": name, "value": value} for name, value in _ON_A_CPU.items()],
+        "env": [{"name": name, "value": value} for name, value in ON_A_CPU.items()],
     }
     source = {"name": MODEL_NAME, "source": {"path": str(model)}}
     prefill = {

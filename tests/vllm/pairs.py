@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from tandem_contract import endpoints, headers, ports
+from tandem_contract.paths import RoutingPath
 from tandem_local.process import tail
 
 from .asking import KINDS, Answer, Asked, ask
@@ -34,20 +35,23 @@ class Pair:
         """Engines and sidecar, side by side."""
         self.prefill.start()
         self.decode.start()
-        self.start_sidecar()
+        self._start_sidecar()
         self.prefill.wait_ready()
         self.decode.wait_ready()
         self._wait_sidecar()
 
-    def start_sidecar(self, *flags: str) -> None:
-        """The operator's command line; candidates are trusted by address in place of keys."""
+    def _start_sidecar(self) -> None:
+        """The operator's command line; candidates are trusted by address in place of keys.
+
+        Engines get longer to give a sign of life: on a busy machine these are silent for seconds.
+        """
         _, *rendered = self.decode.container("sidecar").command
         place = rendered.index("--plan-key-dir")
         del rendered[place : place + 2]
         command = (sys.executable, "-m", "tandem_sidecar.main", *rendered)
-        allowed = ("--prefill-allow", str(self.prefill.address))
+        flags = ("--prefill-allow", str(self.prefill.address), "--silence-timeout", "30s")
         env = {name: v for name, v in os.environ.items() if not name.startswith("TANDEM_")}
-        self._sidecar = Spawned((*command, *allowed, *flags), env, self._log)
+        self._sidecar = Spawned((*command, *flags), env, self._log)
 
     async def restore(self, http: aiohttp.ClientSession) -> None:
         """Start again what a test killed, and have the two shake hands."""
@@ -57,10 +61,19 @@ class Pair:
         for engine in dead:
             engine.wait_ready()
         if dead or not self._warm:
-            warm = KINDS["completions"]
-            body = warm.body("Hello. " * 20, cache_salt=f"warm-{time.monotonic_ns()}")
-            assert (await self.handed_off(http, warm, body)).status == 200
+            await self.shake_hands(http)
             self._warm = True
+
+    async def shake_hands(self, http: aiohttp.ClientSession) -> None:
+        """Once a hand-off works: engines know each other, and no prefill pod is left alone."""
+        warm = KINDS["completions"]
+
+        async def split() -> bool:
+            body = warm.body("Hello. " * 20, cache_salt=f"warm-{time.monotonic_ns()}")
+            answer = await self.handed_off(http, warm, body)
+            return answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+
+        await until(split, 120)
 
     def end(self) -> None:
         for process in (self._sidecar, self.prefill, self.decode):

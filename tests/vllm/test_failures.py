@@ -19,6 +19,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 ASKED = KINDS["completions"]
 
 
+@pytest.fixture
+async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
+    """The pair, after the sidecar has forgiven what the test before did."""
+    await nixl.restore(http)
+    await nixl.shake_hands(http)
+    return nixl
+
+
 async def test_a_prefill_that_hangs_is_given_up(pair: Pair, http: aiohttp.ClientSession) -> None:
     body = ASKED.body("nobody is there " * 20)
     async with stopped(pair.prefill):

@@ -1,4 +1,4 @@
-"""KV of clients that leave: back at the producer well before its lease would free it.
+"""KV of clients that leave: back at the producer, and not because its lease freed it.
 
 Processes are stopped and continued to hold requests at the moment their clients leave.
 """
@@ -85,7 +85,7 @@ async def after_admission(
 
 @pytest.mark.parametrize("moment", [during_prefill, between, after_admission])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_kv_is_back_before_the_lease_ends(
+async def test_kv_is_back_and_no_lease_ran_out(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, moment: Any, stream: bool
 ) -> None:
     before = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
@@ -97,7 +97,7 @@ async def test_kv_is_back_before_the_lease_ends(
         pages = [await page(http, e.url("/metrics")) for e in (pair.prefill, pair.decode)]
         return sum(metric(text, metrics.ENGINE_KV_USAGE) for text in pages) == 0
 
-    took = await until(nothing_held, LEASE / 2)
+    took = await until(nothing_held, 2 * LEASE)
     print(f"\n{moment.__name__}: KV of {rounds * ROUND} back after {took:.2f} s")
     after = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
     assert after == before

@@ -105,7 +105,7 @@ def parse_params(raw: bytes) -> KvTransferParams:
     """
     try:
         wire = msgspec.json.decode(raw, type=_Wire | None)
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
     return _checked(wire, bytes(raw))
 

@@ -119,7 +119,8 @@ def test_an_answer_that_does_not_offer_its_kv_is_unusable() -> None:
     "raw",
     [
         b"null", b"[]", b"3", b"", b"{", b"\xff", b'{"do_remote_prefill": 1}',
-        b'{"remote_port": "5600"}', b'{"remote_block_ids": ["a"]}',
+        b'{"remote_port": "5600"}', b'{"remote_block_ids": ["a"]}', b'{"remote_host": "\xff"}',
+        b'{"more": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     ],
 )  # fmt: skip
 def test_what_is_no_params_object_is_unusable(raw: bytes) -> None:

@@ -107,7 +107,10 @@ class Nixl:
 
 def check_mode(params: bytes, mode: str) -> None:
     """Raises ParamsUnusable for a producer that moves KV the other way."""
-    said = _mode.decode(params).transfer_mode
+    try:
+        said = _mode.decode(params).transfer_mode
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+        raise ParamsUnusable(f"{kvparams.FIELD}: {err}") from err
     if said not in (None, mode):
         raise ParamsUnusable(
             f"{kvparams.FIELD}.transfer_mode is {said}: the prefill pod's connector is another"

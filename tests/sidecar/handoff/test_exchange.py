@@ -177,6 +177,9 @@ async def test_prefill_4xx_is_passed_on_as_it_is(world: World) -> None:
         b"[1]",
         PARAMS.replace(b"true", b"false", 1),
         PARAMS.replace(b"5600", b"null"),
+        PARAMS.replace(b"127.0.0.1", b"127.0.0.\xff"),
+        PARAMS[:-1] + b',"transfer_mode": 5}',
+        PARAMS[:-1] + b',"transfer_mode": "\xff"}',
     ],
 )
 async def test_unusable_params_are_left_out(world: World, params: bytes) -> None:

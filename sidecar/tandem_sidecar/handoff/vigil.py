@@ -123,11 +123,12 @@ class Vigil:
     def _give_up(self, address: HostPort, pulse: Pulse, now: float) -> None:
         _stop_asking(pulse)
         pulse.heard = now
-        legs = list(pulse.legs)
-        pulse.legs.clear()
         detail = f"{address}: no sign of life for {2 * self.silence:.3g}s"
-        for leg in legs:
-            leg.silent(detail)
+        for leg in list(pulse.legs):
+            # What follows one leg's end may be another's.
+            if leg in pulse.legs:
+                pulse.leave(leg)
+                leg.silent(detail)
 
 
 def _stop_asking(pulse: Pulse) -> None:

@@ -6,10 +6,12 @@ import json
 import pytest
 
 from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.handoff.vigil import Pulse, Vigil
+from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker
 
 from ..conftest import World
-from ..peers import Turn, hangs, healthy
+from ..peers import FakeDecode, Turn, hangs, healthy
 
 BODY = b'{"model": "m", "prompt": "Hi"}'
 STREAM = b'{"model": "m", "prompt": "Hi", "stream": true}'
@@ -82,6 +84,29 @@ async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(world: 
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
         event = await answer.content.read()
     assert json.loads(event[6:])["error"]["code"] == 502
+
+
+async def test_a_leg_that_anothers_end_ended_is_not_told() -> None:
+    class Twin:
+        def __init__(self) -> None:
+            self.pulse: Pulse
+            self.other: Twin
+
+        def silent(self, detail: str) -> None:
+            told.set_result(detail)
+            self.pulse.leave(self.other)
+
+    told = asyncio.get_running_loop().create_future()
+    pool, (one, other) = Pool(), (Twin(), Twin())
+    vigil = Vigil(pool, SILENCE)
+    async with FakeDecode() as engine:
+        engine.health = hangs
+        for leg, twin in ((one, other), (other, one)):
+            leg.other, leg.pulse = twin, vigil.watch(engine.address, leg)
+        assert "no sign of life" in await asyncio.wait_for(told, 10)
+        assert not one.pulse.legs
+        vigil.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("fallback", [True, False])

@@ -6,6 +6,7 @@ from typing import Protocol
 from tandem_contract.commandline import HostPort
 from tandem_contract.timing import Timing
 
+from ..bodies.kinds import Kind
 from ..http.messages import ResponseHead
 from ..http.relay import EventChunks
 from ..http.upstream import Call, Failure
@@ -30,7 +31,15 @@ class DecodeLeg:
     """One decode leg; once `pass_on` was called its bytes are the client's."""
 
     def __init__(
-        self, tools: Tools, side: Side, engine: HostPort, seen: Leg, *, http10: bool, recode: bool
+        self,
+        tools: Tools,
+        side: Side,
+        kind: Kind,
+        engine: HostPort,
+        seen: Leg,
+        *,
+        http10: bool,
+        recode: bool,
     ) -> None:
         """`http10`: the client knows no chunks; `recode`: the answer's usage may be wrong."""
         self.payload_only = http10 or recode
@@ -42,6 +51,7 @@ class DecodeLeg:
         self._tools = tools
         self._side = side
         self._seen = seen
+        self._kind = kind
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._http10 = http10
@@ -117,7 +127,7 @@ class DecodeLeg:
         seen.first_byte, seen.status, seen.timing = self._loop.time(), head.status, self.timing
         self._chunks = EventChunks(head, wire=not self.payload_only)
         self._pulse.alive = True
-        self._side.decoded(decode_event(head.status))
+        self._side.decoded(decode_event(self._kind, head.status))
 
     def body(self, data: bytes, last: bool) -> None:
         self._pulse.alive = True

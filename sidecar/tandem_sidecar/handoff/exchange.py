@@ -179,6 +179,7 @@ class Exchange:
         self._decode = DecodeLeg(
             self._tools,
             self,
+            gen.kind,
             self._engine,
             seen,
             http10=gen.request.http10,

@@ -10,6 +10,7 @@ from tandem_contract import headers
 from tandem_contract.kvparams import ParamsUnusable
 from tandem_contract.timing import Timing, parse_timing
 
+from ..bodies.kinds import Kind
 from ..connectors.handover import Handover
 from ..http.collect import Answer, NoAnswer
 from ..http.messages import ResponseHead
@@ -65,14 +66,14 @@ def prefill_event(
         return PrefillUnusable(f"prefill by {name}: {err}")
 
 
-def decode_event(status: int) -> DecodeEvent:
-    """What the head of a decode engine's answer amounts to."""
+def decode_event(kind: Kind, status: int) -> DecodeEvent:
+    """What the head of a decode engine's answer to a request of `kind` amounts to."""
     if status >= 500:
         return DecodeErrored(busy=status == 503)
     if status >= 400:
         # Of its refusals, an engine is sure to release for an unknown model only: what its schema
-        # rejects has not got as far, under 400 or 422.
-        return DecodeRefused(released=status == 404)
+        # rejects has not got as far, under 400 or 422, and generate has no such care at all.
+        return DecodeRefused(released=status == 404 and kind is not Kind.GENERATE)
     return DecodeAdmitted()
 
 

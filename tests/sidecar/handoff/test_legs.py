@@ -2,6 +2,7 @@
 
 import pytest
 
+from tandem_sidecar.bodies.kinds import Kind
 from tandem_sidecar.handoff.legs import decode_event, result_of, retry_after, tells_of_failure
 from tandem_sidecar.handoff.moves import DecodeAdmitted, DecodeErrored, DecodeEvent, DecodeRefused
 from tandem_sidecar.http.messages import ResponseHead
@@ -50,7 +51,11 @@ def test_without_one_there_is_no_wish() -> None:
     ],
 )
 def test_a_status_means_one_thing(status: int, event: DecodeEvent, result: Result) -> None:
-    assert (decode_event(status), result_of(status)) == (event, result)
+    assert (decode_event(Kind.CHAT, status), result_of(status)) == (event, result)
+
+
+def test_a_generate_of_an_unknown_model_has_released_nothing() -> None:
+    assert decode_event(Kind.GENERATE, 404) == DecodeRefused(released=False)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
     release(kind, body, handover) -> Outgoing | None
 
     together: bool                                 the legs run at once
+    releases_after_decode: bool                    a release may follow a decode leg that went out
     inquiry(attempt) -> Inquiry | None             what the prefill pod must be asked first
     learned(attempt, answer) -> None               its answer's body; raises ParamsUnusable
     expected(attempt) -> Handover                  when `together`, before the prefill answered

@@ -41,6 +41,7 @@ class Mooncake:
     """The connector; remembers the engine id of each prefill pod for a while."""
 
     together = True
+    releases_after_decode = True
 
     def __init__(
         self,

@@ -50,6 +50,7 @@ class Nixl:
     """The connector; holds no state."""
 
     together = False
+    releases_after_decode = True
     mode = "pull"
 
     def __init__(self, *, tokenize_once: bool = True) -> None:

@@ -5,7 +5,9 @@
    with; the producer matches it to the prefill by the request id, so both legs have one, in the
    header and, for responses, in the body
 3. release: nothing but a request that runs frees the blocks before their lease, so it is run, for
-   one token, and its answer thrown away
+   one token, and its answer thrown away; not once a decode leg went out, which may have registered:
+   a second registration under its id waits for a write that never comes, and holds decode's own
+   blocks for good, where the producer's lease is short
 """
 
 from typing import Any, Final
@@ -35,6 +37,7 @@ _needed: Final = msgspec.json.Decoder(_Needed)
 class NixlPush(Nixl):
     """The connector; holds no state."""
 
+    releases_after_decode = False
     mode = "push"
 
     def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:

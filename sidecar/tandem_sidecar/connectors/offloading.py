@@ -28,6 +28,7 @@ class Offloading:
     """The connector; holds no state."""
 
     together = True
+    releases_after_decode = True
 
     def __init__(self, *, peer_port: int = ports.OFFLOADING_P2P) -> None:
         self._port = peer_port

@@ -144,7 +144,7 @@ class Exchange:
             case moves.AbortDecode():
                 if self._decode is not None:
                     self._decode.abort()
-            case moves.Release(handover):
+            case moves.Release(handover) if self._tools.connector.releases_after_decode:
                 release(self._tools, self._gen, self._engine, self._attempt_id, handover)
             case moves.Fail(status, message, wait):
                 self._told(status)

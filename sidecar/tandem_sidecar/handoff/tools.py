@@ -27,6 +27,10 @@ class Connector(Protocol):
     def together(self) -> bool:
         """Whether the legs run at once; else the decode leg needs the prefill's answer."""
 
+    @property
+    def releases_after_decode(self) -> bool:
+        """Whether a release does no harm once the decode leg went out, taken up or not."""
+
     def inquiry(self, attempt: Attempt) -> Inquiry | None:
         """What the prefill pod must be asked first; None: nothing, or it is known."""
 

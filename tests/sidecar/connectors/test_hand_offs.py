@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ..conftest import World
-from ..peers import Received, Turn
+from ..peers import Received, Turn, hangs
 from .fakes import LOCAL, params_of
 from .fakes.mooncake import FakeMooncakeConsumer, FakeMooncakeProducer
 from .fakes.multi import FakeMultiConsumer, FakeMultiProducer
@@ -168,19 +168,32 @@ async def test_fake_push_writes_to_whom_registered_under_its_id(world: World) ->
 
 
 async def test_fake_push_is_released_by_running_the_request(world: World) -> None:
+    """The prefill's answer crosses the client's leaving: no decode leg went out."""
     producer = FakePushProducer()
-    consumer = FakePushConsumer(producer)
 
-    async def admits_nothing_but_the_release(turn: Turn) -> None:
-        await (consumer(turn) if turn.request.json["max_tokens"] == 1 else turn.gone.wait())
+    async def answers_too_late(turn: Turn) -> None:
+        await turn.gone.wait()
+        await producer(turn)
 
-    await world.prefill(producer)
-    await world.start(admits_nothing_but_the_release, connector="nixl-push")
+    prefill = await world.prefill(answers_too_late)
+    await world.start(FakePushConsumer(producer), connector="nixl-push")
     asking = asyncio.create_task(ask(world))
-    await world.decode.received(1)
-    assert producer.kept
+    await prefill.received(1)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await world.decode.received(2)
+    [release] = await world.decode.received(1)
+    assert release.json["max_tokens"] == 1
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
     assert not producer.kept
+
+
+async def test_fake_push_registers_once_under_an_id(world: World) -> None:
+    """A decode engine that has not answered may have registered: a second time waits in vain."""
+    await world.prefill(FakePushProducer())
+    await world.start(hangs, connector="nixl-push")
+    asking = asyncio.create_task(ask(world))
+    await world.decode.received(1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert len(world.decode.requests) == 1

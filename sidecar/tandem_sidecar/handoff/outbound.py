@@ -22,7 +22,7 @@ ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID}
 """Of an engine's answer to a generation: the sidecar says these itself."""
 
 _NOT_FORWARDED: Final = HOP_BY_HOP | INTERNAL | {REQUEST_ID, b"host"}
-_PREFILL_TOO: Final = frozenset({b"accept-encoding", b"accept"})
+_NOT_TO_PREFILL: Final = _NOT_FORWARDED | {b"accept-encoding", b"accept"}
 """The prefill answer is read here: plain JSON."""
 _TRACED: Final = frozenset({_TRACEPARENT})
 """Of a traced request: the engine's parent is our leg, not our caller."""
@@ -47,12 +47,12 @@ def engine_request(
     request: Request, engine: HostPort, leg: Leg, body: bytes, *, prefill: bool = False
 ) -> bytes:
     """The client's request for an engine as `leg`, with `body` in place of its own."""
-    skip = _NOT_FORWARDED | listed_in_connection(request.headers)
-    if prefill:
-        skip |= _PREFILL_TOO
-    kept: Headers = [(b"host", str(engine).encode()), *leg_headers(leg)]
+    skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
+    if listed := listed_in_connection(request.headers):
+        skip |= listed
     if leg.traceparent:
         skip |= _TRACED
+    kept: Headers = [(b"host", str(engine).encode()), *leg_headers(leg)]
     kept += [pair for pair in request.headers if pair[0] not in skip]
     if request.upgrade:
         kept += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]

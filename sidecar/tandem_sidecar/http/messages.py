@@ -5,6 +5,7 @@ Errors: `BadHead`: a response head that HTTP/1.1 does not allow.
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -79,8 +80,7 @@ def request_bytes(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
 ) -> bytes:
     """A request on the wire; framing headers are added for `body`."""
-    lines = [b"%b %b HTTP/1.1" % (method, target)]
-    lines += [b"%b: %b" % pair for pair in headers]
+    lines = [b"%b %b HTTP/1.1" % (method, target), *map(b": ".join, headers)]
     if body or method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
@@ -106,7 +106,9 @@ def response_bytes(
 class ResponseHead:
     """An engine's response head; the lines to pass on are kept as they were written."""
 
-    __slots__ = ("_lines", "framing", "headers", "reusable", "status", "status_line")
+    __slots__ = (
+        "_lines", "_listed", "_values", "framing", "headers", "reusable", "status", "status_line",
+    )  # fmt: skip
 
     def __init__(self, block: bytes, method: bytes) -> None:
         """Read the lines up to the empty one. Raises BadHead."""
@@ -122,11 +124,12 @@ class ResponseHead:
         self.headers: Headers = []
         for line in lines:
             name, colon, value = line.partition(b":")
-            if not colon or not name or name[-1:].isspace() or name[:1].isspace():
+            if not colon or not name or name != name.strip():
                 raise BadHead("a header line is malformed")
             self.headers.append((name.lower(), value.strip()))
+        self._values = dict(self.headers)
         self.framing = self._framing(method)
-        connection = listed_in_connection(self.headers)
+        connection = self._listed = listed_in_connection(self.headers)
         persistent = version == b"HTTP/1.1" or b"keep-alive" in connection
         if version == b"HTTP/1.0" and isinstance(self.framing, Chunked):
             raise BadHead("HTTP/1.0 has no transfer codings")
@@ -136,7 +139,7 @@ class ResponseHead:
 
     def value(self, name: bytes) -> bytes:
         """The last value of a header, empty when absent."""
-        return next((v for k, v in reversed(self.headers) if k == name), b"")
+        return self._values.get(name, b"")
 
     @property
     def event_stream(self) -> bool:
@@ -148,12 +151,9 @@ class ResponseHead:
 
         `plain` says that the chunked coding is taken off, for clients of HTTP/1.0.
         """
-        dropped = _RESPONSE_HOP | drop | listed_in_connection(self.headers)
-        chunked = isinstance(self.framing, Chunked)
-        if plain:
-            dropped |= {b"transfer-encoding", b"trailer"}
-        if chunked:
-            dropped |= {b"content-length"}
+        dropped = _dropped(drop, isinstance(self.framing, Chunked), plain)
+        if self._listed:
+            dropped |= self._listed
         kept = [
             line
             for line, (name, _) in zip(self._lines, self.headers, strict=True)
@@ -168,17 +168,28 @@ class ResponseHead:
             return UntilClose()
         if method == b"HEAD" or self.status in (204, 304):
             return Sized(0)
-        coding = [value.lower() for key, value in self.headers if key == b"transfer-encoding"]
-        if coding:
-            if coding != [b"chunked"]:
+        if b"transfer-encoding" in self._values:
+            if [value.lower() for value in self._all(b"transfer-encoding")] != [b"chunked"]:
                 raise BadHead("a transfer coding other than chunked")
             return Chunked()
-        lengths = [value for key, value in self.headers if key == b"content-length"]
-        if not lengths:
+        if b"content-length" not in self._values:
             return UntilClose()
+        lengths = self._all(b"content-length")
         if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > _MAX_LENGTH:
             raise BadHead("content-length is no single number")
         return Sized(int(lengths[0]))
+
+    def _all(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.headers if key == name]
+
+
+@lru_cache(maxsize=64)
+def _dropped(named: frozenset[bytes], chunked: bool, plain: bool) -> frozenset[bytes]:
+    """Names that no client gets of an answer; `plain` and `chunked` as in `encode`."""
+    dropped = _RESPONSE_HOP | named
+    if plain:
+        dropped |= {b"transfer-encoding", b"trailer"}
+    return dropped | {b"content-length"} if chunked else dropped
 
 
 __all__ = [

@@ -65,9 +65,9 @@ class DecodeLeg:
         self._call: Call | None = None
         self._pulse = tools.vigil.watch(engine, self)
 
-    def send(self, method: bytes, request: bytes) -> None:
-        """Begin."""
-        self._call = self._tools.pool.send(self._engine, method, request, self)
+    def send(self, method: bytes, request: bytes, *, reads_kv: bool) -> None:
+        """Begin. A leg that reads KV goes out once: its blocks may be another prompt's by then."""
+        self._call = self._tools.pool.send(self._engine, method, request, self, once=reads_kv)
 
     def pause(self) -> None:
         """Take no more from the engine for now."""
@@ -147,7 +147,7 @@ class DecodeLeg:
         status = self._seen.status
         self._seen.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
         self._pulse.leave(self)
-        self._side.decoded(DecodeLost(f"decode failed: {detail}"))
+        self._side.decoded(DecodeLost(f"decode failed: {detail}", failure is Failure.STALE))
 
     def _begin(self, data: bytes, last: bool) -> None:
         if self.answer is not None and tells_of_failure(self.answer, data):

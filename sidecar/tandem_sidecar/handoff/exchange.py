@@ -187,7 +187,7 @@ class Exchange:
         )
         self._decode.cached = cached
         request = engine_request(gen.request, self._engine, seen, body)
-        self._decode.send(gen.request.method, request)
+        self._decode.send(gen.request.method, request, reads_kv=handover is not None)
         if self._full:
             self._decode.pause()
 

@@ -35,6 +35,8 @@ _ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\
 """A stream's first chunk when the engine failed after it had sent 200."""
 _RESULTS: Final = {
     Failure.UNREACHABLE: Result.UNREACHABLE,
+    Failure.REFUSED: Result.UNREACHABLE,
+    Failure.STALE: Result.LOST,
     Failure.LOST: Result.LOST,
     Failure.MALFORMED: Result.ERROR,
 }

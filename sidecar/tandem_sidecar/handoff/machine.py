@@ -264,6 +264,8 @@ def _decoding(state: Decoding, event: Event) -> Step:
             return _after_decode_error(state, busy)
         case DecodeStarted():
             return Answering(state.path), (PassDecode(),)
+        case DecodeLost(_, stale) if stale and state.handover and state.policy.fallback_to_unified:
+            return _locally(state, state.handover)
         case DecodeLost(detail):
             failed = Ended(state.path, Outcome.FAILED)
             return failed, (CountError(ErrorPhase.DECODE), *_unread(state), Fail(502, detail))
@@ -280,10 +282,15 @@ def _after_decode_error(state: Decoding, busy: bool) -> Step:
         return Answering(state.path), (CountError(ErrorPhase.DECODE), release, PassDecode())
     if not state.policy.fallback_to_unified:
         return Answering(state.path), (CountError(ErrorPhase.KV_TRANSFER), release, PassDecode())
+    return _locally(state, state.handover)
+
+
+def _locally(state: Decoding, unread: Handover) -> Step:
+    """Once more, the engine computing the prompt itself."""
     return Decoding(state.policy, RoutingPath.FALLBACK), (
         CountError(ErrorPhase.KV_TRANSFER),
         AbortDecode(),
-        release,
+        Release(unread),
         StartDecode(None),
     )
 

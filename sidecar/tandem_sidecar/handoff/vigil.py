@@ -111,7 +111,8 @@ class Vigil:
     def _ask(self, address: HostPort, pulse: Pulse, now: float) -> None:
         def done(answer: Answer | NoAnswer) -> None:
             pulse.call = None
-            # A connection that is not made says nothing; one that breaks off was alive to do so.
+            # A connection that is not made says nothing. A refusal is a sign, and one that breaks
+            # off: an engine that ends takes no more, and a dead one's legs break by themselves.
             if isinstance(answer, Answer) or answer.failure is not Failure.UNREACHABLE:
                 pulse.alive = True
 

@@ -26,6 +26,10 @@ class Failure(StrEnum):
 
     UNREACHABLE = "unreachable"
     """No connection was made; nothing was sent."""
+    REFUSED = "refused"
+    """Likewise: somebody is there, and says no."""
+    STALE = "stale"
+    """A kept connection turned out to be closed, and the call may be sent once only."""
     LOST = "lost"
     """The connection ended before the answer did."""
     MALFORMED = "malformed"
@@ -167,7 +171,10 @@ class Connection(asyncio.Protocol):
         if call is None:
             self._pool.forget(self)
             return
-        if self._served and self._framing is None and not self._head and not call.retried:
+        stale = self._served and self._framing is None and not self._head and not call.retried
+        if stale and call.once:
+            self._fail(Failure.STALE, "a kept connection turned out to be closed")
+        elif stale:
             self._call = None
             call.retried = True
             call.open()

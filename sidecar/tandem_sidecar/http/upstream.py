@@ -41,6 +41,7 @@ class Call:
         connect_timeout: float,
         plain: bool,
         switching: bool,
+        once: bool,
     ) -> None:
         self.address = address
         self.method = method
@@ -49,6 +50,7 @@ class Call:
         self.connect_timeout = connect_timeout
         self.plain = plain
         self.switching = switching
+        self.once = once
         self.retried = False
         self.engine_full: Callable[[bool], None] | None = None
         """Told, of a switched connection, when the engine takes no more and when it does again."""
@@ -131,15 +133,17 @@ class Call:
                 connection = await self._pool.connect(self.address, plain=self.plain)
         except TimeoutError:
             self._unreachable(f"no connection within {self.connect_timeout:.3g}s")
+        except ConnectionRefusedError as err:
+            self._unreachable(cause_of(err), Failure.REFUSED)
         except OSError as err:
             self._unreachable(cause_of(err))
         else:
             self._opening = None
             self.use(connection)
 
-    def _unreachable(self, why: str) -> None:
+    def _unreachable(self, why: str, failure: Failure = Failure.UNREACHABLE) -> None:
         self._opening = None
-        self.receiver.failed(Failure.UNREACHABLE, f"{self.address}: {why}")
+        self.receiver.failed(failure, f"{self.address}: {why}")
 
 
 class Pool:
@@ -164,11 +168,13 @@ class Pool:
         connect_timeout: float = 5.0,
         plain: bool = False,
         switching: bool = False,
+        once: bool = False,
     ) -> Call:
         """Send `request` to `address`; `connect_timeout` is in seconds.
 
         `plain`: this port speaks no TLS, whatever is said of others; `switching`: the request
-        asks for another protocol.
+        asks for another protocol; `once`: it may not be sent again should a kept connection turn
+        out to be closed, which is reported as STALE.
         """
         call = Call(
             self,
@@ -179,6 +185,7 @@ class Pool:
             connect_timeout=connect_timeout,
             plain=plain,
             switching=switching,
+            once=once,
         )
         context = self._context(address, plain=plain)
         idle = self._idle.get(address)

@@ -153,3 +153,19 @@ async def test_a_busy_decode_engine_answers_for_itself(world: World, status: int
         assert answer.headers.getall("Retry-After") == ["17"]
     assert len(world.decode.requests) == 1
     await asyncio.wait_for(world.decode.released.wait(), 10)
+
+
+async def test_an_engine_that_takes_no_more_and_finishes_is_waited_for(world: World) -> None:
+    """A server that shuts down closes its listener first: a refusal is no silence."""
+    asked = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        prefill.close_port()
+        await asked.wait()
+        await prefill.default(turn)
+
+    prefill = await world.prefill(slow)
+    await world.start(silence_timeout=SILENCE)
+    asyncio.get_running_loop().call_later(4 * SILENCE, asked.set)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")

@@ -193,3 +193,27 @@ async def test_large_bodies_both_ways(world: World) -> None:
         client.post(body)
         assert (await client.response()).body == body
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_leg_that_reads_kv_goes_out_once(world: World) -> None:
+    """The engine may have read it before it closed: the blocks may be another prompt's by now."""
+    served: set[asyncio.StreamWriter] = set()
+
+    async def script(turn: Turn) -> None:
+        if turn.writer in served:
+            turn.die()
+            return
+        served.add(turn.writer)
+        turn.answer(200, b"{}")
+
+    await world.prefill()
+    await world.start(script)
+    paths = []
+    for _ in range(4):
+        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            assert answer.status == 200
+            paths.append(answer.headers["x-continuum-routing-path"])
+    assert "fallback" in paths
+    read = [r.json["kv_transfer_params"] for r in world.decode.requests if b"remote_host" in r.body]
+    assert len(read) == len(paths), "each hand-off's KV is read by one leg"
+    await asyncio.wait_for(world.decode.released.wait(), 10)

@@ -31,8 +31,11 @@ kind they hold. `vllm_xargs` is of completions, chat, responses, messages and au
 `sampling_params` as the engine has it."""
 
 _LOOKED_AT: Final = CLIENT_FORBIDDEN | _PLACES.keys()
-_FORMS: Final = (b"multipart/", b"audio/", b"image/")
-_FORM_FIELD: Final = re.compile(rb"content-disposition:[^\r\n]*", re.IGNORECASE)
+_GUESSED: Final = (b"text/", b"application/x-www-form-urlencoded")
+"""What clients call JSON when they were told no better: fetch and curl do so by default."""
+_FORM_FIELD: Final = re.compile(rb"content-disposition:(.*?)(?:\r\n\r\n|\Z)", re.I | re.S)
+"""The headers of a form's part, from where its name may stand to their end."""
+_CHARSET: Final = re.compile(rb";\s*charset=\"?(?:utf-?8|us-ascii|iso-8859-1)\"?\s*(?:;|$)")
 
 
 class BadBody(ValueError):
@@ -73,17 +76,24 @@ def parse_body(data: bytes) -> Body:
 def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
     """The body of a request that is not looked into further, without what is forbidden.
 
-    JSON objects can say it, and forms can through `vllm_xargs`, which vLLM reads as JSON: such a
-    form is refused. Raises BadBody for that, and for what claims to be JSON and is not.
+    What servers read as JSON can say it, and forms can through `vllm_xargs`, which vLLM reads as
+    JSON. Anything else, a file above all, is passed on as it is. Raises BadBody for such a form,
+    and for what an engine would take for JSON (without a type some do) and is none.
     """
-    if not data:
+    said = content_type.lower()
+    if said.startswith(b"multipart/"):
+        _check_form(data, said)
         return data
-    if content_type.lower().startswith(_FORMS):
-        _check_form(data)
+    is_json = not said or b"json" in said
+    if not data or not (is_json or said.startswith(_GUESSED)):
         return data
     try:
         return parse_body(data).data
     except NoObject:
+        return data
+    except BadBody:
+        if is_json:
+            raise
         return data
 
 
@@ -122,7 +132,10 @@ def _cleaned_object(raw: Raw, places: _Places) -> Raw | None:
     return None if kept is None else Raw(msgspec.json.encode(kept))
 
 
-def _check_form(data: bytes) -> None:
-    for line in _FORM_FIELD.findall(data):
-        if b"vllm_xargs" in unquote_to_bytes(line.replace(b"\\", b"")):
+def _check_form(data: bytes, content_type: bytes) -> None:
+    """Raises BadBody for a part called `vllm_xargs`, or so by an engine that decodes the names."""
+    if content_type.count(b"charset") != len(_CHARSET.findall(content_type)):
+        raise BadBody("a form is taken in UTF-8 only: leave its charset out")
+    for part in _FORM_FIELD.finditer(data):
+        if b"vllm_xargs" in unquote_to_bytes(part[1].replace(b"\\", b"")):
             raise BadBody("vllm_xargs cannot be set in a form: leave it out")

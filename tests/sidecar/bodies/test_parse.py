@@ -87,8 +87,42 @@ def test_passthrough_keeps_what_holds_no_member() -> None:
     assert clean_passthrough(form, b"multipart/form-data; boundary=x") is form
     assert clean_passthrough(b"[1, 2]", b"application/json") == b"[1, 2]"
     assert clean_passthrough(b"", b"") == b""
+
+
+FILES = [
+    bytes(range(256)),
+    b"\xff\xfe{\0}\0",
+    b'{"request_id": 1}\n{"request_id": 2}',
+    b"plain words",
+]
+CLAIMED = [b"", b"application/json", b"Application/JSON; charset=utf-8", b"application/x+json"]
+GUESSED = [b"text/plain;charset=UTF-8", b"application/x-www-form-urlencoded"]
+OPAQUE = [b"application/octet-stream", b"audio/wav", b"application/gzip"]
+
+
+@pytest.mark.parametrize("data", FILES)
+@pytest.mark.parametrize("content_type", [*GUESSED, *OPAQUE])
+def test_a_file_is_passed_on_as_it_is(data: bytes, content_type: bytes) -> None:
+    assert clean_passthrough(data, content_type) is data
+
+
+@pytest.mark.parametrize("content_type", CLAIMED)
+@pytest.mark.parametrize("data", [*FILES, b'{"a": NaN}'])
+def test_what_an_engine_takes_for_json_must_be_it(data: bytes, content_type: bytes) -> None:
     with pytest.raises(BadBody):
-        clean_passthrough(b'{"a": NaN}', b"")
+        clean_passthrough(data, content_type)
+
+
+@pytest.mark.parametrize("content_type", [*CLAIMED, *GUESSED])
+def test_what_may_be_read_as_json_is_cleaned(content_type: bytes) -> None:
+    data = b'{"request_id": 7, "a": 1.50}'
+    assert clean_passthrough(data, content_type) == b'{"a":1.50}'
+
+
+@pytest.mark.parametrize("content_type", OPAQUE)
+def test_a_file_of_json_keeps_its_members(content_type: bytes) -> None:
+    data = b'{"request_id": 7}'
+    assert clean_passthrough(data, content_type) is data
 
 
 FORM = b'--x\r\nContent-Disposition: form-data; %b\r\n\r\n{"kv_transfer_params": "x"}\r\n--x--\r\n'
@@ -96,11 +130,37 @@ FORM = b'--x\r\nContent-Disposition: form-data; %b\r\n\r\n{"kv_transfer_params":
 
 @pytest.mark.parametrize(
     "name",
-    [b'name="vllm_xargs"', b"name=vllm_xargs", b'name="vllm\\_xargs"', b"name*=u''vllm%5Fxargs"],
+    [
+        b'name="vllm_xargs"',
+        b"name=vllm_xargs",
+        b'name="vllm\\_xargs"',
+        b"name*=u''vllm%5Fxargs",
+        b'\nx; name="vllm_xargs"',
+    ],
 )
 def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
     with pytest.raises(BadBody, match="vllm_xargs"):
         clean_passthrough(FORM % name, b"Multipart/form-data; boundary=x")
+
+
+@pytest.mark.parametrize(
+    ("charset", "taken"),
+    [
+        (b"utf-8", True),
+        (b'"UTF-8"', True),
+        (b"utf-7", False),
+        (b"utf-8; charset=cp037", False),
+        (b'"utf\\-7"', False),
+    ],
+)
+def test_a_form_names_its_parts_in_no_code_of_its_own(charset: bytes, taken: bool) -> None:
+    """Starlette decodes names by it: in UTF-7 this one is vllm_xargs."""
+    form, said = FORM % b'name="vllm+AF8-xargs"', b"multipart/form-data; boundary=x; charset="
+    if taken:
+        assert clean_passthrough(form, said + charset) is form
+    else:
+        with pytest.raises(BadBody, match="charset"):
+            clean_passthrough(form, said + charset)
 
 
 TEXT = st.text('aZ_é"\\ \n\u2028\U0001f600', max_size=4)

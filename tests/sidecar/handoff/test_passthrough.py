@@ -93,6 +93,15 @@ async def test_multipart_forms_are_not_touched(world: World) -> None:
     assert b'{"kv_transfer_params": 1}' in got.body
 
 
+async def test_files_are_not_touched(world: World) -> None:
+    await world.start()
+    world.decode.script = echo
+    for content_type in ("application/octet-stream", "text/plain"):
+        headers, file = {"content-type": content_type}, bytes(range(256)) * 4096
+        async with world.http.post(world.url("/v1/x"), data=file, headers=headers) as answer:
+            assert (answer.status, await answer.read()) == (200, file)
+
+
 async def test_an_answer_is_passed_on_as_it_is_written(world: World) -> None:
     """Casing, order, repetitions, chunk sizes and trailers; what concerns one hop stays there."""
     body = b"4;ext=1\r\nWiki\r\n005\r\npedia\r\n0\r\nX-Checksum: abc\r\n\r\n"

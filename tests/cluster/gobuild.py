@@ -153,6 +153,7 @@ _KUBERNETES_PROGRAMS = (
     *("kubelet", "kube-proxy", "kubectl"),
 )
 _HELM = "helm.sh/helm/v3"
+_TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
     program.name: program
     for program in (
@@ -193,6 +194,15 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             ("sigs.k8s.io/kwok/cmd/kwok",),
             _tool_module("sigs.k8s.io/kwok/cmd/kwok", versions.KWOK),
             f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v{versions.KWOK}",
+        ),
+        Program(
+            "toxiproxy",
+            versions.TOXIPROXY,
+            f"toxiproxy-{versions.TOXIPROXY}",
+            (f"{_TOXIPROXY}/cmd/server",),
+            _tool_module(f"{_TOXIPROXY}/cmd/server", versions.TOXIPROXY),
+            f"-s -w -X {_TOXIPROXY}.Version={versions.TOXIPROXY}",
+            asks_version=("-version",),
         ),
     )
 }

@@ -6,8 +6,11 @@ computing for nobody. Only an exchange that says it survives is finished.
 """
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from tandem_contract.openai_errors import error_body
@@ -142,7 +145,7 @@ class Client(asyncio.Protocol):
 
     def check_unsent(self, now: float) -> None:
         """Cut off a client that takes nothing of what waits for it."""
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self._untaken()
         if unsent < self._unsent:
             self._unsent_since = now
         self._unsent = unsent
@@ -150,9 +153,22 @@ class Client(asyncio.Protocol):
             self._transport.abort()
 
     def _watch_unsent(self) -> None:
-        self._unsent = self._transport.get_write_buffer_size()
+        self._unsent = self._untaken()
         self._unsent_since = self._loop.time()
         self._server.unsent.add(self)
+
+    def _untaken(self) -> int:
+        """Bytes that wait for the client, here and in the kernel.
+
+        The kernel asks for more when a third of what may be megabytes is gone: a slow reader would
+        look like none for minutes.
+        """
+        ours = self._transport.get_write_buffer_size()
+        raw = self._transport.get_extra_info("socket")
+        if raw is None or raw.fileno() < 0:
+            return ours
+        held = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
+        return ours + int.from_bytes(held, sys.byteorder)
 
     # asyncio.Protocol
 

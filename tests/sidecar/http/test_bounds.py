@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
-from tandem_sidecar.http.server import Limits
+from tandem_sidecar.http.server import Client, Limits, Server
 
 from ..wire import wire
-from .serving import Exchanged, serving
+from .serving import Exchanged, Handler, serving
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 SOON = 0.1
@@ -73,6 +74,48 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(keep: bool) 
             else:
                 exchanged.client.finish(keep=False)
             await here.server.closed()
+
+
+class Sending(asyncio.Transport):
+    """A connection to `reader` whose kernel has taken all it can."""
+
+    def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
+        super().__init__({"socket": writer})
+        self.cut = False
+        self.reader = reader
+        writer.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                writer.send(bytes(4096))
+
+    def get_write_buffer_size(self) -> int:
+        return 10_000_000
+
+    def is_closing(self) -> bool:
+        return self.cut
+
+    def abort(self) -> None:
+        self.cut = True
+
+
+async def test_a_slow_reader_is_not_one_that_takes_nothing() -> None:
+    """Long before the kernel wants more to send."""
+    server = Server(Handler(None), Limits(stall_seconds=100))
+    now = asyncio.get_running_loop().time()
+    with contextlib.ExitStack() as stack:
+        reader, writer = map(stack.enter_context, socket.socketpair())
+        sending, client = Sending(reader, writer), Client(server)
+        client.connection_made(sending)
+        client.pause_writing()
+        assert server.unsent == {client}
+        for minute in range(5):
+            assert len(reader.recv(4096)) == 4096
+            client.check_unsent(now + 60 * minute)
+            assert not sending.cut
+        client.check_unsent(now + 60 * 4 + 99)
+        assert not sending.cut
+        client.check_unsent(now + 60 * 4 + 101)
+        assert sending.cut
 
 
 async def test_while_one_request_is_served_no_more_are_read() -> None:

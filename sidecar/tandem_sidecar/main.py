@@ -22,6 +22,7 @@ from tandem_contract.commandline import (
 from . import connectors
 from .handoff.machine import Policy
 from .http.server import Limits
+from .process.listen import allow_descriptors
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import CannotListen, Place, run
 from .process.workers import WorkerFailed, supervise
@@ -268,6 +269,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
     source = Source(config_file(ctx), flags, _read_again, _build)
     place: Place | None = flags["place"]
     logs.configure(settings.log_format, settings.log_level)
+    allow_descriptors()
     try:
         if settings.workers > 1 and place is None:
             asyncio.run(supervise(settings, source, sys.argv[1:]))

@@ -56,9 +56,9 @@ class Sidecar:
         return line
 
 
-async def spawn(*arguments: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=pipe, stderr=pipe)
+async def spawn(*arguments: str, under: tuple[str, ...] = ()) -> asyncio.subprocess.Process:
+    pipe, command = asyncio.subprocess.PIPE, (*under, *COMMAND, *arguments)
+    return await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
 
 
 async def fails(*arguments: str) -> tuple[int, str]:
@@ -71,8 +71,9 @@ async def fails(*arguments: str) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def sidecar(*arguments: str) -> AsyncIterator[Sidecar]:
-    process = await spawn(*FREE, *arguments)
+async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator[Sidecar]:
+    """`under`: a command that becomes it."""
+    process = await spawn(*FREE, *arguments, under=under)
     it = Sidecar(process, HostPort("", 0), HostPort("", 0))
     try:
         line = await it.says("")

@@ -60,6 +60,15 @@ async def test_a_port_in_use_is_one_line_and_1() -> None:
     assert line == f"error: {flag} {address}: cannot listen there: address already in use"
 
 
+async def test_a_low_soft_limit_of_open_files_bounds_no_clients() -> None:
+    low = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
+    async with sidecar(under=low) as it:
+        limits = Path(f"/proc/{it.process.pid}/limits").read_text()
+    [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    soft, hard = line.split()[3:5]
+    assert soft == hard != "256"
+
+
 def test_help_and_version() -> None:
     said = CliRunner().invoke(main, ["--help"])
     assert (said.exit_code, "--prefill-timeout" in said.output, "30s" in said.output) == (

@@ -4,6 +4,7 @@ Errors: `CannotListen`: a port is taken or an address is not this machine's.
 """
 
 import os
+import resource
 import secrets
 import socket
 from collections.abc import Sequence
@@ -18,6 +19,13 @@ BACKLOG: Final = 1024
 
 class CannotListen(OSError):
     """The message says where and why."""
+
+
+def allow_descriptors() -> None:
+    """Have as many connections as the system lets us: what shells and containers start with is
+    meant for programs that use select, and each client takes up to three."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(address: HostPort, flag: str) -> list[socket.socket]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -87,6 +88,8 @@ class Peer:
         self.script: Script = script or self.default
         self.requests: list[Received] = []
         self.connections = 0
+        self.tls: ssl.SSLContext | None = None
+        """What it serves with; to be set before it starts."""
         self.health: Script = healthy
         self.metrics: Script = healthy
         """What it says of itself: no page, until a test gives it one."""
@@ -94,7 +97,9 @@ class Peer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, limit=2**26, ssl=self.tls
+        )
         self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
         return self
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 import trustme
 
@@ -16,24 +17,10 @@ from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.upstream import Failure, Pool
 from tandem_sidecar.trust.tls import BadCertificates, EngineTls, Tls
 
-from ..peers import Peer, Turn
+from ..peers import PARAMS, FakeDecode, FakePrefill, Peer, Turn
+from ..processes import fails, sidecar
 
 REQUEST = request_bytes(b"GET", b"/", [(b"host", b"engine")], b"")
-
-
-class TlsPeer(Peer):
-    """An engine that speaks TLS by `context`, whatever it holds when a connection is made."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__()
-        self.context = context
-
-    async def __aenter__(self) -> "TlsPeer":
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, limit=2**26, ssl=self.context
-        )
-        self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
-        return self
 
 
 def serving(ca: trustme.CA, *names: str, expired: bool = False) -> ssl.SSLContext:
@@ -45,8 +32,10 @@ def serving(ca: trustme.CA, *names: str, expired: bool = False) -> ssl.SSLContex
 
 
 @asynccontextmanager
-async def engine(context: ssl.SSLContext) -> AsyncIterator[TlsPeer]:
-    async with TlsPeer(context) as peer:
+async def engine(context: ssl.SSLContext) -> AsyncIterator[Peer]:
+    peer = Peer()
+    peer.tls = context
+    async with peer:
         yield peer
 
 
@@ -230,3 +219,37 @@ def test_unusable_files_are_named(
         paths["key"].write_bytes(b"junk")
     with pytest.raises(BadCertificates, match=message):
         EngineTls(tls, HostPort("127.0.0.1", 1))
+
+
+@pytest.mark.component
+async def test_a_hand_off_over_tls_on_both_legs(ca: trustme.CA, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(path)
+    decode, prefill = FakeDecode(), FakePrefill()
+    decode.tls = prefill.tls = serving(ca)
+    async with decode, prefill, aiohttp.ClientSession() as http:
+        engines = ("--engine", f"https://{decode.address}", "--prefill-tls", "--tls-ca", str(path))
+        split = {"x-prefiller-host-port": str(prefill.address)}
+        async with sidecar(*engines, "--prefill-allow", str(prefill.address)) as it:
+            async with http.post(it.url(), json={"prompt": "Hi"}, headers=split) as answer:
+                assert answer.status == 200
+                assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
+            assert PARAMS in decode.requests[0].body
+
+            trustme.CA().cert_pem.write_to_path(path)
+            await it.says("certificates reloaded")
+            async with http.post(it.url(), json={"prompt": "Hi"}, headers=split) as answer:
+                assert answer.status == 502
+            assert len(prefill.requests) == len(decode.requests) == 1
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("speaks", [("--engine", "https://127.0.0.1:1"), ("--prefill-tls",)])
+async def test_certificates_that_cannot_be_used_end_the_start(
+    tmp_path: Path, speaks: tuple[str, ...]
+) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_bytes(b"half a certifi")
+    status, said = await fails(*speaks, "--tls-ca", str(path))
+    assert (status, "Traceback" in said) == (2, False)
+    assert f"{path}: no certificate in PEM form is there" in said

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -44,7 +45,7 @@ def ca() -> trustme.CA:
     return trustme.CA()
 
 
-def trusting(ca: trustme.CA, directory: Path, **changes: Path) -> Tls:
+def trusting(ca: trustme.CA, directory: Path, **changes: Any) -> Tls:
     path = directory / "ca.pem"
     ca.cert_pem.write_to_path(path)
     return Tls(engine=True, ca=path, **changes)

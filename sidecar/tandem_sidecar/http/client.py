@@ -111,6 +111,8 @@ class Client(asyncio.Protocol):
         self.read(True)
         if held := self._reader.take_held():
             switched.client_data(held)
+        if self._at_eof:
+            switched.client_eof()
 
     def touch(self) -> None:
         """The switched connection is not idle."""

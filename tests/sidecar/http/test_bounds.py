@@ -118,6 +118,31 @@ async def test_a_slow_reader_is_not_one_that_takes_nothing() -> None:
         assert sending.cut
 
 
+class Switched(Exchanged):
+    ended = False
+
+    def client_data(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+    def client_eof(self) -> None:
+        self.ended = True
+
+
+async def test_half_closing_before_the_protocol_is_switched() -> None:
+    server = Server(handler := Handler(None), Limits())
+    with contextlib.ExitStack() as stack:
+        reader, writer = map(stack.enter_context, socket.socketpair())
+        client = Client(server)
+        client.connection_made(Sending(reader, writer))
+        client.data_received(
+            b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: raw\r\n\r\n"
+        )
+        assert client.eof_received()
+        switched = Switched((await handler.requests.get()).request, client)
+        client.switch(switched)
+        assert switched.ended
+
+
 async def test_while_one_request_is_served_no_more_are_read() -> None:
     """Pipelining is bounded by one read: what comes after it stays with the client."""
     async with serving() as here, wire(here.address) as client:

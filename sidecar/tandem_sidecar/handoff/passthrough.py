@@ -16,6 +16,7 @@ from .machine import DRAINED, Outcome
 from .outbound import INTERNAL, engine_request, fresh_id, new_record, request_id
 from .reply import refuse
 from .tools import Tools
+from .vigil import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Passthrough:
         self._chunks: EventChunks | None = None
         self._call: Call | None = None
         self._tunnel: Tunnel | None = None
+        self._pulse: Pulse | None = None
 
     def start(self, engine: HostPort, body: bytes) -> None:
         """Send `body` to `engine`."""
@@ -44,6 +46,7 @@ class Passthrough:
         record, engine_id = self._record, fresh_id(self._record.request_id)
         self._leg = record.leg(Phase.DECODE, str(engine), engine_id, record.received)
         request = engine_request(self._request, engine, self._leg, body)
+        self._pulse = self._tools.vigil.watch(engine, self)
         self._call = self._tools.pool.send(
             engine, self._request.method, request, self, switching=bool(self._request.upgrade)
         )
@@ -76,6 +79,7 @@ class Passthrough:
         record.status, record.first_byte = head.status, now
         if self._leg is not None:
             self._leg.status, self._leg.first_byte = head.status, now
+        self._alive()
         if head.status == 101 and self._call is not None:
             self._switch(head, self._call)
             return
@@ -83,6 +87,7 @@ class Passthrough:
         self._relay.begin(head, INTERNAL, b"", close=self._tools.lifecycle.draining)
 
     def body(self, data: bytes, last: bool) -> None:
+        self._alive()
         if self._chunks is not None:
             data = self._chunks.take(data)
         if last:
@@ -91,18 +96,32 @@ class Passthrough:
         self._relay.body(data, last=last)
 
     def failed(self, failure: Failure, detail: str) -> None:
+        self._failed(result_of_failure(failure), detail)
+
+    def silent(self, detail: str) -> None:
+        if self._call is not None:
+            self._call.abort()
+        self._failed(Result.SILENT, detail)
+
+    def _failed(self, result: Result, detail: str) -> None:
         # Probes and scrapes ask several times a second: who asks is told, and that is enough.
         level = logging.DEBUG if self._request.method == b"GET" else logging.WARNING
         record = self._record
         # The path may hold names that are the client's own.
         ids = {"request_id": record.request_id}
         log.log(level, "passed through, %s: %s", record.method, detail, extra=ids)
-        self._ended(result_of_failure(failure), detail)
+        self._ended(result, detail)
         self._break(502, detail)
+
+    def _alive(self) -> None:
+        if self._pulse is not None:
+            self._pulse.alive = True
 
     def _switch(self, head: ResponseHead, call: Call) -> None:
         """Both agreed on another protocol: bytes from here, for as long as they like."""
         lines = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")
+        if self._pulse is not None:
+            self._pulse.leave(self)
         self._tunnel = Tunnel(self._client, call, self._tunnel_ended)
         self._tunnel.begin(head.encode(INTERNAL, lines, close=False, plain=False))
 
@@ -127,6 +146,8 @@ class Passthrough:
             self._call.abort()
 
     def _ended(self, result: Result, detail: str = "") -> None:
+        if self._pulse is not None:
+            self._pulse.leave(self)
         if self._leg is not None:
             self._leg.end(result, self._loop.time(), status=self._leg.status, detail=detail)
 

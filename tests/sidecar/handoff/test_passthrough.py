@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from ..conftest import World
-from ..peers import Turn
+from ..peers import Turn, hangs
 from ..wire import wire
 
 
@@ -142,3 +142,45 @@ async def test_a_large_answer_waits_for_its_reader(world: World) -> None:
         async with asyncio.timeout(20):
             while left:
                 left -= len(await client.reader.read(2**20))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_hung_engine_is_waited_for_by_nobody(world: World, begun: bool) -> None:
+    async def script(turn: Turn) -> None:
+        if begun:
+            turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+        await turn.gone.wait()
+
+    await world.start(script, silence_timeout=0.2)
+    world.decode.health = hangs
+    async with wire(world.running.listen) as client:
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        if begun:
+            assert (await client.reader.readuntil(b"half")).startswith(b"HTTP/1.1 200 ")
+            with pytest.raises(ConnectionResetError):
+                await client.closed()
+        else:
+            answer = await client.response()
+            assert (answer.status, b"no sign of life" in answer.body) == (502, True)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+
+
+async def test_a_slow_answer_of_an_engine_that_lives_is_waited_for(world: World) -> None:
+    checks = 0
+
+    async def healthy(turn: Turn) -> None:
+        nonlocal checks
+        checks += 1
+        turn.answer(200, b"")
+        if checks == 5:
+            asked.set()
+
+    async def script(turn: Turn) -> None:
+        await asked.wait()
+        turn.answer(200, b"{}")
+
+    asked = asyncio.Event()
+    await world.start(script, silence_timeout=0.2)
+    world.decode.health = healthy
+    async with world.http.get(world.url("/v1/models")) as answer:
+        assert answer.status == 200

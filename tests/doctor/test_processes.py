@@ -1,0 +1,98 @@
+"""What joins engines of one machine, seen from /proc: processes that have it open as UCX would."""
+
+import asyncio
+import mmap
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem_doctor.processes import fabrics
+from tandem_planner.fabrics import Fabric
+
+pytestmark = pytest.mark.component
+
+# library, descriptor of shared memory, port to connect to (0: accept one)
+PEER = """
+import mmap, socket, sys
+with open(sys.argv[1], "rb") as library:
+    kept = [mmap.mmap(library.fileno(), 0, prot=mmap.PROT_READ)]
+kept.append(mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE))
+listener = socket.create_server(("127.0.0.1", 0))
+kept.append(socket.create_connection(listener.getsockname()))
+kept.append(listener.accept())
+port = int(sys.argv[3])
+if port:
+    kept.append(socket.create_connection(("127.0.0.1", port)))
+print(listener.getsockname()[1], flush=True)
+for line in sys.stdin:
+    kept.append(listener.accept())
+    print(flush=True)
+"""
+
+
+@asynccontextmanager
+async def peer(library: Path, segment: int, port: int = 0) -> AsyncIterator[Process]:
+    """A process with its own connection to itself, its segment, and a connection to `port`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PEER, str(library), str(segment), str(port)),
+        stdin=PIPE,
+        stdout=PIPE,
+        pass_fds=(segment,),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def says(process: Process) -> int:
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        return int(await process.stdout.readline() or -1)
+
+
+def segment(name: str) -> int:
+    made = os.memfd_create(name)
+    os.ftruncate(made, mmap.PAGESIZE)
+    return made
+
+
+@pytest.mark.parametrize("fabric", [None, Fabric.TCP, Fabric.SHARED_MEMORY])
+async def test_only_what_joins_two_engines_counts(tmp_path: Path, fabric: Fabric | None) -> None:
+    library = tmp_path / "libucp-1.so"
+    library.write_bytes(b"x")
+    async with AsyncExitStack() as stack:
+        segments = [segment("ucx_a"), segment("ucx_b")]
+        for each in segments:
+            stack.callback(os.close, each)
+        if fabric is Fabric.SHARED_MEMORY:
+            segments = segments[:1] * 2
+        one = await stack.enter_async_context(peer(library, segments[0]))
+        port = await says(one)
+        tcp = fabric is Fabric.TCP
+        other = await stack.enter_async_context(peer(library, segments[1], port if tcp else 0))
+        await says(other)
+        if tcp:
+            assert one.stdin is not None
+            one.stdin.write(b"accept\n")
+            assert one.stdout is not None
+            assert await one.stdout.readline() == b"\n"
+        expected = frozenset({fabric} if fabric else ())
+        assert fabrics([one.pid, other.pid]) == {one.pid: expected, other.pid: expected}
+
+
+async def test_who_uses_no_ucx_is_not_known(tmp_path: Path) -> None:
+    library = tmp_path / "libother.so"
+    library.write_bytes(b"x")
+    shared = segment("ucx_a")
+    async with peer(library, shared) as one:
+        os.close(shared)
+        await says(one)
+        assert fabrics([one.pid, -1]) == {one.pid: None, -1: None}

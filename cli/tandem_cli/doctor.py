@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -18,11 +18,10 @@ from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
 from tandem_doctor.gather import Place, gather
 from tandem_doctor.rules import diagnose
-from tandem_kube.errors import ApiError, NotConfigured
-from tandem_local.errors import NoStack
-from tandem_local.state import State, default_run_dir, read_state
+from tandem_local.state import State
 
-from .options import command, run_dir_option
+from .options import command
+from .source import Source, source_options
 
 _COLOURS: Final = {
     Severity.OK: "green",
@@ -34,24 +33,14 @@ _TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 @command("doctor")
-@click.option("-n", "--namespace", help="Of a cluster.  [default: the kubeconfig context's]")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file.  [default: $KUBECONFIG or ~/.kube/config; in a pod, its own cluster]",
-)
-@click.option("--context", help="Context of the kubeconfig.  [default: the current one]")
-@run_dir_option
+@source_options
 @click.option("--all", "show_all", is_flag=True, help="Show also what is well.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(
     *,
-    namespace: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
-    run_dir: Path | None,
     show_all: bool,
     as_json: bool,
+    **where: Any,
 ) -> None:
     """Look at what runs and say what is wrong with it, each finding with its fix.
 
@@ -60,21 +49,15 @@ def doctor(
 
     Without -n, --kubeconfig and --context the stack that tandem up or tandem demo runs here, if one
     does; otherwise a namespace of a cluster, through its API server (it takes the right to list
-    pods and to get pods/proxy). Run inside the cluster, it also tries the side channels.
+    pods and to get pods/proxy). In a pod of the cluster it asks pods directly, which takes the
+    right to list them only, and tries the side channels too.
 
     Exit status: 0 nothing is broken, 1 something is, or nothing can be asked, 2 wrong usage.
     """
-    wants_cluster = bool(namespace or kubeconfig or context)
-    if run_dir and wants_cluster:
-        raise click.UsageError("--run-dir is for this machine's stack, the rest for a cluster")
-    try:
-        state = None if wants_cluster else _stack_here(run_dir)
-        looked = _stack(state) if state else _cluster(namespace, kubeconfig, context)
-        facts = asyncio.run(looked)
-    except NotConfigured as err:
-        fail(str(err) if wants_cluster else f"no stack runs in {default_run_dir()}, and {err}")
-    except (NoStack, ApiError) as err:
-        fail(str(err))
+    source = Source(**where)
+    with source.explained():
+        state = source.stack()
+        facts = asyncio.run(_cluster(source) if state is None else _stack(state))
     if not facts.engines:
         fail("no engine's pod runs there: see tandem status")
     findings = diagnose(facts)
@@ -83,16 +66,6 @@ def doctor(
     else:
         _print(findings, show_all=show_all)
     sys.exit(1 if worst(findings) is Severity.BROKEN else 0)
-
-
-def _stack_here(run_dir: Path | None) -> State | None:
-    """The stack that is meant; None where none was named and none runs. Raises NoStack."""
-    try:
-        return read_state(run_dir or default_run_dir())
-    except NoStack:
-        if run_dir is not None:
-            raise
-        return None
 
 
 async def _stack(state: State) -> Facts:
@@ -105,15 +78,17 @@ async def _stack(state: State) -> Facts:
         return await _facts(places, found, unseen)
 
 
-async def _cluster(namespace: str | None, kubeconfig: Path | None, context: str | None) -> Facts:
+async def _cluster(source: Source) -> Facts:
     # Only here: the client takes two seconds to import.
     from tandem_doctor import cluster  # noqa: PLC0415
     from tandem_kube.client import connect  # noqa: PLC0415
 
-    async with await connect(kubeconfig, context) as api:
-        inside = _TOKEN.exists()
-        places = await cluster.places(api, namespace or api.namespace, inside=inside)
-        return await _facts(places, None, "the engines are on other machines")
+    # Another cluster's kubeconfig may well be used in a pod.
+    inside = _TOKEN.exists() and source.kubeconfig is None and source.context is None
+    async with await connect(source.kubeconfig, source.context) as api:
+        namespace = source.namespace or api.namespace
+        async with cluster.places(api, namespace, inside=inside) as places:
+            return await _facts(places, None, "the engines are on other machines")
 
 
 async def _facts(places: Sequence[Place], found: tuple[Gpu, ...] | None, unseen: str) -> Facts:
@@ -123,12 +98,21 @@ async def _facts(places: Sequence[Place], found: tuple[Gpu, ...] | None, unseen:
 
 def _print(findings: Sequence[Finding], *, show_all: bool) -> None:
     console = Console(soft_wrap=True)
-    for f in findings:
+    for f, others in _alike(findings):
         if not show_all and f.severity is Severity.OK:
             continue
+        more = f" and {others} more" if others else ""
         mark = Text(f"{f.severity.value:<8}", _COLOURS[f.severity])
-        console.print(mark, Text(f"{f.check}: {f.subject}: {f.seen}"))
+        console.print(mark, Text(f"{f.check}: {f.subject}{more}: {f.seen}"))
         if f.fix:
             console.print(Text(f"{'':<9}fix: {f.fix}", "bold"))
     counts = Counter(f.severity for f in findings)
     console.print(", ".join(f"{counts[severity]} {severity.value}" for severity in Severity))
+
+
+def _alike(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
+    """The first of those that say the same, and how many others do: pairs are many."""
+    said: dict[tuple[str, ...], list[Finding]] = {}
+    for f in findings:
+        said.setdefault((f.severity, f.check, f.seen, f.fix), []).append(f)
+    return [(same[0], len(same) - 1) for same in said.values()]

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -17,13 +16,13 @@ import msgspec
 from tandem_contract import ports
 from tandem_contract.commandline import fail
 from tandem_contract.trace import DecisionTrace, SidecarTrace, trace_path
-from tandem_kube.errors import ApiError, NotConfigured, NotFound
+from tandem_kube.errors import ApiError, NotFound
 from tandem_kube.resources import PODS
-from tandem_local.errors import NoStack
 from tandem_local.router import EPP
-from tandem_local.state import State, default_run_dir, read_state
+from tandem_local.state import State
 
-from .options import command, run_dir_option
+from .options import command
+from .source import Source, source_options
 from .timeline import Decided, Heard, Served, Silent, lines, to_json, unknown
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
@@ -51,23 +50,13 @@ class Witness:
 
 @command("trace")
 @click.argument("request_id")
-@click.option("-n", "--namespace", help="Of a cluster.  [default: the kubeconfig context's]")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file.  [default: $KUBECONFIG or ~/.kube/config; in a pod, its own cluster]",
-)
-@click.option("--context", help="Context of the kubeconfig.  [default: the current one]")
-@run_dir_option
+@source_options
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def trace(
     *,
     request_id: str,
-    namespace: str | None,
-    kubeconfig: Path | None,
-    context: str | None,
-    run_dir: Path | None,
     as_json: bool,
+    **where: Any,
 ) -> None:
     """Show what became of REQUEST_ID: where it was sent and why, each attempt, how it ended.
 
@@ -77,33 +66,17 @@ def trace(
 
     Exit status: 0 it is known, 1 it is not, or nobody can be asked, 2 wrong usage.
     """
-    wants_cluster = bool(namespace or kubeconfig or context)
-    if run_dir and wants_cluster:
-        raise click.UsageError("--run-dir is for this machine's stack, the rest for a cluster")
-    try:
-        state = None if wants_cluster else _stack_here(run_dir)
-        source = _cluster(namespace, kubeconfig, context) if state is None else _stack(state)
-        heard = asyncio.run(_heard(source, request_id))
-    except NotConfigured as err:
-        fail(str(err) if wants_cluster else f"no stack runs in {default_run_dir()}, and {err}")
-    except (NoStack, ApiError) as err:
-        fail(str(err))
+    source = Source(**where)
+    with source.explained():
+        state = source.stack()
+        asked = _cluster(source) if state is None else _stack(state)
+        heard = asyncio.run(_heard(asked, request_id))
     if not heard.decided and not heard.served:
         fail(unknown(request_id, heard))
     if as_json:
         click.echo(msgspec.json.encode(to_json(request_id, heard)))
     else:
         click.echo("\n".join(lines(request_id, heard)).rstrip())
-
-
-def _stack_here(run_dir: Path | None) -> State | None:
-    """The stack that is meant; None where none was named and none runs. Raises NoStack."""
-    try:
-        return read_state(run_dir or default_run_dir())
-    except NoStack:
-        if run_dir is not None:
-            raise
-        return None
 
 
 async def _heard(source: AbstractAsyncContextManager[Sequence[Witness]], request_id: str) -> Heard:
@@ -169,14 +142,12 @@ async def _get(http: aiohttp.ClientSession, url: str) -> bytes:
 
 
 @asynccontextmanager
-async def _cluster(
-    namespace: str | None, kubeconfig: Path | None, context: str | None
-) -> AsyncIterator[Sequence[Witness]]:
+async def _cluster(source: Source) -> AsyncIterator[Sequence[Witness]]:
     # Only here: the client takes two seconds to import.
     from tandem_kube.client import connect  # noqa: PLC0415
 
-    async with await connect(kubeconfig, context) as api:
-        where = namespace or api.namespace
+    async with await connect(source.kubeconfig, source.context) as api:
+        where = source.namespace or api.namespace
 
         def asking(pod: str, port: int) -> Callable[[str], Awaitable[bytes]]:
             async def ask(path: str) -> bytes:

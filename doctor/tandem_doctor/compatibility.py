@@ -9,10 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from .facts import Engine
 from .findings import Finding, Severity
 
 CHECK: Final = "compatible"
+
+_OFFLOADING: Final = "OffloadingConnector"
+_HIDDEN_STATES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""`SpeculativeConfig.use_eagle` of vLLM 0.32."""
+
+
+class _Speculation(msgspec.Struct):
+    method: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +34,32 @@ class Item:
     value: Callable[[Engine], str | None]
     """None: not known of this engine."""
     fix: str
+    hashed: bool = False
+    """Whether it is in vLLM's hash: with equal hashes it is equal, however it was asked for."""
 
 
 def _flag(name: str, default: str) -> Callable[[Engine], str | None]:
     return lambda e: e.declared.flags.get(name, default) if e.declared else None
 
 
-def _transfer(name: str) -> Callable[[Engine], str | None]:
-    return lambda e: str(e.declared.transfer.get(name)) if e.declared else None
+def _connector(engine: Engine) -> str | None:
+    """What hands over: a chain may offload besides on one side."""
+    if engine.declared is None:
+        return None
+    names = sorted(set(engine.declared.connectors))
+    return " and ".join([name for name in names if name != _OFFLOADING] or names)
+
+
+def _speculation(engine: Engine) -> str | None:
+    """Of methods that read the model's hidden states, whose own KV is handed over too."""
+    text = _flag("speculative-config", "{}")(engine)
+    if text is None:
+        return None
+    try:
+        config = msgspec.json.decode(text, type=_Speculation)
+    except msgspec.MsgspecError:
+        return text
+    return f"{config.method} of {config.model}" if config.method in _HIDDEN_STATES else "none"
 
 
 def _said(name: str) -> Callable[[Engine], str | None]:
@@ -48,14 +77,20 @@ def _model(engine: Engine) -> str | None:
 
 
 ITEMS: Final = (
-    Item("version", lambda e: e.version, "give both pools the same engine.version and image"),
-    Item("connector", _transfer("kv_connector"), "give both pools the same transfer.connector"),
-    Item("model", _model, "give both pools the same model.name and source"),
-    Item("dtype", _flag("dtype", "auto"), "set engine.dtype on the PrefillPool only"),
+    Item(
+        "version",
+        lambda e: e.version,
+        "give both pools the same engine.version and image",
+        hashed=True,
+    ),
+    Item("connector", _connector, "give both pools the same transfer.connector"),
+    Item("model", _model, "give both pools the same model.name and source", hashed=True),
+    Item("dtype", _flag("dtype", "auto"), "set engine.dtype on the PrefillPool only", hashed=True),
     Item(
         "kvCacheDtype",
         lambda e: e.cache.get("cache_dtype") or _flag("kv-cache-dtype", "auto")(e),
         "set engine.kvCacheDtype alike: an fp8 cache on one side cannot be read by the other",
+        hashed=True,
     ),
     Item(
         "blockSize",
@@ -77,11 +112,13 @@ ITEMS: Final = (
         "hybrid allocator",
         _flag("disable-hybrid-kv-cache-manager", "false"),
         "give --disable-hybrid-kv-cache-manager to both engines or to neither",
+        hashed=True,
     ),
     Item(
         "speculation",
-        _flag("speculative-config", "none"),
+        _speculation,
         "give --speculative-config (EAGLE, MTP) to both engines or to neither",
+        hashed=True,
     ),
     Item(
         "LoRA adapters",
@@ -94,8 +131,12 @@ ITEMS: Final = (
 def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
     """A finding for each item that differs; one that all agree; what is unknown is left out."""
     pair = f"{prefill.pod} → {decode.pod}"
+    hashes = [e.side_channel.fingerprint if e.side_channel else None for e in (prefill, decode)]
+    proven = None not in hashes and hashes[0] == hashes[1]
     differing = False
     for item in ITEMS:
+        if item.hashed and proven:
+            continue
         one, other = item.value(prefill), item.value(decode)
         if one is None or other is None or one == other:
             continue
@@ -103,7 +144,6 @@ def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
         seen = f"{item.name}: prefill has {one}, decode has {other}"
         yield Finding(Severity.BROKEN, CHECK, pair, seen, item.fix)
     yield from _parallel(pair, prefill, decode)
-    hashes = [e.side_channel.fingerprint if e.side_channel else None for e in (prefill, decode)]
     if None not in hashes and hashes[0] != hashes[1] and not differing:
         yield Finding(
             Severity.BROKEN,

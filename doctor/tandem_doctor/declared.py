@@ -10,6 +10,13 @@ import msgspec
 from .facts import Declared
 
 _TRANSFER: Final = "kv-transfer-config"
+_SHORT: Final = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-sc": "--speculative-config",
+}
+"""What vLLM takes in place of the long flags that are read here."""
 _VARIABLE: Final = re.compile(r"\$\(([^)]+)\)")
 
 
@@ -19,14 +26,17 @@ def read_command(words: Sequence[str], environment: Mapping[str, str]) -> Declar
     A configuration that is no JSON object is taken for none: the engine would not have started.
     """
     flags: dict[str, str] = {}
-    expanded = [_expand(word, environment) for word in words]
+    expanded = [_SHORT.get(word) or _expand(word, environment) for word in words]
     for word, following in pairwise([*expanded, "--"]):
         if not word.startswith("--") or word == "--":
             continue
         name, equals, value = word[2:].partition("=")
         if not equals:
             value = "true" if following.startswith("--") else following
-        flags[name.replace("_", "-")] = value
+        name = name.replace("_", "-")
+        if value == "true" and name.startswith("no-"):
+            name, value = name.removeprefix("no-"), "false"
+        flags[name] = value
     if "model" not in flags and "serve" in expanded:
         flags["model"] = expanded[expanded.index("serve") + 1]
     return Declared(flags, _json(flags.get(_TRANSFER, "{}")), dict(environment))

@@ -18,6 +18,19 @@ class Declared:
     """`--kv-transfer-config`; empty without one."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def connectors(self) -> tuple[str, ...]:
+        """By vLLM's names; of a MultiConnector those in it."""
+        extra = self.transfer.get("kv_connector_extra_config")
+        chain = extra.get("connectors") if isinstance(extra, dict) else None
+        links = [self.transfer, *(chain if isinstance(chain, list) else ())]
+        names = [str(link.get("kv_connector")) for link in links if isinstance(link, dict)]
+        return tuple(names[1:] or names)
+
+    def uses(self, kind: str) -> bool:
+        """Whether a connector's name begins with `kind`."""
+        return any(name.startswith(kind) for name in self.connectors)
+
 
 @dataclass(frozen=True, slots=True)
 class SideChannel:
@@ -41,6 +54,8 @@ class Engine:
     group: str
     """Engines hand off to each other within a group only."""
     address: str
+    compat: str = ""
+    """Those with an equal one are paired; empty where nothing says."""
     trouble: str | None = None
     """Why its HTTP port does not answer; None: it does."""
     version: str | None = None
@@ -56,7 +71,7 @@ class Engine:
     side_channel: SideChannel | None = None
     """None: not asked from here."""
     fabrics: frozenset[Fabric] | None = None
-    """What its processes have open towards other engines; None: not seen from here."""
+    """What joins its processes with other engines'; None: not seen from here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ _AT_ONCE: Final = 16
 """Pods asked at a time: on a cluster each goes through the API server."""
 _VLLM: Final = "vllm"
 """`owned_by` of its models. The reference engine's side channel speaks a protocol of its own."""
+_BOOTSTRAP_PORT: Final = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 _LABELLED: Final = {
     metrics.ERRORS: metrics.PHASE_LABEL,
     metrics.REQUESTS: metrics.ROUTING_PATH_LABEL,
@@ -50,6 +51,8 @@ class Place:
     ask_engine: Ask
     ask_sidecar: Ask | None
     declared: Declared | None
+    compat: str = ""
+    """By which the router pairs, where it is labelled."""
     fabrics: frozenset[Fabric] | None = None
     reaches: bool = True
     """Whether other ports of the pod can be reached from here."""
@@ -102,7 +105,13 @@ async def _engine(place: Place) -> Engine:
     except (NoAnswer, ValueError) as err:
         address = str(place.address)
         return Engine(
-            place.pod, place.role, place.group, address, trouble=str(err), declared=place.declared
+            place.pod,
+            place.role,
+            place.group,
+            address,
+            compat=place.compat,
+            trouble=str(err),
+            declared=place.declared,
         )
     base = next((model for model in models if model.parent is None), None)
     return Engine(
@@ -110,6 +119,7 @@ async def _engine(place: Place) -> Engine:
         place.role,
         place.group,
         str(place.address),
+        compat=place.compat,
         version=await _version(place.ask_engine),
         model=(base.root or base.id) if base else None,
         adapters=frozenset(model.id for model in models if model.parent is not None),
@@ -133,12 +143,27 @@ async def _version(ask: Ask) -> str | None:
 async def _side_channel(place: Place, maker: str) -> SideChannel | None:
     if not place.reaches or place.declared is None or not place.declared.transfer:
         return None
-    told = place.declared.environment
-    host = told.get(environment.SIDE_CHANNEL_HOST, place.address.host)
-    port = told.get(environment.SIDE_CHANNEL_PORT, str(ports.SIDE_CHANNEL))
-    address = HostPort(host, int(port) if port.isdigit() else ports.SIDE_CHANNEL)
-    nixl = maker == _VLLM and "Nixl" in str(place.declared.transfer)
+    address = hand_off_address(place.declared, place.role, place.address.host)
+    if address is None:
+        return None
+    nixl = maker == _VLLM and place.declared.uses("Nixl")
     return await (side_channel.ask_nixl if nixl else side_channel.ask_port)(address)
+
+
+def hand_off_address(declared: Declared, role: Role, host: str) -> HostPort | None:
+    """Where a reader of its KV begins, by its connector; None: nowhere."""
+    told = declared.environment
+    if declared.uses("Nixl"):
+        port = _port(told.get(environment.SIDE_CHANNEL_PORT), ports.SIDE_CHANNEL)
+        return HostPort(told.get(environment.SIDE_CHANNEL_HOST) or host, port)
+    if declared.uses("Mooncake"):
+        port = _port(told.get(_BOOTSTRAP_PORT), ports.MOONCAKE_BOOTSTRAP)
+        return HostPort(host, port) if role is Role.PREFILL else None
+    return None
+
+
+def _port(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() else default
 
 
 async def _sidecar(place: Place) -> Sidecar | None:

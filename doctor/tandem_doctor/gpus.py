@@ -43,8 +43,11 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def _nearness(one: object, other: object) -> str:
-    status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    if status == pynvml.NVML_P2P_STATUS_OK:
-        return "nvlink"
-    level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+    try:
+        status = pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        if status == pynvml.NVML_P2P_STATUS_OK:
+            return "nvlink"
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+    except pynvml.NVMLError_NotSupported:  # in virtual machines
+        return "unknown"
     return str(dict(_LEVELS).get(level, f"level {level}"))

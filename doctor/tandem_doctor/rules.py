@@ -1,6 +1,6 @@
 """What the facts mean: findings, each with its fix (seed 004's troubleshooting tables). Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tandem_contract import metrics
@@ -33,6 +33,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     found += [finding for sidecar in facts.sidecars for finding in _sidecar(sidecar)]
     for prefill, decode in pairs(facts):
         found += compatibility.compare(prefill, decode)
+    found += _partners(facts)
     found += _identities(facts)
     found += _balance(facts)
     found += _gpus(facts)
@@ -42,13 +43,21 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
 
 def pairs(facts: Facts) -> list[tuple[Engine, Engine]]:
     """Prefill and decode engines that answer and may be given one request."""
-    alive = [e for e in facts.engines if e.trouble is None]
+    prefills = [e for e in facts.engines if e.role is Role.PREFILL]
+    decodes = [e for e in facts.engines if e.role is Role.DECODE]
     return [
         (p, d)
-        for p in alive
-        for d in alive
-        if p.role is Role.PREFILL and d.role is Role.DECODE and p.group == d.group
+        for p in prefills
+        for d in decodes
+        if p.trouble is None and d.trouble is None and p.group == d.group
+        if p.compat == d.compat or _alone(p, decodes) or _alone(d, prefills)
     ]
+
+
+def _alone(engine: Engine, others: Sequence[Engine]) -> bool:
+    """Whether it is paired with none: with partners of its own, what differs from it is another
+    revision, or another set, and no fault."""
+    return not any(o.group == engine.group and o.compat == engine.compat for o in others)
 
 
 def _engine(engine: Engine) -> Iterator[Finding]:
@@ -96,15 +105,17 @@ def _policy(engine: Engine) -> Iterator[Finding]:
 def _side_channel(engine: Engine) -> Iterator[Finding]:
     channel = engine.side_channel
     if channel is None:
+        if engine.declared is not None and not engine.declared.uses("Nixl"):
+            return
         fix = "run tandem doctor inside the cluster, where pods reach each other"
         yield Finding(_UNKNOWN, "side channel", engine.pod, "not asked from here", fix)
     elif channel.trouble is None:
         yield Finding(_OK, "side channel", engine.pod, f"answers at {channel.address}")
     elif engine.role is Role.PREFILL:
         fix = (
-            "open the side channel's port (5600 and one for each further rank) and UCX's ephemeral "
-            "ports between the pods, and set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that the "
-            "other side can reach"
+            "open that port (NIXL: 5600 and one for each further rank) and UCX's ephemeral ports "
+            "between the pods, and set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that the other "
+            "side can reach"
         )
         seen = f"{channel.address}: {channel.trouble}"
         yield Finding(_BROKEN, "side channel", engine.pod, seen, fix)
@@ -153,7 +164,7 @@ def _fabric(engine: Engine) -> Fabric:
 
 def _names(engine: Engine) -> str:
     names = sorted(f.value for f in engine.fabrics or ())
-    return " and ".join(names) or "a transport that cannot be seen from here"
+    return " and ".join(names) or "a transport that is not seen from here"
 
 
 def _faster(engine: Engine) -> str:
@@ -186,6 +197,16 @@ def _sidecar(sidecar: Sidecar) -> Iterator[Finding]:
         seen = f"{lost:.0f} hand-offs whose KV did not arrive"
         fix = "see the findings of its engine and of the prefill pods on side channel and lost KV"
         yield Finding(_WARNING, "lost KV", sidecar.pod, seen, fix)
+
+
+def _partners(facts: Facts) -> Iterator[Finding]:
+    """Each decode engine has somebody to take KV from."""
+    prefills = [e for e in facts.engines if e.role is Role.PREFILL]
+    for engine in facts.engines:
+        if engine.role is Role.DECODE and engine.trouble is None and _alone(engine, prefills):
+            seen = "no prefill engine is paired with it: it serves requests alone"
+            fix = "see what differs, above; or scale its PrefillPool up"
+            yield Finding(_WARNING, "partner", engine.pod, seen, fix)
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
             f"{metrics.ENGINE_XFER_SECONDS}_sum": 1.0,
         },
         declared=declared,
-        side_channel=SideChannel("10.0.0.1:5600", fingerprint="abc"),
+        side_channel=SideChannel("10.0.0.1:5600"),
         fabrics=frozenset({Fabric.TCP}),
     )
     return replace(made, **changes)
@@ -65,7 +65,10 @@ def test_nothing_is_said_of_a_healthy_pair() -> None:
         (replace(D, cache={"block_size": "64", "cache_dtype": "fp8"}), "kvCacheDtype"),
         (replace(D, cache={"block_size": "16", "cache_dtype": "auto"}), "blockSize"),
         (replace(D, max_model_len=2048), "maxModelLen"),
-        (engine(Role.DECODE, ("speculative-config", "{}")), "speculation"),
+        (
+            engine(Role.DECODE, ("speculative-config", '{"method": "eagle3", "model": "d"}')),
+            "speculation",
+        ),
         (engine(Role.DECODE, ("disable-hybrid-kv-cache-manager", "true")), "hybrid"),
         (replace(D, adapters=frozenset({"lora"})), "LoRA"),
     ],
@@ -91,9 +94,46 @@ def test_what_the_side_channel_says_is_compared() -> None:
     assert "hashes differ" in finding.seen
 
 
+def test_flags_that_come_to_the_same_are_no_fault() -> None:
+    ngram = engine(Role.DECODE, ("speculative-config", '{"method": "ngram"}'))
+    assert bad(Facts((P, ngram), (), GPU)) == []
+    chain = {
+        "connectors": [{"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]
+    }
+    many = {"kv_connector": "MultiConnector", "kv_connector_extra_config": chain}
+    assert bad(Facts((engine(Role.PREFILL, transfer=many), D), (), GPU)) == []
+
+    def with_hash(engine: Engine, fingerprint: str) -> Engine:
+        return replace(engine, side_channel=SideChannel("a:1", None, fingerprint))
+
+    asked = engine(Role.DECODE, ("dtype", "bfloat16"))
+    assert bad(Facts((with_hash(P, "x"), with_hash(asked, "x")), (), GPU)) == []
+    (finding,) = bad(Facts((with_hash(P, "x"), with_hash(asked, "y")), (), GPU))
+    assert finding.seen == "dtype: prefill has auto, decode has bfloat16"
+
+
+def test_of_two_revisions_each_is_held_against_its_own() -> None:
+    def of(engine: Engine, compat: str, version: str) -> Engine:
+        return replace(engine, pod=f"{engine.pod}-{compat}", compat=compat, version=version)
+
+    def ident(name: str, engine: Engine) -> Engine:
+        assert engine.declared is not None
+        transfer = {**engine.declared.transfer, "engine_id": name}
+        return replace(engine, declared=replace(engine.declared, transfer=transfer))
+
+    old = of(P, "a", "1"), of(D, "a", "1")
+    new = ident("p2", of(P, "b", "2")), ident("d2", of(D, "b", "2"))
+    assert bad(Facts((*old, *new), (), GPU)) == []
+
+    version, partner = bad(Facts((old[0], new[1]), (), GPU))
+    assert version.seen == "version: prefill has 1, decode has 2"
+    assert (partner.check, partner.subject) == ("partner", "decode-0-b")
+
+
 def test_engines_of_two_groups_are_not_compared() -> None:
     other = replace(D, group="n", version="0.1")
-    assert bad(Facts((P, other), (), GPU)) == []
+    (finding,) = bad(Facts((P, other), (), GPU))
+    assert (finding.check, finding.severity) == ("partner", Severity.WARNING)
 
 
 def test_a_wider_prefill_is_a_warning() -> None:

@@ -1,0 +1,124 @@
+"""A client of the sidecar that tells whole answers, clear errors and broken ones apart."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from tandem_contract import headers
+from tandem_contract.commandline import HostPort
+from tandem_loadtest.answers import AnswerBuilder, AnswerError, error_message, parse_answer
+from tandem_loadtest.calls import Answer, Call
+from tandem_loadtest.sse import EventParser
+
+from .engine import SERVED
+
+HUNG: Final = "hung"
+BROKEN: Final = "broken off"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a client was told."""
+
+    status: int = 0
+    path: str = ""
+    prefill: str = ""
+    """The backend that prefilled."""
+    retry_after: str = ""
+    answer: Answer | None = None
+    error: str = ""
+    """Empty for a whole answer; the server's words, or HUNG or BROKEN where it said none."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return list((self.answer and self.answer.token_ids) or ())
+
+
+class Stream:
+    """A streamed answer on its way."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._parser, self._builder = EventParser(), AnswerBuilder()
+
+    async def first(self) -> None:
+        """Return with the first bytes."""
+        self._take(await self._response.content.readany())
+
+    async def rest(self) -> Told:
+        """What was told in all."""
+        error = ""
+        try:
+            async for data in self._response.content.iter_any():
+                self._take(data)
+            self._builder.finish()
+        except AnswerError as err:
+            # The builder's own words for a stream that just stops begin so.
+            error = BROKEN if str(err).startswith("the stream ended") else str(err)
+        except TimeoutError:
+            error = HUNG
+        except aiohttp.ClientError:
+            error = BROKEN
+        return replace(head(self._response), answer=self._builder.so_far(), error=error)
+
+    def _take(self, data: bytes) -> None:
+        for event in self._parser.feed(data):
+            self._builder.add(event)
+
+
+@asynccontextmanager
+async def asked(
+    http: aiohttp.ClientSession,
+    url: str,
+    call: Call,
+    prefills: Iterable[HostPort] = (),
+    request_id: str = "",
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The response's head; leaving early closes the connection."""
+    wanted = {
+        "content-type": "application/json",
+        headers.PREFILLER_HOST_PORT: ",".join(map(str, prefills)),
+        headers.REQUEST_ID: request_id,
+    }
+    body = msgspec.json.encode(call.body(SERVED))
+    sent = {name: value for name, value in wanted.items() if value}
+    async with http.post(url + call.path, data=body, headers=sent) as response:
+        yield response
+
+
+async def ask(
+    http: aiohttp.ClientSession,
+    url: str,
+    call: Call,
+    prefills: Iterable[HostPort] = (),
+    request_id: str = "",
+) -> Told:
+    """Send it, and take what comes to the end."""
+    try:
+        async with asked(http, url, call, prefills, request_id) as response:
+            if response.status == 200 and call.stream:
+                return await Stream(response).rest()
+            body, told = await response.read(), head(response)
+            if response.status != 200:
+                return replace(told, error=error_message(body))
+            return replace(told, answer=parse_answer(body))
+    except AnswerError as err:
+        return replace(told, error=f"{BROKEN}: {err}")
+    except TimeoutError:
+        return Told(error=HUNG)
+    except aiohttp.ClientError:
+        return Told(error=BROKEN)
+
+
+def head(response: aiohttp.ClientResponse) -> Told:
+    """What the head of an answer tells."""
+    return Told(
+        response.status,
+        response.headers.get(headers.ROUTING_PATH, ""),
+        response.headers.get(headers.PREFILL_BACKEND, ""),
+        response.headers.get(headers.RETRY_AFTER, ""),
+    )

@@ -1,0 +1,124 @@
+"""`tandem-engine` as a process: killed, stopped, and started again where it was."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from tandem_contract import endpoints, environment, metrics, ports
+from tandem_contract.commandline import HostPort
+from tandem_local.addresses import allocate
+
+from ...engine.engines import tiny_model
+from .page import figure, figures
+
+SERVED: Final = "tiny"
+LEASE: Final = 600.0
+"""Seconds: longer than any test, so that whatever is free again was released."""
+_START: Final = 240.0
+"""Seconds; importing torch takes two, on a loaded machine a hundred."""
+BUSY: Final = (
+    *(metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING),
+    *(metrics.ENGINE_KV_USAGE, metrics.ENGINE_HELD),
+)
+"""Zero when an engine has nothing to do; the usage counts blocks that requests hold."""
+
+
+@dataclass
+class Engine:
+    """One engine on an address of its own."""
+
+    host: str
+    log: Path
+    role: str = "kv_producer"
+    lease: float = LEASE
+    policy: str = "recompute"
+    flags: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    serves: bool = False
+    """It did when last looked at, and was not killed since."""
+
+    @property
+    def address(self) -> HostPort:
+        return HostPort(self.host, ports.ENGINE_PREFILL)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    async def up(self) -> None:
+        """Have it serve, whatever was done to it."""
+        if self.runs:
+            self.signal(signal.SIGCONT)
+        else:
+            self.begin()
+        async with asyncio.timeout(_START), aiohttp.ClientSession() as http:
+            while True:
+                assert self.runs, self.log.read_text()
+                try:
+                    async with http.get(self.url + endpoints.HEALTH) as answer:
+                        if answer.status == 200:
+                            self.serves = True
+                            return
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.05)
+
+    def begin(self) -> None:
+        """Start; `up` waits until it serves."""
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_role": self.role,
+            "kv_load_failure_policy": self.policy,
+            "kv_connector_extra_config": {"kv_lease_duration": self.lease},
+        }
+        command = [
+            *(sys.executable, "-m", "tandem_engine.main", "--model", str(tiny_model())),
+            *("--served-model-name", SERVED, "--dtype", "float64"),
+            *("--host", self.host, "--port", str(self.address.port)),
+            *("--num-gpu-blocks-override", "512", "--max-model-len", "4096"),
+            *("--kv-transfer-config", json.dumps(transfer), *self.flags),
+        ]
+        env = os.environ | {environment.SIDE_CHANNEL_HOST: self.host, "OMP_NUM_THREADS": "1"}
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGSTOP: it keeps its sockets and says nothing."""
+        self.signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """SIGKILL, and it is gone."""
+        self.serves = False
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    async def figure(self, name: str, **labels: str) -> float:
+        return figure(await figures(self.url + endpoints.METRICS), name, **labels)
+
+    async def idle(self) -> bool:
+        """Whether no request has a block or waits, and no KV waits for a reader."""
+        page = await figures(self.url + endpoints.METRICS)
+        return not any(figure(page, name) for name in BUSY)
+
+
+def engines(directory: Path, **kinds: dict[str, Any]) -> list[Engine]:
+    """An engine for each name, none of them started, on addresses nobody else has."""
+    wanted = dict.fromkeys(kinds, (ports.ENGINE_PREFILL, ports.SIDE_CHANNEL))
+    found = allocate(wanted, f"{directory}-{os.getpid()}")
+    return [Engine(found[name], directory / name, **kind) for name, kind in kinds.items()]

@@ -1,0 +1,122 @@
+"""A real sidecar in front of a real decode engine, with real prefill engines beside them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from tandem_contract import endpoints, metrics
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_loadtest.calls import Call
+
+from ...engine.engines import expected, prompt
+from ..processes import Sidecar, sidecar
+from .asking import Told, ask, asked
+from .engine import Engine
+from .page import figure, figures
+
+SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+FALLBACK: Final = RoutingPath.FALLBACK
+TOKENS: Final = 6
+LONG: Final = 2000
+"""Tokens that no engine here says before a test has acted."""
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Return once it holds; fails after 60 s."""
+    async with asyncio.timeout(60):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+def call(seed: int, *, tokens: int = TOKENS, length: int = 100, stream: bool = False) -> Call:
+    """A prompt of its own for each seed."""
+    return Call(prompt(length, seed), max_tokens=tokens, stream=stream, ignore_eos=True)
+
+
+def alone(asked: Call) -> list[int]:
+    """What a model that never saw another's KV answers."""
+    ids = [int(str(token)) for token in asked.prompt]
+    return expected(tuple(ids), asked.max_tokens)
+
+
+@dataclass
+class Pair:
+    """What a test has in its hands."""
+
+    sidecar: Sidecar
+    decode: Engine
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.sidecar.url("")
+
+    async def ask(self, it: Call, *prefills: HostPort, request_id: str = "") -> Told:
+        return await ask(self.http, self.url, it, prefills, request_id)
+
+    def asked(
+        self, it: Call, *prefills: HostPort, request_id: str = ""
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return asked(self.http, self.url, it, prefills, request_id)
+
+    async def figure(self, name: str, **labels: str) -> float:
+        page = await figures(self.sidecar.asked(endpoints.METRICS))
+        return figure(page, name, **labels)
+
+    async def errors(self) -> dict[str, int]:
+        """Failures counted so far, by phase; without those that are zero."""
+        page = await figures(self.sidecar.asked(endpoints.METRICS))
+        counted = {p.value: int(figure(page, metrics.ERRORS, phase=p.value)) for p in ErrorPhase}
+        return {phase: count for phase, count in counted.items() if count}
+
+    async def counted(self, **errors: int) -> None:
+        """Return once these are the failures counted; what engines count comes in time."""
+
+        async def there() -> bool:
+            return await self.errors() == errors
+
+        await until(there)
+
+    async def ended(self, path: RoutingPath) -> float:
+        """How many requests ended on it."""
+        return await self.figure(metrics.REQUESTS, routing_path=path.value)
+
+    async def phases(self) -> list[str]:
+        """What runs is at."""
+        async with self.http.get(self.sidecar.asked(endpoints.STATE)) as answer:
+            state: dict[str, Any] = await answer.json()
+        return [work["phase"] for work in state["in_flight"]]
+
+    async def reaches(self, phase: str) -> None:
+        """Return once a request is at `phase`."""
+
+        async def there() -> bool:
+            return phase in await self.phases()
+
+        await until(there)
+
+    async def at_rest(self, *engines: Engine) -> None:
+        """Return once nothing runs here and in `engines`, and no KV waits there."""
+
+        async def quiet() -> bool:
+            idle = [await engine.idle() for engine in engines]
+            return all(idle) and await self.figure("tandem_sidecar_in_flight") == 0
+
+        await until(quiet)
+
+
+@asynccontextmanager
+async def paired(decode: Engine, *flags: str) -> AsyncIterator[Pair]:
+    """A sidecar with `flags` before `decode`, allowed to ask any address of this machine."""
+    fixed = ("--engine", decode.url, "--prefill-allow", "127.0.0.0/8", "--pod-name", "decode-0")
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with (
+        sidecar(*fixed, *flags) as process,
+        aiohttp.ClientSession(timeout=timeout) as http,
+    ):
+        yield Pair(process, decode, http)

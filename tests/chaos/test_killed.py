@@ -1,0 +1,130 @@
+"""Engines killed: while they prefill, between the answer and the pull, while they decode."""
+
+import asyncio
+
+import pytest
+
+from tandem_contract import metrics
+
+from ..sidecar.real.asking import Stream
+from ..sidecar.real.engine import Engine
+from ..sidecar.real.lying import Params, liar
+from ..sidecar.real.pair import FALLBACK, LONG, SPLIT, alone, call, paired
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+async def test_a_prefill_engine_killed_at_work_and_then_away(
+    decode: Engine, prefill: Engine, second: Engine
+) -> None:
+    async with paired(decode) as pair:
+        it = call(1)
+        prefill.stop()
+        client = asyncio.create_task(pair.ask(it, prefill.address, second.address))
+        await pair.reaches("prefilling")
+        prefill.kill()
+        told = await client
+        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        assert told.prefill == str(second.address)
+        it = call(2)
+        told = await pair.ask(it, prefill.address)
+        assert (told.status, told.path, told.tokens) == (200, FALLBACK.value, alone(it))
+        assert await pair.errors() == {"prefill": 2}
+        await pair.at_rest(decode, second)
+
+
+async def test_without_fallback_a_dead_prefill_engine_is_a_502(
+    decode: Engine, prefill: Engine
+) -> None:
+    prefill.kill()
+    async with paired(decode, "--no-fallback-to-unified") as pair:
+        told = await pair.ask(call(3), prefill.address)
+        assert (told.status, told.path) == (502, SPLIT.value)
+        assert str(prefill.address) in told.error
+        assert await pair.errors() == {"prefill": 1}
+        await pair.at_rest(decode)
+
+
+async def test_killed_between_its_answer_and_the_pull(decode: Engine, prefill: Engine) -> None:
+    it = call(4)
+    failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
+
+    async def killed(params: Params) -> Params:
+        prefill.kill()
+        return params
+
+    async with liar(prefill, killed) as lying, paired(decode) as pair:
+        assert await pair.errors() == {}
+        told = await pair.ask(it, lying.address)
+        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed + 1
+        await pair.counted(kv_transfer=1)
+        await pair.at_rest(decode)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_where_a_failed_load_fails_the_request_it_is_tried_once_without(
+    prefill: Engine, strict: Engine, stream: bool
+) -> None:
+    """vLLM's default policy: the engine answers 500, or an error as the stream's first event."""
+    it = call(5, stream=stream)
+
+    async def killed(params: Params) -> Params:
+        prefill.kill()
+        return params
+
+    async with liar(prefill, killed) as lying, paired(strict) as pair:
+        told = await pair.ask(it, lying.address)
+        assert (told.status, told.path, told.error) == (200, FALLBACK.value, "")
+        assert told.tokens == alone(it)
+        assert await pair.errors() == {"kv_transfer": 1}
+        await pair.at_rest(strict)
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_a_decode_engine_killed_before_the_first_byte_is_a_502(
+    decode: Engine, second: Engine, split: bool
+) -> None:
+    async with paired(decode) as pair:
+        decode.stop()
+        client = asyncio.create_task(pair.ask(call(6), *([second.address] if split else [])))
+        await pair.reaches("decoding")
+        decode.kill()
+        told = await client
+        assert (told.status, told.path) == (502, "prefill_then_decode" if split else "unified")
+        assert "decode failed" in told.error
+        assert await pair.errors() == {"decode": 1}
+        # Who would have told it is dead: the lease, short here, frees what was handed over.
+        await pair.at_rest(second)
+
+
+async def test_a_decode_engine_killed_in_mid_stream_is_an_error_event(
+    decode: Engine, prefill: Engine
+) -> None:
+    async with paired(decode) as pair:
+        async with pair.asked(call(7, tokens=LONG, stream=True), prefill.address) as response:
+            stream = Stream(response)
+            await stream.first()
+            decode.kill()
+            told = await stream.rest()
+        assert told.status == 200
+        assert "decode failed" in told.error
+        assert await pair.errors() == {"decode": 1}
+        await pair.at_rest(prefill)
+
+
+async def test_a_decode_engine_killed_before_a_whole_answer_is_a_502(
+    decode: Engine, prefill: Engine
+) -> None:
+    async with paired(decode) as pair:
+        generated = await decode.figure(metrics.ENGINE_GENERATION_TOKENS)
+        client = asyncio.create_task(pair.ask(call(8, tokens=LONG), prefill.address))
+        async with asyncio.timeout(60):
+            while await decode.figure(metrics.ENGINE_GENERATION_TOKENS) < generated + 5:
+                pass
+        decode.kill()
+        told = await client
+        assert (told.status, told.path) == (502, SPLIT.value)
+        assert "decode failed" in told.error
+        assert await pair.errors() == {"decode": 1}
+        await pair.at_rest(prefill)

@@ -1,0 +1,44 @@
+"""2,000 requests while prefill engines are killed at random and started again."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ..sidecar.real.engine import Engine, engines
+from ..sidecar.real.pair import FALLBACK, SPLIT, paired
+from ..sidecar.real.storm import Storm
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
+
+REQUESTS = 2000
+
+
+@pytest.fixture
+async def prefills(tmp_path: Path) -> AsyncIterator[list[Engine]]:
+    made = engines(tmp_path, first={}, second={}, third={})
+    try:
+        for engine in made:
+            engine.begin()
+        for engine in made:
+            await engine.up()
+        yield made
+    finally:
+        for engine in made:
+            with contextlib.suppress(ProcessLookupError):
+                engine.kill()
+
+
+async def test_none_hangs_is_truncated_or_wrong(decode: Engine, prefills: list[Engine]) -> None:
+    async with paired(decode, "--log-level", "error") as pair:
+        storm = Storm(pair, prefills, seed=2, between_kills=(60, 140))
+        await storm.blow(REQUESTS)
+        print(f"\n{storm.summary()}")
+        assert len(storm.told) == REQUESTS
+        assert storm.unclear() == []
+        assert [told for _, told in storm.told if told.error] == [], "it can always fall back"
+        assert await storm.wrong(prefills[0]) == []
+        ended = await pair.ended(SPLIT) + await pair.ended(FALLBACK)
+        assert ended == REQUESTS
+        await pair.at_rest(decode, *prefills)

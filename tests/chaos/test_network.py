@@ -1,0 +1,101 @@
+"""A network that is slow, silent or cut, by toxiproxy: to the prefill pod and under the KV."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandem_contract import metrics, ports
+from tandem_contract.commandline import HostPort
+
+from ..cluster import tools
+from ..sidecar.real.engine import Engine
+from ..sidecar.real.lying import Params, liar
+from ..sidecar.real.pair import FALLBACK, SPLIT, alone, call, paired
+from .toxiproxy import Toxiproxy, toxiproxy
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    try:
+        tools.ensure(("toxiproxy",), print)
+    except tools.MissingTool as missing:
+        pytest.skip(f"THE TESTS WITH A BAD NETWORK DID NOT RUN: {missing}")
+
+
+@pytest.fixture
+async def network(built: None) -> AsyncIterator[Toxiproxy]:
+    async with toxiproxy() as it:
+        yield it
+
+
+async def test_a_slow_prefill_pod_is_waited_for_as_long_as_there_is_time(
+    network: Toxiproxy, decode: Engine, prefill: Engine
+) -> None:
+    slow = await network.before("prefill", prefill.address)
+    async with paired(decode) as pair:
+        await network.poison("prefill", "latency", latency=700)
+        it = call(10)
+        told = await pair.ask(it, slow)
+        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        assert await pair.errors() == {}
+        await pair.at_rest(decode, prefill)
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_past_its_time_it_is_given_up_and_keeps_nothing(
+    network: Toxiproxy, decode: Engine, prefill: Engine, fallback: bool
+) -> None:
+    slow = await network.before("prefill", prefill.address)
+    flags = () if fallback else ("--no-fallback-to-unified",)
+    async with paired(decode, "--prefill-timeout", "500ms", *flags) as pair:
+        await network.poison("prefill", "latency", latency=1500)
+        it = call(11)
+        told = await pair.ask(it, slow, prefill.address)
+        if fallback:
+            assert (told.status, told.path, told.tokens) == (200, FALLBACK.value, alone(it))
+        else:
+            assert (told.status, told.path) == (504, SPLIT.value)
+        assert await pair.errors() == {"prefill": 1}
+        # The answer comes a second late, and what it hands over is released.
+        await pair.at_rest(decode, prefill)
+
+
+async def test_a_prefill_pod_behind_a_silent_network_is_left_for_the_next(
+    network: Toxiproxy, decode: Engine, prefill: Engine, second: Engine
+) -> None:
+    lost = await network.before("prefill", second.address)
+    async with paired(decode, "--silence-timeout", "1s") as pair:
+        await network.poison("prefill", "timeout", timeout=0)
+        it = call(12)
+        told = await pair.ask(it, lost, prefill.address)
+        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        assert told.prefill == str(prefill.address)
+        assert await pair.errors() == {"prefill": 1}
+        await network.cure("prefill", "timeout")
+        await pair.at_rest(decode, prefill, second)
+
+
+@pytest.mark.parametrize("toxic", ["limit_data", "reset_peer", "timeout"])
+async def test_kv_that_breaks_off_or_stops_on_its_way_is_computed_again(
+    network: Toxiproxy, decode: Engine, second: Engine, toxic: str
+) -> None:
+    """A prompt's KV has 50 KB here; that nothing comes any more, the engine finds after 10 s."""
+    it = call(13)
+    attributes = {"limit_data": {"bytes": 20_000}, "reset_peer": {"timeout": 0}}
+    failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
+    side_channel = await network.before("kv", HostPort(second.host, ports.SIDE_CHANNEL))
+
+    async def through(params: Params) -> Params:
+        return params | {"remote_host": side_channel.host, "remote_port": side_channel.port}
+
+    async with liar(second, through) as between, paired(decode) as pair:
+        assert await pair.errors() == {}
+        await network.poison("kv", toxic, **attributes.get(toxic, {"timeout": 0}))
+        told = await pair.ask(it, between.address)
+        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed + 1
+        await pair.counted(kv_transfer=1)
+        await network.cure("kv", toxic)
+        await pair.at_rest(decode, second)

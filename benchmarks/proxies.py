@@ -68,8 +68,8 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
     async with AsyncExitStack() as stack:
 
         async def start(name: str, port: int, command: tuple[str, ...]) -> Server:
-            server = _server(name, port, command, scratch / f"{name}.log")
-            return await stack.enter_async_context(server)
+            started = server(name, port, command, scratch / f"{name}.log")
+            return await stack.enter_async_context(started)
 
         yield Servers(
             await start("engine", engine, fake),
@@ -80,9 +80,13 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
 
 
 @asynccontextmanager
-async def _server(
+async def server(
     name: str, port: int, command: tuple[str, ...], log: Path
 ) -> AsyncIterator[Server]:
+    """Run `command` until it listens on `port`, and end it afterwards.
+
+    Raises RuntimeError with what it said when it ends before.
+    """
     with log.open("wb") as file:
         child = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
     try:

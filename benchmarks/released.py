@@ -1,0 +1,175 @@
+"""How soon a prefill engine has its blocks back after clients left, at each of the three moments.
+
+A client leaves while its prompt is prefilled, between the prefill's answer and the decode engine's
+first token, or while the answer is streamed. The reference engine, NIXL's pull, one warmed pair;
+the model is random: 8 layers, 512 wide, float32, on CPU.
+"""
+
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import click
+
+from tandem_contract import endpoints, headers, metrics
+from tandem_engine.tiny import make_tiny_model
+from tandem_local.addresses import free_port
+
+from .figures import Figure, at_least, at_most, progress, report
+from .handoff import VOCAB, prompt
+from .peers import engine
+from .proxies import server
+
+PROMPT: Final = 600
+CLIENTS: Final = 4
+MOMENTS: Final = ("prefilling", "decoding", "answering")
+"""As the sidecar's `/state` calls them."""
+LIMIT: Final = 120.0
+"""Seconds after which blocks count as lost; the lease ends far earlier."""
+_FLAGS: Final = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2048")
+_HOST: Final = "127.0.0.1"
+
+
+@dataclass
+class Setup:
+    """A warmed pair behind a sidecar."""
+
+    session: aiohttp.ClientSession
+    prefill: str
+    sidecar: str
+    admin: str
+
+    async def phase(self, request_id: str) -> str | None:
+        """Where a request is; None before it came and after it ended."""
+        async with self.session.get(self.admin + endpoints.STATE) as answer:
+            running = (await answer.json())["in_flight"]
+        # A release under way has its request's id, too.
+        found = [work["phase"] for work in running if work["request_id"] == request_id]
+        return next((phase for phase in found if phase in MOMENTS), None)
+
+    async def busy(self) -> bool:
+        """Whether the producer's blocks are not all free."""
+        async with self.session.get(self.prefill + endpoints.METRICS) as answer:
+            page = await answer.text()
+        watched = (metrics.ENGINE_KV_USAGE, metrics.ENGINE_HELD)
+        return any(
+            float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(watched)
+        )
+
+    def ask(self, rng: random.Random, request_id: str) -> "aiohttp.client._RequestContextManager":
+        """A streamed completion of a prompt that nobody asked before."""
+        body = {
+            "model": "bench", "prompt": prompt(rng, PROMPT), "max_tokens": 256, "temperature": 0,
+            "ignore_eos": True, "stream": True,
+        }  # fmt: skip
+        where = {
+            headers.PREFILLER_HOST_PORT: self.prefill.removeprefix("http://"),
+            headers.REQUEST_ID: request_id,
+        }
+        return self.session.post(f"{self.sidecar}/v1/completions", json=body, headers=where)
+
+
+async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) -> str | None:
+    """Ask, and close the connection at `moment`, or at one after it. Which it was."""
+    answered = asyncio.Event()
+
+    async def client() -> None:
+        async with setup.ask(rng, request_id) as response:
+            await response.content.readany()
+            answered.set()
+            await response.read()
+
+    task = asyncio.create_task(client())
+    phase = None
+    while not answered.is_set() and not task.done():
+        phase = await setup.phase(request_id)
+        if phase is not None and MOMENTS.index(phase) >= MOMENTS.index(moment):
+            break
+    task.cancel()
+    await asyncio.wait([task])
+    return "answering" if answered.is_set() else phase
+
+
+async def leave_all(setup: Setup, count: int) -> Counter[str]:
+    """`count` clients leave, a few at a time. How many at each moment."""
+    rng, left = random.Random(1), Counter[str]()
+    each = enumerate(islice(cycle(MOMENTS), count))
+
+    async def clients(each: Iterator[tuple[int, str]]) -> None:
+        for index, moment in each:
+            at = await leave(setup, rng, f"left-{index}", moment)
+            left[at or "too early"] += 1
+
+    await asyncio.gather(*(clients(each) for _ in range(CLIENTS)))
+    return left
+
+
+async def seconds_until_free(setup: Setup) -> float:
+    """From now; LIMIT when blocks stay taken."""
+    begun = time.perf_counter()
+    while await setup.busy() and time.perf_counter() - begun < LIMIT:
+        pass
+    return time.perf_counter() - begun
+
+
+async def measure(count: int, scratch: Path) -> list[Figure]:
+    """Both figures."""
+    async with running(scratch) as setup:
+        async with setup.ask(random.Random(2), "warm") as response:
+            await response.read()
+        progress(f"{count} clients leave")
+        left = await leave_all(setup, count)
+        took = await seconds_until_free(setup)
+    progress(", ".join(f"{n} {moment}" for moment, n in sorted(left.items())))
+    fewest = min(left[moment] for moment in MOMENTS)
+    return [
+        at_most(f"all blocks free after {count} clients left", took, "s", 2),
+        at_least("clients that left at the rarest moment", fewest, "of all", count // 10),
+    ]
+
+
+@asynccontextmanager
+async def running(scratch: Path) -> AsyncIterator[Setup]:
+    """Two engines and a sidecar."""
+    make_tiny_model(scratch, vocab=VOCAB, layers=8, hidden=512, heads=8, kv_heads=2)
+    port, admin = free_port(_HOST), free_port(_HOST)
+    async with (
+        engine(scratch, *_FLAGS, kv_role="kv_producer") as prefill,
+        engine(scratch, *_FLAGS, kv_role="kv_consumer") as decode,
+        server(
+            "tandem-sidecar",
+            port,
+            (
+                str(Path(sys.executable).with_name("tandem-sidecar")),
+                *("--listen", f"{_HOST}:{port}", "--admin", f"{_HOST}:{admin}"),
+                *("--engine", decode, "--prefill-allow", f"{_HOST}/32"),
+            ),
+            scratch / "sidecar.log",
+        ),
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session,
+    ):
+        yield Setup(session, prefill, f"http://{_HOST}:{port}", f"http://{_HOST}:{admin}")
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--clients", default=200, show_default=True, help="how many leave")
+def main(file: Path | None, clients: int) -> None:
+    """Measure how soon KV is released when clients leave."""
+    with tempfile.TemporaryDirectory() as scratch:
+        figures = asyncio.run(measure(clients, Path(scratch)))
+    report(figures, file)
+
+
+if __name__ == "__main__":
+    main()

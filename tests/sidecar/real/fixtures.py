@@ -10,7 +10,7 @@ from .engine import Engine, engines
 
 @pytest.fixture(scope="package")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
-    """One to decode and two to prefill, not yet started; the second soon forgets what is not read."""
+    """One to decode, two to prefill, none started; the second soon forgets what is not read."""
     made = engines(
         tmp_path_factory.mktemp("engines"),
         decode={"role": "kv_consumer"},

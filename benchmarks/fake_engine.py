@@ -32,6 +32,7 @@ _PARAMS: Final = {
     "remote_port": 5600,
     "tp_size": 1,
     "remote_num_tokens": 100,
+    "remote_prefill_cached_tokens": 0,
 }
 
 

@@ -88,6 +88,7 @@ class DecodeLeg:
         self._pulse.leave(self)
         if self._call is not None:
             self._call.abort()
+            self._call = None
 
     def pass_on(self) -> ResponseHead | None:
         """Have bytes go to the side from now on. The head that they belong to, if one came."""
@@ -135,6 +136,7 @@ class DecodeLeg:
             data = self._chunks.take(data)
         if last:
             self._pulse.leave(self)
+            self._call = None
         if self._passing:
             if data or last:
                 self._pass(data, last)
@@ -147,6 +149,7 @@ class DecodeLeg:
         status = self._seen.status
         self._seen.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
         self._pulse.leave(self)
+        self._call = None
         self._side.decoded(DecodeLost(f"decode failed: {detail}", failure is Failure.STALE))
 
     def _begin(self, data: bytes, last: bool) -> None:

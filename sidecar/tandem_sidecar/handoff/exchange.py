@@ -28,7 +28,12 @@ from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 
-_PREFILL_FAILURES: Final = (moves.PrefillFailed, moves.PrefillUnusable)
+_FAILURES: Final = (
+    moves.DecodeErrored,
+    moves.DecodeLost,
+    moves.PrefillFailed,
+    moves.PrefillUnusable,
+)
 _BEFORE_DECODE: Final = (machine.Prefilling, machine.Pairing)
 
 
@@ -236,6 +241,8 @@ class Exchange:
 
     def _log_failure(self, event: moves.Event) -> None:
         """One line for each failed attempt."""
+        if not isinstance(event, _FAILURES):
+            return
         if isinstance(event, moves.DecodeErrored):
             answer = self._decode.answer if self._decode is not None else None
             status = answer.status if answer is not None else 0
@@ -243,7 +250,7 @@ class Exchange:
             self._warn(self._decode_id, detail)
         elif isinstance(event, moves.DecodeLost):
             self._warn(self._decode_id, event.detail)
-        elif isinstance(event, _PREFILL_FAILURES):
+        else:
             self._warn(self._attempt_id, event.detail)
 
     def _warn(self, engine_id: str, what: str) -> None:
@@ -255,3 +262,6 @@ class Exchange:
         record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
         self._tools.lifecycle.leave(self)
         self._tools.observer.ended(record)
+        # The parts know one another: only the collector would free them, and the bodies with them.
+        self._decode = self._prefills.leg = None
+        del self._prefills

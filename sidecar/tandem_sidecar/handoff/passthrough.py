@@ -13,7 +13,15 @@ from ..http.upstream import Call, Failure
 from ..seeing.record import Leg, Phase, Result
 from .legs import result_of, result_of_failure
 from .machine import DRAINED, Outcome
-from .outbound import INTERNAL, engine_request, fresh_id, new_record, request_id
+from .outbound import (
+    ANSWER_DROPPED,
+    REQUEST_ID,
+    engine_request,
+    fresh_id,
+    header_lines,
+    new_record,
+    request_id,
+)
 from .reply import refuse
 from .tools import Tools
 from .vigil import Pulse
@@ -84,7 +92,8 @@ class Passthrough:
             self._switch(head, self._call)
             return
         self._chunks = EventChunks(head, wire=not self.payload_only)
-        self._relay.begin(head, INTERNAL, b"", close=self._tools.lifecycle.draining)
+        close = self._tools.lifecycle.draining
+        self._relay.begin(head, ANSWER_DROPPED, self._its_id(head), close=close)
 
     def body(self, data: bytes, last: bool) -> None:
         self._alive()
@@ -113,6 +122,11 @@ class Passthrough:
         self._ended(result, detail)
         self._break(502, detail)
 
+    def _its_id(self, head: ResponseHead) -> bytes:
+        """Where an engine tells its id of the request, the client gets the client's."""
+        said = head.value(REQUEST_ID)
+        return header_lines({REQUEST_ID.decode(): self._record.request_id}) if said else b""
+
     def _alive(self) -> None:
         if self._pulse is not None:
             self._pulse.alive = True
@@ -120,10 +134,11 @@ class Passthrough:
     def _switch(self, head: ResponseHead, call: Call) -> None:
         """Both agreed on another protocol: bytes from here, for as long as they like."""
         lines = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")
+        lines += self._its_id(head)
         if self._pulse is not None:
             self._pulse.leave(self)
         self._tunnel = Tunnel(self._client, call, self._tunnel_ended)
-        self._tunnel.begin(head.encode(INTERNAL, lines, close=False, plain=False))
+        self._tunnel.begin(head.encode(ANSWER_DROPPED, lines, close=False, plain=False))
 
     def _tunnel_ended(self, why: str) -> None:
         self._ended(Result.LOST if why else Result.ANSWERED, why)

@@ -93,6 +93,19 @@ async def test_multipart_forms_are_not_touched(world: World) -> None:
     assert b'{"kv_transfer_params": 1}' in got.body
 
 
+async def test_a_request_keeps_its_id(world: World) -> None:
+    """As vLLM tells ids with --enable-request-id-headers: its own is the sidecar's, of one leg."""
+
+    async def script(turn: Turn) -> None:
+        turn.answer(200, b"{}", f"X-Request-Id: {turn.request.headers['x-request-id']}")
+
+    await world.start(script)
+    headers = {"x-request-id": "mine"}
+    async with world.http.get(world.url("/v1/models"), headers=headers) as answer:
+        assert answer.headers.getall("x-request-id") == ["mine"]
+    assert world.decode.requests[0].headers["x-request-id"] != "mine"
+
+
 async def test_files_are_not_touched(world: World) -> None:
     await world.start()
     world.decode.script = echo

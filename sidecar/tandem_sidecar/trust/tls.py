@@ -92,6 +92,12 @@ class EngineTls:
 
     def _made(self) -> ssl.SSLContext:
         """A context of what the files hold."""
+        try:
+            return self._loaded()
+        except OSError as err:  # there a moment ago; OpenSSL does not say which
+            raise BadCertificates(f"a certificate's file is gone: {err.strerror}") from err
+
+    def _loaded(self) -> ssl.SSLContext:
         tls = self._tls
         try:
             context = ssl.create_default_context(cafile=tls.ca)

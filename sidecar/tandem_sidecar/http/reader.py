@@ -114,14 +114,15 @@ class RequestReader:
         self._in_head = False
         self.milestones += 1
         self._version = self._parser.get_http_version()
-        self._check_head(len(self._target) + sum(len(n) + len(v) for n, v in self._headers))
-        if len(self._headers) > MAX_HEADERS:
-            self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")
-        hosts = 0
+        hosts, size = 0, len(self._target)
         for name, value in self._headers:
+            size += len(name) + len(value)
             if name in _LOOKED_AT:
                 hosts += name == b"host"
                 self._check_header(name, value)
+        self._check_head(size)
+        if len(self._headers) > MAX_HEADERS:
+            self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")
         if self._version not in ("1.1", "1.0"):
             self.refuse(505, f"HTTP/{self._version} is not spoken here: use HTTP/1.1")
         if hosts > 1 or (hosts == 0 and self._version == "1.1"):

@@ -138,8 +138,10 @@ class DecodeLeg:
             self._pulse.leave(self)
             self._call = None
         if self._passing:
-            if data or last:
+            if last or self._recoder is not None:
                 self._pass(data, last)
+            elif data and not self._dropped:
+                self._side.answer_bytes(data, last=False)
         elif self._held is not None:
             self._held = self._held[0] + data, last
         elif (data or last) and not self._dropped:

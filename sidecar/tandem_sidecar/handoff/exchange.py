@@ -52,6 +52,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._state: machine.State
         self._reply = Reply(client, generation.request)
+        self.answer_bytes = self._reply.body
         self._prefills = Prefills(tools, generation, self)
         self._decode: DecodeLeg | None = None
         self._decode_id = ""
@@ -103,9 +104,6 @@ class Exchange:
 
     def decoded(self, event: moves.DecodeEvent) -> None:
         self._event(event)
-
-    def answer_bytes(self, data: bytes, *, last: bool) -> None:
-        self._reply.body(data, last=last)
 
     def unwanted(self, attempt: Attempt, handover: Handover) -> None:
         """An aborted prefill had been answered already."""

@@ -46,14 +46,12 @@ class Reply:
         self._client = client
         self._request = request
         self._relay = Relay(client, request)
+        self.body = self._relay.body
+        """Pass on bytes of the answer begun; `last` ends it."""
 
     def begin(self, head: ResponseHead, served: Served, *, close: bool) -> None:
         """Pass an engine's answer on from here; `close` the connection after it."""
         self._relay.begin(head, ANSWER_DROPPED, served.lines(), close=close)
-
-    def body(self, data: bytes, *, last: bool) -> None:
-        """Bytes of the answer begun."""
-        self._relay.body(data, last=last)
 
     def cut(self, status: int, message: str, *, between_chunks: bool) -> None:
         """End the answer begun so that nobody takes it for whole."""

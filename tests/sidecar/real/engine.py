@@ -4,9 +4,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from tandem_contract.commandline import HostPort
 from tandem_local.addresses import allocate
 
 from ...engine.engines import tiny_model
+from . import forked
 from .page import figure, figures
 
 SERVED: Final = "tiny"
@@ -41,7 +41,7 @@ class Engine:
     lease: float = LEASE
     policy: str = "recompute"
     flags: tuple[str, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
+    process: BaseProcess | None = None
     serves: bool = False
     """It did when last looked at, and was not killed since."""
 
@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def runs(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        return self.process is not None and self.process.is_alive()
 
     async def up(self) -> None:
         """Have it serve, whatever was done to it."""
@@ -82,20 +82,20 @@ class Engine:
             "kv_load_failure_policy": self.policy,
             "kv_connector_extra_config": {"kv_lease_duration": self.lease},
         }
-        command = [
-            *(sys.executable, "-m", "tandem_engine.main", "--model", str(tiny_model())),
+        arguments = [
+            *("--model", str(tiny_model())),
             *("--served-model-name", SERVED, "--dtype", "float64"),
             *("--host", self.host, "--port", str(self.address.port)),
             *("--num-gpu-blocks-override", "512", "--max-model-len", "4096"),
             *("--kv-transfer-config", json.dumps(transfer), *self.flags),
         ]
-        env = os.environ | {environment.SIDE_CHANNEL_HOST: self.host, "OMP_NUM_THREADS": "1"}
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        where = {environment.SIDE_CHANNEL_HOST: self.host}
+        self.process = forked.engine(arguments, where, self.log)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
     def stop(self) -> None:
         """SIGSTOP: it keeps its sockets and says nothing."""
@@ -106,7 +106,7 @@ class Engine:
         self.serves = False
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
 
     async def figure(self, name: str, **labels: str) -> float:
         return figure(await figures(self.url + endpoints.METRICS), name, **labels)

@@ -203,7 +203,7 @@ def settings_from(flags: Flags) -> Settings:
 @click.option(
     "--silence-timeout",
     type=DURATION,
-    default="5s",
+    default="10s",
     help="An engine silent this long, on its leg and on /health, is taken for hung.",
 )
 @click.option(

@@ -44,9 +44,10 @@ class Settings:
     kv_transfer_timeout: float = 10.0
     """A release call. The pull itself is the decode engine's, and so is its time limit: from here
     a slow pull looks like a long queue."""
-    silence_timeout: float = 5.0
+    silence_timeout: float = 10.0
     """An engine that is silent on a leg and whose `/health` stays without answer this long is taken
-    for hung. Too low: a busy engine's requests are given up."""
+    for hung. Too low: a busy engine's requests are given up; a vLLM short of CPU is silent for
+    seconds. Twice this and a prefill timeout of 30 s leave time for another pod."""
     drain_timeout: float = 120.0
     """What runs when a drain begins gets this long."""
     retries: int = 2

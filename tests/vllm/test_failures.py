@@ -102,9 +102,9 @@ async def test_under_load_while_the_producer_is_killed_twice(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(trouble())
-        for number in range(6):
+        for number in range(4):
             group.create_task(client(number))
-    wrong = [answer for which, answer in answers if not same(answer, alone[which])]
+    wrong = [answer.body for which, answer in answers if not same(answer, alone[which])]
     paths = [answer.headers[headers.ROUTING_PATH] for _, answer in answers]
     print(f"\n{len(answers)} requests: { {path: paths.count(path) for path in set(paths)} }")
     assert wrong == []
@@ -117,7 +117,8 @@ NEAR = 0.05
 
 def same(answer: Answer, alone: Answer) -> bool:
     """Whether both say the same up to where two tokens were as good as equally likely."""
-    assert answer.status == alone.status == 200, answer.body
+    if answer.status != 200:
+        return False
     ours, theirs = (a.json["choices"][0]["logprobs"] for a in (answer, alone))
     if len(ours["tokens"]) != len(theirs["tokens"]):
         return False

@@ -93,6 +93,7 @@ class _Wire(msgspec.Struct):
     tandem_prompt_hash: str | None = None
 
 
+_wire: Final = msgspec.json.Decoder(_Wire | None)
 _REQUIRED: Final = (
     "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids",
 )  # fmt: skip
@@ -104,7 +105,7 @@ def parse_params(raw: bytes) -> KvTransferParams:
     Raises ParamsUnusable when `raw` is null, no object, or lacks what a reader needs.
     """
     try:
-        wire = msgspec.json.decode(raw, type=_Wire | None)
+        wire = _wire.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
     return _checked(wire, bytes(raw))

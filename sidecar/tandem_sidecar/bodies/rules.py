@@ -34,12 +34,15 @@ def unified_reason(kind: Kind, body: Body) -> str | None:
 
 
 def _reason(kind: Kind, data: bytes, members: Members) -> str | None:
-    if not members.keys().isdisjoint(_NAMES):
+    named = not _NAMES.isdisjoint(members)
+    if named:
         for field, reason, holds in _FIELDS:
             if field in members and holds(msgspec.json.decode(members[field])):
                 return reason
     if kind in _MEDIA_IN and _may_name_a_url(data) and _fetches(kind, members):
         return "media_by_url"
+    if not named:
+        return None
     return next((reason for reason, holds in _RULES if holds(kind, members)), None)
 
 
@@ -82,8 +85,6 @@ _FIELDS: Final[tuple[tuple[str, str, Callable[[Any], bool]], ...]] = (
     ("truncate_prompt_tokens", "truncation", _is_relative),
     ("truncation", "truncation", lambda value: value not in (None, "disabled")),
 )
-_NAMES: Final = frozenset(field for field, _, _ in _FIELDS)
-"""Most bodies hold none of them."""
 
 
 def _echoes_logprobs(kind: Kind, members: Members) -> bool:
@@ -161,3 +162,5 @@ _RULES: Final[tuple[tuple[str, Callable[[Kind, Members], bool]], ...]] = (
     ("batch", _is_batch),
     ("builtin_tools", _has_builtin_tools),
 )
+_NAMES: Final = frozenset(field for field, _, _ in _FIELDS) | {"echo", "prompt", "tools"}
+"""What any rule but the one on media looks at: most chats hold none of it."""

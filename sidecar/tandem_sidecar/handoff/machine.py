@@ -256,7 +256,7 @@ def _paired(state: Pairing, handover: Handover) -> Step:
 def _decoding(state: Decoding, event: Event) -> Step:
     match event:
         case DecodeAdmitted():
-            return replace(state, admitted=True), ()
+            return Decoding(state.policy, state.path, state.handover, admitted=True), ()
         case DecodeRefused(released):
             refused = replace(state, handover=None, admitted=True)
             return refused, () if released else _unread(state)

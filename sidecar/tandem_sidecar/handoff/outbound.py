@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers
@@ -15,6 +16,7 @@ from ..seeing.record import Leg, Record
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
 AUTHORIZATION: Final = b"authorization"
+_CONNECTION: Final = b"connection"
 INTERNAL: Final = frozenset(name.encode() for name in headers.INTERNAL)
 """Not a client's to say, nor an engine's to tell the client."""
 
@@ -48,15 +50,20 @@ def engine_request(
 ) -> bytes:
     """The client's request for an engine as `leg`, with `body` in place of its own."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
-    if listed := listed_in_connection(request.headers):
-        skip |= listed
+    if _CONNECTION in request.values:
+        skip |= listed_in_connection(request.headers)
     if leg.traceparent:
         skip |= _TRACED
-    kept: Headers = [(b"host", str(engine).encode()), *leg_headers(leg)]
+    kept: Headers = [_host(engine), *leg_headers(leg)]
     kept += [pair for pair in request.headers if pair[0] not in skip]
     if request.upgrade:
         kept += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
     return request_bytes(request.method, request.target, kept, body)
+
+
+@lru_cache(maxsize=4096)
+def _host(engine: HostPort) -> tuple[bytes, bytes]:
+    return b"host", str(engine).encode()
 
 
 def leg_headers(leg: Leg) -> Headers:
@@ -70,9 +77,7 @@ def new_record(request: Request, ident: str, kind: str) -> Record:
     record = Record(ident, kind, asyncio.get_running_loop().time(), time.time())
     record.method = request.method.decode("latin-1")
     record.target = request.target.partition(b"?")[0].decode("latin-1")
-    for name, value in request.headers:
-        if name == _TRACEPARENT:
-            record.traceparent = value.decode("latin-1")
+    record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
     return record
 
 

@@ -12,7 +12,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 
 from ..bodies.kinds import Kind, kind_of
-from ..bodies.parse import BadBody, clean_passthrough, parse_body
+from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
 from ..bodies.rules import unified_reason
 from ..http import server
 from ..http.messages import Request
@@ -55,26 +55,26 @@ class Proxy:
         self, kind: Kind, request: Request, client: Client, engine: HostPort
     ) -> server.Exchange | None:
         ident = request_id(request)
-        decode = self._tools.settings.pod_name or str(engine)
-        served = Served(ident, RoutingPath.UNIFIED, decode)
         if self._tools.lifecycle.draining:
-            refuse(client, request, 503, DRAINING, served.lines(), close=True)
+            refuse(client, request, 503, DRAINING, self._lines(ident, engine), close=True)
             return None
         try:
             body = parse_body(request.body)
-            reason = unified_reason(kind, body)
+            chosen = _ruled(self._route(request, ident), kind, body)
         except BadBody as err:
-            refuse(client, request, 400, str(err), served.lines(), close=False)
+            refuse(client, request, 400, str(err), self._lines(ident, engine), close=False)
             return None
-        chosen = self._route(request, ident)
-        if chosen.path is RoutingPath.PREFILL_THEN_DECODE and reason is not None:
-            chosen = replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())
         record = new_record(request, ident, kind.name.lower())
         record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
         generation = Generation(request, ident, kind, body, chosen, record, self._tools.settings)
         exchange = Exchange(self._tools, client, generation, engine)
         exchange.start()
         return exchange
+
+    def _lines(self, ident: str, engine: HostPort) -> bytes:
+        """Headers of a generation that is refused."""
+        decode = self._tools.settings.pod_name or str(engine)
+        return Served(ident, RoutingPath.UNIFIED, decode).lines()
 
     def _route(self, request: Request, ident: str) -> Route:
         allow = self._tools.settings.allow
@@ -95,3 +95,13 @@ class Proxy:
         exchange = Passthrough(self._tools, client, request)
         exchange.start(engine, body)
         return exchange
+
+
+def _ruled(chosen: Route, kind: Kind, body: Body) -> Route:
+    """The route, without the split where one engine must serve the request. Raises BadBody."""
+    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+        return chosen
+    reason = unified_reason(kind, body)
+    if reason is None:
+        return chosen
+    return replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())

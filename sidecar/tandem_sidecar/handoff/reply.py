@@ -29,7 +29,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     def lines(self) -> bytes:
         """The headers on the wire."""
-        lines = f"{headers.ROUTING_PATH}: {self.path.value}\r\n"
+        lines = f"{headers.ROUTING_PATH}: {self.path}\r\n"
         if self.path is RoutingPath.PREFILL_THEN_DECODE and self.prefill:
             lines += f"{headers.PREFILL_BACKEND}: {self.prefill}\r\n"
         lines += f"{headers.DECODE_BACKEND}: {self.decode}\r\n"

@@ -50,6 +50,8 @@ class Request(msgspec.Struct, frozen=True):
     target: bytes
     """As on the request line: path and query, undecoded."""
     headers: Headers
+    values: dict[bytes, bytes]
+    """The headers by name, of a repeated one the last."""
     body: bytes
     http10: bool
     keep_alive: bool
@@ -62,10 +64,12 @@ class Request(msgspec.Struct, frozen=True):
         Raises ValueError when it stands more than once: whose is it then?
         """
         wanted = name.encode()
-        values = [value for key, value in self.headers if key == wanted]
-        if len(values) > 1:
-            raise ValueError(f"{name} stands {len(values)} times")
-        return values[0] if values else None
+        value = self.values.get(wanted)
+        if value is not None and len(self.values) < len(self.headers):
+            times = sum(key == wanted for key, _ in self.headers)
+            if times > 1:
+                raise ValueError(f"{name} stands {times} times")
+        return value
 
 
 def listed_in_connection(headers: Headers) -> frozenset[bytes]:
@@ -129,7 +133,9 @@ class ResponseHead:
             self.headers.append((name.lower(), value.strip()))
         self._values = dict(self.headers)
         self.framing = self._framing(method)
-        connection = self._listed = listed_in_connection(self.headers)
+        connection = self._listed = (
+            listed_in_connection(self.headers) if b"connection" in self._values else _NONE
+        )
         persistent = version == b"HTTP/1.1" or b"keep-alive" in connection
         if version == b"HTTP/1.0" and isinstance(self.framing, Chunked):
             raise BadHead("HTTP/1.0 has no transfer codings")

@@ -145,6 +145,7 @@ class RequestReader:
             method=self._parser.get_method(),
             target=self._target,
             headers=self._headers,
+            values=dict(self._headers),
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
             http10=self._version == "1.0",
             keep_alive=self._parser.should_keep_alive(),

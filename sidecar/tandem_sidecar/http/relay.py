@@ -28,7 +28,7 @@ class EventChunks:
     """
 
     def __init__(self, head: ResponseHead, *, wire: bool) -> None:
-        self._active = wire and head.event_stream and isinstance(head.framing, Chunked)
+        self._active = wire and isinstance(head.framing, Chunked) and head.event_stream
         self._held = b""
         self.between = wire
         """Whether what was passed on ends between two chunks."""

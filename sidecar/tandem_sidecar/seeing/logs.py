@@ -19,7 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from .record import Leg, Record
+from tandem_contract.paths import RoutingPath
+
+from .record import Leg, Phase, Record, Result
 
 _OURS: Final = "tandem_sidecar"
 _REQUESTS: Final = f"{_OURS}.requests"
@@ -76,8 +78,12 @@ class _RequestLines:
     def add(self, record: Record) -> None:
         if self.form is None:
             return
-        head = _Head(time.time(), "INFO", _REQUESTS, _ENDED)
-        self._held.append(_line(self.form, head, request_fields(record)))
+        now = time.time()
+        if self.form is LogFormat.JSON:
+            line = _encoder.encode(_ended(record, _stamp(now))).decode()
+        else:
+            line = _line(self.form, _Head(now, "INFO", _REQUESTS, _ENDED), request_fields(record))
+        self._held.append(line)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_HELD_SECONDS, self.flush)
 
@@ -125,41 +131,71 @@ def flush() -> None:
 
 def request_fields(record: Record) -> dict[str, Any]:
     """What the log says of a request; durations in seconds; what is not known is left out."""
-    fields: dict[str, Any] = {"request_id": record.request_id, "kind": record.kind}
-    if record.path is not None:
-        fields["path"] = record.path
-    if record.reason:
-        fields["reason"] = record.reason
-    fields["outcome"] = record.outcome
-    if record.status is not None:
-        fields["status"] = record.status
-    if record.first_byte is not None:
-        fields["first_byte"] = round(record.first_byte - record.received, 6)
-    if record.ended is not None:
-        fields["seconds"] = round(record.ended - record.received, 6)
-    if record.legs:
-        fields["legs"] = [_leg(leg) for leg in record.legs]
-    return fields
+    fields: dict[str, Any] = msgspec.to_builtins(_ended(record, ""))
+    return {name: value for name, value in fields.items() if name not in _HEAD}
 
 
-def _leg(leg: Leg) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "phase": leg.phase,
-        "backend": leg.backend,
-        "engine_id": leg.engine_id,
-        "result": leg.result,
-    }
-    if leg.status is not None:
-        fields["status"] = leg.status
-    if leg.ended is not None:
-        fields["seconds"] = round(leg.ended - leg.started, 6)
-    return fields
+class _Leg(msgspec.Struct, omit_defaults=True):
+    phase: Phase
+    backend: str
+    engine_id: str
+    result: Result | None = None
+    status: int | None = None
+    seconds: float | None = None
+
+
+class _Ended(msgspec.Struct, omit_defaults=True):
+    """An ended request's line. A struct, for a dictionary costs twice as much to write."""
+
+    time: str
+    level: str
+    logger: str
+    message: str
+    request_id: str
+    kind: str
+    outcome: str
+    path: RoutingPath | None = None
+    reason: str = ""
+    status: int | None = None
+    first_byte: float | None = None
+    seconds: float | None = None
+    legs: list[_Leg] = []
+
+
+_HEAD: Final = frozenset({"time", "level", "logger", "message"})
+
+
+def _ended(record: Record, stamp: str) -> _Ended:
+    return _Ended(
+        stamp,
+        "info",
+        _REQUESTS,
+        _ENDED,
+        record.request_id,
+        record.kind,
+        record.outcome,
+        record.path,
+        record.reason,
+        record.status,
+        _since(record.received, record.first_byte),
+        _since(record.received, record.ended),
+        [_leg(leg) for leg in record.legs],
+    )
+
+
+def _leg(leg: Leg) -> _Leg:
+    seconds = _since(leg.started, leg.ended)
+    return _Leg(leg.phase, leg.backend, leg.engine_id, leg.result, leg.status, seconds)
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else round(end - start, 6)
 
 
 def _line(form: LogFormat, head: _Head, extra: Mapping[str, Any]) -> str:
     """One line of the log, but for its end."""
     when, level, logger, message = head
-    stamp = f"{_second(int(when))}.{int(when % 1 * 1000):03d}Z"
+    stamp = _stamp(when)
     if form is LogFormat.JSON:
         first = {"time": stamp, "level": level.lower(), "logger": logger, "message": message}
         return _encoder.encode({**first, **extra}).decode()
@@ -168,6 +204,10 @@ def _line(form: LogFormat, head: _Head, extra: Mapping[str, Any]) -> str:
     behind = "".join([f" {key}={_text(value)}" for key, value in fields.items()])
     line = f"{stamp} {level} {logger}: {message.translate(_ONE_LINE)}{behind}"
     return f"{line}\n{trace}" if trace else line
+
+
+def _stamp(when: float) -> str:
+    return f"{_second(int(when))}.{int(when % 1 * 1000):03d}Z"
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,9 @@ SPLIT = RoutingPath.PREFILL_THEN_DECODE
 
 def request(*headers: tuple[str, str]) -> Request:
     pairs = [(k.encode(), v.encode()) for k, v in headers]
-    return Request(b"POST", b"/v1/completions", pairs, b"", http10=False, keep_alive=True)
+    return Request(
+        b"POST", b"/v1/completions", pairs, dict(pairs), b"", http10=False, keep_alive=True
+    )
 
 
 def routed(*headers: tuple[str, str], keys: dict[str, bytes] | None = None) -> Route:

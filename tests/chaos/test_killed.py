@@ -13,6 +13,9 @@ from ..sidecar.real.pair import FALLBACK, LONG, SPLIT, alone, call, paired
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
+AFTER_DEATH = (SPLIT.value, FALLBACK.value)
+"""A kept connection that ends before an answer may have been stale: once more, without the KV."""
+
 
 async def test_a_prefill_engine_killed_at_work_and_then_away(
     decode: Engine, prefill: Engine, second: Engine
@@ -91,9 +94,9 @@ async def test_a_decode_engine_killed_before_the_first_byte_is_a_502(
         await pair.reaches("decoding")
         decode.kill()
         told = await client
-        assert (told.status, told.path) == (502, "prefill_then_decode" if split else "unified")
+        assert (told.status, told.path in (AFTER_DEATH if split else ("unified",))) == (502, True)
         assert "decode failed" in told.error
-        assert await pair.errors() == {"decode": 1}
+        assert (await pair.errors())["decode"] == 1
         # Who would have told it is dead: the lease, short here, frees what was handed over.
         await pair.at_rest(second)
 
@@ -124,7 +127,7 @@ async def test_a_decode_engine_killed_before_a_whole_answer_is_a_502(
                 pass
         decode.kill()
         told = await client
-        assert (told.status, told.path) == (502, SPLIT.value)
+        assert (told.status, told.path in AFTER_DEATH) == (502, True)
         assert "decode failed" in told.error
-        assert await pair.errors() == {"decode": 1}
+        assert (await pair.errors())["decode"] == 1
         await pair.at_rest(prefill)

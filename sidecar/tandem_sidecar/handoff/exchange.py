@@ -28,13 +28,10 @@ from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 
-_FAILURES: Final = (
-    moves.DecodeErrored,
-    moves.DecodeLost,
-    moves.PrefillFailed,
-    moves.PrefillUnusable,
+_FAILURES: Final = frozenset(
+    {moves.DecodeErrored, moves.DecodeLost, moves.PrefillFailed, moves.PrefillUnusable}
 )
-_BEFORE_DECODE: Final = (machine.Prefilling, machine.Pairing)
+_BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.Pairing})
 
 
 class Exchange:
@@ -112,8 +109,9 @@ class Exchange:
     # The machine.
 
     def _event(self, event: moves.Event) -> None:
-        if not isinstance(self._state, machine.Ended):
-            self._log_failure(event)
+        if type(self._state) is not machine.Ended:
+            if type(event) in _FAILURES:
+                self._log_failure(event)
             self._perform(machine.step(self._state, event))
 
     def _perform(self, step: machine.Step) -> None:
@@ -121,7 +119,7 @@ class Exchange:
         found: moves.Event | None
         while True:
             self._state, actions = step
-            if not isinstance(self._state, _BEFORE_DECODE):
+            if type(self._state) not in _BEFORE_DECODE:
                 self._prefills.settled()
             found = None
             for action in actions:
@@ -134,12 +132,12 @@ class Exchange:
 
     def _do(self, action: moves.Action) -> moves.Event | None:  # noqa: C901 - one line for each
         match action:
-            case moves.StartPrefill(candidate, last):
-                return self._prefills.start(candidate, last=last)
-            case moves.StartDecode(handover):
-                self._start_decode(handover)
             case moves.PassDecode():
                 return self._pass_decode()
+            case moves.StartDecode(handover):
+                self._start_decode(handover)
+            case moves.StartPrefill(candidate, last):
+                return self._prefills.start(candidate, last=last)
             case moves.PassPrefill():
                 self._pass_prefill()
             case moves.AbortPrefill():
@@ -239,8 +237,6 @@ class Exchange:
 
     def _log_failure(self, event: moves.Event) -> None:
         """One line for each failed attempt."""
-        if not isinstance(event, _FAILURES):
-            return
         if isinstance(event, moves.DecodeErrored):
             answer = self._decode.answer if self._decode is not None else None
             status = answer.status if answer is not None else 0
@@ -248,7 +244,7 @@ class Exchange:
             self._warn(self._decode_id, detail)
         elif isinstance(event, moves.DecodeLost):
             self._warn(self._decode_id, event.detail)
-        else:
+        elif isinstance(event, moves.PrefillFailed | moves.PrefillUnusable):
             self._warn(self._attempt_id, event.detail)
 
     def _warn(self, engine_id: str, what: str) -> None:

@@ -128,7 +128,8 @@ Running = Prefilling | Pairing | Decoding | Answering
 State = Running | Ended
 Step = tuple[State, tuple[Action, ...]]
 
-_STOPS: Final = (ClientLeft, DrainExpired)
+_STOPS: Final = frozenset({ClientLeft, DrainExpired})
+"""Looked up by type: isinstance takes long to say no of a struct. So frequent cases come first."""
 DRAINED: Final = "the pod is shutting down and the request did not finish in time"
 
 
@@ -146,22 +147,22 @@ def begin(path: RoutingPath, candidates: int, policy: Policy, tries: int) -> Ste
 
 def step(state: State, event: Event) -> Step:
     """What follows `event`. Raises IllegalStep; past the end everything is without effect."""
-    if isinstance(state, Ended):
-        return state, ()
-    if isinstance(event, _STOPS):
+    if type(event) in _STOPS and not isinstance(state, Ended):
         return _stopped(state, event)
     match state:
-        case Prefilling():
-            return _prefilling(state, event)
-        case Pairing():
-            return _pairing(state, event)
         case Decoding():
             return _decoding(state, event)
         case Answering():
             return _answering(state, event)
+        case Prefilling():
+            return _prefilling(state, event)
+        case Pairing():
+            return _pairing(state, event)
+        case Ended():
+            return state, ()
 
 
-def _stopped(state: Running, event: ClientLeft | DrainExpired) -> Step:
+def _stopped(state: Running, event: Event) -> Step:
     """Whatever is out is stopped; KV that no engine has taken charge of is released."""
     match state:
         case Prefilling():
@@ -181,10 +182,10 @@ def _stopped(state: Running, event: ClientLeft | DrainExpired) -> Step:
 
 def _prefilling(state: Prefilling, event: Event) -> Step:
     match event:
-        case PrefillSent(handover):
-            return Pairing(state, handover), (StartDecode(handover),)
         case PrefillAnswered(handover):
             return Decoding(state.policy, state.path, handover), (StartDecode(handover),)
+        case PrefillSent(handover):
+            return Pairing(state, handover), (StartDecode(handover),)
         case PrefillUnusable():
             return _after_unusable(state, event)
         case PrefillRejected():
@@ -257,13 +258,13 @@ def _decoding(state: Decoding, event: Event) -> Step:
     match event:
         case DecodeAdmitted():
             return Decoding(state.policy, state.path, state.handover, admitted=True), ()
+        case DecodeStarted():
+            return Answering(state.path), (PassDecode(),)
         case DecodeRefused(released):
             refused = replace(state, handover=None, admitted=True)
             return refused, () if released else _unread(state)
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)
-        case DecodeStarted():
-            return Answering(state.path), (PassDecode(),)
         case DecodeLost(_, stale) if stale and state.handover and state.policy.fallback_to_unified:
             return _locally(state, state.handover)
         case DecodeLost(detail):

@@ -1,6 +1,7 @@
 """Headers and ids of what the sidecar sends: to the engines, and back to the client."""
 
 import asyncio
+import random
 import re
 import secrets
 import time
@@ -28,6 +29,9 @@ _NOT_TO_PREFILL: Final = _NOT_FORWARDED | {b"accept-encoding", b"accept"}
 """The prefill answer is read here: plain JSON."""
 _TRACED: Final = frozenset({_TRACEPARENT})
 """Of a traced request: the engine's parent is our leg, not our caller."""
+_ids: Final = random.Random()
+"""Seeded by the system: unlike any other process's. That they cannot be guessed is not needed: no
+client can say one."""
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -42,7 +46,7 @@ def request_id(request: Request) -> str:
 
 def fresh_id(base: str) -> str:
     """An engine's id for one attempt: engines match legs by it, and clients reuse theirs."""
-    return f"{base}-{secrets.token_hex(6)}"
+    return f"{base}-{_ids.getrandbits(48):012x}"
 
 
 def engine_request(

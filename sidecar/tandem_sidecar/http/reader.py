@@ -19,7 +19,7 @@ MAX_PIPELINED: Final = 64
 """Requests of a client that waits for no answer; a read of small ones could hold thousands."""
 PROGRESS: Final = 64 * 1024
 """Bytes of a body that earn it time for as many more."""
-_LOOKED_AT: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+_LOOKED_AT: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 
 
 class Refusal(NamedTuple):
@@ -117,8 +117,9 @@ class RequestReader:
         hosts, size = 0, len(self._target)
         for name, value in self._headers:
             size += len(name) + len(value)
-            if name in _LOOKED_AT:
-                hosts += name == b"host"
+            if name == b"host":
+                hosts += 1
+            elif name in _LOOKED_AT:
                 self._check_header(name, value)
         self._check_head(size)
         if len(self._headers) > MAX_HEADERS:

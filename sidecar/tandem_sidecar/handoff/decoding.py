@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN
 
 from ..bodies.kinds import Kind
 from ..http.messages import ResponseHead
@@ -47,7 +47,7 @@ class DecodeLeg:
         """The right count of cached tokens, known before the answer is passed on; None: leave it.
         """
         self.answer: ResponseHead | None = None
-        self.timing = Timing()
+        self.timing = UNKNOWN
         self._tools = tools
         self._side = side
         self._seen = seen
@@ -126,7 +126,8 @@ class DecodeLeg:
         self.timing = read_timing(head)
         seen = self._seen
         seen.first_byte, seen.status, seen.timing = self._loop.time(), head.status, self.timing
-        self._chunks = EventChunks(head, wire=not self.payload_only)
+        if head.event_stream:
+            self._chunks = EventChunks(head, wire=not self.payload_only)
         self._pulse.alive = True
         self._side.decoded(decode_event(self._kind, head.status))
 

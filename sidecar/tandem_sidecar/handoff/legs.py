@@ -8,7 +8,7 @@ from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.kvparams import ParamsUnusable
-from tandem_contract.timing import Timing, parse_timing
+from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 
 from ..bodies.kinds import Kind
 from ..connectors.handover import Handover
@@ -112,7 +112,8 @@ def retry_after(head: ResponseHead, unix: float) -> float:
 
 def read_timing(head: ResponseHead) -> Timing:
     """What an engine said of its leg."""
-    return parse_timing(head.value(_TIMING).decode("latin-1"))
+    value = head.value(_TIMING)
+    return parse_timing(value.decode("latin-1")) if value else UNKNOWN
 
 
 def joined_timing(prefill: Timing | None, decode: Timing) -> Timing:

@@ -79,7 +79,8 @@ def leg_headers(leg: Leg) -> Headers:
 def new_record(request: Request, ident: str, kind: str) -> Record:
     """The record of a request just read whole."""
     record = Record(ident, kind, asyncio.get_running_loop().time(), time.time())
-    record.method = request.method.decode("latin-1")
+    if request.method != b"POST":
+        record.method = request.method.decode("latin-1")
     record.target = request.target.partition(b"?")[0].decode("latin-1")
     record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
     return record

@@ -32,7 +32,7 @@ HOP_BY_HOP: Final = frozenset(
 """Of a request: valid for one connection only, or written anew for the body that is sent."""
 
 _RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
-_STATUS: Final = re.compile(rb"[1-9][0-9][0-9](?: |$)")
+_STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: |$)")
 _MAX_LENGTH: Final = 18
 """Digits of a content-length."""
 _NONE: Final[frozenset[bytes]] = frozenset()
@@ -119,11 +119,12 @@ class ResponseHead:
         first, *lines = block.split(b"\r\n")
         if not block.count(b"\r") == block.count(b"\n") == len(lines) or b"\0" in block:
             raise BadHead("a line holds a bare CR, LF or NUL")
-        version, _, rest = first.partition(b" ")
-        if version not in (b"HTTP/1.1", b"HTTP/1.0") or not _STATUS.match(rest):
+        status = _STATUS.match(first)
+        if status is None:
             raise BadHead("the status line is no HTTP/1.1")
-        self.status = int(rest[:3])
-        self.status_line = b"HTTP/1.1 " + rest
+        http10 = status[1] == b"0"
+        self.status = int(status[2])
+        self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
         self._lines = lines
         self.headers: Headers = []
         for line in lines:
@@ -136,9 +137,9 @@ class ResponseHead:
         connection = self._listed = (
             listed_in_connection(self.headers) if b"connection" in self._values else _NONE
         )
-        persistent = version == b"HTTP/1.1" or b"keep-alive" in connection
-        if version == b"HTTP/1.0" and isinstance(self.framing, Chunked):
+        if http10 and isinstance(self.framing, Chunked):
             raise BadHead("HTTP/1.0 has no transfer codings")
+        persistent = not http10 or b"keep-alive" in connection
         self.reusable = (
             persistent and b"close" not in connection and not isinstance(self.framing, UntilClose)
         )

@@ -11,6 +11,7 @@ Pure but for the arguments; `trust.plan_keys` reads the keys.
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, verify
+from tandem_contract.plan import Plan, PlanRejected, verify
 
 from ..http.messages import Request
 
@@ -116,14 +117,15 @@ def _planned(plan: Plan) -> Route:
     return Route(
         plan.path,
         plan.reason,
-        tuple(_candidate(target) for target in plan.prefill) if split else (),
+        tuple([_candidate(t.name, t.address) for t in plan.prefill]) if split else (),
         decode_name=plan.decode.name,
         routed=True,
     )
 
 
-def _candidate(target: Target) -> Candidate:
-    return Candidate(target.name or target.address, parse_host_port(target.address))
+@lru_cache(maxsize=4096)
+def _candidate(name: str, address: str) -> Candidate:
+    return Candidate(name or address, parse_host_port(address))
 
 
 def _named(value: str, allow: AllowList) -> Route:

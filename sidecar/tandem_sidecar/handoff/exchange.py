@@ -46,6 +46,8 @@ class Exchange:
         self._gen = generation
         self._record = generation.record
         self._engine = engine
+        named = generation.settings.pod_name or generation.route.decode_name
+        self._decode_name = named or str(engine)
         self._loop = asyncio.get_running_loop()
         self._state: machine.State
         self._reply = Reply(client, generation.request)
@@ -221,10 +223,6 @@ class Exchange:
     @property
     def _closing(self) -> bool:
         return self._tools.lifecycle.draining
-
-    @property
-    def _decode_name(self) -> str:
-        return self._gen.settings.pod_name or self._gen.route.decode_name or str(self._engine)
 
     def _served(self, timing: Timing | None = None) -> Served:
         return Served(

@@ -111,7 +111,8 @@ class ResponseHead:
     """An engine's response head; the lines to pass on are kept as they were written."""
 
     __slots__ = (
-        "_lines", "_listed", "_values", "framing", "headers", "reusable", "status", "status_line",
+        "_lines", "_listed", "_values", "event_stream", "framing", "headers", "reusable", "status",
+        "status_line",
     )  # fmt: skip
 
     def __init__(self, block: bytes, method: bytes) -> None:
@@ -133,6 +134,8 @@ class ResponseHead:
                 raise BadHead("a header line is malformed")
             self.headers.append((name.lower(), value.strip()))
         self._values = dict(self.headers)
+        self.event_stream = self.value(b"content-type").lower().startswith(b"text/event-stream")
+        """Whether the body is server-sent events."""
         self.framing = self._framing(method)
         connection = self._listed = (
             listed_in_connection(self.headers) if b"connection" in self._values else _NONE
@@ -147,11 +150,6 @@ class ResponseHead:
     def value(self, name: bytes) -> bytes:
         """The last value of a header, empty when absent."""
         return self._values.get(name, b"")
-
-    @property
-    def event_stream(self) -> bool:
-        """Whether the body is server-sent events."""
-        return self.value(b"content-type").lower().startswith(b"text/event-stream")
 
     def encode(self, drop: frozenset[bytes], extra: bytes, *, close: bool, plain: bool) -> bytes:
         """The head for the client: our `extra` lines in, hop-by-hop and `drop` out.

@@ -21,7 +21,7 @@ async def test_two_pods_keep_their_port_on_addresses_of_their_own(runner: Runner
     assert [m["env"]["POD_IP"] for m in me] == [p.spec.address for p in pods]
     groups = [pid for p in pods for pid in p.pids.values()]
     await runner.stop()
-    assert all(group_is_gone(group) for group in groups)
+    await until(lambda: all(group_is_gone(group) for group in groups))
 
 
 async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path
     await runner.wait_ready(pods)
     group = pods[0].pids["web"]
     await runner.stop()
-    assert group_is_gone(group)
+    await until(lambda: group_is_gone(group))
 
 
 async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
@@ -182,7 +182,7 @@ async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
     await until(lambda: bool(pods[0].pids))
     groups = list(pods[0].pids.values())
     await runner.stop()
-    assert all(group_is_gone(group) for group in groups)
+    await until(lambda: all(group_is_gone(group) for group in groups))
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 

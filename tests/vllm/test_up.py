@@ -1,0 +1,104 @@
+"""What a vLLM user does: `tandem up -f examples/vllm.yaml`, with their own vLLM, and a request."""
+
+import asyncio
+import json
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers
+from tandem_contract.documents import load_documents
+
+from .engines import ON_A_CPU, STARTS_WITHIN, VENV
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(STARTS_WITHIN + 120)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm.yaml"
+TANDEM = Path(sys.executable).with_name("tandem")
+LONG = "once upon a time " * 40
+
+
+def example_on_a_cpu(directory: Path, model: Path) -> Path:
+    """The example, with docs/vllm.md's settings and a model of this machine."""
+    pools: list[dict[str, Any]] = [document.data for document in load_documents(EXAMPLE)]
+    pools[0]["spec"]["model"] |= {"source": {"path": str(model)}}
+    pools[0]["spec"]["engine"] |= {"dtype": "float32", "blockSize": 32, "maxModelLen": 2048}
+    for pool in pools:
+        env = [{"name": name, "value": value} for name, value in ON_A_CPU.items()]
+        pool["spec"].setdefault("engine", {})["env"] = env
+        pool["spec"]["engine"]["extraArgs"] = ["--enforce-eager"]
+        pool["spec"]["accelerator"]["count"] = 0
+        pool["spec"].setdefault("transfer", {})["bufferDevice"] = "cpu"
+    file = directory / "vllm.yaml"
+    file.write_text("\n---\n".join(map(json.dumps, pools)))
+    return file
+
+
+def own_vllm(directory: Path) -> Path:
+    """`vllm serve MODEL …` of the CPU build, whose own program looks for another distribution."""
+    program = directory / "vllm"
+    module = f"{VENV}/bin/python -m vllm.entrypoints.openai.api_server"
+    program.write_text(f'#!/bin/sh\nshift; model=$1; shift\nexec {module} --model "$model" "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+@asynccontextmanager
+async def up(directory: Path, model: Path) -> AsyncIterator[str]:
+    """The endpoint of a stack; its processes end with it."""
+    process = await asyncio.create_subprocess_exec(
+        *(TANDEM, "up", "-f", example_on_a_cpu(directory, model), "--port", "0"),
+        *("--program", f"vllm={own_vllm(directory)}", "--run-dir", directory / "run"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        said = ""
+        async with asyncio.timeout(STARTS_WITHIN):
+            while "Serving at" not in said:
+                line = (await process.stdout.readline()).decode()
+                assert line, f"it ended: {said}"
+                said += line
+        yield said.partition("Serving at ")[2].partition(";")[0]
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+async def tandem(*arguments: str | Path) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        TANDEM, *map(str, arguments), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_your_own_vllm_serves_split_and_is_found_well(tmp_path: Path, model: Path) -> None:
+    async with up(tmp_path, model) as endpoint, aiohttp.ClientSession() as http:
+        body = {"model": "qwen3-0.6b", "prompt": LONG, "max_tokens": 8, "temperature": 0}
+        async with http.post(f"{endpoint}/completions", json=body) as answer:
+            text = (await answer.json())["choices"][0]["text"]
+            assert answer.status == 200
+            assert answer.headers[headers.ROUTING_PATH] == "prefill_then_decode"
+            ident = answer.headers[headers.REQUEST_ID]
+        async with http.post(f"{endpoint}/completions", json=body) as answer:
+            assert (await answer.json())["choices"][0]["text"] == text
+
+        code, story = await tandem("trace", ident, "--run-dir", tmp_path / "run")
+        assert code == 0
+        assert "prefill_then_decode" in story
+
+        code, said = await tandem("doctor", "--json", "--run-dir", tmp_path / "run")
+        found = json.loads(said)["findings"]
+        assert code == 0, found
+        assert [f["seen"] for f in found if f["check"] == "compatible"] == [
+            "all that a hand-off compares is equal"
+        ]
+        assert [f["severity"] for f in found if f["check"] == "side channel"] == ["ok", "ok"]

@@ -31,6 +31,10 @@ class History:
         record.target = record.target[:_MAX_TEXT]
         self._ended.append(record)
 
+    def forget(self, record: Record) -> None:
+        """It ended, and nobody will ask for it."""
+        self._running.discard(record)
+
     def find(self, request_id: str) -> list[SidecarTrace]:
         """What is known of `request_id`, the newest last."""
         # Asked by people: to look through all costs less than to index each.

@@ -59,8 +59,12 @@ class Observer:
         # A pair's first hand-off is nobody's request: slow by design, and counted by the EPP.
         if record.path is not None and record.reason != WARM_UP:
             self._generated(record, record.path)
-        self._history.ended(record)
-        request_line(record)
+        if record.path is None and record.method == "GET":
+            # Probes and scrapes come several times a second: they would be all there is to see.
+            self._history.forget(record)
+        else:
+            self._history.ended(record)
+            request_line(record)
         if self._tracer is not None:
             self._tracer.ended(record)
 

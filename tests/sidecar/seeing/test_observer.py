@@ -3,6 +3,7 @@ import pytest
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import Timing
+from tandem_sidecar.seeing.history import History
 from tandem_sidecar.seeing.metrics import Metrics
 from tandem_sidecar.seeing.observer import Observer, left_at
 from tandem_sidecar.seeing.record import Phase, Record, Result
@@ -101,6 +102,18 @@ def test_what_is_passed_through_is_no_generation(world: World) -> None:
     page = world.metrics.page().decode()
     assert 'tandem_sidecar_outcomes_total{outcome="answered"} 1.0' in page
     assert 'disaggregated_requests_total{routing_path="unified"} 0.0' in page
+
+
+@pytest.mark.parametrize(("method", "kept"), [("GET", 0), ("POST", 1)])
+def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
+    history = History(4)
+    observer = Observer(Metrics(), history)
+    made = ended(record(kind="passthrough"))
+    made.method = method
+    observer.began(made)
+    assert len(history.find(made.request_id)) == 1, "while it runs"
+    observer.ended(made)
+    assert len(history.find(made.request_id)) == kept
 
 
 def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:

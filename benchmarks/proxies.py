@@ -24,11 +24,17 @@ class Server:
     name: str
     port: int
     pid: int
+    log: Path
 
     def cpu(self) -> float:
         """Seconds of CPU used so far, all threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
+
+    def complaints(self) -> list[str]:
+        """The last warnings it logged."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if '"level":"warning"' in line or "ERROR" in line][-5:]
 
     def resident(self) -> float:
         """Resident memory in MB (10^6 bytes)."""
@@ -94,7 +100,7 @@ async def server(
             if child.returncode is not None:
                 raise RuntimeError(f"{name} ended with {child.returncode}: {_said(log)}")
             await asyncio.sleep(0.05)
-        yield Server(name, port, child.pid)
+        yield Server(name, port, child.pid, log)
     finally:
         if child.returncode is None:
             child.terminate()

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -106,9 +107,16 @@ class Bench:
         outcome = await h2load.drive(url, load, self._scratch)
         cpu, counts = server.cpu() - cpu, await self._counts()
         handed_off = case.requests * (case.split and server is self.servers.sidecar)
-        lost = case.requests - outcome.good
-        lost += abs(outcome.good * case.answer_size() - outcome.data) // case.answer_size()
-        lost += sum(abs(counts[k] - asked[k] - handed_off) for k in ("prefills", "pulls"))
+        losses = {
+            "no 2xx": case.requests - outcome.good,
+            "cut short": abs(outcome.good - outcome.data / case.answer_size()),
+            "not prefilled": abs(counts["prefills"] - asked["prefills"] - handed_off),
+            "not pulled": abs(counts["pulls"] - asked["pulls"] - handed_off),
+        }
+        lost = ceil(sum(losses.values()))
+        if lost:
+            progress(f"  lost: {losses}")
+            progress("  " + "\n  ".join(server.complaints()))
         p50, p99 = outcome.quantile(0.5), outcome.quantile(0.99)
         each = cpu / case.requests * 1000
         self.samples.append(Sample(case, server.name, each, outcome.per_second, p50, p99, lost))

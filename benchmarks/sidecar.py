@@ -153,12 +153,11 @@ class Bench:
 def schedule(servers: Servers) -> Iterator[tuple[Server, Case]]:
     """One round: what is compared stands side by side."""
     engine, envoy, sidecar, _ = servers
-    for case in (PLAIN, STREAM, PACED):
+    for case, split in ((PLAIN, HAND_OFF), (STREAM, HAND_OFF_STREAM), (PACED, PACED_HAND_OFF)):
         yield engine, case
+        yield sidecar, case
         yield envoy, case
-        yield sidecar, case
-    for case in (HAND_OFF, HAND_OFF_STREAM, PACED_HAND_OFF):
-        yield sidecar, case
+        yield sidecar, split
 
 
 async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:

@@ -150,14 +150,13 @@ class Bench:
             return counts
 
 
-def schedule(servers: Servers) -> Iterator[tuple[Server, Case]]:
-    """One round: what is compared stands side by side."""
+def schedule(servers: Servers, number: int) -> Iterator[tuple[Server, Case]]:
+    """Round `number`: what is compared stands side by side, another one first each time."""
     engine, envoy, sidecar, _ = servers
     for case, split in ((PLAIN, HAND_OFF), (STREAM, HAND_OFF_STREAM), (PACED, PACED_HAND_OFF)):
         yield engine, case
-        yield sidecar, case
-        yield envoy, case
-        yield sidecar, split
+        asked = [(sidecar, case), (envoy, case), (sidecar, split)]
+        yield from reversed(asked) if number % 2 else asked
 
 
 async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
@@ -167,7 +166,7 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
         async with running(scratch, CHUNKS) as servers:
             bench = Bench(scratch, servers)
             for number in range(rounds):
-                for server, case in schedule(servers):
+                for server, case in schedule(servers, number):
                     progress(f"round {number + 1} of {rounds}: {case.name}, {server.name}")
                     await bench.run(server, case)
             progress(LARGE.name)

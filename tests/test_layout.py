@@ -1,6 +1,8 @@
-"""The folder `operator/` must not shadow the standard library's `operator`."""
+"""Names and files that must not shadow or overwrite each other."""
 
 import operator
+from collections import defaultdict
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,12 @@ def test_component_folder_holds_no_package_and_nothing_collectable(component: st
 @pytest.mark.parametrize("folder", [p.parent for p in (ROOT / "tests").rglob("test_*.py")])
 def test_every_tests_folder_is_a_package(folder: Path) -> None:
     assert (folder / "__init__.py").exists()
+
+
+def test_no_two_libraries_bring_the_same_file() -> None:
+    """Else whichever is installed last wins, and the other breaks on some machines."""
+    owners = defaultdict(set)
+    for library in distributions():
+        for file in library.files or ():
+            owners[str(file)].add(library.name)
+    assert not {file: names for file, names in owners.items() if len(names) > 1}

@@ -11,12 +11,12 @@ from typing import Final
 
 import grpc
 import grpc.aio
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 
+from . import ext_proc_pb2 as pb
 from .messages import (
     Answer,
     BodyMode,

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.struct_pb2 import Struct
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
+from tandem_epp import ext_proc_pb2 as pb
 from tandem_epp.grpc_server import SERVICE, GrpcServer, ListenError, read_message
 from tandem_epp.messages import BodyMode, RequestHeaders
 

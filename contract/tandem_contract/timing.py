@@ -68,4 +68,5 @@ def parse_timing(value: str) -> Timing:
                 continue
             if 0 <= figure < inf:
                 known[name] = figure
-    return Timing(**known)  # type: ignore[arg-type]  # names and types come from _TYPES
+    # Names and types come from _TYPES.
+    return Timing(**known) if known else UNKNOWN  # type: ignore[arg-type]

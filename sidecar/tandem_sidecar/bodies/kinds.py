@@ -7,7 +7,7 @@ the prompt stays: tools, structured output, thinking.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -17,20 +17,27 @@ from .edit import with_members
 from .parse import Body, decode_members
 
 
-class Kind(Enum):
-    """Requests that generate, told by path; others are passed through."""
+class Kind(StrEnum):
+    """Requests that generate, by their metric label; others are passed through."""
 
-    COMPLETIONS = b"/v1/completions"
-    CHAT = b"/v1/chat/completions"
-    RESPONSES = b"/v1/responses"
-    MESSAGES = b"/v1/messages"
-    GENERATE = b"/inference/v1/generate"
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    GENERATE = "generate"
 
+
+PATHS: Final[Mapping[Kind, bytes]] = {
+    Kind.COMPLETIONS: b"/v1/completions",
+    Kind.CHAT: b"/v1/chat/completions",
+    Kind.RESPONSES: b"/v1/responses",
+    Kind.MESSAGES: b"/v1/messages",
+    Kind.GENERATE: b"/inference/v1/generate",
+}
+_KINDS: Final = {path: kind for kind, path in PATHS.items()}
 
 SAMPLING: Final = "sampling_params"
 """Where generate keeps what the other kinds say at the top."""
-
-_KINDS: Final = {kind.value: kind for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True)

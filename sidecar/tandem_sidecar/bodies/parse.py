@@ -49,6 +49,9 @@ class NoObject(BadBody):
 Members = Mapping[str, Raw]
 """An object's members, undecoded."""
 
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON raises; `bad_body` says it to the client."""
+
 decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -65,11 +68,13 @@ def parse_body(data: bytes) -> Body:
     Every occurrence of a forbidden key goes, however it is escaped. What this parser refuses is
     refused altogether: an engine's parser may read more into it (NaN, UTF-16, a byte order mark).
     """
-    with as_bad_body():
+    try:
         members = decode_members(data)
         if members.keys().isdisjoint(_LOOKED_AT):
             return Body(data, members)
         kept = _cleaned(members, _PLACES)
+    except UNREADABLE as err:
+        raise bad_body(err) from err
     return Body(data, members) if kept is None else Body(msgspec.json.encode(kept), kept)
 
 
@@ -97,19 +102,13 @@ def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
         return data
 
 
-class as_bad_body:  # noqa: N801 - used as a statement; `contextmanager` costs as much as parsing
-    """Has a parser's errors raised as BadBody."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, err: BaseException | None, _trace: object) -> None:
-        if isinstance(err, msgspec.ValidationError):
-            raise NoObject("the body is no JSON object") from err
-        if isinstance(err, msgspec.DecodeError | UnicodeDecodeError):
-            raise BadBody(f"the body is no valid JSON: {err}") from err
-        if isinstance(err, RecursionError):
-            raise BadBody("the body is nested too deeply") from err
+def bad_body(err: Exception) -> BadBody:
+    """What one of `UNREADABLE` means to the client."""
+    if isinstance(err, msgspec.ValidationError):
+        return NoObject("the body is no JSON object")
+    if isinstance(err, RecursionError):
+        return BadBody("the body is nested too deeply")
+    return BadBody(f"the body is no valid JSON: {err}")
 
 
 def _cleaned(members: Members, places: _Places) -> dict[str, Raw] | None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from .kinds import SAMPLING, Kind
-from .parse import Body, Members, as_bad_body, decode_members
+from .parse import UNREADABLE, Body, Members, bad_body, decode_members
 
 _list: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -29,8 +29,10 @@ def unified_reason(kind: Kind, body: Body) -> str | None:
 
     Raises BadBody.
     """
-    with as_bad_body():
+    try:
         return _reason(kind, body.data, _flat(kind, body.members))
+    except UNREADABLE as err:
+        raise bad_body(err) from err
 
 
 def _reason(kind: Kind, data: bytes, members: Members) -> str | None:

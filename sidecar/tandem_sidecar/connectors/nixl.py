@@ -23,7 +23,7 @@ from tandem_contract.kvparams import ParamsUnusable, parse_params
 
 from ..bodies.chat import renders_to_ids
 from ..bodies.edit import appended, with_member
-from ..bodies.kinds import Kind, capped
+from ..bodies.kinds import PATHS, Kind, capped
 from ..bodies.parse import Body
 from ..bodies.usage import cached_tokens
 from .answers import PrefillAnswer, read_answer
@@ -129,7 +129,7 @@ def refused(handover: Handover) -> Outgoing:
         "max_tokens": 1,
         kvparams.FIELD: Raw(handover.params),
     }
-    return Outgoing(Kind.COMPLETIONS.value, msgspec.json.encode(body), expected=404)
+    return Outgoing(PATHS[Kind.COMPLETIONS], msgspec.json.encode(body), expected=404)
 
 
 def _token_ids(read: PrefillAnswer) -> bytes:

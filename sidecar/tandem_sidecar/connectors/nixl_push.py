@@ -19,7 +19,7 @@ from tandem_contract import kvparams
 from tandem_contract.kvparams import ParamsUnusable
 
 from ..bodies.edit import appended
-from ..bodies.kinds import Kind, capped
+from ..bodies.kinds import PATHS, Kind, capped
 from ..bodies.parse import Body
 from .handover import Attempt, Handover, Outgoing
 from .nixl import Nixl
@@ -65,7 +65,7 @@ class NixlPush(Nixl):
     def release(self, kind: Kind, body: Body, handover: Handover) -> Outgoing | None:
         """The request that has the prefill pod write, and be done with, what nobody will read."""
         changes = {kvparams.FIELD: Raw(handover.params)} | _id_in_body(kind, handover.engine_id)
-        return Outgoing(kind.value, capped(kind, body, changes), expected=200)
+        return Outgoing(PATHS[kind], capped(kind, body, changes), expected=200)
 
 
 def _id_in_body(kind: Kind, engine_id: str) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class DecodeLeg:
         self._recode = recode
         self._recoder: Recoder | None = None
         self._chunks: EventChunks | None = None
+        self._reads_kv = False
         self._passing = False
         self._dropped = False
         self._held: tuple[bytes, bool] | None = None
@@ -67,6 +68,7 @@ class DecodeLeg:
 
     def send(self, method: bytes, request: bytes, *, reads_kv: bool) -> None:
         """Begin. A leg that reads KV goes out once: its blocks may be another prompt's by then."""
+        self._reads_kv = reads_kv
         self._call = self._tools.pool.send(self._engine, method, request, self, once=reads_kv)
 
     def pause(self) -> None:
@@ -129,7 +131,9 @@ class DecodeLeg:
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
         self._pulse.alive = True
-        self._side.decoded(decode_event(self._kind, head.status))
+        # Admission matters to KV that waits for it.
+        if self._reads_kv or head.status >= 500:
+            self._side.decoded(decode_event(self._kind, head.status))
 
     def body(self, data: bytes, last: bool) -> None:
         self._pulse.alive = True

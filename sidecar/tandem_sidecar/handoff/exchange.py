@@ -121,7 +121,7 @@ class Exchange:
         found: moves.Event | None
         while True:
             self._state, actions = step
-            if type(self._state) not in _BEFORE_DECODE:
+            if self._prefills.deadline and type(self._state) not in _BEFORE_DECODE:
                 self._prefills.settled()
             found = None
             for action in actions:
@@ -129,7 +129,7 @@ class Exchange:
             if found is None:
                 break
             step = machine.step(self._state, found)
-        if isinstance(self._state, machine.Ended):
+        if type(self._state) is machine.Ended:
             self._end(self._state)
 
     def _do(self, action: moves.Action) -> moves.Event | None:  # noqa: C901 - one line for each

@@ -22,18 +22,16 @@ class Lifecycle:
         self.timeout = drain_timeout
         """Of a drain that begins from now on."""
         self.work: set[Work] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._emptied = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
 
     def enter(self, work: Work) -> None:
         self.work.add(work)
-        self._idle.clear()
 
     def leave(self, work: Work) -> None:
         self.work.discard(work)
         if not self.work:
-            self._idle.set()
+            self._emptied.set()
 
     def drain(self) -> None:
         """Take no more work; what runs has the drain timeout from the first call on."""
@@ -44,7 +42,9 @@ class Lifecycle:
 
     async def idle(self) -> None:
         """Return when nothing runs, which after `drain` is at the latest when it timed out."""
-        await self._idle.wait()
+        while self.work:
+            self._emptied.clear()
+            await self._emptied.wait()
         if self._expiry is not None:
             self._expiry.cancel()
 

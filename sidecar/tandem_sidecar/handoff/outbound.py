@@ -38,7 +38,7 @@ _ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 def request_id(request: Request) -> str:
     """The client's id, or a new one when it gave none or none that may stand in a log line."""
     try:
-        given = request.one(headers.REQUEST_ID)
+        given = request.one(REQUEST_ID)
     except ValueError:
         given = None
     return given.decode() if given and _ID.fullmatch(given) else secrets.token_hex(16)

@@ -55,7 +55,8 @@ class Prefills:
         self.timing: Timing | None = None
         """What it said of itself."""
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self.deadline: asyncio.TimerHandle | None = None
+        """Of all attempts together; None: none is out, or they are settled."""
 
     def start(self, index: int, *, last: bool) -> PrefillEvent | None:
         """Ask candidate `index`, or say at once what comes of it.
@@ -63,8 +64,8 @@ class Prefills:
         Making a connection may take its share of the time left.
         """
         gen, now = self.gen, self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(gen.settings.prefill_timeout, self._deadline)
+        if self.deadline is None:
+            self.deadline = self._loop.call_later(gen.settings.prefill_timeout, self._missed)
         candidate = gen.route.candidates[index]
         self.name = candidate.name
         wait = self.tools.breakers.wait(candidate.address, now)
@@ -73,7 +74,7 @@ class Prefills:
             detail = f"prefill by {candidate.name}: left alone for {wait:.3g}s more"
             leg.end(Result.HELD, now, detail=detail)
             return PrefillFailed(Cause.HELD, detail, wait)
-        left = self._timer.when() - now
+        left = self.deadline.when() - now
         self.leg = PrefillLeg(self, candidate, now)
         return self.leg.start(connect_timeout=left + 1 if last else left / 2)
 
@@ -84,11 +85,11 @@ class Prefills:
 
     def settled(self) -> None:
         """No other attempt comes: the deadline is met."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
 
-    def _deadline(self) -> None:
+    def _missed(self) -> None:
         timeout = self.gen.settings.prefill_timeout
         detail = f"{self.name}: no prefill within {timeout:.3g}s"
         if self.leg is not None:

@@ -64,7 +64,7 @@ class Proxy:
         except BadBody as err:
             refuse(client, request, 400, str(err), self._lines(ident, engine), close=False)
             return None
-        record = new_record(request, ident, kind.name.lower())
+        record = new_record(request, ident, kind)
         record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
         generation = Generation(request, ident, kind, body, chosen, record, self._tools.settings)
         exchange = Exchange(self._tools, client, generation, engine)
@@ -87,7 +87,7 @@ class Proxy:
         self, request: Request, client: Client, engine: HostPort
     ) -> server.Exchange | None:
         try:
-            content_type = request.one("content-type") or b""
+            content_type = request.one(b"content-type") or b""
             body = clean_passthrough(request.body, content_type)
         except ValueError as err:
             refuse(client, request, 400, str(err), b"", close=False)

@@ -1,5 +1,6 @@
 """What a client of a generation gets: an engine's answer or an error, under Tandem's headers."""
 
+from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
@@ -29,14 +30,19 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
     def lines(self) -> bytes:
         """The headers on the wire."""
-        lines = f"{headers.ROUTING_PATH}: {self.path}\r\n"
-        if self.path is RoutingPath.PREFILL_THEN_DECODE and self.prefill:
-            lines += f"{headers.PREFILL_BACKEND}: {self.prefill}\r\n"
-        lines += f"{headers.DECODE_BACKEND}: {self.decode}\r\n"
-        lines += f"{headers.REQUEST_ID}: {self.request_id}\r\n"
+        lines = f"{_by(self.path, self.prefill, self.decode)}{self.request_id}\r\n"
         if timing := self.timing.encode() if self.timing is not None else "":
             lines += f"{headers.TIMING}: {timing}\r\n"
         return lines.encode()
+
+
+@lru_cache(maxsize=1024)
+def _by(path: RoutingPath, prefill: str, decode: str) -> str:
+    """The lines before the request's own, the last of them begun."""
+    lines = f"{headers.ROUTING_PATH}: {path}\r\n"
+    if path is RoutingPath.PREFILL_THEN_DECODE and prefill:
+        lines += f"{headers.PREFILL_BACKEND}: {prefill}\r\n"
+    return f"{lines}{headers.DECODE_BACKEND}: {decode}\r\n{headers.REQUEST_ID}: "
 
 
 class Reply:

@@ -58,17 +58,16 @@ class Request(msgspec.Struct, frozen=True):
     upgrade: bytes = b""
     """The protocols that the client would switch to, as its header names them."""
 
-    def one(self, name: str) -> bytes | None:
-        """The value of a header that may stand once; None when absent.
+    def one(self, name: bytes) -> bytes | None:
+        """The value of a header that may stand once, `name` in lower case; None when absent.
 
         Raises ValueError when it stands more than once: whose is it then?
         """
-        wanted = name.encode()
-        value = self.values.get(wanted)
+        value = self.values.get(name)
         if value is not None and len(self.values) < len(self.headers):
-            times = sum(key == wanted for key, _ in self.headers)
+            times = sum(key == name for key, _ in self.headers)
             if times > 1:
-                raise ValueError(f"{name} stands {times} times")
+                raise ValueError(f"{name.decode()} stands {times} times")
         return value
 
 
@@ -120,19 +119,10 @@ class ResponseHead:
         first, *lines = block.split(b"\r\n")
         if not block.count(b"\r") == block.count(b"\n") == len(lines) or b"\0" in block:
             raise BadHead("a line holds a bare CR, LF or NUL")
-        status = _STATUS.match(first)
-        if status is None:
-            raise BadHead("the status line is no HTTP/1.1")
-        http10 = status[1] == b"0"
-        self.status = int(status[2])
+        self.status, http10 = _status(first)
         self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
         self._lines = lines
-        self.headers: Headers = []
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon or not name or name != name.strip():
-                raise BadHead("a header line is malformed")
-            self.headers.append((name.lower(), value.strip()))
+        self.headers: Headers = [_field(line) for line in lines]
         self._values = dict(self.headers)
         self.event_stream = self.value(b"content-type").lower().startswith(b"text/event-stream")
         """Whether the body is server-sent events."""
@@ -185,7 +175,31 @@ class ResponseHead:
         return Sized(int(lengths[0]))
 
     def _all(self, name: bytes) -> list[bytes]:
+        """Every value of a header that is there."""
+        if len(self._values) == len(self.headers):
+            return [self._values[name]]
         return [value for key, value in self.headers if key == name]
+
+
+# An engine says nearly the same each time: a line is looked at once.
+
+
+@lru_cache(maxsize=64)
+def _status(line: bytes) -> tuple[int, bool]:
+    """The status, and whether it is of HTTP/1.0. Raises BadHead."""
+    found = _STATUS.match(line)
+    if found is None:
+        raise BadHead("the status line is no HTTP/1.1")
+    return int(found[2]), found[1] == b"0"
+
+
+@lru_cache(maxsize=256)
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """A header line's name in lower case, and its value. Raises BadHead."""
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name != name.strip():
+        raise BadHead("a header line is malformed")
+    return name.lower(), value.strip()
 
 
 @lru_cache(maxsize=64)

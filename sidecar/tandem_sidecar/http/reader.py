@@ -51,6 +51,8 @@ class RequestReader:
         self._version = ""
         self._size = 0
         """Bytes of the request being read, framing included, without those before it in a read."""
+        self._read = 0
+        """Bytes of the read that the parser is at."""
         self._reset()
 
     @property
@@ -64,7 +66,8 @@ class RequestReader:
             self.held += data
             return
         while data and self.refusal is None:
-            self._size += len(data)
+            self._read = len(data)
+            self._size += self._read
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as err:
@@ -114,18 +117,18 @@ class RequestReader:
         self._in_head = False
         self.milestones += 1
         self._version = self._parser.get_http_version()
-        hosts, size = 0, len(self._target)
-        for name, value in self._headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts += 1
-            elif name in _LOOKED_AT:
+        headers, values = self._headers, dict(self._headers)
+        self._values = values
+        for name in _LOOKED_AT.intersection(values):
+            for value in self._all(name):
                 self._check_header(name, value)
-        self._check_head(size)
-        if len(self._headers) > MAX_HEADERS:
+        if self._size + self._read > self._max_head:  # of which the head may be a part only
+            self._check_head(len(self._target) + sum(len(n) + len(v) for n, v in headers))
+        if len(headers) > MAX_HEADERS:
             self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")
         if self._version not in ("1.1", "1.0"):
             self.refuse(505, f"HTTP/{self._version} is not spoken here: use HTTP/1.1")
+        hosts = len(self._all(b"host"))
         if hosts > 1 or (hosts == 0 and self._version == "1.1"):
             self.refuse(400, f"the request has {hosts} Host headers, not one")
         if not self._target.startswith(b"/") or b"#" in self._target:
@@ -146,7 +149,7 @@ class RequestReader:
             method=self._parser.get_method(),
             target=self._target,
             headers=self._headers,
-            values=dict(self._headers),
+            values=self._values,
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
             http10=self._version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
@@ -194,6 +197,11 @@ class RequestReader:
         lines = [b"%b %b HTTP/%b" % (request.method, request.target, self._version.encode())]
         lines += [b"%b: %b" % pair for pair in request.headers if pair[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n" + rest
+
+    def _all(self, name: bytes) -> list[bytes]:
+        if len(self._values) < len(self._headers):
+            return [value for key, value in self._headers if key == name]
+        return [self._values[name]] if name in self._values else []
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":

@@ -196,7 +196,8 @@ def _leg(leg: Leg) -> _Leg:
 
 
 def _since(start: float, end: float | None) -> float | None:
-    return None if end is None else round(end - start, 6)
+    """Seconds to the microsecond; `round` takes three times as long."""
+    return None if end is None else int((end - start) * 1e6 + 0.5) / 1e6
 
 
 def _line(form: LogFormat, head: _Head, extra: Mapping[str, Any]) -> str:

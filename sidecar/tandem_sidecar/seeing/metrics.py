@@ -7,6 +7,7 @@ are `other`.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Final
 
@@ -79,14 +80,14 @@ class Metrics:
         )
         self.requests = {path: requests.child(path.value) for path in RoutingPath}
         self.errors = {phase: errors.child(phase.value) for phase in ErrorPhase}
-        self._prefill = Distributions(
+        self.prefill = Distributions(
             names.PREFILL_SECONDS,
             "Seconds from sending a prefill leg to its whole answer; failed ones are left out.",
             FIRST_BYTE_BUCKETS,
             [names.BACKEND_LABEL],
             registry=registry,
         )
-        self._decode = Distributions(
+        self.decode = Distributions(
             names.DECODE_SECONDS,
             "Seconds from sending a decode leg to its answer's end; failed ones are left out.",
             DECODE_BUCKETS,
@@ -128,7 +129,7 @@ class Metrics:
         )
 
     def _sidecars_own(self, registry: CollectorRegistry) -> None:
-        self._in_flight = Counts(
+        self.in_flight = Counts(
             "tandem_sidecar_in_flight",
             "Requests being served, by what they generate; passthrough: nothing.",
             ["kind"],
@@ -153,7 +154,7 @@ class Metrics:
             for phase in Phase
         }
         self.retried = {result: self._retries.child(result.value) for result in Result}
-        self._outcomes = Counts(
+        self.outcomes = Counts(
             "tandem_sidecar_outcomes_total",
             "Requests ended, by how: answered, failed, cut, abandoned.",
             ["outcome"],
@@ -167,7 +168,7 @@ class Metrics:
             registry=registry,
         )
         self.first_byte = {path: first_byte.child(path.value) for path in RoutingPath}
-        self._client_left = Counts(
+        self.client_left = Counts(
             "tandem_sidecar_client_left_total",
             "Clients that left before their answer's end, by when.",
             ["moment"],
@@ -188,25 +189,7 @@ class Metrics:
 
     def unified(self, reason: str) -> None:
         """Count a request that one engine serves."""
-        self._unified.child(reason if _REASON.fullmatch(reason) else OTHER).inc()
-
-    def prefill(self, backend: str, seconds: float) -> None:
-        """Observe an answered prefill leg."""
-        self._prefill.child(backend).observe(seconds)
-
-    def decode(self, backend: str, seconds: float) -> None:
-        """Observe an ended decode leg."""
-        self._decode.child(backend).observe(seconds)
-
-    def began(self, kind: str) -> None:
-        self._in_flight.child(kind).inc()
-
-    def ended(self, kind: str, outcome: str) -> None:
-        self._in_flight.child(kind).dec()
-        self._outcomes.child(outcome).inc()
-
-    def client_left(self, moment: str) -> None:
-        self._client_left.child(moment).inc()
+        self._unified.child(_label(reason)).inc()
 
     def watch(
         self,
@@ -221,3 +204,8 @@ class Metrics:
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+@lru_cache(maxsize=4 * _MAX_REASONS)
+def _label(reason: str) -> str:
+    return reason if _REASON.fullmatch(reason) else OTHER

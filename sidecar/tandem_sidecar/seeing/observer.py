@@ -4,14 +4,13 @@ from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN
 
 from .history import History
 from .logs import request_line
 from .metrics import Metrics
 from .record import Leg, Phase, Record, Result
 
-_UNTOLD: Final = Timing()
 _ABANDONED: Final = "abandoned"
 """`Outcome.ABANDONED`, of a room above this one."""
 
@@ -41,7 +40,7 @@ class Observer:
 
     def began(self, record: Record) -> None:
         """To be called before the record's first leg."""
-        self._metrics.began(record.kind)
+        self._metrics.in_flight.child(record.kind).inc()
         self._history.began(record)
         if self._tracer is not None:
             self._tracer.began(record)
@@ -49,11 +48,12 @@ class Observer:
     def ended(self, record: Record) -> None:
         """To be called once, when nothing of the record changes any more but a release."""
         metrics = self._metrics
-        metrics.ended(record.kind, record.outcome)
+        metrics.in_flight.child(record.kind).dec()
+        metrics.outcomes.child(record.outcome).inc()
         for phase in record.errors:
             metrics.errors[phase].inc()
         if record.outcome == _ABANDONED:
-            metrics.client_left(left_at(record))
+            metrics.client_left.child(left_at(record)).inc()
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
         # A pair's first hand-off is nobody's request: slow by design, and counted by the EPP.
@@ -104,11 +104,11 @@ class Observer:
             return
         seconds = leg.ended - leg.started
         if leg.phase is Phase.PREFILL:
-            metrics.prefill(leg.backend, seconds)
+            metrics.prefill.child(leg.backend).observe(seconds)
             return
-        metrics.decode(leg.backend, seconds)
-        timing = leg.timing or _UNTOLD
-        metrics.engine_tells = timing != _UNTOLD
+        metrics.decode.child(leg.backend).observe(seconds)
+        timing = leg.timing or UNKNOWN
+        metrics.engine_tells = timing is not UNKNOWN
         if timing.transfer is not None:
             metrics.transfer.observe(timing.transfer)
 

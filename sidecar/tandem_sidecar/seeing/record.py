@@ -8,8 +8,9 @@ Times are the event loop's seconds; `received_unix` anchors them to the clock. N
 secret: names, ids, figures.
 """
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
@@ -52,8 +53,7 @@ class Result(StrEnum):
     """Ended here: the client left, a drain, or another leg's failure."""
 
 
-@dataclass(slots=True, eq=False)
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """One request to an engine."""
 
     phase: Phase
@@ -78,8 +78,7 @@ class Leg:
             self.result, self.ended, self.status, self.detail = result, now, status, detail
 
 
-@dataclass(slots=True, eq=False)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """One request, from its last byte in to its last byte out."""
 
     request_id: str
@@ -106,7 +105,7 @@ class Record:
     """Each failure's phase; one request may have several, and still be answered."""
     ignored: int = 0
     """Prefill addresses named without a signature and outside the allow-list."""
-    legs: list[Leg] = field(default_factory=list)
+    legs: list[Leg] = []
     trace: TraceContext | None = None
     """Its span, where one will be made of it."""
 

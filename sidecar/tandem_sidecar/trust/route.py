@@ -28,6 +28,9 @@ UNROUTED: Final = "unrouted"
 NOT_TRUSTED: Final = "not_trusted"
 """Reason when what named one cannot be believed."""
 
+_PLAN: Final = headers.PLAN.encode()
+_PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -98,8 +101,8 @@ def route(
 ) -> Route:
     """The route of `request`; `now` is Unix seconds, `request_id` the one its plan must be for."""
     try:
-        plan = request.one(headers.PLAN)
-        prefillers = request.one(headers.PREFILLER_HOST_PORT)
+        plan = request.one(_PLAN)
+        prefillers = request.one(_PREFILLERS)
         if keys:
             if plan is None and prefillers is None:
                 return Route(RoutingPath.UNIFIED, UNROUTED)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tandem_contract.kvparams import ParamsUnusable
-from tandem_sidecar.bodies.kinds import Kind
+from tandem_sidecar.bodies.kinds import PATHS, Kind
 from tandem_sidecar.connectors.nixl_push import NixlPush
 
 from ..peers import PARAMS
@@ -30,7 +30,7 @@ def test_release_runs_the_request_for_one_token(kind: Kind) -> None:
     push = NixlPush()
     release = push.release(kind, BODY, push.handover(ATTEMPT, ANSWER))
     assert release is not None
-    assert (release.target, release.expected) == (kind.value, 200)
+    assert (release.target, release.expected) == (PATHS[kind], 200)
     body = json.loads(release.body)
     assert params_of(release.body) == json.loads(PUSHED)
     assert (body["model"], body["stream"]) == ("m", False)

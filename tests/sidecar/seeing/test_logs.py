@@ -3,9 +3,9 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
 from tandem_sidecar.seeing import logs

@@ -7,7 +7,7 @@ def test_labels_are_bounded() -> None:
     metrics = Metrics()
     for i in range(2000):
         metrics.unified(f"reason_{i}")
-        metrics.prefill(f"pod-{i}", 0.1)
+        metrics.prefill.child(f"pod-{i}").observe(0.1)
     metrics.unified("Not a label\n")
     page = metrics.page().decode()
     assert page.count("tandem_sidecar_unified_total{") <= 33

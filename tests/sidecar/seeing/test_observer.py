@@ -2,7 +2,7 @@ import pytest
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN, Timing
 from tandem_sidecar.seeing.history import History
 from tandem_sidecar.seeing.metrics import Metrics
 from tandem_sidecar.seeing.observer import Observer, left_at
@@ -118,7 +118,7 @@ def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
 
 def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
     assert world.metrics.engine_tells is None
-    world.see(handed_off(timing=Timing()))
+    world.see(handed_off(timing=UNKNOWN))
     assert world.metrics.engine_tells is False
     world.see(handed_off(timing=Timing(queue=0.1)))
     assert world.metrics.engine_tells is True

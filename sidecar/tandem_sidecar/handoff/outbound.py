@@ -12,7 +12,7 @@ from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 
 from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from ..seeing.record import Leg, Record
+from ..seeing.record import MAX_TEXT, Leg, Record
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
@@ -81,7 +81,7 @@ def new_record(request: Request, ident: str, kind: str) -> Record:
     record = Record(ident, kind, asyncio.get_running_loop().time(), time.time())
     if request.method != b"POST":
         record.method = request.method.decode("latin-1")
-    record.target = request.target.partition(b"?")[0].decode("latin-1")
+    record.target = request.target.partition(b"?")[0][:MAX_TEXT].decode("latin-1")
     record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
     return record
 

@@ -10,7 +10,7 @@ from ..http.relay import EventChunks, Relay
 from ..http.server import Client
 from ..http.tunnel import Tunnel
 from ..http.upstream import Call, Failure
-from ..seeing.record import Leg, Phase, Result
+from ..seeing.record import PASSTHROUGH, Leg, Phase, Result
 from .legs import result_of, result_of_failure
 from .machine import DRAINED, Outcome
 from .outbound import (
@@ -39,7 +39,7 @@ class Passthrough:
         self._tools = tools
         self._client = client
         self._request = request
-        self._record = new_record(request, request_id(request), "passthrough")
+        self._record = new_record(request, request_id(request), PASSTHROUGH)
         self._leg: Leg | None = None
         self._relay = Relay(client, request)
         self._chunks: EventChunks | None = None

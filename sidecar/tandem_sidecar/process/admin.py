@@ -18,6 +18,7 @@ from ..handoff.lifecycle import Lifecycle
 from ..seeing.engine_counters import EngineCounters
 from ..seeing.history import History
 from ..seeing.metrics import Metrics
+from ..seeing.observer import Observer
 from .health import EngineHealth
 
 NOT_HEALTHY: Final = "the engine's /health does not answer 200\n"
@@ -34,6 +35,7 @@ class Admin:
         self,
         *,
         metrics: Metrics,
+        observer: Observer,
         lifecycle: Lifecycle,
         health: EngineHealth,
         breakers: Breakers,
@@ -42,6 +44,7 @@ class Admin:
     ) -> None:
         """`counters`: brought up to date before `/metrics` is answered."""
         self._metrics = metrics
+        self._observer = observer
         self._lifecycle = lifecycle
         self._health = health
         self._breakers = breakers
@@ -64,6 +67,7 @@ class Admin:
         """What Prometheus scrapes."""
         if self._counters is not None:
             await self._counters.look()
+        self._observer.catch_up()
         return metrics_page(self._metrics.page())
 
     async def readyz(self, _request: web.Request) -> web.Response:

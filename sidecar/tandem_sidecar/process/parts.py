@@ -50,11 +50,13 @@ class Parts:
             settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
         )
         metrics, self._history = Metrics(), History(settings.history)
+        observer = Observer(metrics, self._history, _tracer(settings, metrics, stack))
+        stack.callback(observer.catch_up)
         self._tools = Tools(
             settings,
             pool,
             self._connector,
-            Observer(metrics, self._history, _tracer(settings, metrics, stack)),
+            observer,
             self.lifecycle,
             self._breakers,
             self._vigil,
@@ -63,10 +65,15 @@ class Parts:
         gauges.export(metrics, self.lifecycle, self.clients, self._breakers)
         self.health = EngineHealth(pool, settings.engine)
         engine_page = partial(metrics_page, pool, settings.engine)
-        seen = partial(Seen.by, metrics)
+
+        def seen() -> Seen:
+            observer.catch_up()
+            return Seen.by(metrics)
+
         self._counters = EngineCounters(engine_page, metrics, seen) if alone else None
         self.admin = Admin(
             metrics=metrics,
+            observer=observer,
             lifecycle=self.lifecycle,
             health=self.health,
             breakers=self._breakers,

@@ -138,7 +138,6 @@ async def started(
     """A sidecar that listens, closed at the end. Raises CannotListen, nothing left started."""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
-        stack.callback(logs.flush)
         parts = Parts(settings, keys, stack, alone=place is None)
         stack.push_async_callback(_flush, parts.clients)
         listening, asking = _sockets(settings, place, stack)

@@ -1,21 +1,18 @@
 """Recent requests by id, for `GET /requests/ID`: those that run, and a ring of those that ended."""
 
 from collections import deque
-from typing import Final
+from collections.abc import Sequence
 
 from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
 
-from .record import Leg, Record
-
-_MAX_TEXT: Final = 256
-"""Characters kept of a text that a peer or a client chose."""
+from .record import MAX_TEXT, Leg, Record
 
 
 class History:
     """Keeps the last `limit` ended requests: figures and names, about 1.5 KB each."""
 
     def __init__(self, limit: int) -> None:
-        self._running: set[Record] = set()
+        self.running: set[Record] = set()
         self._ended: deque[Record] = deque(maxlen=limit)
 
     def resize(self, limit: int) -> None:
@@ -24,21 +21,17 @@ class History:
             self._ended = deque(self._ended, maxlen=limit)
 
     def began(self, record: Record) -> None:
-        self._running.add(record)
+        self.running.add(record)
 
-    def ended(self, record: Record) -> None:
-        self._running.discard(record)
-        record.target = record.target[:_MAX_TEXT]
-        self._ended.append(record)
-
-    def forget(self, record: Record) -> None:
-        """It ended, and nobody will ask for it."""
-        self._running.discard(record)
+    def ended(self, records: Sequence[Record], *, kept: Sequence[Record]) -> None:
+        """These ended; nobody will ask for those that are not `kept`."""
+        self.running.difference_update(records)
+        self._ended.extend(kept)
 
     def find(self, request_id: str) -> list[SidecarTrace]:
         """What is known of `request_id`, the newest last."""
         # Asked by people: to look through all costs less than to index each.
-        found = [r for r in (*self._ended, *self._running) if r.request_id == request_id]
+        found = [r for r in (*self._ended, *self.running) if r.request_id == request_id]
         found.sort(key=lambda record: record.received)
         return [trace(record) for record in found[-MAX_SAME_ID:]]
 
@@ -48,7 +41,7 @@ def trace(record: Record) -> SidecarTrace:
     return SidecarTrace(
         request_id=record.request_id,
         kind=record.kind,
-        target=record.target[:_MAX_TEXT],
+        target=record.target,
         received=round(record.received_unix, 6),
         path=record.path,
         reason=record.reason,
@@ -70,7 +63,7 @@ def _leg(record: Record, leg: Leg) -> LegTrace:
         ended=_after(record, leg.ended),
         result=leg.result.value if leg.result is not None else None,
         status=leg.status,
-        detail=leg.detail[:_MAX_TEXT],
+        detail=leg.detail[:MAX_TEXT],
         timing=leg.timing,
     )
 

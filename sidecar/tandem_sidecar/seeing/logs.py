@@ -8,11 +8,11 @@
 A line never holds prompt text, a header's value or a query: names, ids, figures.
 """
 
-import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -26,9 +26,6 @@ from .record import Leg, Phase, Record, Result
 _OURS: Final = "tandem_sidecar"
 _REQUESTS: Final = f"{_OURS}.requests"
 _ENDED: Final = "request ended"
-_HELD_SECONDS: Final = 0.05
-"""Lines of requests are held back this long and written together. Longer: so many that to write
-them is felt by other requests."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes of every log record: the others came by `extra`."""
 _ONE_LINE: Final = str.maketrans({"\n": "\\n", "\r": "\\r"})
@@ -64,40 +61,6 @@ class _Formatter(logging.Formatter):
         return _line(self._form, head, extra)
 
 
-class _RequestLines:
-    """Lines of ended requests, made and written many at a time.
-
-    Past `logging`, whose work for one line costs as much as the rest of a request; and not between
-    two requests, for the processor is quicker at the same work again and again.
-    """
-
-    def __init__(self) -> None:
-        self.form: LogFormat | None = None
-        """None: they are not written."""
-        self._held: list[Record] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, record: Record) -> None:
-        if self.form is None:
-            return
-        self._held.append(record)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_HELD_SECONDS, self.flush)
-
-    def flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        held, self._held = self._held, []
-        if held and self.form is not None:
-            lines = [_request_line(self.form, record) for record in held]
-            sys.stderr.write("\n".join(lines) + "\n")
-            sys.stderr.flush()
-
-
-_requests: Final = _RequestLines()
-
-
 def configure(form: LogFormat, level: str) -> None:
     """Write this process's log to stderr; called again, it changes how.
 
@@ -111,21 +74,31 @@ def configure(form: LogFormat, level: str) -> None:
         root.addHandler(handlers[0])
     for handler in handlers:
         handler.setFormatter(_Formatter(form))
-    _requests.flush()
     number = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(max(number, logging.INFO))
     logging.getLogger(_OURS).setLevel(number)
-    _requests.form = form if number <= logging.INFO else None
+    _of_requests.form = form if number <= logging.INFO else None
 
 
-def request_line(record: Record) -> None:
-    """Log an ended request at info, within `_HELD_SECONDS`. Called on the event loop."""
-    _requests.add(record)
+@dataclass(slots=True)
+class _OfRequests:
+    form: LogFormat | None = None
+    """None: no line is written of them."""
 
 
-def flush() -> None:
-    """Write the request lines held back: before the process ends."""
-    _requests.flush()
+_of_requests: Final = _OfRequests()
+
+
+def log_requests(ended: Sequence[Record]) -> None:
+    """Log ended requests at info, in one write.
+
+    Past `logging`, whose work for one line costs as much as the rest of a request.
+    """
+    form = _of_requests.form
+    if form is not None and ended:
+        lines = [_request_line(form, record) for record in ended]
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
 
 
 def _request_line(form: LogFormat, record: Record) -> str:

@@ -129,13 +129,6 @@ class Metrics:
         )
 
     def _sidecars_own(self, registry: CollectorRegistry) -> None:
-        self.in_flight = Counts(
-            "tandem_sidecar_in_flight",
-            "Requests being served, by what they generate; passthrough: nothing.",
-            ["kind"],
-            registry=registry,
-            gauge=True,
-        )
         self._retries = Counts(
             "tandem_sidecar_retries_total",
             "Legs sent again, to the next prefill pod or without the hand-off, by how the one"

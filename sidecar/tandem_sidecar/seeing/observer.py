@@ -1,16 +1,22 @@
 """Makes of each request's record what operators see: metrics, history, the log line, spans."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import UNKNOWN
 
+from ..bodies.kinds import Kind
 from .history import History
-from .logs import request_line
-from .metrics import Metrics
-from .record import Leg, Phase, Record, Result
+from .logs import log_requests
+from .metrics import Metrics, Sample
+from .record import PASSTHROUGH, Leg, Phase, Record, Result
 
+_HELD_SECONDS: Final = 0.02
+"""Longer: so many that to see to them is felt by other requests."""
 _ABANDONED: Final = "abandoned"
 """`Outcome.ABANDONED`, of a room above this one."""
 
@@ -29,7 +35,11 @@ class Tracer(Protocol):
 
 
 class Observer:
-    """Told of every request twice: when it begins and when it has ended."""
+    """Told of every request twice: when it begins and when it has ended.
+
+    What ended is held for `_HELD_SECONDS` and then seen to, many at a time: the processor is
+    quicker at the same work again and again than between two requests.
+    """
 
     def __init__(
         self, metrics: Metrics, history: History | None = None, tracer: Tracer | None = None
@@ -37,18 +47,45 @@ class Observer:
         self._metrics = metrics
         self._history = history or History(0)
         self._tracer = tracer
+        self._held: list[Record] = []
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.watch(
+            "tandem_sidecar_in_flight",
+            "Requests being served, by what they generate; passthrough: nothing.",
+            self._in_flight,
+            ["kind"],
+        )
 
     def began(self, record: Record) -> None:
         """To be called before the record's first leg."""
-        self._metrics.in_flight.child(record.kind).inc()
         self._history.began(record)
         if self._tracer is not None:
             self._tracer.began(record)
 
     def ended(self, record: Record) -> None:
         """To be called once, when nothing of the record changes any more but a release."""
+        self._held.append(record)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_HELD_SECONDS, self.catch_up)
+
+    def catch_up(self) -> None:
+        """See to what has ended: before anybody looks, and before the process ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        for record in held:
+            self._count(record)
+            if self._tracer is not None:
+                self._tracer.ended(record)
+        # Probes and scrapes come several times a second: they would be all there is to see.
+        told = [r for r in held if r.path is not None or r.method != "GET"]
+        self._history.ended(held, kept=told)
+        log_requests(told)
+
+    def _count(self, record: Record) -> None:
         metrics = self._metrics
-        metrics.in_flight.child(record.kind).dec()
         metrics.outcomes.child(record.outcome).inc()
         for phase in record.errors:
             metrics.errors[phase].inc()
@@ -59,14 +96,10 @@ class Observer:
         # A pair's first hand-off is nobody's request: slow by design, and counted by the EPP.
         if record.path is not None and record.reason != WARM_UP:
             self._generated(record, record.path)
-        if record.path is None and record.method == "GET":
-            # Probes and scrapes come several times a second: they would be all there is to see.
-            self._history.forget(record)
-        else:
-            self._history.ended(record)
-            request_line(record)
-        if self._tracer is not None:
-            self._tracer.ended(record)
+
+    def _in_flight(self) -> Iterable[Sample]:
+        running = Counter(record.kind for record in self._history.running)
+        return [((kind,), float(running[kind])) for kind in (*Kind, PASSTHROUGH)]
 
     def released(self, record: Record, leg: Leg) -> None:
         """To be called when a release ended; the request may have ended before."""

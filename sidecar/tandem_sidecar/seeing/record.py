@@ -9,6 +9,7 @@ secret: names, ids, figures.
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,11 @@ from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
 from .tracecontext import TraceContext
+
+MAX_TEXT: Final = 256
+"""Characters kept of a text that a peer or a client chose."""
+PASSTHROUGH: Final = "passthrough"
+"""The kind of a request that generates nothing."""
 
 
 class Phase(StrEnum):
@@ -53,7 +59,7 @@ class Result(StrEnum):
     """Ended here: the client left, a drain, or another leg's failure."""
 
 
-class Leg(msgspec.Struct, eq=False):
+class Leg(msgspec.Struct, eq=False, gc=False):
     """One request to an engine."""
 
     phase: Phase
@@ -78,17 +84,17 @@ class Leg(msgspec.Struct, eq=False):
             self.result, self.ended, self.status, self.detail = result, now, status, detail
 
 
-class Record(msgspec.Struct, eq=False):
+class Record(msgspec.Struct, eq=False, gc=False):
     """One request, from its last byte in to its last byte out."""
 
     request_id: str
     kind: str
-    """A `Kind`'s name in lower case, or `passthrough`."""
+    """A `Kind`, or `PASSTHROUGH`."""
     received: float
     received_unix: float
     method: str = "POST"
     target: str = ""
-    """The path, without its query."""
+    """The path, without its query; `MAX_TEXT` of it."""
     traceparent: str = ""
     """As the client or the router sent it."""
     reason: str = ""

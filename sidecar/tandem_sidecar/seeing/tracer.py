@@ -103,9 +103,11 @@ class Tracer:
                 loop.call_soon_threadsafe(flushed.set)
 
         Thread(target=flush, daemon=True).start()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await flushed.wait()
+        except TimeoutError:
+            self._sender.shutdown()  # else its thread tries again, for a minute
 
     def _send(self, trace: TraceContext, spans: Sequence[Span]) -> None:
         for span in spans:

@@ -110,26 +110,22 @@ def test_fields_leave_out_what_is_not_known() -> None:
     assert logs.request_fields(record) == {"request_id": "r1", "kind": "chat", "outcome": "left"}
 
 
-async def test_lines_of_requests_are_flushed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "info")
-    logs.request_line(ended())
-    logs.request_line(replace(ended(), request_id="r2"))
-    logs.flush()
+    logs.log_requests([ended(), replace(ended(), request_id="r2")])
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     assert {line["message"] for line in lines} == {"request ended"}
 
 
-async def test_lines_of_requests_are_text_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_requests_are_text_too(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.TEXT, "info")
-    logs.request_line(ended())
-    logs.flush()
+    logs.log_requests([ended()])
     [line] = capsys.readouterr().err.splitlines()
     assert "INFO tandem_sidecar.requests: request ended request_id=r1 kind=completions" in line
 
 
-async def test_above_info_no_line_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_above_info_no_line_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "warning")
-    logs.request_line(ended())
-    logs.flush()
+    logs.log_requests([ended()])
     assert capsys.readouterr().err == ""

@@ -19,6 +19,7 @@ class World:
     def see(self, made: Record) -> None:
         self.observer.began(made)
         self.observer.ended(made)
+        self.observer.catch_up()
 
     def value(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -29,7 +30,7 @@ def world() -> World:
     return World()
 
 
-def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
+async def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
     world.see(handed_off(timing=Timing(transfer=0.5)))
     path = RoutingPath.PREFILL_THEN_DECODE.value
     assert world.value("disaggregated_requests_total", routing_path=path) == 1
@@ -43,7 +44,7 @@ def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
     assert world.value("disaggregated_fallback_total") == 0
 
 
-def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) -> None:
+async def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) -> None:
     made = handed_off(timing=Timing(transfer=0.5))
     made.reason = WARM_UP
     world.see(made)
@@ -53,15 +54,16 @@ def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) -> None:
     assert world.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
 
 
-def test_what_runs_is_counted_by_kind(world: World) -> None:
+async def test_what_runs_is_counted_by_kind(world: World) -> None:
     made = record(kind="responses")
     world.observer.began(made)
     assert world.value("tandem_sidecar_in_flight", kind="responses") == 1
     world.observer.ended(ended(made))
+    world.observer.catch_up()
     assert world.value("tandem_sidecar_in_flight", kind="responses") == 0
 
 
-def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
+async def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
     made = record()
     made.path = RoutingPath.FALLBACK
     made.errors = (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
@@ -75,13 +77,13 @@ def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
     assert world.value("disaggregated_fallback_total") == 1
 
 
-def test_a_decode_without_its_hand_off_is_a_retry_too(world: World) -> None:
+async def test_a_decode_without_its_hand_off_is_a_retry_too(world: World) -> None:
     world.see(load_failed())
     assert world.value("tandem_sidecar_retries_total", result="error") == 1
     assert world.metrics.failed_loads.value == 1
 
 
-def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> None:
+async def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> None:
     made = record()
     made.path, made.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)
     made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
@@ -90,14 +92,14 @@ def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> N
     assert world.metrics.failed_loads.value == 0
 
 
-def test_unified_requests_are_counted_by_reason(world: World) -> None:
+async def test_unified_requests_are_counted_by_reason(world: World) -> None:
     made = record()
     made.path, made.reason = RoutingPath.UNIFIED, "short_prompt"
     world.see(ended(made))
     assert world.value("tandem_sidecar_unified_total", reason="short_prompt") == 1
 
 
-def test_what_is_passed_through_is_no_generation(world: World) -> None:
+async def test_what_is_passed_through_is_no_generation(world: World) -> None:
     world.see(ended(record(kind="passthrough")))
     page = world.metrics.page().decode()
     assert 'tandem_sidecar_outcomes_total{outcome="answered"} 1.0' in page
@@ -105,7 +107,7 @@ def test_what_is_passed_through_is_no_generation(world: World) -> None:
 
 
 @pytest.mark.parametrize(("method", "kept"), [("GET", 0), ("POST", 1)])
-def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
+async def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
     history = History(4)
     observer = Observer(Metrics(), history)
     made = ended(record(kind="passthrough"))
@@ -113,10 +115,11 @@ def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
     observer.began(made)
     assert len(history.find(made.request_id)) == 1, "while it runs"
     observer.ended(made)
+    observer.catch_up()
     assert len(history.find(made.request_id)) == kept
 
 
-def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
+async def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
     assert world.metrics.engine_tells is None
     world.see(handed_off(timing=UNKNOWN))
     assert world.metrics.engine_tells is False
@@ -124,7 +127,7 @@ def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> N
     assert world.metrics.engine_tells is True
 
 
-def test_a_release_is_counted_when_it_ends(world: World) -> None:
+async def test_a_release_is_counted_when_it_ends(world: World) -> None:
     made = record()
     made.path = RoutingPath.PREFILL_THEN_DECODE
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
@@ -135,7 +138,7 @@ def test_a_release_is_counted_when_it_ends(world: World) -> None:
     assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
 
 
-def test_the_moment_a_client_left_at(world: World) -> None:
+async def test_the_moment_a_client_left_at(world: World) -> None:
     made = record()
     assert left_at(made) == "prefill"
     prefill = made.leg(Phase.PREFILL, "p-0", "a", RECEIVED)

@@ -145,3 +145,14 @@ async def test_the_engines_own_failures_are_counted_at_a_scrape(world: World) ->
     async with asyncio.timeout(10):
         while await world.metric(errors) != 2:
             pass
+
+
+async def test_of_a_long_target_the_beginning_is_remembered(world: World) -> None:
+    await world.start()
+    async with world.http.post(
+        world.url("/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
+    ) as answer:
+        await answer.read()
+    _, page = await remembered(world, "long")
+    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert told.target == "/" + "x" * 255

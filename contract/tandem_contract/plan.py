@@ -134,15 +134,15 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     """
     if not value.isascii():
         raise PlanRejected("the plan is malformed")
-    head, _, mac = value.encode().rpartition(b".")
-    version, _, rest = head.partition(b".")
-    key_id, _, payload = rest.partition(b".")
-    if version != _VERSION or not payload:
+    whole = value.encode()
+    parts = whole.split(b".")
+    if len(parts) != 4 or parts[0] != _VERSION:
         raise PlanRejected("the plan is malformed")
+    _, key_id, payload, mac = parts
     secret = keys.get(key_id.decode())
     if secret is None:
         raise PlanRejected("the plan is signed with an unknown key")
-    if not hmac.compare_digest(mac, _mac(head, secret)):
+    if not hmac.compare_digest(mac, _mac(whole[: -len(mac) - 1], secret)):
         raise PlanRejected("the plan's signature is wrong")
     try:
         plan = _decoder.decode(a2b_base64(payload.translate(_FROM_URL) + b"=="))

@@ -11,6 +11,8 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from tandem_contract.openai_errors import error_body
@@ -56,7 +58,7 @@ class Client(asyncio.Protocol):
     """One client connection."""
 
     def __init__(self, server: "Server") -> None:
-        self.deadline = float("inf")
+        self.deadline = inf
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -75,9 +77,8 @@ class Client(asyncio.Protocol):
 
     # What an exchange uses.
 
-    def write(self, data: bytes) -> None:
-        """Send `data`."""
-        self._transport.write(data)
+    write: Callable[[bytes], None]
+    """Send these bytes: the transport's own, as each piece of a stream comes this way."""
 
     def finish(self, *, keep: bool) -> None:
         """The response is complete; `keep` the connection for another request."""
@@ -85,7 +86,8 @@ class Client(asyncio.Protocol):
         if not keep or self._at_eof:
             self.close()
             return
-        self._reader.resume()
+        if self._reader.switching:
+            self._reader.resume()
         self._pump()
 
     def abort(self) -> None:
@@ -100,7 +102,7 @@ class Client(asyncio.Protocol):
     def close(self) -> None:
         """Close once what was written is sent."""
         self._closing = True
-        self.deadline = float("inf")
+        self.deadline = inf
         self._transport.close()
         self._watch_unsent()
 
@@ -176,6 +178,7 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
         self._server.opened(self)
         self._await_request()
 
@@ -226,37 +229,41 @@ class Client(asyncio.Protocol):
         """Serve what is queued; while one is served, read on only to see the client leave."""
         if self._pumping:
             return
-        self._pumping = True
         reader = self._reader
-        while reader.requests and not self._busy and not self._closing:
-            self._busy = True
-            request = reader.requests.popleft()
-            exchange = self._server.handler.handle(request, self)
-            if self._busy and exchange is not None:
-                self._exchange = exchange
-                if self._full:
-                    exchange.client_full()
-        self._pumping = False
+        if reader.requests:
+            self._serve_queued()
         if self._closing:
             return
+        on = not (self._busy and (reader.requests or reader.held))
+        if on != self._reading:
+            self.read(on)
         if self._busy:
-            self.deadline = float("inf")
-            self.read(not reader.requests and not reader.held)
-            return
-        self.read(True)
-        if reader.refusal is not None:
+            self.deadline = inf
+        elif reader.refusal is not None:
             self._say(reader.refusal)
         elif not reader.started:
             self._await_request()
         else:
             self._await_rest()
 
+    def _serve_queued(self) -> None:
+        requests = self._reader.requests
+        self._pumping = True
+        while requests and not self._busy and not self._closing:
+            self._busy = True
+            exchange = self._server.handler.handle(requests.popleft(), self)
+            if self._busy and exchange is not None:
+                self._exchange = exchange
+                if self._full:
+                    exchange.client_full()
+        self._pumping = False
+
     def _await_request(self) -> None:
         self.deadline = self._loop.time() + self._server.limits.idle_seconds
 
     def _await_rest(self) -> None:
         """Give a request that is partly read its time, and its client the word it waits for."""
-        if self.deadline == float("inf"):
+        if self.deadline == inf:
             self.deadline = self._loop.time() + self._server.limits.request_seconds
         if self._reader.expects:
             self._reader.expects = False

@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._switched = False
         self._ended = False
         self._parted = False
+        self._paused = False
 
     @property
     def usable(self) -> bool:
@@ -116,10 +117,12 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._transport.abort)
 
     def pause(self) -> None:
+        self._paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
+        self._paused = False
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -233,7 +236,8 @@ class Connection(asyncio.Protocol):
         call.done()
         unsent = self._transport.get_write_buffer_size() > 0
         if self._reusable and not surplus and not unsent:
-            self.resume()
+            if self._paused:
+                self.resume()
             self._pool.keep(self)
         else:
             self._transport.abort()

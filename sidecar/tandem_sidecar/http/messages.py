@@ -32,9 +32,11 @@ HOP_BY_HOP: Final = frozenset(
 """Of a request: valid for one connection only, or written anew for the body that is sent."""
 
 _RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
+_BARE: Final = re.compile(rb"[\r\n\0]")
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: |$)")
 _MAX_LENGTH: Final = 18
 """Digits of a content-length."""
+_EVENT_STREAM: Final = b"text/event-stream"
 _NONE: Final[frozenset[bytes]] = frozenset()
 _REASONS: Final = {s.value: s.phrase.encode() for s in HTTPStatus}
 
@@ -117,25 +119,21 @@ class ResponseHead:
     def __init__(self, block: bytes, method: bytes) -> None:
         """Read the lines up to the empty one. Raises BadHead."""
         first, *lines = block.split(b"\r\n")
-        if not block.count(b"\r") == block.count(b"\n") == len(lines) or b"\0" in block:
-            raise BadHead("a line holds a bare CR, LF or NUL")
         self.status, http10 = _status(first)
         self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
         self._lines = lines
         self.headers: Headers = [_field(line) for line in lines]
-        self._values = dict(self.headers)
-        self.event_stream = self.value(b"content-type").lower().startswith(b"text/event-stream")
+        values = self._values = dict(self.headers)
+        self.event_stream = values.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
         """Whether the body is server-sent events."""
-        self.framing = self._framing(method)
-        connection = self._listed = (
-            listed_in_connection(self.headers) if b"connection" in self._values else _NONE
+        framing = self.framing = self._framing(method)
+        listed = self._listed = (
+            listed_in_connection(self.headers) if b"connection" in values else _NONE
         )
-        if http10 and isinstance(self.framing, Chunked):
+        if http10 and type(framing) is Chunked:
             raise BadHead("HTTP/1.0 has no transfer codings")
-        persistent = not http10 or b"keep-alive" in connection
-        self.reusable = (
-            persistent and b"close" not in connection and not isinstance(self.framing, UntilClose)
-        )
+        ends = b"close" in listed or (http10 and b"keep-alive" not in listed)
+        self.reusable = not ends and type(framing) is not UntilClose
 
     def value(self, name: bytes) -> bytes:
         """The last value of a header, empty when absent."""
@@ -146,7 +144,7 @@ class ResponseHead:
 
         `plain` says that the chunked coding is taken off, for clients of HTTP/1.0.
         """
-        dropped = _dropped(drop, isinstance(self.framing, Chunked), plain)
+        dropped = _dropped(drop, type(self.framing) is Chunked, plain)
         if self._listed:
             dropped |= self._listed
         kept = [
@@ -159,15 +157,16 @@ class ResponseHead:
         return b"\r\n".join([self.status_line, *kept]) + b"\r\n" + extra + b"\r\n"
 
     def _framing(self, method: bytes) -> Framing:
+        values = self._values
         if self.status == 101:
             return UntilClose()
         if method == b"HEAD" or self.status in (204, 304):
             return Sized(0)
-        if b"transfer-encoding" in self._values:
+        if b"transfer-encoding" in values:
             if [value.lower() for value in self._all(b"transfer-encoding")] != [b"chunked"]:
                 raise BadHead("a transfer coding other than chunked")
             return Chunked()
-        if b"content-length" not in self._values:
+        if b"content-length" not in values:
             return UntilClose()
         lengths = self._all(b"content-length")
         if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > _MAX_LENGTH:
@@ -188,7 +187,7 @@ class ResponseHead:
 def _status(line: bytes) -> tuple[int, bool]:
     """The status, and whether it is of HTTP/1.0. Raises BadHead."""
     found = _STATUS.match(line)
-    if found is None:
+    if found is None or _BARE.search(line):
         raise BadHead("the status line is no HTTP/1.1")
     return int(found[2]), found[1] == b"0"
 
@@ -196,6 +195,8 @@ def _status(line: bytes) -> tuple[int, bool]:
 @lru_cache(maxsize=256)
 def _field(line: bytes) -> tuple[bytes, bytes]:
     """A header line's name in lower case, and its value. Raises BadHead."""
+    if _BARE.search(line):
+        raise BadHead("a line holds a bare CR, LF or NUL")
     name, colon, value = line.partition(b":")
     if not colon or not name or name != name.strip():
         raise BadHead("a header line is malformed")

@@ -37,6 +37,8 @@ class RequestReader:
         self.requests: deque[Request] = deque()
         self.refusal: Refusal | None = None
         """Set once, by the first request that cannot be served: nothing is read after it."""
+        self.switching = False
+        """A request to switch protocols was read, and not yet answered."""
         self.held = b""
         """What follows a request to switch protocols: whose language it is, the answer says."""
         self.expects = False
@@ -46,13 +48,13 @@ class RequestReader:
         self._max_head = max_head
         self._max_body = max_body
         self._parser = httptools.HttpRequestParser(self)
-        self._switching = False
         self._asked: Request | None = None
         self._version = ""
         self._size = 0
         """Bytes of the request being read, framing included, without those before it in a read."""
         self._read = 0
         """Bytes of the read that the parser is at."""
+        self._body_size = 0
         self._reset()
 
     @property
@@ -62,7 +64,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Read on."""
-        if self._switching:
+        if self.switching:
             self.held += data
             return
         while data and self.refusal is None:
@@ -89,9 +91,8 @@ class RequestReader:
 
     def resume(self) -> None:
         """The protocol was not switched: what was held is requests."""
-        if self._switching:
-            self._switching = False
-            self.feed(self.take_held())
+        self.switching = False
+        self.feed(self.take_held())
 
     def take_held(self) -> bytes:
         """What was held, as it is to go on in the new protocol."""
@@ -119,8 +120,9 @@ class RequestReader:
         self._version = self._parser.get_http_version()
         headers, values = self._headers, dict(self._headers)
         self._values = values
+        once = len(values) == len(headers)
         for name in _LOOKED_AT.intersection(values):
-            for value in self._all(name):
+            for value in (values[name],) if once else self._all(name):
                 self._check_header(name, value)
         if self._size + self._read > self._max_head:  # of which the head may be a part only
             self._check_head(len(self._target) + sum(len(n) + len(v) for n, v in headers))
@@ -128,7 +130,7 @@ class RequestReader:
             self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")
         if self._version not in ("1.1", "1.0"):
             self.refuse(505, f"HTTP/{self._version} is not spoken here: use HTTP/1.1")
-        hosts = len(self._all(b"host"))
+        hosts = int(b"host" in values) if once else len(self._all(b"host"))
         if hosts > 1 or (hosts == 0 and self._version == "1.1"):
             self.refuse(400, f"the request has {hosts} Host headers, not one")
         if not self._target.startswith(b"/") or b"#" in self._target:
@@ -136,10 +138,10 @@ class RequestReader:
 
     def on_body(self, data: bytes) -> None:
         self.expects = False
-        before = self._body_size // PROGRESS
-        self._body_size += len(data)
-        self.milestones += self._body_size // PROGRESS - before
-        if self._body_size > self._max_body:
+        size = self._body_size + len(data)
+        self.milestones += size // PROGRESS - self._body_size // PROGRESS
+        self._body_size = size
+        if size > self._max_body:
             self._too_large()
         elif self.refusal is None:
             self._body.append(data)
@@ -190,7 +192,7 @@ class RequestReader:
         protocols = _protocols(request.headers)
         if protocols and not request.http10 and not _has_body(request.headers):
             self._take(msgspec.structs.replace(request, upgrade=protocols))
-            self._switching, self.held = True, rest
+            self.switching, self.held = True, rest
             return b""
         self._reset()
         self._parser = httptools.HttpRequestParser(self)
@@ -199,9 +201,7 @@ class RequestReader:
         return b"\r\n".join(lines) + b"\r\n\r\n" + rest
 
     def _all(self, name: bytes) -> list[bytes]:
-        if len(self._values) < len(self._headers):
-            return [value for key, value in self._headers if key == name]
-        return [self._values[name]] if name in self._values else []
+        return [value for key, value in self._headers if key == name]
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":

@@ -1,6 +1,6 @@
-"""Drives one generation request through `machine` over real connections.
+"""Drives one hand-off through `machine` over real connections.
 
-    Exchange(tools, client, generation, engine).start()
+    Exchange(tools, client, generation, engine, decode_name).start()
 
 Everything happens in callbacks of the event loop: an event goes to `machine.step`, whose actions
 are performed in `_do` and nowhere else.
@@ -11,7 +11,6 @@ import logging
 from typing import Final
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.paths import ErrorPhase
 from tandem_contract.timing import Timing
 
 from ..connectors.handover import Attempt, Handover
@@ -35,19 +34,23 @@ _BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.Pairing})
 
 
 class Exchange:
-    """One generation, from the request read to the response written."""
+    """One generation to be split, from the request read to the response written."""
 
     survives_half_close = False
 
     def __init__(
-        self, tools: Tools, client: Client, generation: Generation, engine: HostPort
+        self,
+        tools: Tools,
+        client: Client,
+        generation: Generation,
+        engine: HostPort,
+        decode_name: str,
     ) -> None:
         self._tools = tools
         self._gen = generation
         self._record = generation.record
         self._engine = engine
-        named = generation.settings.pod_name or generation.route.decode_name
-        self._decode_name = named or str(engine)
+        self._decode_name = decode_name
         self._loop = asyncio.get_running_loop()
         self._state: machine.State
         self._reply = Reply(client, generation.request)
@@ -62,11 +65,7 @@ class Exchange:
         self._tools.lifecycle.enter(self)
         self._tools.observer.began(self._record)
         route, settings = self._gen.route, self._gen.settings
-        if route.error is not None:
-            self._record.errors = (ErrorPhase.ORCHESTRATION,)
-        self._perform(
-            machine.begin(route.path, len(route.candidates), settings.policy, 1 + settings.retries)
-        )
+        self._perform(machine.begin(len(route.candidates), settings.policy, 1 + settings.retries))
 
     # What the client's connection and the drain say.
 

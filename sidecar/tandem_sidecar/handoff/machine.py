@@ -1,6 +1,6 @@
 """One request's hand-off as a state machine: no I/O, no clock, one place that decides.
 
-    state, actions = begin(path, candidates, policy, tries)
+    state, actions = begin(candidates, policy, tries)
     state, actions = step(state, event)         # until state is Ended
 
     Prefilling ──► Decoding ──► Answering ──► Ended, from each of them
@@ -133,15 +133,14 @@ _STOPS: Final = frozenset({ClientLeft, DrainExpired})
 DRAINED: Final = "the pod is shutting down and the request did not finish in time"
 
 
-def begin(path: RoutingPath, candidates: int, policy: Policy, tries: int) -> Step:
-    """Start a request; `candidates` counts the prefill targets, used on the split path only.
+def begin(candidates: int, policy: Policy, tries: int) -> Step:
+    """Start a request that is to be split; `candidates` counts the prefill targets.
 
     A split without a candidate is a split that is impossible.
     """
-    if path is not RoutingPath.PREFILL_THEN_DECODE:
-        return Decoding(policy, path), (StartDecode(None),)
     if candidates == 0:
-        return _without_split(policy, path, Fail(502, "no prefill backend is left to ask"))
+        none = Fail(502, "no prefill backend is left to ask")
+        return _without_split(policy, RoutingPath.PREFILL_THEN_DECODE, none)
     return Prefilling(policy, candidates, tries), (StartPrefill(0, candidates == 1 or tries == 1),)
 
 

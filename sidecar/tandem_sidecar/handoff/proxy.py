@@ -9,7 +9,7 @@ import time
 from msgspec.structs import replace
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import ErrorPhase, RoutingPath
 
 from ..bodies.kinds import Kind, kind_of
 from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
@@ -19,6 +19,7 @@ from ..http.messages import Request
 from ..http.server import Client
 from ..trust.plan_keys import PlanKeys
 from ..trust.route import Route, route
+from .alone import Alone
 from .exchange import Exchange
 from .outbound import new_record, request_id
 from .passthrough import Passthrough
@@ -66,8 +67,16 @@ class Proxy:
             return None
         record = new_record(request, ident, kind)
         record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
-        generation = Generation(request, ident, kind, body, chosen, record, self._tools.settings)
-        exchange = Exchange(self._tools, client, generation, engine)
+        if chosen.error is not None:
+            record.errors = (ErrorPhase.ORCHESTRATION,)
+        settings = self._tools.settings
+        decode = settings.pod_name or chosen.decode_name or str(engine)
+        if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+            alone = Alone(self._tools, client, request, record, routed=chosen.routed)
+            alone.start(engine, decode, body.data)
+            return alone
+        generation = Generation(request, ident, kind, body, chosen, record, settings)
+        exchange = Exchange(self._tools, client, generation, engine, decode)
         exchange.start()
         return exchange
 
@@ -93,7 +102,7 @@ class Proxy:
             refuse(client, request, 400, str(err), b"", close=False)
             return None
         exchange = Passthrough(self._tools, client, request)
-        exchange.start(engine, body)
+        exchange.start(engine, str(engine), body)
         return exchange
 
 

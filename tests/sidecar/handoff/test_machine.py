@@ -40,19 +40,14 @@ def ended(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
     return h.Ended(path, outcome)
 
 
-@pytest.mark.parametrize("path", [p for p in RoutingPath if p is not SPLIT])
-def test_a_path_without_prefill_decodes_at_once(path: RoutingPath) -> None:
-    assert h.begin(path, 0, YES, TRIES) == (h.Decoding(YES, path), (m.StartDecode(None),))
-
-
 def test_a_split_begins_with_its_first_candidate() -> None:
-    assert h.begin(SPLIT, 3, YES, TRIES) == (prefilling(of=3), (m.StartPrefill(0, False),))
-    assert h.begin(SPLIT, 1, YES, TRIES) == (prefilling(of=1), (m.StartPrefill(0, True),))
+    assert h.begin(3, YES, TRIES) == (prefilling(of=3), (m.StartPrefill(0, False),))
+    assert h.begin(1, YES, TRIES) == (prefilling(of=1), (m.StartPrefill(0, True),))
 
 
 def test_a_split_without_candidates_falls_back() -> None:
-    assert h.begin(SPLIT, 0, YES, TRIES) == (LOCAL, (m.StartDecode(None),))
-    state, actions = h.begin(SPLIT, 0, NO, TRIES)
+    assert h.begin(0, YES, TRIES) == (LOCAL, (m.StartDecode(None),))
+    state, actions = h.begin(0, NO, TRIES)
     assert state == ended(Outcome.FAILED)
     assert actions == (m.Fail(502, "no prefill backend is left to ask"),)
 
@@ -155,7 +150,7 @@ def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
 def test_when_all_are_held_the_client_is_told_when_to_come_back(
     waits: tuple[float, float], told: int
 ) -> None:
-    state, _ = h.begin(SPLIT, 2, NO, TRIES)
+    state, _ = h.begin(2, NO, TRIES)
     for wait in waits:
         state, actions = h.step(state, m.PrefillFailed(Cause.HELD, "held", wait))
     assert (state, actions) == (ended(Outcome.FAILED), (m.Fail(503, "held", told),))
@@ -300,15 +295,14 @@ TERMINAL_ENDS = {Outcome.ANSWERED: (m.PassPrefill, m.PassDecode), Outcome.FAILED
 
 @given(
     st.data(),
-    st.sampled_from(list(RoutingPath)),
     st.integers(0, 4),
     st.booleans(),
     st.integers(1, 3),
 )
 def test_every_run_ends_in_exactly_one_outcome(
-    data: st.DataObject, path: RoutingPath, candidates: int, fallback: bool, tries: int
+    data: st.DataObject, candidates: int, fallback: bool, tries: int
 ) -> None:
-    state, actions = h.begin(path, candidates, h.Policy(fallback), tries)
+    state, actions = h.begin(candidates, h.Policy(fallback), tries)
     done: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, h.Ended):
@@ -346,7 +340,7 @@ def check_run(end: h.Ended, done: list[m.Action]) -> None:
 
 
 def test_fallback_is_never_taken_when_it_is_off() -> None:
-    level = {h.begin(SPLIT, candidates, NO, TRIES)[0] for candidates in range(4)}
+    level = {h.begin(candidates, NO, TRIES)[0] for candidates in range(4)}
     while level:
         assert {state.path for state in level} == {SPLIT}
         running = [s for s in level if not isinstance(s, h.Ended)]

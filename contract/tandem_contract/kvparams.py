@@ -78,8 +78,8 @@ class KvTransferParams:
         }
 
 
-class _Wire(msgspec.Struct):
-    """The fields we look at; msgspec skips the others, `raw` keeps them."""
+class Offer(msgspec.Struct):
+    """The fields we look at, as the producer wrote them; msgspec skips the others."""
 
     do_remote_prefill: bool = False
     remote_engine_id: str | None = None
@@ -91,59 +91,69 @@ class _Wire(msgspec.Struct):
     remote_prefill_cached_tokens: int | None = None
     tp_size: int | None = None
     tandem_prompt_hash: str | None = None
+    transfer_mode: str | None = None
+    """`pull` or `push`; engines before 0.32 do not say."""
 
 
-_wire: Final = msgspec.json.Decoder(_Wire | None)
+_offer: Final[msgspec.json.Decoder[Offer | None]] = msgspec.json.Decoder(Offer | None)
 _REQUIRED: Final = (
     "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids",
 )  # fmt: skip
 
 
-def parse_params(raw: bytes) -> KvTransferParams:
-    """The producer's answer as a type.
+def read_offer(raw: bytes) -> Offer:
+    """The producer's answer, which names all that a reader needs.
 
-    Raises ParamsUnusable when `raw` is null, no object, or lacks what a reader needs.
+    Raises ParamsUnusable when `raw` is null, no object, or lacks something.
     """
     try:
-        wire = _wire.decode(raw)
+        offer = _offer.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
-    return _checked(wire, bytes(raw))
+    if offer is None:
+        raise ParamsUnusable(f"{FIELD} is null")
+    _check(offer)
+    return offer
+
+
+def parse_params(raw: bytes) -> KvTransferParams:
+    """The producer's answer as a type. Raises ParamsUnusable as `read_offer` does."""
+    return _params(read_offer(raw), bytes(raw))
 
 
 def params_from_object(value: Mapping[str, Any]) -> KvTransferParams:
     """The same from an already decoded JSON object, as an engine meets it in a request."""
     try:
-        wire = msgspec.convert(value, type=_Wire)
+        offer = msgspec.convert(value, type=Offer)
     except msgspec.MsgspecError as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
-    return _checked(wire, b"")
+    _check(offer)
+    return _params(offer, b"")
 
 
-def _checked(wire: _Wire | None, raw: bytes) -> KvTransferParams:
-    if wire is None:
-        raise ParamsUnusable(f"{FIELD} is null")
-    if not wire.do_remote_prefill:
+def _check(offer: Offer) -> None:
+    if not offer.do_remote_prefill:
         raise ParamsUnusable(f"{FIELD}.do_remote_prefill is not true")
     for name in _REQUIRED:
-        if getattr(wire, name) in (None, "", []):
+        if getattr(offer, name) in (None, "", []):
             raise ParamsUnusable(f"{FIELD}.{name} is missing")
-    groups = _groups(wire.remote_block_ids or [])
-    if not any(groups):
+    if not any(isinstance(blocks, int) or blocks for blocks in offer.remote_block_ids or []):
         raise ParamsUnusable(f"{FIELD}.remote_block_ids names no block")
-    port = int(wire.remote_port or 0)
-    if not 1 <= port <= 65535:
-        raise ParamsUnusable(f"{FIELD}.remote_port {port} is no port")
+    if not 1 <= (offer.remote_port or 0) <= 65535:
+        raise ParamsUnusable(f"{FIELD}.remote_port {offer.remote_port} is no port")
+
+
+def _params(offer: Offer, raw: bytes) -> KvTransferParams:
     return KvTransferParams(
-        remote_engine_id=str(wire.remote_engine_id),
-        remote_request_id=str(wire.remote_request_id),
-        remote_host=str(wire.remote_host),
-        remote_port=port,
-        remote_block_ids=groups,
-        remote_num_tokens=wire.remote_num_tokens,
-        remote_prefill_cached_tokens=wire.remote_prefill_cached_tokens,
-        tp_size=wire.tp_size or 1,
-        tandem_prompt_hash=wire.tandem_prompt_hash,
+        remote_engine_id=str(offer.remote_engine_id),
+        remote_request_id=str(offer.remote_request_id),
+        remote_host=str(offer.remote_host),
+        remote_port=int(offer.remote_port or 0),
+        remote_block_ids=_groups(offer.remote_block_ids or []),
+        remote_num_tokens=offer.remote_num_tokens,
+        remote_prefill_cached_tokens=offer.remote_prefill_cached_tokens,
+        tp_size=offer.tp_size or 1,
+        tandem_prompt_hash=offer.tandem_prompt_hash,
         raw=raw,
     )
 

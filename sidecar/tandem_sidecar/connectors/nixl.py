@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from tandem_contract import kvparams
 from tandem_contract.commandline import HostPort
-from tandem_contract.kvparams import ParamsUnusable, parse_params
+from tandem_contract.kvparams import ParamsUnusable, read_offer
 
 from ..bodies.chat import renders_to_ids
 from ..bodies.edit import appended, with_member
@@ -35,15 +35,6 @@ RELEASE_MODEL: Final = "tandem-release-kv"
 """A model name no engine serves."""
 
 _PREFILL_LEG: Final = Raw(kvparams.PREFILL_LEG)
-
-
-class _Mode(msgspec.Struct):
-    """How a producer hands over; engines before 0.32 do not say."""
-
-    transfer_mode: str | None = None
-
-
-_mode: Final = msgspec.json.Decoder(_Mode)
 
 
 class Nixl:
@@ -64,11 +55,16 @@ class Nixl:
     def handover(self, attempt: Attempt, answer: bytes) -> Handover:
         """What a prefill answer hands over. Raises ParamsUnusable."""
         read = read_answer(answer)
-        params = parse_params(bytes(read.kv_transfer_params))
-        check_mode(params.raw, self.mode)
-        known = params.remote_prefill_cached_tokens is not None
+        params = bytes(read.kv_transfer_params)
+        offer = read_offer(params)
+        if offer.transfer_mode not in (None, self.mode):
+            raise ParamsUnusable(
+                f"{kvparams.FIELD}.transfer_mode is {offer.transfer_mode}: the prefill pod's"
+                " connector is another"
+            )
+        known = offer.remote_prefill_cached_tokens is not None
         return Handover(
-            params.raw,
+            params,
             cached_tokens=None if known else cached_tokens(answer),
             prompt_token_ids=_token_ids(read),
             engine_id=attempt.engine_id,
@@ -104,18 +100,6 @@ class Nixl:
         if self.tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
             changes["return_token_ids"] = True
         return changes
-
-
-def check_mode(params: bytes, mode: str) -> None:
-    """Raises ParamsUnusable for a producer that moves KV the other way."""
-    try:
-        said = _mode.decode(params).transfer_mode
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise ParamsUnusable(f"{kvparams.FIELD}: {err}") from err
-    if said not in (None, mode):
-        raise ParamsUnusable(
-            f"{kvparams.FIELD}.transfer_mode is {said}: the prefill pod's connector is another"
-        )
 
 
 def refused(handover: Handover) -> Outgoing:

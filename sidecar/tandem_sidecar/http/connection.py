@@ -196,16 +196,19 @@ class Connection(asyncio.Protocol):
     def _read_head(self, call: "Call") -> bool:
         """Whether the final head is read; what follows it is left in `_head`."""
         while True:
-            end = self._head.find(b"\r\n\r\n")
+            data = self._head
+            end = data.find(b"\r\n\r\n")
             if end < 0:
-                if len(self._head) > MAX_HEAD:
+                if len(data) > MAX_HEAD:
                     raise BadHead(f"the response head is longer than {MAX_HEAD} bytes")
                 return False
-            head = ResponseHead(self._head[:end], call.method)
-            self._head = self._head[end + 4 :]
-            if head.status == 101 and not call.switching:
-                raise BadHead("it switched protocols unasked")
-            if head.status == 101 or head.status >= 200:
+            head = ResponseHead(data[:end], call.method)
+            self._head = data[end + 4 :]
+            if head.status >= 200:
+                break
+            if head.status == 101:
+                if not call.switching:
+                    raise BadHead("it switched protocols unasked")
                 break
             self._interim += 1
             if self._interim > MAX_INTERIM:

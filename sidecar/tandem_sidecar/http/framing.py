@@ -37,9 +37,10 @@ class Sized:
         self.done = length == 0
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
-        taken = min(self._left, len(data))
-        self._left -= taken
-        self.done = self._left == 0
+        size, left = len(data), self._left
+        taken = size if size < left else left
+        self._left = left - taken
+        self.done = taken == left
         if payload is not None:
             payload.append(data[:taken])
         return taken

@@ -66,7 +66,9 @@ class Request(msgspec.Struct, frozen=True):
         Raises ValueError when it stands more than once: whose is it then?
         """
         value = self.values.get(name)
-        if value is not None and len(self.values) < len(self.headers):
+        if value is None:
+            return None
+        if len(self.values) < len(self.headers):
             times = sum(key == name for key, _ in self.headers)
             if times > 1:
                 raise ValueError(f"{name.decode()} stands {times} times")
@@ -166,17 +168,15 @@ class ResponseHead:
             if [value.lower() for value in self._all(b"transfer-encoding")] != [b"chunked"]:
                 raise BadHead("a transfer coding other than chunked")
             return Chunked()
-        if b"content-length" not in values:
+        length = values.get(b"content-length")
+        if length is None:
             return UntilClose()
-        lengths = self._all(b"content-length")
-        if len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > _MAX_LENGTH:
+        twice = len(values) < len(self.headers) and len(self._all(b"content-length")) > 1
+        if twice or not length.isdigit() or len(length) > _MAX_LENGTH:
             raise BadHead("content-length is no single number")
-        return Sized(int(lengths[0]))
+        return Sized(int(length))
 
     def _all(self, name: bytes) -> list[bytes]:
-        """Every value of a header that is there."""
-        if len(self._values) == len(self.headers):
-            return [self._values[name]]
         return [value for key, value in self.headers if key == name]
 
 

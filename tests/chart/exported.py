@@ -20,6 +20,7 @@ from tandem_epp.pods import Member
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.seeing.metrics import Metrics as SidecarMetrics
+from tandem_sidecar.seeing.observer import Observer
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
 """Of every scraped series: the PodMonitors put them on."""
@@ -48,8 +49,9 @@ def recorded_series(rules: list[dict[str, str]]) -> Iterator[str]:
 
 def _sidecar() -> CollectorRegistry:
     metrics = SidecarMetrics()
-    metrics.prefill("b", 1)
-    metrics.decode("b", 1)
+    Observer(metrics)
+    metrics.prefill.child("b").observe(1)
+    metrics.decode.child("b").observe(1)
     metrics.unified("short")
     return metrics.registry
 

@@ -165,6 +165,12 @@ def settings_from(flags: Flags) -> Settings:
     help="For a call that releases KV; the decode engine bounds the transfer itself.",
 )
 @click.option(
+    "--push-timeout",
+    type=DURATION,
+    default="5m",
+    help="With nixl-push: a decode without a first byte this long is computed without the KV.",
+)
+@click.option(
     "--fallback-to-unified/--no-fallback-to-unified",
     default=True,
     help="Serve without the split when it is impossible, or answer with an error.",

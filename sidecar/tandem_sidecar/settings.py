@@ -44,6 +44,9 @@ class Settings:
     kv_transfer_timeout: float = 10.0
     """A release call. The pull itself is the decode engine's, and so is its time limit: from here
     a slow pull looks like a long queue."""
+    push_timeout: float = 300.0
+    """A pushed hand-off without a first byte from decode this long is computed here: its KV never
+    comes. Too low: answers that take long to make as a whole are made twice."""
     silence_timeout: float = 10.0
     """An engine that is silent on a leg and whose `/health` stays without answer this long is taken
     for hung. Too low: a busy engine's requests are given up; a vLLM short of CPU is silent for

@@ -42,6 +42,7 @@ class Nixl:
 
     together = False
     releases_after_decode = True
+    waits_without_end = False
     mode = "pull"
 
     def __init__(self, *, tokenize_once: bool = True) -> None:

@@ -38,6 +38,7 @@ class NixlPush(Nixl):
     """The connector; holds no state."""
 
     releases_after_decode = False
+    waits_without_end = True
     mode = "push"
 
     def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:

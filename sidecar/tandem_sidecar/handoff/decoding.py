@@ -64,10 +64,18 @@ class DecodeLeg:
         self._held: tuple[bytes, bool] | None = None
         """First bytes that may not go out yet, and whether they are the last."""
         self._call: Call | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._pulse = tools.vigil.watch(engine, self)
 
-    def send(self, method: bytes, request: bytes, *, reads_kv: bool) -> None:
-        """Begin. A leg that reads KV goes out once: its blocks may be another prompt's by then."""
+    def send(
+        self, method: bytes, request: bytes, *, reads_kv: bool, patience: float | None
+    ) -> None:
+        """Begin. A leg that reads KV goes out once: its blocks may be another prompt's by then.
+
+        `patience`: seconds until its first bytes, of an engine that may wait for ever.
+        """
+        if patience is not None:
+            self._patience = self._loop.call_later(patience, self._waited, patience)
         self._reads_kv = reads_kv
         self._call = self._tools.pool.send(self._engine, method, request, self, once=reads_kv)
 
@@ -88,6 +96,7 @@ class DecodeLeg:
         result = Result.ABORTED if status is None or status < 500 else result_of(status)
         self._seen.end(result, self._loop.time(), status=status)
         self._pulse.leave(self)
+        self._wait_no_more()
         if self._call is not None:
             self._call.abort()
             self._call = None
@@ -156,10 +165,24 @@ class DecodeLeg:
         status = self._seen.status
         self._seen.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
         self._pulse.leave(self)
+        self._wait_no_more()
         self._call = None
         self._side.decoded(DecodeLost(f"decode failed: {detail}", failure is Failure.STALE))
 
+    def _waited(self, seconds: float) -> None:
+        """The KV does not come, though the engine lives."""
+        detail = f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off"
+        self._seen.end(Result.DEADLINE, self._loop.time(), detail=detail)
+        self.abort()
+        self._side.decoded(DecodeLost(f"decode failed: {detail}", again=True))
+
+    def _wait_no_more(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def _begin(self, data: bytes, last: bool) -> None:
+        self._wait_no_more()
         if self.answer is not None and tells_of_failure(self.answer, data):
             detail = "a stream that begins with an error"
             self._seen.end(Result.ERROR, self._loop.time(), status=200, detail=detail)

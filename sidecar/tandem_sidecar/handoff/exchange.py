@@ -189,7 +189,10 @@ class Exchange:
         )
         self._decode.cached = cached
         request = engine_request(gen.request, self._engine, seen, body)
-        self._decode.send(gen.request.method, request, reads_kv=handover is not None)
+        reads_kv = handover is not None
+        waits = reads_kv and self._tools.connector.waits_without_end
+        patience = gen.settings.push_timeout if waits else None
+        self._decode.send(gen.request.method, request, reads_kv=reads_kv, patience=patience)
         if self._full:
             self._decode.pause()
 

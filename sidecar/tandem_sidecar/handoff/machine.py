@@ -264,7 +264,7 @@ def _decoding(state: Decoding, event: Event) -> Step:
             return refused, () if released else _unread(state)
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)
-        case DecodeLost(_, stale) if stale and state.handover and state.policy.fallback_to_unified:
+        case DecodeLost(_, again) if again and state.handover and state.policy.fallback_to_unified:
             return _locally(state, state.handover)
         case DecodeLost(detail):
             failed = Ended(state.path, Outcome.FAILED)

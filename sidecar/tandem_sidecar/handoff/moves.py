@@ -89,8 +89,8 @@ class DecodeLost(msgspec.Struct, frozen=True, gc=False):
     """Connection refused, lost before the answer's end, or without a sign of life."""
 
     detail: str
-    stale: bool = False
-    """It was a kept one, and nothing came back: the engine may be well."""
+    again: bool = False
+    """The engine may be well: a kept connection was closed, or KV never came."""
 
 
 class DecodeEnded(msgspec.Struct, frozen=True, gc=False):

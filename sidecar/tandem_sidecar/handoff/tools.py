@@ -31,6 +31,10 @@ class Connector(Protocol):
     def releases_after_decode(self) -> bool:
         """Whether a release does no harm once the decode leg went out, taken up or not."""
 
+    @property
+    def waits_without_end(self) -> bool:
+        """Whether decode waits for KV that never comes until its client leaves."""
+
     def inquiry(self, attempt: Attempt) -> Inquiry | None:
         """What the prefill pod must be asked first; None: nothing, or it is known."""
 

@@ -25,6 +25,7 @@ LIVE: Final = frozenset(
     {
         "prefill_timeout",
         "kv_transfer_timeout",
+        "push_timeout",
         "silence_timeout",
         "drain_timeout",
         "fallback_to_unified",

@@ -1,0 +1,79 @@
+"""KV that is pushed, and never comes: vLLM's decode engine then waits without end."""
+
+import asyncio
+
+from tandem_sidecar.handoff.machine import Policy
+
+from ..conftest import World
+from ..peers import Turn
+from ..wire import wire
+
+BODY = b'{"model": "m", "prompt": "Hi"}'
+PATH = "X-Continuum-Routing-Path"
+CONNECTOR = {"connector": "nixl-push", "push_timeout": 0.3}
+
+
+async def waits_for_kv(turn: Turn) -> None:
+    if b"kv_transfer_params" in turn.request.body:
+        await turn.gone.wait()
+    else:
+        turn.answer(200, b'{"mine": true}')
+
+
+async def test_it_is_computed_here_instead(world: World) -> None:
+    await world.prefill()
+    await world.start(waits_for_kv, **CONNECTOR)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, await answer.read()) == (200, b'{"mine": true}')
+        assert answer.headers[PATH] == "fallback"
+    assert len(world.decode.requests) == 2
+    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+    legs = 'tandem_sidecar_legs_total{phase="decode",result="deadline"}'
+    assert await world.metric(legs) == 1
+
+
+async def test_or_it_is_an_error_where_nothing_else_is_wanted(world: World) -> None:
+    await world.prefill()
+    await world.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.status == 502
+        assert b"no first byte within 0.3s of a pushed hand-off" in await answer.read()
+
+
+async def given_up(world: World) -> None:
+    """A request of its own that waits out `push_timeout`."""
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+
+
+async def test_an_answer_that_began_has_its_time(world: World) -> None:
+    async def slow(turn: Turn) -> None:
+        if b"stream" not in turn.request.body:
+            await waits_for_kv(turn)
+            return
+        turn.stream()
+        turn.event("1")
+        await world.go.wait()
+        turn.event("[DONE]")
+        turn.end()
+
+    await world.prefill()
+    await world.start(slow, **CONNECTOR)
+    stream = BODY.replace(b"{", b'{"stream": true, ', 1)
+    async with world.http.post(world.url(), data=stream, headers=world.split) as answer:
+        assert await answer.content.readline() == b"data: 1\n"
+        await given_up(world)
+        world.go.set()
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_client_that_leaves_first_ends_it(world: World) -> None:
+    await world.prefill()
+    await world.start(waits_for_kv, **CONNECTOR)
+    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *lines)
+        await world.decode.received(1)
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await given_up(world)
+    assert len(world.decode.requests) == 3

@@ -26,7 +26,7 @@ def _programs(
     for value in values:
         name, _, file = value.partition("=")
         if not name or not os.access(file, os.X_OK) or Path(file).is_dir():
-            raise click.BadParameter(f"{value!r}: write NAME=FILE, FILE being a program")
+            raise click.BadParameter(f"{value!r}: write NAME=FILE, FILE a program that is there")
         found[name] = Path(file).absolute()
     return found
 

@@ -144,8 +144,10 @@ def _rate(engine: Engine) -> Iterator[Finding]:
     moved = engine.counters.get(f"{metrics.ENGINE_XFER_BYTES}_sum", 0.0)
     seconds = engine.counters.get(f"{metrics.ENGINE_XFER_SECONDS}_sum", 0.0)
     if moved < _ENOUGH or not seconds:
-        seen = f"{moved / 1e6:.1f} MB of KV came to it: too little to tell"
-        fix = "send requests whose prompts are long enough to be split, and look again"
+        seen = (
+            f"{moved / 1e6:.1f} MB of KV came to it: below {_ENOUGH / 1e6:.0f} MB it tells little"
+        )
+        fix = "send it more prompts that are long enough to be split, and look again"
         yield Finding(_UNKNOWN, "transfer rate", engine.pod, seen, fix)
         return
     rate, fabric = moved / seconds, _fabric(engine)

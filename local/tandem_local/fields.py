@@ -82,7 +82,8 @@ def check_fields(pod: Mapping[str, Any]) -> None:
     for known, written in _leaves(pod, "", ""):
         if known not in HONOURED and known not in IGNORED:
             raise Refused(
-                f"pod {pod['metadata']['name']}: {written}: the local runner cannot honour this"
+                f"pod {pod['metadata']['name']}: {written}: the local runner cannot honour"
+                " this: leave it out here, or run the file on Kubernetes"
             )
 
 

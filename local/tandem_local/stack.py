@@ -40,6 +40,9 @@ START_TIMEOUT: Final = 600.0
 _ANSWER_TIMEOUT: Final = 30.0
 """Seconds from all pods ready to the first answer through Envoy."""
 
+_KEYS: Final = "plan-keys"
+"""Directory of the run's own."""
+
 
 class Stack:
     """Brings up sets of pools with their router; an async context manager, used once."""
@@ -90,9 +93,9 @@ class Stack:
             raise Refused(f"port {self._port} of {HOST} is in use: choose another with --port")
         async with AsyncExitStack() as opened:
             held = opened.enter_context(RunDir(self.run_dir))
-            runner = self._prepare(envoy)
-            self._runner = runner
+            runner = self._runner = self._new_runner()
             opened.push_async_callback(self._stop, runner)
+            self._prepare(runner, envoy)
             publishing = asyncio.create_task(self._publish(runner, held), name="publish state")
             opened.push_async_callback(_cancelled, publishing)
             await self._start(runner)
@@ -104,14 +107,17 @@ class Stack:
         if self._opened is not None:
             await self._opened.aclose()
 
-    def _prepare(self, envoy: Path) -> Runner:
-        """Everything written and checked, nothing started."""
+    def _new_runner(self) -> Runner:
         # What is left of an earlier run: its logs were kept until now.
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
-        keys = self.run_dir / "plan-keys"
+        keys = self.run_dir / _KEYS
         router.write_plan_key(keys)
         secrets = dict.fromkeys(plan_key_secrets(self._sets), keys)
-        runner = Runner(self.run_dir, secrets=secrets, machine=self._machine)
+        return Runner(self.run_dir, secrets=secrets, machine=self._machine)
+
+    def _prepare(self, runner: Runner, envoy: Path) -> None:
+        """Everything written and checked, nothing started."""
+        keys = self.run_dir / _KEYS
         documents = [pod for pool_set in self._sets for pod in pods(pool_set)]
         serving = runner.add(documents)
         served = {pod.spec.name: pod.spec.address for pod in serving}
@@ -127,7 +133,6 @@ class Stack:
             admin_address=proxy.spec.address,
         )
         router.write_json(bootstrap, envoy_bootstrap(settings))
-        return runner
 
     async def _start(self, runner: Runner) -> None:
         everyone = tuple(runner.pods.values())
@@ -170,7 +175,7 @@ class Stack:
         with self._console.status("Stopping"):
             await runner.stop()
         # The logs and the router's configuration stay, to be looked at.
-        for made in (self.run_dir / "plan-keys", *self.run_dir.glob("pods/*/volumes")):
+        for made in (self.run_dir / _KEYS, *self.run_dir.glob("pods/*/volumes")):
             shutil.rmtree(made, ignore_errors=True)
 
     async def _publish(self, runner: Runner, held: RunDir) -> None:

@@ -210,7 +210,7 @@ def settings_from(flags: Flags) -> Settings:
     "--silence-timeout",
     type=DURATION,
     default="10s",
-    help="An engine silent this long, on its leg and on /health, is taken for hung.",
+    help="An engine silent this long is asked for /health, and given up after as long again.",
 )
 @click.option(
     "--breaker-failures",

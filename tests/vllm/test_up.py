@@ -1,4 +1,4 @@
-"""What a vLLM user does: `tandem up -f examples/vllm.yaml`, with their own vLLM, and a request."""
+"""What a vLLM user does: `tandem up` with the example and their own vLLM, and a request."""
 
 import asyncio
 import json
@@ -15,26 +15,19 @@ import pytest
 from tandem_contract import headers
 from tandem_contract.documents import load_documents
 
-from .engines import ON_A_CPU, STARTS_WITHIN, VENV
+from .engines import STARTS_WITHIN, VENV
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(STARTS_WITHIN + 120)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm-cpu.yaml"
 TANDEM = Path(sys.executable).with_name("tandem")
 LONG = "once upon a time " * 40
 
 
-def example_on_a_cpu(directory: Path, model: Path) -> Path:
-    """The example, with docs/vllm.md's settings and a model of this machine."""
+def example(directory: Path, model: Path) -> Path:
+    """The example with a model of this machine."""
     pools: list[dict[str, Any]] = [document.data for document in load_documents(EXAMPLE)]
     pools[0]["spec"]["model"] |= {"source": {"path": str(model)}}
-    pools[0]["spec"]["engine"] |= {"dtype": "float32", "blockSize": 32, "maxModelLen": 2048}
-    for pool in pools:
-        env = [{"name": name, "value": value} for name, value in ON_A_CPU.items()]
-        pool["spec"].setdefault("engine", {})["env"] = env
-        pool["spec"]["engine"]["extraArgs"] = ["--enforce-eager"]
-        pool["spec"]["accelerator"]["count"] = 0
-        pool["spec"].setdefault("transfer", {})["bufferDevice"] = "cpu"
     file = directory / "vllm.yaml"
     file.write_text("\n---\n".join(map(json.dumps, pools)))
     return file
@@ -53,7 +46,7 @@ def own_vllm(directory: Path) -> Path:
 async def up(directory: Path, model: Path) -> AsyncIterator[str]:
     """The endpoint of a stack; its processes end with it."""
     process = await asyncio.create_subprocess_exec(
-        *(TANDEM, "up", "-f", example_on_a_cpu(directory, model), "--port", "0"),
+        *(TANDEM, "up", "-f", example(directory, model), "--port", "0"),
         *("--program", f"vllm={own_vllm(directory)}", "--run-dir", directory / "run"),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -36,8 +36,10 @@ class Alone(Forward):
         if head.status >= 500:
             self._error(f"decode by {self.leg.backend}: answered with an error ({head.status})")
         elif tells_of_failure(head, data):
-            self.end_leg(Result.ERROR, "a stream that begins with an error")
-            self._error(f"decode by {self.leg.backend}: a stream that begins with an error")
+            # The leg is still out, and watched.
+            detail = "a stream that begins with an error"
+            self.leg.end(Result.ERROR, self._loop.time(), status=head.status, detail=detail)
+            self._error(f"decode by {self.leg.backend}: {detail}")
 
     def lost(self, detail: str) -> str:
         self._error(f"decode failed: {detail}")

@@ -27,7 +27,7 @@ class Forward:
     survives_half_close = False
     leg: Leg
     _head: ResponseHead
-    _call: Call
+    _call: Call | None = None
     _pulse: Pulse
 
     def __init__(self, tools: Tools, client: Client, request: Request, record: Record) -> None:
@@ -76,10 +76,12 @@ class Forward:
         self.end(Outcome.ABANDONED)
 
     def client_full(self) -> None:
-        self._call.pause()
+        if self._call is not None:
+            self._call.pause()
 
     def client_ready(self) -> None:
-        self._call.resume()
+        if self._call is not None:
+            self._call.resume()
 
     def drain_expired(self) -> None:
         self._abort()
@@ -121,7 +123,8 @@ class Forward:
 
     def silent(self, detail: str) -> None:
         """The engine hangs."""
-        self._call.abort()
+        if self._call is not None:
+            self._call.abort()
         self._fail(Result.SILENT, detail)
 
     # Ends.
@@ -134,6 +137,8 @@ class Forward:
     def end(self, outcome: Outcome) -> None:
         """So is the request."""
         self.record.outcome, self.record.ended = outcome, self._loop.time()
+        # Each knows the other: only the collector would free them, and the bodies with them.
+        self._call = None
         self.tools.lifecycle.leave(self)
         self.tools.observer.ended(self.record)
 
@@ -151,7 +156,8 @@ class Forward:
     def _abort(self) -> None:
         status = self.leg.status
         self.end_leg(Result.ABORTED if status is None or status < 500 else result_of(status))
-        self._call.abort()
+        if self._call is not None:
+            self._call.abort()
 
     def _break(self, status: int, message: str) -> None:
         if self._relay.written:
@@ -159,7 +165,7 @@ class Forward:
             between = self._chunks is not None and self._chunks.between
             self._relay.cut(status, message, between_chunks=between)
         else:
-            self.record.status = status
+            self.record.status, self.record.first_byte = status, self._loop.time()
             self.end(Outcome.FAILED)
             closing = self.tools.lifecycle.draining
             refuse(self._client, self._request, status, message, self.lines(), close=closing)

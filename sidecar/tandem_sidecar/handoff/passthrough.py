@@ -5,6 +5,7 @@ import logging
 from ..http.messages import Request, ResponseHead
 from ..http.server import Client
 from ..http.tunnel import Tunnel
+from ..http.upstream import Call
 from ..seeing.record import PASSTHROUGH, Result
 from .forward import Forward
 from .machine import DRAINED, Outcome
@@ -49,17 +50,18 @@ class Passthrough(Forward):
 
     def head(self, head: ResponseHead) -> None:
         super().head(head)
-        if head.status == 101:
-            self._switch(head)
+        if head.status == 101 and self._call is not None:
+            self._switch(head, self._call)
 
-    def _switch(self, head: ResponseHead) -> None:
+    def _switch(self, head: ResponseHead, call: Call) -> None:
         """Both agreed on another protocol: bytes from here, for as long as they like."""
         self.record.status, self.record.first_byte = head.status, self.leg.first_byte
         self._pulse.leave(self)
         lines = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade") + self.lines()
-        self._tunnel = Tunnel(self._client, self._call, self._tunnel_ended)
+        self._tunnel = Tunnel(self._client, call, self._tunnel_ended)
         self._tunnel.begin(head.encode(ANSWER_DROPPED, lines, close=False, plain=False))
 
     def _tunnel_ended(self, why: str) -> None:
+        self._tunnel = None
         self.end_leg(Result.LOST if why else Result.ANSWERED, why)
         self.end(Outcome.CUT if why else Outcome.ANSWERED)

@@ -52,8 +52,8 @@ class RequestReader:
         self._version = ""
         self._size = 0
         """Bytes of the request being read, framing included, without those before it in a read."""
-        self._read = 0
-        """Bytes of the read that the parser is at."""
+        self._read = self._began = 0
+        """Bytes of the read that the parser is at, and of that in which the request began."""
         self._body_size = 0
         self._reset()
 
@@ -105,6 +105,7 @@ class RequestReader:
         self._headers: Headers = []
         self._target = b""
         self._size = max(self._size, 1)
+        self._began = self._read
         self.milestones += 1
 
     def on_url(self, url: bytes) -> None:
@@ -124,7 +125,7 @@ class RequestReader:
         for name in _LOOKED_AT.intersection(values):
             for value in (values[name],) if once else self._all(name):
                 self._check_header(name, value)
-        if self._size + self._read > self._max_head:  # of which the head may be a part only
+        if self._size + self._began > self._max_head:  # of which the head may be a part only
             self._check_head(len(self._target) + sum(len(n) + len(v) for n, v in headers))
         if len(headers) > MAX_HEADERS:
             self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")

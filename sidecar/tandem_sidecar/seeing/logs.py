@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -97,8 +98,10 @@ def log_requests(ended: Sequence[Record]) -> None:
     form = _of_requests.form
     if form is not None and ended:
         lines = [_request_line(form, record) for record in ended]
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        # A log that takes nothing costs its lines, as with `logging`: there is nobody to tell.
+        with suppress(OSError):
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
 
 
 def _request_line(form: LogFormat, record: Record) -> str:

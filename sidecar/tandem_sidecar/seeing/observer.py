@@ -105,7 +105,8 @@ class Observer:
         """To be called when a release ended; the request may have ended before."""
         if leg.result is not None:
             self._metrics.legs[Phase.RELEASE][leg.result].inc()
-        if self._tracer is not None:
+        # Of a request that is still held, all spans are sent together.
+        if self._tracer is not None and record not in self._held:
             self._tracer.released(record, leg)
 
     def _generated(self, record: Record, path: RoutingPath) -> None:

@@ -86,6 +86,19 @@ async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(world: 
     assert json.loads(event[6:])["error"]["code"] == 502
 
 
+async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(world: World) -> None:
+    async def fails(turn: Turn) -> None:
+        turn.stream()
+        turn.event('{"error": {"message": "no"}}')
+        await hangs(turn)
+
+    await world.start(fails, silence_timeout=SILENCE)
+    world.decode.health = hangs
+    async with world.http.post(world.url(), data=STREAM) as answer:
+        said = await asyncio.wait_for(answer.read(), 10)
+    assert said.count(b"error") == 2, "the engine's and ours"
+
+
 async def test_a_leg_that_anothers_end_ended_is_not_told() -> None:
     class Twin:
         def __init__(self) -> None:

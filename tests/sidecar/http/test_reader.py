@@ -170,3 +170,12 @@ def test_no_bytes_raise(noise: bytes, at: int, overwritten: int) -> None:
     reader = read(SEVERAL[:at] + noise + SEVERAL[at + overwritten :], [7])
     reader.resume()
     assert len(reader.requests) <= MAX_PIPELINED
+
+
+def test_a_head_is_bounded_wherever_it_begins_and_ends_in_a_read() -> None:
+    reader, get = RequestReader(max_head=1000, max_body=1000), b"GET / HTTP/1.1\r\nhost: x\r\n"
+    reader.feed(get + b"\r\n" + get + b"a: bbbb\r\n" * 80)
+    reader.feed(b"c: " + b"x" * 700 + b"\r\n\r\n")
+    assert len(reader.requests) == 1
+    assert reader.refusal is not None
+    assert reader.refusal.status == 431

@@ -1,5 +1,6 @@
 """Log lines, text and JSON."""
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -129,3 +130,18 @@ def test_above_info_no_line_of_a_request(capsys: pytest.CaptureFixture[str]) -> 
     logs.configure(LogFormat.JSON, "warning")
     logs.log_requests([ended()])
     assert capsys.readouterr().err == ""
+
+
+class Closed(io.StringIO):
+    """As stderr whose reader is gone."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_log_that_takes_nothing_costs_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.configure(LogFormat.JSON, "info")
+    stderr = Closed()
+    monkeypatch.setattr("sys.stderr", stderr)
+    logs.log_requests([ended()])
+    assert "request ended" in stderr.getvalue()

@@ -6,7 +6,7 @@ from tandem_contract.timing import UNKNOWN, Timing
 from tandem_sidecar.seeing.history import History
 from tandem_sidecar.seeing.metrics import Metrics
 from tandem_sidecar.seeing.observer import Observer, left_at
-from tandem_sidecar.seeing.record import Phase, Record, Result
+from tandem_sidecar.seeing.record import Leg, Phase, Record, Result
 
 from .records import RECEIVED, ended, handed_off, load_failed, record
 
@@ -154,3 +154,36 @@ async def test_the_moment_a_client_left_at(world: World) -> None:
     made.path = RoutingPath.PREFILL_THEN_DECODE
     world.see(ended(made, "abandoned"))
     assert world.value("tandem_sidecar_client_left_total", moment="answer") == 1
+
+
+class Sent:
+    """A tracer that only counts."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.releases = 0
+
+    def began(self, record: Record) -> None:
+        pass
+
+    def ended(self, record: Record) -> None:
+        self.ends += 1
+
+    def released(self, record: Record, leg: Leg) -> None:
+        self.releases += 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_release_has_a_span_of_its_own_once_its_request_was_sent(late: bool) -> None:
+    sent = Sent()
+    observer = Observer(Metrics(), None, sent)
+    made = record()
+    leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
+    observer.began(made)
+    observer.ended(ended(made, "abandoned"))
+    if late:
+        observer.catch_up()
+    leg.end(Result.ANSWERED, 101, status=404)
+    observer.released(made, leg)
+    observer.catch_up()
+    assert (sent.ends, sent.releases) == (1, int(late))

@@ -1,0 +1,37 @@
+"""What a request was made of goes with its end, without waiting for the cycle collector."""
+
+import gc
+
+import pytest
+
+from tandem_sidecar.handoff.exchange import Exchange
+from tandem_sidecar.handoff.forward import Forward
+from tandem_sidecar.http.messages import Request
+from tandem_sidecar.http.upstream import Call
+
+from ..conftest import World
+
+BODY = b'{"model": "m", "prompt": "Hi"}'
+
+
+def left() -> list[object]:
+    kinds = (Forward, Exchange, Request, Call)
+    return [thing for thing in gc.get_objects() if isinstance(thing, kinds)]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("split", [False, True])
+async def test_nothing_is_left_of_an_ended_request(world: World, path: str, split: bool) -> None:
+    await world.prefill()
+    await world.start()
+    headers = world.split if split else {}
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(left())
+        for _ in range(8):
+            async with world.http.post(world.url(path), data=BODY, headers=headers) as answer:
+                await answer.read()
+        assert len(left()) == before
+    finally:
+        gc.enable()

@@ -55,6 +55,7 @@ ENGINE_HELD: Final = "tandem_engine_held_requests"
 """Finished prompts whose KV waits for a reader: a prefill pod may stop when it is zero."""
 
 # Exported by the EPP, awaited by the demo.
+EPP_HEALTHY: Final = "tandem_epp_backend_healthy"
 EPP_WARMING: Final = "tandem_epp_warming_pairs"
 """Pairs of pods whose first hand-off is under way."""
 

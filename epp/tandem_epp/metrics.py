@@ -68,7 +68,7 @@ class _FleetCollector(Collector):
             labels=("backend",),
         )
         healthy = GaugeMetricFamily(
-            "tandem_epp_backend_healthy",
+            names.EPP_HEALTHY,
             "1 while a backend may be chosen, 0 while it does not answer, and from a request that "
             "failed at it to its next scrape.",
             labels=("backend",),

@@ -44,8 +44,8 @@ Samples = list[tuple[str, dict[str, str], float]]
 async def observe(state: State) -> Observation:
     """Ask every engine and sidecar of a stack; who does not answer in 2 seconds is left blank."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        engines = await asyncio.gather(*(_page(http, p.engine_metrics) for p in state.pods))
-        sidecars = await asyncio.gather(*(_page(http, p.sidecar_metrics) for p in state.pods))
+        engines = await asyncio.gather(*(read_page(http, p.engine_metrics) for p in state.pods))
+        sidecars = await asyncio.gather(*(read_page(http, p.sidecar_metrics) for p in state.pods))
     paths: Counter[str] = Counter()
     for name, labels, value in (sample for page in sidecars for sample in page):
         if name == metrics.REQUESTS:
@@ -68,7 +68,8 @@ def _load(pod: PodState, page: Samples) -> PodLoad:
     )
 
 
-async def _page(http: aiohttp.ClientSession, url: str | None) -> Samples:
+async def read_page(http: aiohttp.ClientSession, url: str | None) -> Samples:
+    """What the page at `url` says; nothing where it does not answer."""
     if url is None:
         return []
     try:

@@ -19,7 +19,7 @@ from typing import Final, Self
 import aiohttp
 from rich.console import Console
 
-from tandem_contract import labels, ports
+from tandem_contract import labels, metrics, ports
 from tandem_contract.paths import Role
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
@@ -29,6 +29,7 @@ from tandem_operator.routing.static import router_config
 from . import addresses, router
 from .errors import Refused, StartFailed
 from .machine import Machine
+from .observe import read_page
 from .pod import RunningPod
 from .runner import Runner
 from .state import PodState, RunDir, State, default_run_dir
@@ -155,21 +156,36 @@ class Stack:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     async def _answers(self) -> None:
-        """Return when the models can be listed through Envoy: EPP and a decode pod work."""
-        url = f"{self.endpoint}/v1/models"
-        seen = "no answer"
+        """Return when the EPP may choose every pod and lists models through Envoy."""
+        lacking = "nobody was asked"
         async with aiohttp.ClientSession() as http:
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT):
                     while True:
-                        with suppress(aiohttp.ClientError):
-                            async with http.get(url) as answer:
-                                if answer.status == 200:
-                                    return
-                                seen = f"status {answer.status}: {await answer.text()}"
+                        lacking = await self._lacking(http)
+                        if not lacking:
+                            return
                         await asyncio.sleep(0.1)
             except TimeoutError:
-                raise StartFailed(f"all pods are ready, but {url} is not served: {seen}") from None
+                raise StartFailed(f"all pods are ready, but {lacking}") from None
+
+    async def _lacking(self, http: aiohttp.ClientSession) -> str:
+        """What is not as it should be yet; empty: nothing."""
+        page = await read_page(http, self.epp_metrics)
+        health = {
+            told["backend"]: healthy for name, told, healthy in page if name == metrics.EPP_HEALTHY
+        }
+        # Until it has heard of a pod it does without, and may have a prefill pod serve alone.
+        silent = ", ".join(pod for pod, healthy in health.items() if not healthy)
+        if silent or not health:
+            return f"the endpoint picker has no answer yet of {silent or 'any'}"
+        url = f"{self.endpoint}/v1/models"
+        with suppress(aiohttp.ClientError):
+            async with http.get(url) as answer:
+                if answer.status == 200:
+                    return ""
+                return f"{url} is not served: status {answer.status}: {await answer.text()}"
+        return f"{url} is not served"
 
     async def _stop(self, runner: Runner) -> None:
         with self._console.status("Stopping"):

@@ -15,17 +15,20 @@ PAGE = ROOT / "docs/custom-resources.md"
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("name", "prefill", "decode"), [("quickstart", 1, 2), ("llama-3-8b-nixl", 2, 4), ("vllm", 1, 1)]
-)
-def test_example(name: str, prefill: int, decode: int) -> None:
+TESTED = {"quickstart": (1, 2), "llama-3-8b-nixl": (2, 4), "vllm": (1, 1), "vllm-cpu": (1, 1)}
+"""Pods that prefill and decode."""
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_example(name: str) -> None:
+    prefill, decode = TESTED[name]
     (pool_set,) = parse_pools(load_documents(EXAMPLES / f"{name}.yaml"))
     assert len(pods(pool_set)) == prefill + decode
     assert all(pool.spec.initial_replicas for pool in pool_set.pools)
 
 
 def test_every_example_is_tested() -> None:
-    assert {f.stem for f in EXAMPLES.glob("*.yaml")} == {"quickstart", "llama-3-8b-nixl", "vllm"}
+    assert {f.stem for f in EXAMPLES.glob("*.yaml")} == TESTED.keys()
 
 
 @pytest.mark.parametrize("text", SNIPPETS)

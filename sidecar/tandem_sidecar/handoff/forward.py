@@ -5,6 +5,7 @@ Forward ─┬─ Alone         a generation that one engine serves
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 
 from tandem_contract.commandline import HostPort
 
@@ -21,7 +22,7 @@ from .tools import Tools
 from .vigil import Pulse
 
 
-class Forward:
+class Forward(ABC):
     """Until its first bytes the answer may become an error of ours; then it is whole or cut."""
 
     survives_half_close = False
@@ -58,16 +59,17 @@ class Forward:
 
     # For those below.
 
+    @abstractmethod
     def lines(self) -> bytes:
         """Header lines of ours; `leg` knows what the engine said, if it did."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_bytes(self, head: ResponseHead, data: bytes) -> None:
         """The answer begins."""
 
+    @abstractmethod
     def lost(self, detail: str) -> str:
         """No answer comes, or no more of one; returns what the client is told."""
-        raise NotImplementedError
 
     # What the client's connection and the drain say.
 

@@ -30,6 +30,9 @@ class Passthrough(Forward):
             return b""
         return header_lines({REQUEST_ID.decode(): self.record.request_id})
 
+    def first_bytes(self, head: ResponseHead, data: bytes) -> None:
+        """Whatever they say is the client's alone."""
+
     def lost(self, detail: str) -> str:
         # Probes and scrapes ask several times a second: who asks is told, and that is enough.
         level = logging.DEBUG if self.record.method == "GET" else logging.WARNING

@@ -33,7 +33,9 @@ class Process:
                     stderr=output,
                     env=dict(env),
                     cwd=cwd,
-                    start_new_session=True,
+                    # Not a session: Linux shares CPUs out by session, too (autogroups), and beside
+                    # two that poll without pause, as NIXL's do, the others wait for seconds.
+                    process_group=0,
                     pass_fds=(read_end,),
                 )
         except BaseException:

@@ -127,7 +127,7 @@ class ControlPlane:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                start_new_session=True,
+                process_group=0,
             )
 
     def _asks(self, *arguments: str) -> bool:

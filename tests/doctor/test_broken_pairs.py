@@ -52,7 +52,7 @@ async def engine(
             env={**os.environ, environment.SIDE_CHANNEL_HOST: address, "OMP_NUM_THREADS": "1"},
             stdout=output,
             stderr=output,
-            start_new_session=True,
+            process_group=0,
         )
     url = f"http://{address}:{port}"
     try:

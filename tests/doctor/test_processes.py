@@ -43,7 +43,7 @@ async def peer(library: Path, segment: int, port: int = 0) -> AsyncIterator[Proc
         stdin=PIPE,
         stdout=PIPE,
         pass_fds=(segment,),
-        start_new_session=True,
+        process_group=0,
     )
     try:
         yield process

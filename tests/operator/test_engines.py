@@ -160,16 +160,6 @@ def test_older_leases_outlast_a_queue_unless_the_user_says() -> None:
     assert timeout({"leaseDuration": "1500ms"}) == "2"
 
 
-def test_what_is_pushed_has_a_longer_lease() -> None:
-    """Nothing renews it before decode has taken the request in."""
-    for transfer in (
-        {"connector": "nixl-push"},
-        {"connector": "multi", "connectors": [{"connector": "nixl-push"}]},
-    ):
-        assert "120" in json.dumps(_rendered({"transfer": transfer}, {})["prefill"])
-    assert "120" not in json.dumps(_rendered({}, {})["prefill"])
-
-
 def test_a_users_variable_stands_instead_of_ours() -> None:
     made = pods(pair({"engine": {"env": [{"name": "UCX_TLS", "value": "rc,cuda"}]}})[0])
     env = made[0]["spec"]["containers"][0]["env"]

@@ -57,7 +57,7 @@ class Spawned:
                 stdout=output,
                 stderr=output,
                 env=dict(env),
-                start_new_session=True,
+                process_group=0,
                 pass_fds=(lifeline,),
             )
         os.close(lifeline)

@@ -16,7 +16,7 @@ from .pairs import Moved, Pair, in_phase, page, running_pair, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-LEASE = 120
+LEASE = 10
 """Seconds: a registration that comes after it is never answered, and a busy machine is late."""
 
 

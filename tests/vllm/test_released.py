@@ -23,6 +23,7 @@ LONG = 1500
 """Tokens of an answer that no client waits for."""
 ROUND = 25
 """Clients that leave together."""
+ROUNDS = 8
 
 
 class Leavers:
@@ -98,12 +99,11 @@ async def test_kv_is_back_and_no_lease_ran_out(
     await asyncio.gather(*leavers.ask(stream=True))
     await until(everywhere, 2 * LEASE)
     before = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
-    rounds = 2 if moment is between else 1
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         await moment(pair, http, leavers, stream=stream)
     took = await until(partial(free, pair.prefill), 2 * LEASE)
     then = await until(everywhere, 2 * LEASE)
-    said = f"\n{moment.__name__}: KV of {rounds * ROUND} back at the producer after {took:.2f} s"
+    said = f"\n{moment.__name__}: KV of {ROUNDS * ROUND} back at the producer after {took:.2f} s"
     print(f"{said}, at decode after {took + then:.2f} s")
     after = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
     assert after == before

@@ -24,11 +24,8 @@ VLLM_VERSION: Final = "0.32.0"
 
 LEASE: Final = "30s"
 """vLLM's own lease, which decode pods renew. Shorter loses hand-offs when decode queues."""
-LEASE_PUSHED: Final = "120s"
-"""Of nixl-push, which renews nothing before decode's admission and handshake: who comes later waits
-for ever (docs/vllm.md)."""
 LEASE_UNRENEWED: Final = "480s"
-"""The same where nobody renews it at all: it has to outlast the longest queue."""
+"""The same where nobody renews it: it has to outlast the longest queue."""
 
 _TAG: Final = re.compile(r":v?(\d+\.\d+(?:\.\d+)?[^@]*)(?:@sha256:[0-9a-f]+)?$")
 
@@ -78,7 +75,7 @@ def resolve(
     transfer = spec.setdefault("transfer", {})
     transfer.setdefault("connector", "nixl")
     transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
-    transfer.setdefault("leaseDuration", _lease(spec["engine"], transfer))
+    transfer.setdefault("leaseDuration", _lease(spec["engine"]))
     transfer.setdefault("loadFailurePolicy", "recompute")
     if kind == DECODE_POOL:
         spec.setdefault("routing", {}).setdefault("endpoint", name)
@@ -106,11 +103,9 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     engine.setdefault("kvCacheDtype", "auto")
 
 
-def _lease(engine: Mapping[str, Any], transfer: Mapping[str, Any]) -> str:
-    if engine["type"] == "vllm" and not LEASED.has(release(engine["version"])):
-        return LEASE_UNRENEWED
-    chain = [link["connector"] for link in transfer.get("connectors", ())]
-    return LEASE_PUSHED if "nixl-push" in (transfer["connector"], *chain) else LEASE
+def _lease(engine: Mapping[str, Any]) -> str:
+    renewed = engine["type"] == "torch" or LEASED.has(release(engine["version"]))
+    return LEASE if renewed else LEASE_UNRENEWED
 
 
 def _untagged(image: str) -> str:

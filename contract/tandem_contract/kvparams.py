@@ -1,14 +1,15 @@
-"""`kv_transfer_params` as types (vLLM's NIXL pull, PROTOCOLS), every unknown field kept.
+"""`kv_transfer_params` as types (vLLM's NIXL pull, PROTOCOLS).
 
     prefill leg, sidecar → engine   PREFILL_LEG, constant
-    prefill answer, engine → sidecar   KvTransferParams, from `parse_params`
-    decode leg, sidecar → engine   the same object, verbatim: `params.raw`
+    prefill answer, engine → sidecar   an Offer, from `read_offer`
+    decode leg, sidecar → engine   the same object, verbatim
+    decode leg, as the engine meets it   KvTransferParams, from `params_from_object`
 
 Errors: `ParamsUnusable` says that a hand-off with this answer is impossible; decode without it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -57,8 +58,6 @@ class KvTransferParams:
     tandem_prompt_hash: str | None = None
     """`prefix.prompt_hash` of the prompt the KV is of. Our engine writes and checks it; vLLM does
     neither, and passes over it."""
-    raw: bytes = field(default=b"", repr=False, compare=False)
-    """The object exactly as the producer wrote it."""
 
     def encode(self, **extra: object) -> dict[str, object]:
         """The object a producer answers with; `extra` adds fields of its own."""
@@ -116,19 +115,24 @@ def read_offer(raw: bytes) -> Offer:
     return offer
 
 
-def parse_params(raw: bytes) -> KvTransferParams:
-    """The producer's answer as a type. Raises ParamsUnusable as `read_offer` does."""
-    return _params(read_offer(raw), bytes(raw))
-
-
 def params_from_object(value: Mapping[str, Any]) -> KvTransferParams:
-    """The same from an already decoded JSON object, as an engine meets it in a request."""
+    """What an engine meets in a request, already decoded. Raises ParamsUnusable as `read_offer`."""
     try:
         offer = msgspec.convert(value, type=Offer)
     except msgspec.MsgspecError as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
     _check(offer)
-    return _params(offer, b"")
+    return KvTransferParams(
+        remote_engine_id=str(offer.remote_engine_id),
+        remote_request_id=str(offer.remote_request_id),
+        remote_host=str(offer.remote_host),
+        remote_port=int(offer.remote_port or 0),
+        remote_block_ids=_groups(offer.remote_block_ids or []),
+        remote_num_tokens=offer.remote_num_tokens,
+        remote_prefill_cached_tokens=offer.remote_prefill_cached_tokens,
+        tp_size=offer.tp_size or 1,
+        tandem_prompt_hash=offer.tandem_prompt_hash,
+    )
 
 
 def _check(offer: Offer) -> None:
@@ -141,21 +145,6 @@ def _check(offer: Offer) -> None:
         raise ParamsUnusable(f"{FIELD}.remote_block_ids names no block")
     if not 1 <= (offer.remote_port or 0) <= 65535:
         raise ParamsUnusable(f"{FIELD}.remote_port {offer.remote_port} is no port")
-
-
-def _params(offer: Offer, raw: bytes) -> KvTransferParams:
-    return KvTransferParams(
-        remote_engine_id=str(offer.remote_engine_id),
-        remote_request_id=str(offer.remote_request_id),
-        remote_host=str(offer.remote_host),
-        remote_port=int(offer.remote_port or 0),
-        remote_block_ids=_groups(offer.remote_block_ids or []),
-        remote_num_tokens=offer.remote_num_tokens,
-        remote_prefill_cached_tokens=offer.remote_prefill_cached_tokens,
-        tp_size=offer.tp_size or 1,
-        tandem_prompt_hash=offer.tandem_prompt_hash,
-        raw=raw,
-    )
 
 
 def _groups(blocks: Sequence[Sequence[int] | int]) -> tuple[tuple[int, ...], ...]:

@@ -159,6 +159,12 @@ def settings_from(flags: Flags) -> Settings:
     help="For all prefill attempts of a request together.",
 )
 @click.option(
+    "--prefill-grace",
+    type=DURATION,
+    default="1s",
+    help="A prefill whose client left may still end for this long; then it is aborted.",
+)
+@click.option(
     "--kv-transfer-timeout",
     type=DURATION,
     default="10s",

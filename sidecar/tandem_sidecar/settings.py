@@ -41,6 +41,9 @@ class Settings:
     """This pod's name in headers and metrics; empty: the plan's name for it, else the address."""
     prefill_timeout: float = 30.0
     """All prefill attempts of a request together. Too low: fallbacks under load."""
+    prefill_grace: float = 1.0
+    """A prefill that nobody waits for any more may take this long to end before it is aborted. Too
+    low: KV of clients that left waits for its lease. Too high: prefills are computed for nobody."""
     kv_transfer_timeout: float = 10.0
     """A release call. The pull itself is the decode engine's, and so is its time limit: from here
     a slow pull looks like a long queue."""

@@ -174,11 +174,25 @@ async def stopped(engine: Vllm) -> AsyncIterator[None]:
 
 
 async def in_phase(pair: Pair, http: aiohttp.ClientSession, phase: str, count: int) -> None:
-    """Once the sidecar has `count` requests in `phase`, and no others but releases."""
+    """Once the sidecar has `count` requests in `phase`, and else only what is left of others."""
+    left = ("release", "aborting")
 
     async def reached() -> bool:
-        async with http.get(pair.admin("/state")) as answer:
-            work = (await answer.json())["in_flight"]
-        return [w["phase"] for w in work if w["phase"] != "release"] == [phase] * count
+        return [p for p in await phases(pair, http) if p not in left] == [phase] * count
 
     await until(reached, 60)
+
+
+async def at_rest(pair: Pair, http: aiohttp.ClientSession) -> None:
+    """Once the sidecar has nothing in flight, nor anything left of what was."""
+
+    async def reached() -> bool:
+        return await phases(pair, http) == []
+
+    await until(reached, 60)
+
+
+async def phases(pair: Pair, http: aiohttp.ClientSession) -> list[str]:
+    """Of all that the sidecar has in flight."""
+    async with http.get(pair.admin(endpoints.STATE)) as answer:
+        return [work["phase"] for work in (await answer.json())["in_flight"]]

@@ -4,6 +4,7 @@ Processes are stopped and continued to hold requests at the moment their clients
 """
 
 import asyncio
+import random
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from tandem_contract import metrics
 
 from .asking import KINDS
 from .engines import LEASE, Vllm, metric
-from .pairs import Pair, in_phase, page, stopped, until
+from .pairs import Pair, at_rest, in_phase, page, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -66,6 +67,8 @@ async def during_prefill(
         asked = leavers.ask(stream=stream)
         await in_phase(pair, http, "prefilling", ROUND)
         await leave(asked)
+    # Else the next round stops the producer in the middle of what this one left.
+    await at_rest(pair, http)
 
 
 async def between(
@@ -85,7 +88,18 @@ async def after_admission(
     await leave(asked)
 
 
-@pytest.mark.parametrize("moment", [during_prefill, between, after_admission])
+async def anywhere(
+    pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
+) -> None:
+    """Where each happens to be; nearly all before the first token."""
+    asked = leavers.ask(stream=stream)
+    loop, rng = asyncio.get_running_loop(), random.Random(len(asked))
+    for task in asked:
+        loop.call_later(rng.uniform(0, 0.3), task.cancel)
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize("moment", [during_prefill, between, after_admission, anywhere])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_kv_is_back_and_no_lease_ran_out(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, moment: Any, stream: bool

@@ -137,7 +137,11 @@ class PrefillLeg:
         self._hold_against(now, hung=result is Result.SILENT)
 
     def abort(self) -> None:
-        """Stop it. An answer that is on its way here is awaited: its blocks are to be released."""
+        """Nobody waits for it any more: it ends within its grace, or is told to stop.
+
+        vLLM has no answer for who closes, not even one that was ready: its blocks would wait for
+        their lease. What comes within the grace is released for certain.
+        """
         if self._call is None or self._left:
             return
         self._pulse.leave(self)
@@ -145,11 +149,19 @@ class PrefillLeg:
         if not self._judged:
             self._tools.breakers.dropped(self.attempt.prefill)
         # Legs that run together are released by the attempt, whatever the answer.
-        if self._inquiring or self._tools.connector.together or not self._call.part():
+        if self._inquiring or self._tools.connector.together or not self._call.connected:
             self._call.abort()
             return
         self._left = True
         self._tools.lifecycle.enter(self)
+        grace = self._prefills.gen.settings.prefill_grace
+        self._farewell = self._loop.call_later(grace, self._part)
+
+    def _part(self) -> None:
+        """It takes long: have it stopped. An answer that crosses that is still taken."""
+        if self._call is None or not self._call.part():
+            self.drain_expired()
+            return
         timeout = self._prefills.gen.settings.kv_transfer_timeout
         self._farewell = self._loop.call_later(timeout, self.drain_expired)
 

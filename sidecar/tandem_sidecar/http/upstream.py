@@ -79,6 +79,11 @@ class Call:
         if self._connection is not None:
             self._connection.resume()
 
+    @property
+    def connected(self) -> bool:
+        """Whether the engine may have got the request."""
+        return self._connection is not None
+
     def part(self) -> bool:
         """Tell the engine that nobody waits, and go on receiving what it may have sent already.
 

@@ -24,6 +24,7 @@ writes it in place is not overtaken."""
 LIVE: Final = frozenset(
     {
         "prefill_timeout",
+        "prefill_grace",
         "kv_transfer_timeout",
         "push_timeout",
         "silence_timeout",

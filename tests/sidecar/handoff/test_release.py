@@ -34,9 +34,36 @@ async def released(world: World) -> None:
     assert PARAMS in release.body
 
 
-async def test_an_answer_that_crosses_the_clients_leaving_is_released(world: World) -> None:
+async def phases(world: World) -> list[object]:
+    async with world.http.get(world.admin("/state")) as answer:
+        return [work["phase"] for work in (await answer.json())["in_flight"]]
+
+
+async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) -> None:
+    """As with vLLM, who closes gets no answer, not even one that is ready."""
+
+    async def drops_for_who_closes(turn: Turn) -> None:
+        await world.go.wait()
+        if not turn.gone.is_set():
+            turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
+
+    prefill = await world.prefill(drops_for_who_closes)
+    await world.start(prefill_grace=20.0)
+    await leave_during_prefill(world, prefill)
+    async with asyncio.timeout(10):
+        while await phases(world) != ["aborting"]:
+            pass
+    world.go.set()
+    await released(world)
+    assert world.decode.requests == []
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.2])
+async def test_an_answer_that_crosses_the_clients_leaving_is_released(
+    world: World, grace: float
+) -> None:
     prefill = await world.prefill(answers_too_late)
-    await world.start()
+    await world.start(prefill_grace=grace)
     await leave_during_prefill(world, prefill)
     await released(world)
     [release], [leg] = world.decode.releases, prefill.requests
@@ -46,7 +73,7 @@ async def test_an_answer_that_crosses_the_clients_leaving_is_released(world: Wor
 
 async def test_an_answer_that_crosses_the_deadline_is_released(world: World) -> None:
     await world.prefill(answers_too_late)
-    await world.start(prefill_timeout=0.3)
+    await world.start(prefill_timeout=0.3, prefill_grace=0.0)
     async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
     if world.prefills[0].requests:  # a busy machine may not get as far within the deadline
@@ -59,7 +86,7 @@ async def test_an_engine_that_goes_on_for_nobody_is_cut_off(world: World) -> Non
         await world.go.wait()
 
     prefill = await world.prefill(deaf)
-    await world.start(kv_transfer_timeout=0.2)
+    await world.start(kv_transfer_timeout=0.2, prefill_grace=0.0)
     await leave_during_prefill(world, prefill)
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
     world.go.set()

@@ -149,7 +149,7 @@ class PrefillLeg:
         if not self._judged:
             self._tools.breakers.dropped(self.attempt.prefill)
         # Legs that run together are released by the attempt, whatever the answer.
-        if self._inquiring or self._tools.connector.together or not self._call.connected:
+        if self._inquiring or self._tools.connector.together or not self._call.settle():
             self._call.abort()
             return
         self._left = True

@@ -79,17 +79,16 @@ class Call:
         if self._connection is not None:
             self._connection.resume()
 
-    @property
-    def connected(self) -> bool:
-        """Whether the engine may have got the request."""
+    def settle(self) -> bool:
+        """Send it no more, whatever becomes of its connection. False: it was not sent yet."""
+        self.retried = True
         return self._connection is not None
 
     def part(self) -> bool:
         """Tell the engine that nobody waits, and go on receiving what it may have sent already.
 
-        False: that cannot be told, for there is no connection yet, or TLS on it; `abort` instead.
+        False: that cannot be told, for there is no connection, or TLS on it; `abort` instead.
         """
-        self.retried = True
         return self._connection is not None and self._connection.part()
 
     # Of a switched connection.

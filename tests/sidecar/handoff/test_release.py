@@ -58,6 +58,31 @@ async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) ->
     assert world.decode.requests == []
 
 
+async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:
+    """A kept connection that ends without an answer is else replaced by a fresh one."""
+
+    async def dies_the_second_time(turn: Turn) -> None:
+        if len(prefill.requests) == 1:
+            turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
+        else:
+            await world.go.wait()
+            turn.die()
+
+    prefill = await world.prefill(dies_the_second_time)
+    await world.start(prefill_grace=20.0)
+    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        assert answer.headers[PATH] == "prefill_then_decode"
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *(f"{k}: {v}" for k, v in world.split.items()))
+        await prefill.received(2)
+    async with asyncio.timeout(10):
+        while await phases(world) != ["aborting"]:
+            pass
+    world.go.set()
+    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    assert len(prefill.requests) == 2
+
+
 @pytest.mark.parametrize("grace", [0.0, 0.2])
 async def test_an_answer_that_crosses_the_clients_leaving_is_released(
     world: World, grace: float

@@ -162,7 +162,7 @@ def settings_from(flags: Flags) -> Settings:
     "--prefill-grace",
     type=DURATION,
     default="1s",
-    help="A prefill whose client left may still end for this long; then it is aborted.",
+    help="What a prefill that nobody waits for gets to end in; then it is aborted. Pull only.",
 )
 @click.option(
     "--kv-transfer-timeout",

@@ -43,13 +43,15 @@ class Pair:
     def _start_sidecar(self) -> None:
         """The operator's command line; candidates are trusted by address in place of keys.
 
-        Engines get longer to give a sign of life: on a busy machine these are silent for seconds.
+        Engines get longer to give a sign of life and to end a prefill that nobody waits for: on a
+        busy machine they are silent for seconds.
         """
         _, *rendered = self.decode.container("sidecar").command
         place = rendered.index("--plan-key-dir")
         del rendered[place : place + 2]
         command = (sys.executable, "-m", "tandem_sidecar.main", *rendered)
-        flags = ("--prefill-allow", str(self.prefill.address), "--silence-timeout", "30s")
+        times = ("--silence-timeout", "30s", "--prefill-grace", "10s")
+        flags = ("--prefill-allow", str(self.prefill.address), *times)
         env = {name: v for name, v in os.environ.items() if not name.startswith("TANDEM_")}
         self._sidecar = Spawned((*command, *flags), env, self._log)
 

@@ -17,7 +17,7 @@ from .pairs import Moved, Pair, in_phase, page, running_pair, stopped, until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LEASE = 10
-"""Seconds: a registration that comes after it is never answered, and a busy machine is late."""
+"""Seconds; a registration that comes after it is never answered."""
 
 
 @pytest.fixture(scope="module")
@@ -78,5 +78,5 @@ async def test_kv_of_clients_that_leave_comes_back(pair: Pair, http: aiohttp.Cli
         pages = [await page(http, e.url("/metrics")) for e in (pair.prefill, pair.decode)]
         return sum(metric(text, metrics.ENGINE_KV_USAGE) for text in pages) == 0
 
-    took = await until(nothing_held, 2 * LEASE)
+    took = await until(nothing_held, LEASE + 60)
     print(f"\npush, between: KV of {len(tasks)} back after {took:.2f} s (lease {LEASE} s)")

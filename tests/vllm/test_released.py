@@ -34,6 +34,7 @@ class Leavers:
         self._pair = pair
         self._http = http
         self._count = 0
+        self.rng = random.Random(1)
 
     def ask(self, *, stream: bool) -> list[asyncio.Task[bytes]]:
         """A round of requests with prompts of their own."""
@@ -93,9 +94,9 @@ async def anywhere(
 ) -> None:
     """Where each happens to be; nearly all before the first token."""
     asked = leavers.ask(stream=stream)
-    loop, rng = asyncio.get_running_loop(), random.Random(len(asked))
+    loop = asyncio.get_running_loop()
     for task in asked:
-        loop.call_later(rng.uniform(0, 0.3), task.cancel)
+        loop.call_later(leavers.rng.uniform(0, 0.3), task.cancel)
     await asyncio.gather(*asked, return_exceptions=True)
 
 

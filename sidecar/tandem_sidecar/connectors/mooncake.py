@@ -42,6 +42,7 @@ class Mooncake:
 
     together = True
     releases_after_decode = True
+    releases_cheaply = True
     waits_without_end = False
 
     def __init__(

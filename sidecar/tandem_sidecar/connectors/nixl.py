@@ -42,6 +42,7 @@ class Nixl:
 
     together = False
     releases_after_decode = True
+    releases_cheaply = True
     waits_without_end = False
     mode = "pull"
 

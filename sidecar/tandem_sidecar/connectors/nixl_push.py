@@ -38,6 +38,7 @@ class NixlPush(Nixl):
     """The connector; holds no state."""
 
     releases_after_decode = False
+    releases_cheaply = False
     waits_without_end = True
     mode = "push"
 

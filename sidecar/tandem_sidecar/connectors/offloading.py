@@ -29,6 +29,7 @@ class Offloading:
 
     together = True
     releases_after_decode = True
+    releases_cheaply = True
     waits_without_end = False
 
     def __init__(self, *, peer_port: int = ports.OFFLOADING_P2P) -> None:

@@ -140,7 +140,8 @@ class PrefillLeg:
         """Nobody waits for it any more: it ends within its grace, or is told to stop.
 
         vLLM has no answer for who closes, not even one that was ready: its blocks would wait for
-        their lease. What comes within the grace is released for certain.
+        their lease. What comes within the grace is released for certain. There is none in a drain,
+        and none for more at once than clients may be connected.
         """
         if self._call is None or self._left:
             return
@@ -151,10 +152,14 @@ class PrefillLeg:
         # Legs that run together are released by the attempt, whatever the answer.
         if self._inquiring or self._tools.connector.together or not self._call.settle():
             self._call.abort()
+            self._call = None
             return
         self._left = True
-        self._tools.lifecycle.enter(self)
-        grace = self._prefills.gen.settings.prefill_grace
+        lifecycle, settings = self._tools.lifecycle, self._prefills.gen.settings
+        crowded = len(lifecycle.work) >= settings.limits.connections
+        hurried = lifecycle.draining or crowded or not self._tools.connector.releases_cheaply
+        lifecycle.enter(self)
+        grace = 0.0 if hurried else settings.prefill_grace
         self._farewell = self._loop.call_later(grace, self._part)
 
     def _part(self) -> None:

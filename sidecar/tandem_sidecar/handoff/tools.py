@@ -32,6 +32,10 @@ class Connector(Protocol):
         """Whether a release does no harm once the decode leg went out, taken up or not."""
 
     @property
+    def releases_cheaply(self) -> bool:
+        """Whether a release is less work than the prefill it is for."""
+
+    @property
     def waits_without_end(self) -> bool:
         """Whether decode waits for KV that never comes until its client leaves."""
 

@@ -81,8 +81,11 @@ class Call:
 
     def settle(self) -> bool:
         """Send it no more, whatever becomes of its connection. False: it was not sent yet."""
+        if self._connection is None:
+            return False
         self.retried = True
-        return self._connection is not None
+        self.request = b""
+        return True
 
     def part(self) -> bool:
         """Tell the engine that nobody waits, and go on receiving what it may have sent already.

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.http.server import Limits
 
 from ..conftest import World
-from ..peers import PARAMS, FakePrefill, Turn
+from ..peers import PARAMS, FakePrefill, Turn, hangs
 from ..wire import wire
 
 BODY = b'{"model": "m", "prompt": "Hi"}'
@@ -78,9 +79,37 @@ async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:
     async with asyncio.timeout(10):
         while await phases(world) != ["aborting"]:
             pass
+    assert prefill.connections == 1
     world.go.set()
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
     assert len(prefill.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "why", [{"limits": Limits(connections=1)}, {"connector": "nixl-push"}], ids=["crowd", "push"]
+)
+async def test_a_crowd_and_a_push_leave_no_grace(world: World, why: dict[str, object]) -> None:
+    left = asyncio.Event()
+
+    async def goes_on(turn: Turn) -> None:
+        await turn.gone.wait()
+        left.set()
+
+    prefill = await world.prefill(goes_on)
+    await world.start(prefill_grace=1000.0, **why)
+    await leave_during_prefill(world, prefill)
+    await asyncio.wait_for(left.wait(), 10)
+
+
+async def test_a_drain_leaves_no_grace(world: World) -> None:
+    prefill = await world.prefill(hangs)
+    await world.start(prefill_grace=1000.0, drain_timeout=0.2)
+    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    async with wire(world.running.listen) as client:
+        client.post(BODY, *lines)
+        await prefill.received(1)
+        world.running.lifecycle.drain()
+        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.2])

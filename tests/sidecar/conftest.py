@@ -1,6 +1,7 @@
 """A sidecar in this process, between scripted engines and real sockets."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -31,8 +32,12 @@ class World:
         self.running: Running
         self.http: aiohttp.ClientSession
 
-    async def prefill(self, script: Script | None = None) -> FakePrefill:
-        peer = await self._stack.enter_async_context(FakePrefill(script))
+    async def prefill(
+        self, script: Script | None = None, *, tls: ssl.SSLContext | None = None
+    ) -> FakePrefill:
+        peer = FakePrefill(script)
+        peer.tls = tls
+        await self._stack.enter_async_context(peer)
         self.prefills.append(peer)
         return peer
 

@@ -1,11 +1,16 @@
 """KV that nobody will read is released, whatever happened in between."""
 
 import asyncio
+import ssl
+from functools import partial
+from pathlib import Path
 
 import pytest
+import trustme
 
 from tandem_sidecar.handoff.machine import Policy
 from tandem_sidecar.http.server import Limits
+from tandem_sidecar.trust.tls import Tls
 
 from ..conftest import World
 from ..peers import PARAMS, FakePrefill, Turn, hangs
@@ -40,16 +45,14 @@ async def phases(world: World) -> list[object]:
         return [work["phase"] for work in (await answer.json())["in_flight"]]
 
 
-async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) -> None:
-    """As with vLLM, who closes gets no answer, not even one that is ready."""
+async def drops_for_who_closes(turn: Turn, go: asyncio.Event) -> None:
+    """As vLLM: who closes gets no answer, not even one that is ready."""
+    await go.wait()
+    if not turn.gone.is_set():
+        turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
 
-    async def drops_for_who_closes(turn: Turn) -> None:
-        await world.go.wait()
-        if not turn.gone.is_set():
-            turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
 
-    prefill = await world.prefill(drops_for_who_closes)
-    await world.start(prefill_grace=20.0)
+async def ends_within_the_grace(world: World, prefill: FakePrefill) -> None:
     await leave_during_prefill(world, prefill)
     async with asyncio.timeout(10):
         while await phases(world) != ["aborting"]:
@@ -57,6 +60,22 @@ async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) ->
     world.go.set()
     await released(world)
     assert world.decode.requests == []
+
+
+async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) -> None:
+    prefill = await world.prefill(partial(drops_for_who_closes, go=world.go))
+    await world.start(prefill_grace=20.0)
+    await ends_within_the_grace(world, prefill)
+
+
+async def test_so_it_is_over_tls(world: World, tmp_path: Path) -> None:
+    """Which cannot end one side alone: there is no telling an engine, only closing."""
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    prefill = await world.prefill(partial(drops_for_who_closes, go=world.go), tls=context)
+    await world.start(prefill_grace=20.0, tls=Tls(prefill=True, ca=tmp_path / "ca.pem"))
+    await ends_within_the_grace(world, prefill)
 
 
 async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:

@@ -6,8 +6,7 @@
     release(kind, body, handover) -> Outgoing | None
 
     together: bool                                 the legs run at once
-    releases_after_decode: bool                    a release may follow a decode leg that went out
-    releases_cheaply: bool                         a release is less work than the prefill it is for
+    light_release: bool                            a release is a word, and no request that is run
     waits_without_end: bool                        decode waits for ever for KV that never comes
     inquiry(attempt) -> Inquiry | None             what the prefill pod must be asked first
     learned(attempt, answer) -> None               its answer's body; raises ParamsUnusable

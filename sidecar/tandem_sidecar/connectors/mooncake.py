@@ -41,8 +41,7 @@ class Mooncake:
     """The connector; remembers the engine id of each prefill pod for a while."""
 
     together = True
-    releases_after_decode = True
-    releases_cheaply = True
+    light_release = True
     waits_without_end = False
 
     def __init__(

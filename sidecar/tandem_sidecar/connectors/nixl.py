@@ -41,8 +41,7 @@ class Nixl:
     """The connector; holds no state."""
 
     together = False
-    releases_after_decode = True
-    releases_cheaply = True
+    light_release = True
     waits_without_end = False
     mode = "pull"
 

@@ -37,8 +37,7 @@ _needed: Final = msgspec.json.Decoder(_Needed)
 class NixlPush(Nixl):
     """The connector; holds no state."""
 
-    releases_after_decode = False
-    releases_cheaply = False
+    light_release = False
     waits_without_end = True
     mode = "push"
 

@@ -28,8 +28,7 @@ class Offloading:
     """The connector; holds no state."""
 
     together = True
-    releases_after_decode = True
-    releases_cheaply = True
+    light_release = True
     waits_without_end = False
 
     def __init__(self, *, peer_port: int = ports.OFFLOADING_P2P) -> None:

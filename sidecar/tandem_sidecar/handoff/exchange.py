@@ -146,7 +146,7 @@ class Exchange:
             case moves.AbortDecode():
                 if self._decode is not None:
                     self._decode.abort()
-            case moves.Release(handover) if self._tools.connector.releases_after_decode:
+            case moves.Release(handover) if self._tools.connector.light_release:
                 release(self._tools, self._gen, self._engine, self._attempt_id, handover)
             case moves.Fail(status, message, wait):
                 self._told(status)

@@ -157,7 +157,7 @@ class PrefillLeg:
         self._left = True
         lifecycle, settings = self._tools.lifecycle, self._prefills.gen.settings
         crowded = len(lifecycle.work) >= settings.limits.connections
-        hurried = lifecycle.draining or crowded or not self._tools.connector.releases_cheaply
+        hurried = lifecycle.draining or crowded or not self._tools.connector.light_release
         lifecycle.enter(self)
         grace = 0.0 if hurried else settings.prefill_grace
         self._farewell = self._loop.call_later(grace, self._part)

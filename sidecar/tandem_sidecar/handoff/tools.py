@@ -28,12 +28,11 @@ class Connector(Protocol):
         """Whether the legs run at once; else the decode leg needs the prefill's answer."""
 
     @property
-    def releases_after_decode(self) -> bool:
-        """Whether a release does no harm once the decode leg went out, taken up or not."""
+    def light_release(self) -> bool:
+        """Whether a release is a word, and not a request that the decode engine runs.
 
-    @property
-    def releases_cheaply(self) -> bool:
-        """Whether a release is less work than the prefill it is for."""
+        A word does no harm once the decode leg went out, and is less work than the prefill.
+        """
 
     @property
     def waits_without_end(self) -> bool:

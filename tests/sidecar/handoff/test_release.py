@@ -21,10 +21,10 @@ PATH = "X-Continuum-Routing-Path"
 
 
 async def leave_during_prefill(world: World, prefill: FakePrefill) -> None:
-    lines = [f"{k}: {v}" for k, v in world.split.items()]
+    before = len(prefill.requests)
     async with wire(world.running.listen) as client:
-        client.post(BODY, *lines)
-        await prefill.received(1)
+        client.post(BODY, *(f"{k}: {v}" for k, v in world.split.items()))
+        await prefill.received(before + 1)
 
 
 async def answers_too_late(turn: Turn) -> None:
@@ -40,9 +40,14 @@ async def released(world: World) -> None:
     assert PARAMS in release.body
 
 
-async def phases(world: World) -> list[object]:
-    async with world.http.get(world.admin("/state")) as answer:
-        return [work["phase"] for work in (await answer.json())["in_flight"]]
+async def linger_after_leaving(world: World, prefill: FakePrefill) -> None:
+    """Return once the sidecar knows of it."""
+    await leave_during_prefill(world, prefill)
+    phases: list[object] = []
+    async with asyncio.timeout(10):
+        while phases != ["aborting"]:
+            async with world.http.get(world.admin("/state")) as answer:
+                phases = [work["phase"] for work in (await answer.json())["in_flight"]]
 
 
 async def drops_for_who_closes(turn: Turn, go: asyncio.Event) -> None:
@@ -53,10 +58,7 @@ async def drops_for_who_closes(turn: Turn, go: asyncio.Event) -> None:
 
 
 async def ends_within_the_grace(world: World, prefill: FakePrefill) -> None:
-    await leave_during_prefill(world, prefill)
-    async with asyncio.timeout(10):
-        while await phases(world) != ["aborting"]:
-            pass
+    await linger_after_leaving(world, prefill)
     world.go.set()
     await released(world)
     assert world.decode.requests == []
@@ -92,13 +94,8 @@ async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:
     await world.start(prefill_grace=20.0)
     async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
         assert answer.headers[PATH] == "prefill_then_decode"
-    async with wire(world.running.listen) as client:
-        client.post(BODY, *(f"{k}: {v}" for k, v in world.split.items()))
-        await prefill.received(2)
-    async with asyncio.timeout(10):
-        while await phases(world) != ["aborting"]:
-            pass
-    assert prefill.connections == 1
+    await linger_after_leaving(world, prefill)
+    assert (len(prefill.requests), prefill.connections) == (2, 1)
     world.go.set()
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
     assert len(prefill.requests) == 2

@@ -57,6 +57,7 @@ class Spawned:
                 stdout=output,
                 stderr=output,
                 env=dict(env),
+                # No session, for the reason that tandem_local's processes are in none.
                 process_group=0,
                 pass_fds=(lifeline,),
             )

@@ -84,9 +84,11 @@ async def test_under_load_while_the_producer_is_killed_at_random(
     bodies = [ASKED.body(prompt, logprobs=2) for prompt in prompts]
     alone = [await pair.alone(http, ASKED, body) for body in bodies]
     answers: list[tuple[int, Answer]] = []
+    answered = asyncio.Event()
 
     def split() -> int:
-        return sum(_path(answer) == RoutingPath.PREFILL_THEN_DECODE for _, answer in answers)
+        paths = [answer.headers.get(headers.ROUTING_PATH) for _, answer in answers]
+        return paths.count(RoutingPath.PREFILL_THEN_DECODE)
 
     async def client(number: int) -> None:
         turn = number
@@ -94,6 +96,7 @@ async def test_under_load_while_the_producer_is_killed_at_random(
             which = turn % len(bodies)
             salted: dict[str, Any] = bodies[which] | {"cache_salt": f"{number}-{turn}"}
             answers.append((which, await ask(http, pair.url(ASKED.path), salted, pair.split)))
+            answered.set()
             turn += 1
 
     async def trouble() -> int:
@@ -101,9 +104,10 @@ async def test_under_load_while_the_producer_is_killed_at_random(
         while True:
             enough = split() + rng.randrange(20, 120)
             while split() < enough:
-                await asyncio.sleep(0.1)
                 if len(answers) >= LOAD:
                     return kills
+                answered.clear()
+                await answered.wait()
             pair.prefill.process.end()
             kills += 1
             pair.prefill.start()
@@ -119,10 +123,6 @@ async def test_under_load_while_the_producer_is_killed_at_random(
     assert 0 < split() < len(answers)
     assert killing.result() >= 2
     await pair.shake_hands(http)
-
-
-def _path(answer: Answer) -> str | None:
-    return answer.headers.get(headers.ROUTING_PATH)
 
 
 NEAR = 0.05

@@ -7,5 +7,5 @@ believe, `connectors` how the KV moves, `seeing` what operators see of it, `hand
 a pure state machine and its driver, `process` everything around. Never: a choice between pods,
 which is the EPP's, nor anything of an engine but its HTTP interface.
 
-Read `handoff.machine` first, then `handoff.exchange`.
+Read `handoff.machine` first, then `handoff.driver`.
 """

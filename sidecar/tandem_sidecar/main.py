@@ -22,16 +22,16 @@ from tandem_contract.commandline import (
 from . import connectors
 from .handoff.machine import Policy
 from .http.server import Limits
+from .observability import logs
+from .observability.logs import LogFormat
 from .process.listen import allow_descriptors
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import CannotListen, Place, run
-from .process.workers import WorkerFailed, supervise
-from .seeing import logs
-from .seeing.logs import LogFormat
+from .process.supervisor import WorkerFailed, supervise
+from .security.plan_keys import PlanKeys
+from .security.route import AllowList, parse_allow
+from .security.tls import BadCertificates, EngineTls, Tls
 from .settings import Breaker, Settings
-from .trust.plan_keys import PlanKeys
-from .trust.route import AllowList, parse_allow
-from .trust.tls import BadCertificates, EngineTls, Tls
 
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}

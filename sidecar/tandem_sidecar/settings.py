@@ -6,9 +6,9 @@ from tandem_contract.commandline import HostPort
 
 from .handoff.machine import Policy
 from .http.server import Limits
-from .seeing.logs import LogFormat
-from .trust.route import AllowList
-from .trust.tls import Tls
+from .observability.logs import LogFormat
+from .security.route import AllowList
+from .security.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.pods import Member
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
-from tandem_sidecar.seeing.metrics import Metrics as SidecarMetrics
-from tandem_sidecar.seeing.observer import Observer
+from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
+from tandem_sidecar.observability.observer import Observer
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
 """Of every scraped series: the PodMonitors put them on."""

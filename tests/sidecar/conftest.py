@@ -11,9 +11,9 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.process.run import Running, started
+from tandem_sidecar.security.plan_keys import PlanKeys
+from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
-from tandem_sidecar.trust.plan_keys import PlanKeys
-from tandem_sidecar.trust.route import AllowList
 
 from .peers import FakeDecode, FakePrefill, Script
 

@@ -1,6 +1,6 @@
 """How each KV connector's two legs are written, one file per connector.
 
-The Protocol they satisfy is declared where it is used: `tandem_sidecar.handoff.tools.Connector`.
+The Protocol they satisfy is declared where it is used: `tandem_sidecar.handoff.context.Connector`.
 `handover` holds what passes between them; `nixl` is the one to read first.
 
     make("nixl", tokenize_once=True, peer_port=None) -> Connector

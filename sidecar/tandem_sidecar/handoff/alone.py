@@ -7,11 +7,11 @@ from tandem_contract.timing import Timing
 
 from ..http.messages import Request, ResponseHead
 from ..http.server import Client
-from ..seeing.record import Record, Result
+from ..observability.record import Record, Result
+from .classify import read_timing, tells_of_failure
+from .context import Tools
 from .forward import Forward
-from .legs import read_timing, tells_of_failure
 from .reply import Served
-from .tools import Tools
 
 log = logging.getLogger(__name__)
 

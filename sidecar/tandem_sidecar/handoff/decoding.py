@@ -10,11 +10,11 @@ from ..bodies.kinds import Kind
 from ..http.messages import ResponseHead
 from ..http.relay import EventChunks
 from ..http.upstream import Call, Failure
-from ..seeing.record import Leg, Result
-from .legs import decode_event, read_timing, result_of, result_of_failure, tells_of_failure
-from .moves import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from ..observability.record import Leg, Result
+from .classify import decode_event, read_timing, result_of, result_of_failure, tells_of_failure
+from .context import Tools
+from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
 from .recode import Recoder
-from .tools import Tools
 
 
 class Side(Protocol):

@@ -13,13 +13,13 @@ from ..http.messages import Request, ResponseHead
 from ..http.relay import EventChunks, Relay
 from ..http.server import Client
 from ..http.upstream import Call, Failure
-from ..seeing.record import Leg, Phase, Record, Result
-from .legs import result_of, result_of_failure
+from ..observability.record import Leg, Phase, Record, Result
+from .classify import result_of, result_of_failure
+from .context import Tools
+from .liveness import Pulse
 from .machine import DRAINED, Outcome
 from .outbound import ANSWER_DROPPED, engine_request, fresh_id
 from .reply import refuse
-from .tools import Tools
-from .vigil import Pulse
 
 
 class Forward(ABC):

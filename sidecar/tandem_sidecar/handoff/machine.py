@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
 from ..connectors.handover import Handover
-from .moves import (
+from .events_actions import (
     AbortDecode,
     AbortPrefill,
     Action,

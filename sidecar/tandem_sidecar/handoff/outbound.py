@@ -12,7 +12,7 @@ from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 
 from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from ..seeing.record import MAX_TEXT, Leg, Record
+from ..observability.record import MAX_TEXT, Leg, Record
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()

@@ -6,11 +6,11 @@ from ..http.messages import Request, ResponseHead
 from ..http.server import Client
 from ..http.tunnel import Tunnel
 from ..http.upstream import Call
-from ..seeing.record import PASSTHROUGH, Result
+from ..observability.record import PASSTHROUGH, Result
+from .context import Tools
 from .forward import Forward
 from .machine import DRAINED, Outcome
 from .outbound import ANSWER_DROPPED, REQUEST_ID, header_lines, new_record, request_id
-from .tools import Tools
 
 log = logging.getLogger(__name__)
 

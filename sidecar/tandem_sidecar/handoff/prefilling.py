@@ -13,10 +13,11 @@ from ..connectors.handover import Attempt, Handover, Inquiry
 from ..http.collect import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Call
-from ..seeing.record import Leg, Phase, Result
-from ..trust.route import Candidate
-from .legs import prefill_event, read_timing, result_of, result_of_failure
-from .moves import (
+from ..observability.record import Leg, Phase, Result
+from ..security.route import Candidate
+from .classify import prefill_event, read_timing, result_of, result_of_failure
+from .context import Generation, Tools
+from .events_actions import (
     Cause,
     PrefillAnswered,
     PrefillEvent,
@@ -25,7 +26,6 @@ from .moves import (
     PrefillUnusable,
 )
 from .outbound import engine_request, fresh_id
-from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from ..bodies.rules import unified_reason
 from ..http import server
 from ..http.messages import Request
 from ..http.server import Client
-from ..trust.plan_keys import PlanKeys
-from ..trust.route import Route, route
+from ..security.plan_keys import PlanKeys
+from ..security.route import Route, route
 from .alone import Alone
-from .exchange import Exchange
+from .context import Generation, Tools
+from .driver import Exchange
 from .outbound import new_record, request_id
 from .passthrough import Passthrough
 from .reply import Served, refuse
-from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from ..connectors.handover import Handover, Outgoing
 from ..http.collect import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Call
-from ..seeing.record import Phase, Result
-from .legs import result_of_failure
+from ..observability.record import Phase, Result
+from .classify import result_of_failure
+from .context import Generation, Tools
 from .outbound import AUTHORIZATION, leg_headers
-from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 

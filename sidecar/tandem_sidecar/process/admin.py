@@ -15,10 +15,10 @@ from tandem_contract import endpoints
 
 from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
-from ..seeing.engine_counters import EngineCounters
-from ..seeing.history import History
-from ..seeing.metrics import Metrics
-from ..seeing.observer import Observer
+from ..observability.engine_counters import EngineCounters
+from ..observability.history import History
+from ..observability.metrics import Metrics
+from ..observability.observer import Observer
 from .health import EngineHealth
 
 NOT_HEALTHY: Final = "the engine's /health does not answer 200\n"

@@ -8,7 +8,7 @@ from tandem_contract import metrics as names
 from ..handoff.breaker import Breakers, Condition
 from ..handoff.lifecycle import Lifecycle
 from ..http.server import Server
-from ..seeing.metrics import Metrics, Sample
+from ..observability.metrics import Metrics, Sample
 
 
 def export(metrics: Metrics, lifecycle: Lifecycle, clients: Server, breakers: Breakers) -> None:

@@ -15,15 +15,15 @@ from tandem_contract.commandline import HostPort
 
 from ..handoff.lifecycle import Lifecycle
 from ..http.server import Server
-from ..seeing import logs
+from ..observability import logs
+from ..security.plan_keys import RELOAD_SECONDS, PlanKeys
+from ..security.tls import EngineTls
 from ..settings import Settings
-from ..trust.plan_keys import RELOAD_SECONDS, PlanKeys
-from ..trust.tls import EngineTls
 from .admin import serving
 from .health import EngineHealth
 from .listen import CannotListen, bound, listen
-from .parts import Parts
 from .reload import Reloader, Source
+from .wiring import Parts
 
 __all__ = ["CannotListen", "Place", "Running", "run", "started"]
 

@@ -10,11 +10,11 @@ from aiohttp import web
 from tandem_contract import endpoints
 from tandem_contract.trace import trace_path
 
-from ..seeing.engine_counters import EngineCounters, Seen
-from ..seeing.metrics import Metrics
-from . import joined
+from ..observability.engine_counters import EngineCounters, Seen
+from ..observability.metrics import Metrics
+from . import aggregate
 from .admin import livez, metrics_page, traces, waits
-from .joined import Families
+from .aggregate import Families
 from .worker import Worker, WorkerSilent
 
 
@@ -67,10 +67,10 @@ class SupervisorAdmin:
         """Summed; a worker that does not answer counts as when it last did."""
         for worker, status, body in await self._ask(endpoints.METRICS):
             if status == 200:
-                worker.page = joined.families(body.decode())
+                worker.page = aggregate.families(body.decode())
         await self._counters.look()
-        own = joined.families(self._own.page().decode())
-        return metrics_page(joined.text(joined.summed([*self._pages(), own])))
+        own = aggregate.families(self._own.page().decode())
+        return metrics_page(aggregate.text(aggregate.summed([*self._pages(), own])))
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200 when every worker that is up is ready, and one is."""
@@ -98,7 +98,7 @@ class SupervisorAdmin:
     async def requests(self, request: web.Request) -> web.Response:
         """What is remembered of a request id, by whichever worker had it."""
         answers = await self._ask(trace_path(request.match_info["id"]))
-        known = joined.traces(
+        known = aggregate.traces(
             [msgspec.json.decode(body) for _, status, body in answers if status == 200]
         )
         return traces(msgspec.json.encode(known), known=bool(known))
@@ -113,7 +113,7 @@ class SupervisorAdmin:
     async def _state(self) -> dict[str, Any]:
         answers = await self._ask(endpoints.STATE)
         states = {w.pid: msgspec.json.decode(body) for w, status, body in answers if status == 200}
-        return joined.state(states, draining=self._workers.draining)
+        return aggregate.state(states, draining=self._workers.draining)
 
     async def _ask(self, path: str) -> list[tuple[Worker, int, bytes]]:
         """What those that answer say."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import aiohttp
 
-from .joined import Families
+from .aggregate import Families
 from .listen import listen_privately
 from .run import Place
 

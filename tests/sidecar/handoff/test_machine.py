@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_sidecar.connectors.handover import Handover
+from tandem_sidecar.handoff import events_actions as m
 from tandem_sidecar.handoff import machine as h
-from tandem_sidecar.handoff import moves as m
+from tandem_sidecar.handoff.events_actions import Cause
 from tandem_sidecar.handoff.machine import Outcome
-from tandem_sidecar.handoff.moves import Cause
 
 from ..peers import PARAMS
 

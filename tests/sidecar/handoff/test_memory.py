@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from tandem_sidecar.handoff.exchange import Exchange
+from tandem_sidecar.handoff.driver import Exchange
 from tandem_sidecar.handoff.forward import Forward
 from tandem_sidecar.http.messages import Request
 from tandem_sidecar.http.upstream import Call

@@ -11,16 +11,16 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_sidecar.connectors import make
 from tandem_sidecar.handoff.breaker import Breakers
+from tandem_sidecar.handoff.context import Tools
 from tandem_sidecar.handoff.lifecycle import Lifecycle
+from tandem_sidecar.handoff.liveness import Vigil
 from tandem_sidecar.handoff.proxy import Proxy
-from tandem_sidecar.handoff.tools import Tools
-from tandem_sidecar.handoff.vigil import Vigil
 from tandem_sidecar.http.server import Server
 from tandem_sidecar.http.upstream import Pool
-from tandem_sidecar.seeing.record import Leg, Phase, Record, Result
+from tandem_sidecar.observability.record import Leg, Phase, Record, Result
+from tandem_sidecar.security.plan_keys import PlanKeys
+from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
-from tandem_sidecar.trust.plan_keys import PlanKeys
-from tandem_sidecar.trust.route import AllowList
 
 from ..conftest import LOOPBACK
 from ..peers import FakeDecode, FakePrefill, Script, Turn

@@ -10,7 +10,7 @@ import trustme
 
 from tandem_sidecar.handoff.machine import Policy
 from tandem_sidecar.http.server import Limits
-from tandem_sidecar.trust.tls import Tls
+from tandem_sidecar.security.tls import Tls
 
 from ..conftest import World
 from ..peers import PARAMS, FakePrefill, Turn, hangs

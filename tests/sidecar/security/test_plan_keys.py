@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_sidecar.trust.plan_keys import PlanKeys
+from tandem_sidecar.security.plan_keys import PlanKeys
 
 
 def test_keys_follow_the_directory(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tandem_sidecar.seeing.tracecontext import Parent, TraceContext, parse, span_of
+from tandem_sidecar.observability.tracecontext import Parent, TraceContext, parse, span_of
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -15,8 +15,8 @@ from ..connectors.handover import Handover
 from ..http.collect import Answer, NoAnswer
 from ..http.messages import ResponseHead
 from ..http.upstream import Failure
-from ..seeing.record import Result
-from .moves import (
+from ..observability.record import Result
+from .events_actions import (
     Cause,
     DecodeAdmitted,
     DecodeErrored,

@@ -1,7 +1,7 @@
 from tandem_contract.timing import Timing
-from tandem_sidecar.seeing.record import Phase, Result
-from tandem_sidecar.seeing.spans import Kind, leg_spans, request_spans
-from tandem_sidecar.seeing.tracecontext import TraceContext, span_of
+from tandem_sidecar.observability.record import Phase, Result
+from tandem_sidecar.observability.spans import Kind, leg_spans, request_spans
+from tandem_sidecar.observability.tracecontext import TraceContext, span_of
 
 from .records import UNIX, ended, handed_off, record
 

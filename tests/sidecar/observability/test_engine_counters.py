@@ -11,8 +11,14 @@ from tandem_contract.paths import ErrorPhase
 from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import Pulled
 from tandem_sidecar.http.upstream import Pool
-from tandem_sidecar.seeing.engine_counters import EngineCounters, Figures, Seen, metrics_page, read
-from tandem_sidecar.seeing.metrics import FAILED_LOADS, TELLS_TIMES, Metrics
+from tandem_sidecar.observability.engine_counters import (
+    EngineCounters,
+    Figures,
+    Seen,
+    metrics_page,
+    read,
+)
+from tandem_sidecar.observability.metrics import FAILED_LOADS, TELLS_TIMES, Metrics
 
 from ..peers import Peer, Turn
 

@@ -21,12 +21,12 @@ from typing import Final
 from tandem_contract import endpoints
 
 from ..http.upstream import Pool
-from ..seeing import logs
-from ..seeing.engine_counters import metrics_page
+from ..observability import logs
+from ..observability.engine_counters import metrics_page
+from ..security.tls import EngineTls
 from ..settings import Settings
-from ..trust.tls import EngineTls
 from .admin import serving
-from .joined import Families, lasting, summed
+from .aggregate import Families, lasting, summed
 from .listen import bound, listen
 from .reload import Reloader, Source
 from .supervisor_admin import SupervisorAdmin

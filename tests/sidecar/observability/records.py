@@ -2,7 +2,7 @@
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
-from tandem_sidecar.seeing.record import Phase, Record, Result
+from tandem_sidecar.observability.record import Phase, Record, Result
 
 RECEIVED = 100.0
 UNIX = 1_700_000_000.0

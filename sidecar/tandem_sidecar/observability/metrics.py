@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
-from .figures import OTHER, Counts, Distributions
+from .fast_metrics import OTHER, Counts, Distributions
 from .record import Phase, Result
 
 FIRST_BYTE_BUCKETS: Final = (

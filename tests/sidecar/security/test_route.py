@@ -6,7 +6,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_sidecar.http.messages import Request
-from tandem_sidecar.trust.route import AllowList, Candidate, Route, parse_allow, route
+from tandem_sidecar.security.route import AllowList, Candidate, Route, parse_allow, route
 
 KEYS = {"a": b"0123456789abcdef"}
 NOW = 1000.0

@@ -16,7 +16,7 @@ from tandem_contract.commandline import HostPort
 from tandem_sidecar.http.collect import Answer, Collector, NoAnswer
 from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.upstream import Failure, Pool
-from tandem_sidecar.trust.tls import BadCertificates, EngineTls, Tls
+from tandem_sidecar.security.tls import BadCertificates, EngineTls, Tls
 
 from ..peers import PARAMS, FakeDecode, FakePrefill, Peer, Turn
 from ..processes import fails, sidecar

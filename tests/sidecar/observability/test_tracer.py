@@ -7,8 +7,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract.timing import Timing
-from tandem_sidecar.seeing.record import Phase, Record, Result
-from tandem_sidecar.seeing.tracer import QUEUE, Tracer
+from tandem_sidecar.observability.record import Phase, Record, Result
+from tandem_sidecar.observability.tracer import QUEUE, Tracer
 
 from .collector import Collector
 from .records import ended, handed_off, record

@@ -3,8 +3,8 @@ import msgspec
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, SidecarTrace
-from tandem_sidecar.seeing.history import History, trace
-from tandem_sidecar.seeing.record import Record
+from tandem_sidecar.observability.history import History, trace
+from tandem_sidecar.observability.record import Record
 
 from .records import UNIX, ended, handed_off, record
 

@@ -3,10 +3,15 @@
 import pytest
 
 from tandem_sidecar.bodies.kinds import Kind
-from tandem_sidecar.handoff.legs import decode_event, result_of, retry_after, tells_of_failure
-from tandem_sidecar.handoff.moves import DecodeAdmitted, DecodeErrored, DecodeEvent, DecodeRefused
+from tandem_sidecar.handoff.classify import decode_event, result_of, retry_after, tells_of_failure
+from tandem_sidecar.handoff.events_actions import (
+    DecodeAdmitted,
+    DecodeErrored,
+    DecodeEvent,
+    DecodeRefused,
+)
 from tandem_sidecar.http.messages import ResponseHead
-from tandem_sidecar.seeing.record import Result
+from tandem_sidecar.observability.record import Result
 
 NOON = 1767268800.0
 """2026-01-01, 12:00 UTC."""

@@ -15,20 +15,25 @@ from tandem_contract.timing import Timing
 
 from ..connectors.handover import Attempt, Handover
 from ..http.server import Client
-from ..seeing.record import Phase
-from . import machine, moves
+from ..observability.record import Phase
+from . import events_actions, machine
+from .classify import joined_timing
+from .context import Generation, Tools
 from .decoding import DecodeLeg
-from .legs import joined_timing
 from .outbound import engine_request, fresh_id
 from .prefilling import Prefills
 from .release import release
 from .reply import Reply, Served
-from .tools import Generation, Tools
 
 log = logging.getLogger(__name__)
 
 _FAILURES: Final = frozenset(
-    {moves.DecodeErrored, moves.DecodeLost, moves.PrefillFailed, moves.PrefillUnusable}
+    {
+        events_actions.DecodeErrored,
+        events_actions.DecodeLost,
+        events_actions.PrefillFailed,
+        events_actions.PrefillUnusable,
+    }
 )
 _BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.Pairing})
 
@@ -70,7 +75,7 @@ class Exchange:
     # What the client's connection and the drain say.
 
     def client_left(self) -> None:
-        self._event(moves.ClientLeft())
+        self._event(events_actions.ClientLeft())
 
     def client_full(self) -> None:
         self._full = True
@@ -83,7 +88,7 @@ class Exchange:
             self._decode.resume()
 
     def drain_expired(self) -> None:
-        self._event(moves.DrainExpired())
+        self._event(events_actions.DrainExpired())
 
     def describe(self) -> dict[str, object]:
         return {
@@ -95,12 +100,12 @@ class Exchange:
 
     # What the legs say.
 
-    def prefilled(self, event: moves.PrefillEvent) -> None:
-        if isinstance(event, moves.PrefillAnswered) and self._decode is not None:
+    def prefilled(self, event: events_actions.PrefillEvent) -> None:
+        if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
             self._decode.cached = event.handover.cached_tokens
         self._event(event)
 
-    def decoded(self, event: moves.DecodeEvent) -> None:
+    def decoded(self, event: events_actions.DecodeEvent) -> None:
         self._event(event)
 
     def unwanted(self, attempt: Attempt, handover: Handover) -> None:
@@ -109,7 +114,7 @@ class Exchange:
 
     # The machine.
 
-    def _event(self, event: moves.Event) -> None:
+    def _event(self, event: events_actions.Event) -> None:
         if type(self._state) is not machine.Ended:
             if type(event) in _FAILURES:
                 self._log_failure(event)
@@ -117,7 +122,7 @@ class Exchange:
 
     def _perform(self, step: machine.Step) -> None:
         """Act on a step, and on what its last action found at once."""
-        found: moves.Event | None
+        found: events_actions.Event | None
         while True:
             self._state, actions = step
             if self._prefills.deadline and type(self._state) not in _BEFORE_DECODE:
@@ -131,32 +136,32 @@ class Exchange:
         if type(self._state) is machine.Ended:
             self._end(self._state)
 
-    def _do(self, action: moves.Action) -> moves.Event | None:  # noqa: C901 - one line for each
+    def _do(self, action: events_actions.Action) -> events_actions.Event | None:  # noqa: C901 - one line for each
         match action:
-            case moves.PassDecode():
+            case events_actions.PassDecode():
                 return self._pass_decode()
-            case moves.StartDecode(handover):
+            case events_actions.StartDecode(handover):
                 self._start_decode(handover)
-            case moves.StartPrefill(candidate, last):
+            case events_actions.StartPrefill(candidate, last):
                 return self._prefills.start(candidate, last=last)
-            case moves.PassPrefill():
+            case events_actions.PassPrefill():
                 self._pass_prefill()
-            case moves.AbortPrefill():
+            case events_actions.AbortPrefill():
                 self._prefills.abort()
-            case moves.AbortDecode():
+            case events_actions.AbortDecode():
                 if self._decode is not None:
                     self._decode.abort()
-            case moves.Release(handover) if self._tools.connector.light_release:
+            case events_actions.Release(handover) if self._tools.connector.light_release:
                 release(self._tools, self._gen, self._engine, self._attempt_id, handover)
-            case moves.Fail(status, message, wait):
+            case events_actions.Fail(status, message, wait):
                 self._told(status)
                 self._reply.error(
                     status, message, self._served(), close=self._closing, retry_after=wait
                 )
-            case moves.Cut(status, message):
+            case events_actions.Cut(status, message):
                 between = self._decode is not None and self._decode.between_chunks
                 self._reply.cut(status, message, between_chunks=between)
-            case moves.CountError(phase):
+            case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None
 
@@ -198,7 +203,7 @@ class Exchange:
 
     # The answer.
 
-    def _pass_decode(self) -> moves.Event | None:
+    def _pass_decode(self) -> events_actions.Event | None:
         """Pass the answer on; the event is its end, when that was held already."""
         leg = self._decode
         head = leg.pass_on() if leg is not None else None
@@ -208,7 +213,7 @@ class Exchange:
         timing = joined_timing(self._prefills.timing, leg.timing)
         self._reply.begin(head, self._served(timing), close=self._closing)
         if leg.give_held():
-            return moves.DecodeEnded()
+            return events_actions.DecodeEnded()
         if not self._full:
             leg.resume()
         return None
@@ -235,16 +240,16 @@ class Exchange:
             timing=timing if self._gen.route.routed else None,
         )
 
-    def _log_failure(self, event: moves.Event) -> None:
+    def _log_failure(self, event: events_actions.Event) -> None:
         """One line for each failed attempt."""
-        if isinstance(event, moves.DecodeErrored):
+        if isinstance(event, events_actions.DecodeErrored):
             answer = self._decode.answer if self._decode is not None else None
             status = answer.status if answer is not None else 0
             detail = f"decode by {self._engine}: answered with an error ({status})"
             self._warn(self._decode_id, detail)
-        elif isinstance(event, moves.DecodeLost):
+        elif isinstance(event, events_actions.DecodeLost):
             self._warn(self._decode_id, event.detail)
-        elif isinstance(event, moves.PrefillFailed | moves.PrefillUnusable):
+        elif isinstance(event, events_actions.PrefillFailed | events_actions.PrefillUnusable):
             self._warn(self._attempt_id, event.detail)
 
     def _warn(self, engine_id: str, what: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
-from tandem_sidecar.seeing import logs
-from tandem_sidecar.seeing.logs import LogFormat
-from tandem_sidecar.seeing.record import Phase, Record, Result
+from tandem_sidecar.observability import logs
+from tandem_sidecar.observability.logs import LogFormat
+from tandem_sidecar.observability.record import Phase, Record, Result
 
 log = logging.getLogger("tandem_sidecar.test")
 

@@ -12,12 +12,12 @@ from ..bodies.parse import Body
 from ..connectors.handover import Attempt, Handover, Inquiry, Outgoing
 from ..http.messages import Request
 from ..http.upstream import Pool
-from ..seeing.record import Leg, Record
+from ..observability.record import Leg, Record
+from ..security.route import Route
 from ..settings import Settings
-from ..trust.route import Route
 from .breaker import Breakers
 from .lifecycle import Lifecycle
-from .vigil import Vigil
+from .liveness import Vigil
 
 
 class Connector(Protocol):

@@ -3,10 +3,10 @@ import pytest
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import UNKNOWN, Timing
-from tandem_sidecar.seeing.history import History
-from tandem_sidecar.seeing.metrics import Metrics
-from tandem_sidecar.seeing.observer import Observer, left_at
-from tandem_sidecar.seeing.record import Leg, Phase, Record, Result
+from tandem_sidecar.observability.history import History
+from tandem_sidecar.observability.metrics import Metrics
+from tandem_sidecar.observability.observer import Observer, left_at
+from tandem_sidecar.observability.record import Leg, Phase, Record, Result
 
 from .records import RECEIVED, ended, handed_off, load_failed, record
 

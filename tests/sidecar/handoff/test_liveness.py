@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from tandem_sidecar.handoff.liveness import Pulse, Vigil
 from tandem_sidecar.handoff.machine import Policy
-from tandem_sidecar.handoff.vigil import Pulse, Vigil
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker
 

@@ -1,6 +1,6 @@
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
-from tandem_sidecar.seeing.metrics import Metrics
+from tandem_sidecar.observability.metrics import Metrics
 
 
 def test_labels_are_bounded() -> None:

@@ -11,19 +11,19 @@ from tandem_contract import otlp
 from ..connectors import make
 from ..connectors.nixl import Nixl
 from ..handoff.breaker import Breakers
+from ..handoff.context import Tools
 from ..handoff.lifecycle import Lifecycle
+from ..handoff.liveness import Vigil
 from ..handoff.proxy import Proxy
-from ..handoff.tools import Tools
-from ..handoff.vigil import Vigil
 from ..http.server import Server
 from ..http.upstream import Pool
-from ..seeing.engine_counters import EngineCounters, Seen, metrics_page
-from ..seeing.history import History
-from ..seeing.metrics import Metrics
-from ..seeing.observer import Observer, Tracer
+from ..observability.engine_counters import EngineCounters, Seen, metrics_page
+from ..observability.history import History
+from ..observability.metrics import Metrics
+from ..observability.observer import Observer, Tracer
+from ..security.plan_keys import PlanKeys
+from ..security.tls import EngineTls
 from ..settings import Settings
-from ..trust.plan_keys import PlanKeys
-from ..trust.tls import EngineTls
 from . import gauges
 from .admin import Admin
 from .health import EngineHealth
@@ -101,7 +101,7 @@ def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Trac
     if not otlp.is_wanted(settings.otlp_endpoint, os.environ):
         return None
     # OpenTelemetry costs a process 20 MB: only where something is traced.
-    from ..seeing import tracer  # noqa: PLC0415
+    from ..observability import tracer  # noqa: PLC0415
 
     made = tracer.Tracer(settings.otlp_endpoint, settings.pod_name)
     stack.push_async_callback(made.close)

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 from tandem_engine.transfer.producer import Producer
 from tandem_engine.transfer.puller import Puller
 from tandem_engine.types import KvLayout
@@ -80,7 +80,7 @@ def _raw(sock: socket.socket, control: Connection, into: memoryview) -> float:
 async def _pull(puller: Puller, control: Connection, address: tuple[str, int], name: str) -> float:
     control.send(name)
     control.recv()
-    params = KvTransferParams("bench", name, *address, (tuple(range(BLOCKS)),), TOKENS)
+    params = TransferParams("bench", name, *address, (tuple(range(BLOCKS)),), TOKENS)
     start = time.perf_counter()
     await puller.pull(params, range(BLOCKS), 0, TOKENS)
     return time.perf_counter() - start

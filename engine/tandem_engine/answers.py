@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem_contract import kvparams
+from tandem_contract import transfer_params
 
 from .output import Piece
 from .text import Tokenizer
@@ -104,7 +104,7 @@ class Answer:
                 "system_fingerprint": None,
                 "usage": usage.object(),
                 **self._prompt_ids(choices[0]),
-                kvparams.FIELD: kv,
+                transfer_params.FIELD: kv,
             }
         )
 

@@ -10,8 +10,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tandem_contract import kvparams
-from tandem_contract.kvparams import KvTransferParams, ParamsUnusable, params_from_object
+from tandem_contract.transfer_params import (
+    FIELD,
+    PROMPT_TOKEN_IDS,
+    ParamsUnusable,
+    TransferParams,
+    transfer_params_from_object,
+)
 
 from .types import RemoteDecode
 
@@ -29,7 +34,7 @@ class ApiError(Exception):
         self.param = param
 
 
-KvIntent = RemoteDecode | KvTransferParams | None
+KvIntent = RemoteDecode | TransferParams | None
 
 
 def decode_json(body: bytes) -> dict[str, Any]:
@@ -77,29 +82,31 @@ def kv_intent(body: Mapping[str, Any]) -> KvIntent:
 
     Raises ApiError when they ask for both, or name nothing to pull.
     """
-    value = body.get(kvparams.FIELD)
+    value = body.get(FIELD)
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise ApiError(400, f"{kvparams.FIELD} is not an object", param=kvparams.FIELD)
+        raise ApiError(400, f"{FIELD} is not an object", param=FIELD)
     pull, keep = value.get("do_remote_prefill"), value.get("do_remote_decode")
     if pull and keep:
         raise ApiError(
             400,
-            f"{kvparams.FIELD} asks for do_remote_prefill and do_remote_decode: one leg does one",
-            param=kvparams.FIELD,
+            f"{FIELD} asks for do_remote_prefill and do_remote_decode: one leg does one",
+            param=FIELD,
         )
     if keep:
         return RemoteDecode()
     if not pull:
         return None
     try:
-        params = params_from_object(value)
+        params = transfer_params_from_object(value)
     except ParamsUnusable as err:
-        raise ApiError(400, f"{err}: nothing can be pulled", param=kvparams.FIELD) from err
+        raise ApiError(400, f"{err}: nothing can be pulled", param=FIELD) from err
     if not 0 < params.remote_port <= _HIGHEST_PORT:
         raise ApiError(
-            400, f"{kvparams.FIELD}.remote_port is {params.remote_port}", param=kvparams.FIELD
+            400,
+            f"{FIELD}.remote_port is {params.remote_port}",
+            param=FIELD,
         )
     return params
 
@@ -109,10 +116,10 @@ def tokenized(body: Mapping[str, Any], kv: KvIntent) -> tuple[int, ...]:
 
     As vLLM takes them: of a decode leg only. Raises ApiError for what is no list of ids.
     """
-    if not isinstance(kv, KvTransferParams):
+    if not isinstance(kv, TransferParams):
         return ()
-    ids = body.get(kvparams.FIELD, {}).get(kvparams.PROMPT_TOKEN_IDS)
-    return tuple(convert(ids or [], list[int], f"{kvparams.FIELD}.{kvparams.PROMPT_TOKEN_IDS}"))
+    ids = body.get(FIELD, {}).get(PROMPT_TOKEN_IDS)
+    return tuple(convert(ids or [], list[int], f"{FIELD}.{PROMPT_TOKEN_IDS}"))
 
 
 def convert(value: Any, kind: type[T], name: str = "") -> T:

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.timing import Timing
+from tandem_contract.transfer_params import TransferParams
 
 from .admission import Limits
 from .blocks import BlockManager
@@ -174,7 +174,7 @@ class Engine:
             self._hold_over.clear()
             await self._hold_over.wait()
 
-    async def release_remote(self, params: KvTransferParams) -> None:
+    async def release_remote(self, params: TransferParams) -> None:
         """Tell the producer that nobody will read; for a request refused before `submit`."""
         if self._pulls is not None:
             await self._pulls.puller.release(params)
@@ -218,7 +218,7 @@ class Engine:
             seed=self._random.getrandbits(63) if sampling.seed is None else sampling.seed,
             stops=frozenset() if isinstance(request.kv, RemoteDecode) else stops,
             arrived=time.perf_counter(),
-            remote=request.kv if isinstance(request.kv, KvTransferParams) else None,
+            remote=request.kv if isinstance(request.kv, TransferParams) else None,
         )
 
     def _refuse_unfit_kv(self, seq: Sequence) -> Delta | None:

@@ -7,8 +7,8 @@ submitted ──open──► computed, published as it goes ──complete─�
 import logging
 from collections.abc import Callable
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.prefix import prompt_hash
+from tandem_contract.transfer_params import TransferParams
 
 from .blocks import BlockManager
 from .cache import KvCache
@@ -109,7 +109,7 @@ class KeptPrompts:
     def params(self, seq: Sequence) -> dict[str, object]:
         """What the decode side needs to read this prompt's KV."""
         host, port = self._producer.address
-        return KvTransferParams(
+        return TransferParams(
             remote_engine_id=self._config.engine_id,
             remote_request_id=seq.id,
             remote_host=host,

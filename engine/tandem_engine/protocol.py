@@ -15,7 +15,7 @@ from typing import Any, Final, TypedDict, TypeVar
 
 import msgspec
 
-from tandem_contract import kvparams
+from tandem_contract.transfer_params import FIELD
 
 from .body import ApiError, KvIntent, convert, refuse_unsupported, tokenized
 from .output import TextOptions
@@ -299,7 +299,7 @@ def _counted(call: Call, prompts: int) -> Call:
     if call.kv is not None and sequences > 1:
         raise ApiError(
             400,
-            f"{kvparams.FIELD} hand over the KV of one sequence: this request has {sequences}",
-            param=kvparams.FIELD,
+            f"{FIELD} hand over the KV of one sequence: this request has {sequences}",
+            param=FIELD,
         )
     return call

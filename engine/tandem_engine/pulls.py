@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.prefix import prompt_hash
+from tandem_contract.transfer_params import TransferParams
 
 from .step import Sequence
 from .transfer.puller import KeepAlive, Puller
@@ -28,7 +28,7 @@ Ended = Callable[[Sequence, Pulled | KvLoadError | None], None]
 
 
 def refusal(
-    params: KvTransferParams, prompt_token_ids: tuple[int, ...], block_size: int
+    params: TransferParams, prompt_token_ids: tuple[int, ...], block_size: int
 ) -> str | None:
     """Why a prompt can not be answered from this remote KV; None when it can.
 
@@ -55,7 +55,7 @@ class Pulls:
     _running: dict[str, asyncio.Task[Pulled]] = field(default_factory=dict)
     _releases: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def keep_alive(self, request_id: str, params: KvTransferParams) -> None:
+    def keep_alive(self, request_id: str, params: TransferParams) -> None:
         """Renew the lease until the request is begun or dropped."""
         self._leases[request_id] = self.puller.keep_alive(params)
 
@@ -73,7 +73,7 @@ class Pulls:
         """Break a pull off; `ended` follows."""
         self._running[request_id].cancel()
 
-    def drop(self, request_id: str, params: KvTransferParams) -> None:
+    def drop(self, request_id: str, params: TransferParams) -> None:
         """The request does not need its remote KV, and was not begun."""
         self._stop_renewing(request_id)
         task = asyncio.create_task(self.puller.release(params))
@@ -95,7 +95,7 @@ class Pulls:
         if (lease := self._leases.pop(request_id, None)) is not None:
             lease.cancel()
 
-    def _done(self, seq: Sequence, params: KvTransferParams, task: asyncio.Task[Pulled]) -> None:
+    def _done(self, seq: Sequence, params: TransferParams, task: asyncio.Task[Pulled]) -> None:
         del self._running[seq.id]
         outcome: Pulled | KvLoadError | None
         if task.cancelled():

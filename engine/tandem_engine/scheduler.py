@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 
 from .blocks import BlockManager, extend_chain
 from .step import Chunk, Phase, Sequence
@@ -30,7 +30,7 @@ class Step:
     """Got blocks for the first time; `cached` is known."""
     loads: list[Sequence] = field(default_factory=list)
     """Got blocks, and their remote KV is to be pulled now."""
-    spared: list[tuple[Sequence, KvTransferParams]] = field(default_factory=list)
+    spared: list[tuple[Sequence, TransferParams]] = field(default_factory=list)
     """Their remote KV is not needed: the prompt is cached here."""
     preempted: list[Sequence] = field(default_factory=list)
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.timing import Timing
+from tandem_contract.transfer_params import TransferParams
 
 from .answers import Choice
 from .body import ApiError
@@ -39,7 +39,7 @@ class ServedEngine(Protocol):
     async def kept_read(self) -> None:
         """Return once no finished prompt's KV waits for a reader."""
 
-    async def release_remote(self, params: KvTransferParams) -> None:
+    async def release_remote(self, params: TransferParams) -> None:
         """Tell a producer that nobody will read."""
 
     def stats(self) -> StatsView: ...

@@ -21,8 +21,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from tandem_contract import headers
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.openai_errors import error_body, error_event
+from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
 from .body import ApiError, KvIntent, decode_json, kv_intent
@@ -134,7 +134,7 @@ class EngineServer:
             call = parse(raw, kv)
             sequences = await self._admit(call, request_id)
         except (ApiError, asyncio.CancelledError):
-            if isinstance(kv, KvTransferParams):
+            if isinstance(kv, TransferParams):
                 self._release(kv)
             raise
         answer = kind(
@@ -244,7 +244,7 @@ class EngineServer:
             raise ApiError(503, "the engine is shutting down")
         return web.Response()
 
-    def _release(self, params: KvTransferParams) -> None:
+    def _release(self, params: TransferParams) -> None:
         """Off the request's way: its client need not wait for a producer that may be gone."""
         task = asyncio.create_task(self._engine.release_remote(params))
         self._releases.add(task)
@@ -287,7 +287,7 @@ def _usage(call: Call, sequences: Sequence[RunningSequence]) -> Usage:
 
 def _cached(call: Call, sequence: RunningSequence) -> int:
     """What the engine that computed the prompt had cached: here, or where its KV came from."""
-    remote = call.kv.remote_prefill_cached_tokens if isinstance(call.kv, KvTransferParams) else None
+    remote = call.kv.remote_prefill_cached_tokens if isinstance(call.kv, TransferParams) else None
     if remote is not None:
         return remote
     return (sequence.timing.cached if sequence.timing else None) or 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 
 from .types import Pulled, RemoteDecode, Request, SamplingParams, TokenLogprobs
 
@@ -43,7 +43,7 @@ class Sequence:
     """Token ids that end it."""
     arrived: float
     """Clock at admission, seconds."""
-    remote: KvTransferParams | None = None
+    remote: TransferParams | None = None
     """KV still to be pulled; None once loaded, failed or not needed."""
     tokens: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.timing import Timing
+from tandem_contract.transfer_params import TransferParams
 
 
 class EngineError(Exception):
@@ -77,7 +77,7 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    kv: RemoteDecode | KvTransferParams | None = None
+    kv: RemoteDecode | TransferParams | None = None
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

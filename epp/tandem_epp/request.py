@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract.kvparams import CLIENT_FORBIDDEN
 from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
+from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 from .messages import HttpRequest
 

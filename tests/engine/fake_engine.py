@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tandem_contract.kvparams import KvTransferParams
 from tandem_contract.timing import Timing
+from tandem_contract.transfer_params import TransferParams
 from tandem_engine.types import Delta, Request
 
 TEMPLATE = (
@@ -78,7 +78,7 @@ class FakeEngine:
         self.submitted = asyncio.Event()
         self.aborted: list[str] = []
         self.abort_seen = asyncio.Event()
-        self.released: list[KvTransferParams] = []
+        self.released: list[TransferParams] = []
         self.release_seen = asyncio.Event()
         self.kept_released: asyncio.Queue[str] = asyncio.Queue()
         self.nothing_held = asyncio.Event()
@@ -104,7 +104,7 @@ class FakeEngine:
     async def kept_read(self) -> None:
         await self.nothing_held.wait()
 
-    async def release_remote(self, params: KvTransferParams) -> None:
+    async def release_remote(self, params: TransferParams) -> None:
         self.released.append(params)
         self.release_seen.set()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem_contract.kvparams import KvTransferParams, params_from_object
+from tandem_contract.transfer_params import TransferParams, transfer_params_from_object
 from tandem_engine.config import ConfigError, KvRole
 from tandem_engine.engine import Engine
 from tandem_engine.types import LoadFailurePolicy, RemoteDecode, Request
@@ -50,16 +50,16 @@ class Pair:
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
-    async def prefill(self, request_id: str, tokens: tuple[int, ...]) -> KvTransferParams:
+    async def prefill(self, request_id: str, tokens: tuple[int, ...]) -> TransferParams:
         """P's leg; what it hands on."""
         request = Request(request_id, tokens, GREEDY(max_tokens=9), RemoteDecode())
         answer, last = await finish(self.p.submit(request))
         assert answer == expected(tokens, 1)
         assert last.finish_reason == "length"
         assert last.kv_transfer_params is not None
-        return params_from_object(last.kv_transfer_params)
+        return transfer_params_from_object(last.kv_transfer_params)
 
-    def decode(self, request_id: str, tokens: tuple[int, ...], params: KvTransferParams) -> Request:
+    def decode(self, request_id: str, tokens: tuple[int, ...], params: TransferParams) -> Request:
         return Request(request_id, tokens, GREEDY(max_tokens=8), params)
 
 
@@ -107,7 +107,7 @@ async def test_a_reader_may_start_before_the_prefill_ends() -> None:
     async with Pair(prefill_tokens=16) as pair:
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
         assert pair.p.side_channel is not None
-        params = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        params = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
         decode = pair.d.submit(pair.decode("b", tokens, params))
         answer, _ = await finish(decode)
         await finish(prefill)
@@ -164,7 +164,7 @@ async def test_abort_during_the_pull_frees_both_sides() -> None:
     async with Pair(prefill_tokens=16) as pair:
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
         assert pair.p.side_channel is not None
-        params = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        params = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
         decode = pair.d.submit(pair.decode("b", tokens, params))
         await until(lambda: pair.d.stats().waiting_for_kv == 1)
         pair.d.abort("b")
@@ -205,7 +205,7 @@ async def test_a_prefill_preempted_under_its_reader_spoils_and_leaks_nothing() -
         await anext(busy)
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
         assert pair.p.side_channel is not None
-        early = KvTransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        early = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
         decode = pair.d.submit(pair.decode("b", tokens, early))
         (_, _), (answer, _) = await asyncio.gather(finish(busy), finish(decode))
         assert answer == expected(tokens, 8)

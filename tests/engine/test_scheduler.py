@@ -1,10 +1,10 @@
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 from tandem_engine.blocks import BlockManager
 from tandem_engine.scheduler import Scheduler, Step
 from tandem_engine.step import Phase, Sequence
 from tandem_engine.types import Request, SamplingParams
 
-PARAMS = KvTransferParams("P", "r", "127.0.0.1", 1, ((0,),))
+PARAMS = TransferParams("P", "r", "127.0.0.1", 1, ((0,),))
 
 
 class Bench:
@@ -15,7 +15,7 @@ class Bench:
         self.scheduler = Scheduler(self.blocks, max_seqs=max_seqs, max_tokens=max_tokens)
         self._order = 0
 
-    def add(self, length: int, remote: KvTransferParams | None = None) -> Sequence:
+    def add(self, length: int, remote: TransferParams | None = None) -> Sequence:
         self._order += 1
         first = 100 * self._order
         request = Request(

@@ -17,8 +17,8 @@ import torch
 from aiohttp import web
 
 from tandem_contract import headers
-from tandem_contract.kvparams import PREFILL_LEG
 from tandem_contract.timing import parse_timing
+from tandem_contract.transfer_params import PREFILL_LEG
 from tandem_engine.chat import ChatTemplate
 from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
 from tandem_engine.engine import Engine

@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from tandem_contract import headers
-from tandem_contract.kvparams import PREFILL_LEG, KvTransferParams
 from tandem_contract.timing import parse_timing
+from tandem_contract.transfer_params import PREFILL_LEG, TransferParams
 from tandem_engine.chat import ChatTemplate
 from tandem_engine.metrics import EngineMetrics
 from tandem_engine.served import ServedModel
@@ -329,7 +329,7 @@ async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> Non
     client = await connect(FakeEngine(says("x")))
     answer = await client.complete(kv_transfer_params={**REMOTE, "new_field": [1]})
     kv = client.engine.requests[0].kv
-    assert isinstance(kv, KvTransferParams)
+    assert isinstance(kv, TransferParams)
     assert (kv.remote_host, kv.remote_block_ids) == ("127.0.0.9", ((1, 2),))
     # The prefill's figure, not what this engine found.
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}

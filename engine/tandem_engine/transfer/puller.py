@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 
 from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, Pulled
 from .blockio import block_memory, receive_segment
@@ -95,14 +95,14 @@ class Puller:
         await asyncio.gather(*beats, return_exceptions=True)
         self._threads.shutdown()
 
-    def keep_alive(self, params: KvTransferParams) -> KeepAlive:
+    def keep_alive(self, params: TransferParams) -> KeepAlive:
         """Renew the lease while the request waits in a queue, at once and every sixth of it."""
         task = asyncio.create_task(self._beat(params))
         self._beats.add(task)
         task.add_done_callback(self._beats.discard)
         return KeepAlive(task)
 
-    async def release(self, params: KvTransferParams) -> None:
+    async def release(self, params: TransferParams) -> None:
         """Free on the producer without a read; one that is unknown or unreachable is logged."""
         try:
             await self._ask(params, Release(params.remote_request_id))
@@ -110,7 +110,7 @@ class Puller:
             _log.info("release of %s: %s", params.remote_request_id, err)
 
     async def pull(
-        self, params: KvTransferParams, block_ids: Sequence[int], skip_blocks: int, tokens: int
+        self, params: TransferParams, block_ids: Sequence[int], skip_blocks: int, tokens: int
     ) -> Pulled:
         """Load the KV of the first `tokens` prompt tokens into the blocks `block_ids`.
 
@@ -137,7 +137,7 @@ class Puller:
                     self._pulls.discard(sock)
         return Pulled(reading.new_tokens, reading.new_bytes, seconds)
 
-    def _read(self, sock: socket.socket, params: KvTransferParams, reading: Reading) -> float:
+    def _read(self, sock: socket.socket, params: TransferParams, reading: Reading) -> float:
         """The whole conversation, in a worker thread; the seconds it took to have all blocks."""
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
@@ -157,7 +157,7 @@ class Puller:
         self._confirm(sock, params)
         return seconds
 
-    def _confirm(self, sock: socket.socket, params: KvTransferParams) -> None:
+    def _confirm(self, sock: socket.socket, params: TransferParams) -> None:
         """Tell the producer to free. Its silence spoils nothing: every block is verified."""
         try:
             sock.sendall(pack(Done()))
@@ -165,7 +165,7 @@ class Puller:
         except (KvLoadError, OSError) as err:
             _log.warning("%s was read, not confirmed: %s", params.remote_request_id, err)
 
-    async def _beat(self, params: KvTransferParams) -> None:
+    async def _beat(self, params: TransferParams) -> None:
         pause = self._limits.greeting
         while True:
             try:
@@ -178,7 +178,7 @@ class Puller:
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
             await asyncio.sleep(pause)
 
-    async def _ask(self, params: KvTransferParams, command: Renew | Release) -> float:
+    async def _ask(self, params: TransferParams, command: Renew | Release) -> float:
         """Have a command answered; the producer's lease in seconds. Raises as `pull`."""
         with _errors_of(params, self._limits.greeting):
             async with asyncio.timeout(self._limits.greeting):
@@ -188,7 +188,7 @@ class Puller:
                     _expect(await receive_frame_async(sock, to_reader), Ok)
                     return welcome.lease
 
-    def _hello(self, params: KvTransferParams) -> Hello:
+    def _hello(self, params: TransferParams) -> Hello:
         return Hello(VERSION, params.remote_engine_id, self._layout)
 
 
@@ -204,7 +204,7 @@ def _expect(frame: ToReader, kind: type[_F]) -> _F:
     return frame
 
 
-async def _connect(params: KvTransferParams, limits: Limits) -> socket.socket:
+async def _connect(params: TransferParams, limits: Limits) -> socket.socket:
     """A non-blocking connection to the producer's side channel. Raises OSError."""
     loop = asyncio.get_running_loop()
     where = (params.remote_host, params.remote_port)
@@ -240,7 +240,7 @@ async def _at_most(seconds: float) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _errors_of(params: KvTransferParams, silence: float) -> Iterator[None]:
+def _errors_of(params: TransferParams, silence: float) -> Iterator[None]:
     """What goes wrong with the producer, as a KvLoadError that names it."""
     peer = f"producer {params.remote_host}:{params.remote_port}"
     try:

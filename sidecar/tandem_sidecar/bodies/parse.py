@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.kvparams import CLIENT_FORBIDDEN
+from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 _Places = Mapping[str, "_Places"]
 

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.kvparams import ParamsUnusable
+from tandem_contract.transfer_params import ParamsUnusable
 
 _NOTHING: Final = Raw(b"null")
 

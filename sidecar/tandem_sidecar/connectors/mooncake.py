@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract import kvparams, paired, ports
+from tandem_contract import concurrent_params, ports, transfer_params
 from tandem_contract.commandline import HostPort
-from tandem_contract.kvparams import ParamsUnusable
+from tandem_contract.transfer_params import ParamsUnusable
 
 from ..bodies.edit import with_member
 from ..bodies.kinds import Kind, capped
@@ -34,7 +34,7 @@ _HOLDS: Final = 10.0
 """Seconds an engine id is believed. Too long: after a restart, so long decode computes prompts
 again that were computed; too short: an inquiry before every prefill."""
 
-_ranks: Final = msgspec.json.Decoder(dict[str, paired.MooncakeRank])
+_ranks: Final = msgspec.json.Decoder(dict[str, concurrent_params.MooncakeRank])
 
 
 class Mooncake:
@@ -56,8 +56,8 @@ class Mooncake:
 
     def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
-        params = paired.MooncakePrefill(attempt.engine_id)
-        return capped(kind, body, {kvparams.FIELD: params})
+        params = concurrent_params.MooncakePrefill(attempt.engine_id)
+        return capped(kind, body, {transfer_params.FIELD: params})
 
     def handover(self, attempt: Attempt, answer: bytes) -> Handover:
         """What was expected, once the prefill is done. Raises ParamsUnusable."""
@@ -66,7 +66,7 @@ class Mooncake:
 
     def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
         """Body of the decode leg."""
-        return with_member(body, kvparams.FIELD, handover.params)
+        return with_member(body, transfer_params.FIELD, handover.params)
 
     def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
         """The request that has the prefill pod free what nobody will read."""
@@ -77,7 +77,7 @@ class Mooncake:
         _, until = self._engines.get(attempt.prefill, ("", 0.0))
         if self._clock() < until:
             return None
-        return Inquiry(self._registry(attempt.prefill), paired.BOOTSTRAP_QUERY)
+        return Inquiry(self._registry(attempt.prefill), concurrent_params.BOOTSTRAP_QUERY)
 
     def learned(self, attempt: Attempt, answer: bytes) -> None:
         """Take the registry's answer. Raises ParamsUnusable."""
@@ -95,7 +95,7 @@ class Mooncake:
         """What the decode leg needs, before the prefill answered. Raises ParamsUnusable."""
         if attempt.prefill not in self._engines:
             raise ParamsUnusable("mooncake's registry has not said the engine id")
-        params = paired.MooncakeDecode(
+        params = concurrent_params.MooncakeDecode(
             transfer_id=attempt.engine_id,
             remote_bootstrap_addr=f"http://{self._registry(attempt.prefill)}",
             remote_engine_id=self._engines[attempt.prefill][0],

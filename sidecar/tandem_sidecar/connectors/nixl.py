@@ -17,9 +17,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract import kvparams
+from tandem_contract import transfer_params
 from tandem_contract.commandline import HostPort
-from tandem_contract.kvparams import ParamsUnusable, read_offer
+from tandem_contract.transfer_params import ParamsUnusable, read_transfer_params
 
 from ..bodies.chat import renders_to_ids
 from ..bodies.edit import appended, with_member
@@ -34,7 +34,7 @@ NAME: Final = "nixl"
 RELEASE_MODEL: Final = "tandem-release-kv"
 """A model name no engine serves."""
 
-_PREFILL_LEG: Final = Raw(kvparams.PREFILL_LEG)
+_PREFILL_LEG: Final = Raw(transfer_params.PREFILL_LEG)
 
 
 class Nixl:
@@ -57,10 +57,10 @@ class Nixl:
         """What a prefill answer hands over. Raises ParamsUnusable."""
         read = read_answer(answer)
         params = bytes(read.kv_transfer_params)
-        offer = read_offer(params)
+        offer = read_transfer_params(params)
         if offer.transfer_mode not in (None, self.mode):
             raise ParamsUnusable(
-                f"{kvparams.FIELD}.transfer_mode is {offer.transfer_mode}: the prefill pod's"
+                f"{transfer_params.FIELD}.transfer_mode is {offer.transfer_mode}: the prefill pod's"
                 " connector is another"
             )
         known = offer.remote_prefill_cached_tokens is not None
@@ -75,8 +75,8 @@ class Nixl:
         """Body of the decode leg."""
         params = handover.params
         if handover.prompt_token_ids:
-            params = appended(params, kvparams.PROMPT_TOKEN_IDS, handover.prompt_token_ids)
-        return with_member(body, kvparams.FIELD, params)
+            params = appended(params, transfer_params.PROMPT_TOKEN_IDS, handover.prompt_token_ids)
+        return with_member(body, transfer_params.FIELD, params)
 
     def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
         """The request that has the prefill pod free what nobody will read."""
@@ -97,7 +97,7 @@ class Nixl:
         """Nothing is known of a pod."""
 
     def _asked(self, kind: Kind, body: Body) -> dict[str, Any]:
-        changes: dict[str, Any] = {kvparams.FIELD: _PREFILL_LEG}
+        changes: dict[str, Any] = {transfer_params.FIELD: _PREFILL_LEG}
         if self.tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
             changes["return_token_ids"] = True
         return changes
@@ -112,7 +112,7 @@ def refused(handover: Handover) -> Outgoing:
         "model": RELEASE_MODEL,
         "prompt": "x",
         "max_tokens": 1,
-        kvparams.FIELD: Raw(handover.params),
+        transfer_params.FIELD: Raw(handover.params),
     }
     return Outgoing(PATHS[Kind.COMPLETIONS], msgspec.json.encode(body), expected=404)
 

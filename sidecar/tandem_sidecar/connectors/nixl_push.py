@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract import kvparams
-from tandem_contract.kvparams import ParamsUnusable
+from tandem_contract import transfer_params
+from tandem_contract.transfer_params import ParamsUnusable
 
 from ..bodies.edit import appended
 from ..bodies.kinds import PATHS, Kind, capped
@@ -53,7 +53,7 @@ class NixlPush(Nixl):
         """
         handover = super().handover(attempt, answer)
         if not _needed.decode(handover.params).tp_size:
-            raise ParamsUnusable(f"{kvparams.FIELD}.tp_size is missing")
+            raise ParamsUnusable(f"{transfer_params.FIELD}.tp_size is missing")
         return handover
 
     def decode(self, kind: Kind, body: Body, handover: Handover) -> bytes:
@@ -65,10 +65,12 @@ class NixlPush(Nixl):
 
     def release(self, kind: Kind, body: Body, handover: Handover) -> Outgoing | None:
         """The request that has the prefill pod write, and be done with, what nobody will read."""
-        changes = {kvparams.FIELD: Raw(handover.params)} | _id_in_body(kind, handover.engine_id)
+        changes = {transfer_params.FIELD: Raw(handover.params)} | _id_in_body(
+            kind, handover.engine_id
+        )
         return Outgoing(PATHS[kind], capped(kind, body, changes), expected=200)
 
 
 def _id_in_body(kind: Kind, engine_id: str) -> dict[str, Any]:
     """Responses take their id from the body alone."""
-    return {kvparams.REQUEST_ID: f"resp_{engine_id}"} if kind is Kind.RESPONSES else {}
+    return {transfer_params.REQUEST_ID: f"resp_{engine_id}"} if kind is Kind.RESPONSES else {}

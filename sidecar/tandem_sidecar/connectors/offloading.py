@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract import kvparams, paired, ports
+from tandem_contract import concurrent_params, ports, transfer_params
 from tandem_contract.commandline import HostPort
 
 from ..bodies.edit import with_member
@@ -36,8 +36,10 @@ class Offloading:
 
     def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
         """Body of the prefill leg."""
-        params = paired.OffloadingPrefill(paired.PeerOfPrefill(attempt.engine_id))
-        return capped(kind, body, {kvparams.FIELD: params})
+        params = concurrent_params.OffloadingPrefill(
+            concurrent_params.OffloadingPeerOfPrefill(attempt.engine_id)
+        )
+        return capped(kind, body, {transfer_params.FIELD: params})
 
     def handover(self, attempt: Attempt, answer: bytes) -> Handover:
         """What was expected, once the prefill is done."""
@@ -45,7 +47,7 @@ class Offloading:
 
     def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
         """Body of the decode leg."""
-        return with_member(body, kvparams.FIELD, handover.params)
+        return with_member(body, transfer_params.FIELD, handover.params)
 
     def release(self, _kind: Kind, _body: Body, _handover: Handover) -> Outgoing | None:
         """Nothing: see above."""
@@ -60,8 +62,10 @@ class Offloading:
 
     def expected(self, attempt: Attempt) -> Handover:
         """What the decode leg needs, before the prefill answered."""
-        peer = paired.PeerOfDecode(attempt.engine_id, attempt.prefill.host, self._port)
-        return Handover(msgspec.json.encode(paired.OffloadingDecode(peer)))
+        peer = concurrent_params.OffloadingPeerOfDecode(
+            attempt.engine_id, attempt.prefill.host, self._port
+        )
+        return Handover(msgspec.json.encode(concurrent_params.OffloadingDecode(peer)))
 
     def forget(self, prefill: HostPort) -> None:
         """Nothing is known of a pod."""

@@ -7,8 +7,8 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
-from tandem_contract.kvparams import ParamsUnusable
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
+from tandem_contract.transfer_params import ParamsUnusable
 
 from ..bodies.kinds import Kind
 from ..connectors.handover import Handover

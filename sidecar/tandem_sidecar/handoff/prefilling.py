@@ -6,8 +6,8 @@ import time
 from functools import partial
 from typing import Protocol
 
-from tandem_contract.kvparams import ParamsUnusable
 from tandem_contract.timing import Timing
+from tandem_contract.transfer_params import ParamsUnusable
 
 from ..connectors.handover import Attempt, Handover, Inquiry
 from ..http.collect import Answer, Collector, NoAnswer

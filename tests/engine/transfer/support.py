@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from tandem_contract.kvparams import KvTransferParams
+from tandem_contract.transfer_params import TransferParams
 from tandem_engine.transfer import wire
 from tandem_engine.transfer.producer import FreeReason, Producer
 from tandem_engine.types import KvLayout
@@ -31,9 +31,9 @@ def cache(seed: int, layout: KvLayout = LAYOUT, blocks: int = 16) -> list[torch.
     return [torch.rand(shape, generator=generator).to(dtype) for _ in range(layout.layers)]
 
 
-def params(address: tuple[str, int], request_id: str = "r") -> KvTransferParams:
+def params(address: tuple[str, int], request_id: str = "r") -> TransferParams:
     """No block ids: the producer knows them."""
-    return KvTransferParams(ENGINE, request_id, *address, remote_block_ids=())
+    return TransferParams(ENGINE, request_id, *address, remote_block_ids=())
 
 
 def finish(producer: Producer, request_id: str, blocks: list[int], layout: KvLayout) -> int:

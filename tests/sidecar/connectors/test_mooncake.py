@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.kvparams import ParamsUnusable
+from tandem_contract.transfer_params import ParamsUnusable
 from tandem_sidecar.bodies.kinds import Kind
 from tandem_sidecar.connectors.handover import Attempt, Inquiry
 from tandem_sidecar.connectors.mooncake import Mooncake

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tandem_contract.kvparams import ParamsUnusable
+from tandem_contract.transfer_params import ParamsUnusable
 from tandem_sidecar.bodies.kinds import PATHS, Kind
 from tandem_sidecar.connectors.nixl_push import NixlPush
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from tandem_contract import kvparams
+from tandem_contract import transfer_params
 
 from ..peers import Peer, Turn
 from .engine import Engine
@@ -23,9 +23,9 @@ def liar(engine: Engine, change: Change) -> Peer:
         url = engine.url + turn.request.target
         async with aiohttp.ClientSession() as http, http.post(url, data=turn.request.body) as got:
             answer = await got.json()
-        changed = await change(answer.pop(kvparams.FIELD))
+        changed = await change(answer.pop(transfer_params.FIELD))
         if changed is not None:
-            answer[kvparams.FIELD] = changed
+            answer[transfer_params.FIELD] = changed
         turn.answer(200, json.dumps(answer).encode())
 
     return Peer(script)

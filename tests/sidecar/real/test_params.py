@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem_contract import kvparams, metrics
+from tandem_contract import metrics, transfer_params
 
 from .asking import ask
 from .engine import SERVED, Engine
@@ -78,9 +78,11 @@ async def test_kv_of_another_prompt_is_never_read(decode: Engine, second: Engine
 
     async with liar(second, swapped) as lying, paired(decode) as pair:
         assert await pair.errors() == {}
-        body = other.body(SERVED) | {kvparams.FIELD: msgspec.json.decode(kvparams.PREFILL_LEG)}
+        body = other.body(SERVED) | {
+            transfer_params.FIELD: msgspec.json.decode(transfer_params.PREFILL_LEG)
+        }
         async with pair.http.post(f"{second.url}{other.path}", json=body) as answer:
-            kept.append((await answer.json())[kvparams.FIELD])
+            kept.append((await answer.json())[transfer_params.FIELD])
         told = await pair.ask(it, lying.address)
         assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
         await pair.counted(kv_transfer=1)

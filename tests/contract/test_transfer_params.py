@@ -1,21 +1,22 @@
-"""kv_transfer_params: what a reader needs of them, and what is no use to one."""
+"""kv_transfer_params: which objects name KV that can be read, and which do not."""
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.kvparams import (
+from tandem_contract.transfer_params import (
     CLIENT_FORBIDDEN,
     FIELD,
     PREFILL_LEG,
-    KvTransferParams,
     ParamsUnusable,
-    params_from_object,
-    read_offer,
+    TransferParams,
+    read_transfer_params,
+    transfer_params_from_object,
 )
 
 ANSWER: dict[str, Any] = {
@@ -44,7 +45,7 @@ def without(name: str) -> dict[str, Any]:
 
 
 def test_every_field_a_reader_needs_is_read() -> None:
-    assert params_from_object(ANSWER) == KvTransferParams(
+    assert transfer_params_from_object(ANSWER) == TransferParams(
         remote_engine_id="engine-1",
         remote_request_id="cmpl-1",
         remote_host="10.0.0.7",
@@ -57,14 +58,15 @@ def test_every_field_a_reader_needs_is_read() -> None:
 
 
 def test_unknown_fields_do_no_harm() -> None:
-    offer = read_offer(b'{"big": 18446744073709551617,' + encoded(future={"a": [1]})[1:])
-    assert offer.remote_port == 5600
+    params = read_transfer_params(b'{"big": 18446744073709551617,' + encoded(future={"a": [1]})[1:])
+    assert params.remote_port == 5600
 
 
 def test_null_fields_count_as_absent() -> None:
-    params = params_from_object({**ANSWER, "remote_num_tokens": None, "tp_size": None})
+    params = transfer_params_from_object({**ANSWER, "remote_num_tokens": None, "tp_size": None})
     assert params.remote_num_tokens is None
-    assert params.tp_size == 1
+    assert params.tp_size is None
+    assert params.encode()["tp_size"] == 1
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,9 @@ def test_null_fields_count_as_absent() -> None:
 def test_blocks_are_read_flat_and_grouped(
     blocks: list[Any], groups: tuple[tuple[int, ...], ...]
 ) -> None:
-    assert read_offer(encoded(remote_block_ids=blocks)).remote_block_ids == blocks
+    assert read_transfer_params(encoded(remote_block_ids=blocks)).remote_block_ids == groups
     object_ = {**ANSWER, "remote_block_ids": blocks}
-    assert params_from_object(object_).remote_block_ids == groups
+    assert transfer_params_from_object(object_).remote_block_ids == groups
 
 
 @pytest.mark.parametrize("name", REQUIRED)
@@ -89,26 +91,26 @@ def test_blocks_are_read_flat_and_grouped(
 def test_a_missing_field_is_named(name: str, how: str) -> None:
     value = without(name) if how == "absent" else {**ANSWER, name: None}
     with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):
-        read_offer(json.dumps(value).encode())
+        read_transfer_params(json.dumps(value).encode())
     with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):
-        params_from_object(value)
+        transfer_params_from_object(value)
 
 
 @pytest.mark.parametrize("blocks", [[], [[]], [[], []]])
 def test_params_without_a_block_name_nothing_to_pull(blocks: list[Any]) -> None:
     with pytest.raises(ParamsUnusable, match="remote_block_ids"):
-        read_offer(encoded(remote_block_ids=blocks))
+        read_transfer_params(encoded(remote_block_ids=blocks))
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
 def test_a_port_outside_the_range_is_unusable(port: int) -> None:
     with pytest.raises(ParamsUnusable, match="remote_port"):
-        read_offer(encoded(remote_port=port))
+        read_transfer_params(encoded(remote_port=port))
 
 
 def test_an_answer_that_does_not_offer_its_kv_is_unusable() -> None:
     with pytest.raises(ParamsUnusable, match="do_remote_prefill"):
-        read_offer(encoded(do_remote_prefill=False))
+        read_transfer_params(encoded(do_remote_prefill=False))
 
 
 @pytest.mark.parametrize(
@@ -121,25 +123,25 @@ def test_an_answer_that_does_not_offer_its_kv_is_unusable() -> None:
 )  # fmt: skip
 def test_what_is_no_params_object_is_unusable(raw: bytes) -> None:
     with pytest.raises(ParamsUnusable, match=FIELD):
-        read_offer(raw)
+        read_transfer_params(raw)
 
 
 def test_an_object_of_wrong_types_is_unusable() -> None:
     with pytest.raises(ParamsUnusable, match="remote_host"):
-        params_from_object({**ANSWER, "remote_host": 7})
+        transfer_params_from_object({**ANSWER, "remote_host": 7})
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_give_an_offer_or_the_one_error(raw: bytes) -> None:
     with contextlib.suppress(ParamsUnusable):
-        assert read_offer(raw).do_remote_prefill
+        assert read_transfer_params(raw).remote_block_ids
 
 
 def test_what_a_producer_encodes_a_reader_parses() -> None:
-    params = params_from_object(ANSWER)
+    params = transfer_params_from_object(ANSWER)
     written = params.encode(transfer_mode="pull")
-    assert read_offer(json.dumps(written).encode()).transfer_mode == "pull"
-    assert params_from_object(written) == params
+    assert read_transfer_params(json.dumps(written).encode()).transfer_mode == "pull"
+    assert transfer_params_from_object(written) == replace(params, transfer_mode="pull")
 
 
 def test_the_prefill_leg_offers_and_asks_for_nothing() -> None:

@@ -1,9 +1,15 @@
-"""What two Tandem components must agree on, each thing once.
+"""What two Tandem components must agree on, each defined once.
 
-Here belong the names on the wire (`headers`, `labels`, `ports`, `metrics`), the routing paths,
-`kv_transfer_params` as types, the prefix hash chain, the router's configuration types, the signed
-plan, and the conventions every command shares (durations, YAML with line numbers, error bodies,
-command-line options). Never: a decision, a socket, a clock. This package imports nothing of ours.
+Contents:
 
-Read `headers` first, then `kvparams`.
+    names on the wire     headers, labels, ports, metrics, endpoints (HTTP paths), environment
+    requests              request_kinds, request_ids, single_engine (when not to split), prefix
+    hand-off              paths (routing paths), plan (signed decision), transfer_params,
+                          concurrent_params, timing, connectors
+    configuration         config (router file), custom_resources, documents (YAML with line
+                          numbers), durations, commandline
+    for people            trace (`tandem trace`), openai_errors, otlp
+
+The package makes no routing decision, opens no socket and reads no clock. It imports no other
+Tandem package. Read `headers` first, then `transfer_params`.
 """

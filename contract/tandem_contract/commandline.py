@@ -1,7 +1,7 @@
-"""The conventions of every Tandem command (DESIGN §8), on click.
+"""Command-line conventions that all Tandem commands share, on top of click.
 
-Each flag has an environment variable (`TANDEM_SIDECAR_PREFILL_TIMEOUT`) and may stand in a YAML
-file given with `--config`; `--help` shows defaults; usage errors exit with 2 and one line.
+Each flag has an environment variable (`TANDEM_SIDECAR_PREFILL_TIMEOUT`) and may be set in a YAML
+file given with `--config`. `--help` shows defaults. A usage error prints one line and exits with 2.
 """
 
 import ipaddress
@@ -39,8 +39,8 @@ class HostPort(NamedTuple):
 def parse_host_port(text: str) -> HostPort:
     """`host:port` or `[address]:port`. Raises ValueError saying what is wrong.
 
-    Brackets may stand round an IPv4 address too: who writes `[$(POD_IP)]:8000` cannot know which
-    family it will be.
+    Brackets are also allowed around an IPv4 address: a template such as `[$(POD_IP)]:8000` cannot
+    know the address family.
     """
     match = _HOST_PORT.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
@@ -51,7 +51,7 @@ def parse_host_port(text: str) -> HostPort:
 
 
 class DurationType(click.ParamType[float]):
-    """A duration with a unit, in seconds once parsed."""
+    """A duration with a unit (`30s`), parsed to seconds."""
 
     name = "duration"
 
@@ -87,7 +87,7 @@ HOST_PORT = HostPortType()
 
 
 def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
-    """Values of the YAML file become the flags' defaults; a name no flag has is an error."""
+    """Use the values of the YAML file as the flags' defaults. An unknown flag name is an error."""
     if file is None:
         return None
     try:
@@ -113,7 +113,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None)
 
 
 def config_file(ctx: click.Context) -> Path | None:
-    """The file given with `--config`, if one was: for who follows its changes."""
+    """The path given with `--config`, for a process that reloads the file when it changes."""
     file: Path | None = ctx.meta.get(_CONFIG)
     return file
 
@@ -121,7 +121,7 @@ def config_file(ctx: click.Context) -> Path | None:
 def _flag_value(
     ctx: click.Context, flag: click.Parameter, document: Document, key: str | int, value: Any
 ) -> Any:
-    """The value as it would stand on a command line; raises DocumentError when it could not."""
+    """The value in command-line form. Raises DocumentError when the flag does not accept it."""
     if flag.multiple != isinstance(value, list):
         raise document.error(
             [key], "expected a list" if flag.multiple else "expected one value, this is a list"
@@ -137,7 +137,7 @@ def _flag_value(
 
 
 def _as_argument(value: Any) -> Any:
-    """Text, but for booleans: a mapping becomes the JSON that flags like vLLM's take."""
+    """`value` as text; booleans stay, and a mapping becomes JSON, as vLLM's flags take it."""
     if isinstance(value, bool):
         return value
     if isinstance(value, dict | list):
@@ -146,9 +146,9 @@ def _as_argument(value: Any) -> Any:
 
 
 def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Command]:
-    """`click.command` with the house's options: `--version`, environment variables, `--config`.
+    """`click.command` with the shared options: `--version`, environment variables, `--config`.
 
-    `flags_file=False` where `--config` is the command's own (the EPP's router configuration).
+    `flags_file=False` for a command whose `--config` means something else (the EPP's router file).
     """
 
     def decorate(function: F) -> click.Command:
@@ -175,14 +175,15 @@ def config_option(made: click.Command) -> click.Command:
         is_eager=True,
         expose_value=False,
         callback=_load_config,
-        help="YAML file of flag names (without dashes in front) and values; flags win over it.",
+        help="YAML file: flag names without leading dashes, and their values. A flag given on the "
+        "command line takes precedence.",
     )(made)
     return decorated
 
 
 def fail(message: str, *, status: int = 1) -> NoReturn:
-    """End the process with one line on stderr; `status` 2 is for usage."""
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - the one place commands end with
+    """Exit after printing one line to stderr; `status` 2 means wrong usage."""
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - the only way commands report errors
     sys.exit(status)
 
 

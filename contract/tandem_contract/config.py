@@ -1,7 +1,7 @@
-"""The router's configuration as the seed writes it: `disaggregated_serving` and `backends`.
+"""The router's configuration file: `disaggregated_serving` and `backends`.
 
-One YAML file, read by `load_router_config`; its fields, names and defaults are seed 000's, and
-`EndpointPickerConfig` fields may stand beside them (they are the EPP's own, passed on in `extra`).
+`load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
+two; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -24,7 +24,7 @@ _KNOWN: Final = ("disaggregated_serving", "backends")
 
 
 class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Access to the external store. Never printed: `repr` shows that there are some, no more."""
+    """Access to the external store. `repr` does not show the values, so no log contains them."""
 
     access_key: str
     secret_key: str
@@ -34,7 +34,7 @@ class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExternalStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where KV tensors may be kept outside the pods."""
+    """A store outside the pods for KV tensors."""
 
     endpoint: str
     kv_namespace: str = "inference/kv-cache"
@@ -42,31 +42,31 @@ class ExternalStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether and how requests are split; durations in seconds once loaded."""
+    """Whether and how requests are split; durations are in seconds after loading."""
 
     enabled: bool = False
     prefill_timeout: float = 30.0
-    """All prefill attempts of a request together. Too low: fallbacks under load."""
+    """Seconds for all prefill attempts of a request together. Too low: fallbacks under load."""
     kv_transfer_timeout: float = 10.0
-    """The KV pull. Too low: recomputes on slow fabrics."""
+    """Seconds for the KV transfer. Too low: prompts are recomputed on slow networks."""
     fallback_to_unified: bool = True
-    """Serve without the split when it is impossible; false: an error instead."""
+    """Serve a request on one engine when a split is impossible; false: answer with an error."""
     default_external_storage: ExternalStorage | None = None
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One engine (or sidecar) the router may choose."""
+    """One engine, or sidecar in front of an engine, that the router may choose."""
 
     name: str
     url: str
     role: Role = Role.UNIFIED
     weight: int = 1
-    """Share of the load beside others of its role; at least 1."""
+    """Share of the load among the backends of its role; at least 1."""
     external_storage: ExternalStorage | None = None
     models: tuple[str, ...] = ()
-    """Model names it serves; empty: any."""
+    """Names of the models it serves; empty: any model."""
     compat: str | None = None
-    """KV compat hash: KV is handed over between backends of one value only."""
+    """KV compatibility hash: hand-offs take place only between backends with the same value."""
 
     @property
     def address(self) -> str:
@@ -84,7 +84,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     )
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Top-level fields that are not the seed's: the EPP's scheduling configuration."""
+    """The other top-level fields: the EPP's scheduling configuration."""
 
 
 def load_router_config(file: Path, environ: Mapping[str, str] = os.environ) -> RouterConfig:
@@ -107,7 +107,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     _resolve_credentials(document, data, environ)
     for key in data:
         if not isinstance(key, str):
-            raise document.error([key], "is no field name: field names are text")
+            raise document.error([key], "is not a field name: field names are text")
     known = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
     try:
         config = msgspec.convert({**known, "extra": data}, type=RouterConfig)
@@ -141,7 +141,7 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
 
 
 def _resolve_credentials(document: Document, data: dict[str, Any], env: Mapping[str, str]) -> None:
-    """Put the environment's values for `${VAR}` in every `credentials`, wherever one stands."""
+    """Replace `${VAR}` by the environment's value in every `credentials`, at any depth."""
 
     def walk(node: Any, path: tuple[str | int, ...]) -> Any:
         if isinstance(node, list):

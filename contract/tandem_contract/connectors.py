@@ -17,5 +17,8 @@ class ConnectorName(StrEnum):
     MULTI = "multi"
     """vLLM's MultiConnector, NIXL first."""
     LMCACHE = "lmcache"
+    """A pool may name it; the sidecar cannot hand off with it yet."""
     P2P_NCCL = "p2p-nccl"
+    """A pool may name it; the sidecar cannot hand off with it yet."""
     STORAGE = "storage"
+    """A pool may name it; the sidecar cannot hand off with it yet."""

@@ -1,9 +1,9 @@
-"""YAML documents that know where each value stands, so that an error can name file and line.
+"""YAML documents that remember the line of each value, so that an error can name file and line.
 
     document = load_documents(path)[0]
     document.where("spec.model.name")  ->  "pools.yaml:7"
 
-Errors: `DocumentError`, one line: `file:line: path: what is wrong`.
+Errors: `DocumentError`, one line of the form `file:line: path: what is wrong`.
 """
 
 import re
@@ -24,12 +24,12 @@ _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used; the message holds file, line, path and cause."""
+    """A document that cannot be used; the message has file, line, path and cause."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document: plain dicts, lists and scalars in `data`, and where they stood."""
+    """One YAML document: plain dicts, lists and scalars in `data`, with the line of each."""
 
     file: str
     data: Any
@@ -40,7 +40,7 @@ class Document:
         return f"{self.file}:{self._line(steps(path))}"
 
     def error(self, path: str | Path_, message: str) -> DocumentError:
-        """The error that `message` is wrong with the value at `path`."""
+        """An error about the value at `path`."""
         dotted = path if isinstance(path, str) else dotted_path(path)
         return DocumentError(f"{self.where(path)}: {dotted + ': ' if dotted else ''}{message}")
 
@@ -48,7 +48,7 @@ class Document:
         node, line = self._marks, getattr(getattr(self._marks, "lc", None), "line", 0) or 0
         for step in path:
             if isinstance(node, CommentedMap) and step in node:
-                # A key that came through a merge (`<<: *other`) has no place of its own here.
+                # A key that comes from a merge (`<<: *other`) has no line of its own here.
                 line = node.lc.key(step)[0] if step in node.lc.data else line
             elif isinstance(node, CommentedSeq) and isinstance(step, int) and step < len(node):
                 line = node.lc.item(step)[0]
@@ -71,12 +71,12 @@ def load_documents(file: Path) -> list[Document]:
 
 
 def parse_documents(text: str, file: str) -> list[Document]:
-    """The same from a text that came from `file`."""
+    """Every non-empty document of `text`; `file` is its name in errors. Raises DocumentError."""
     try:
         loaded = list(YAML(typ="rt").load_all(text))
         return [Document(file, _plain(node), node) for node in loaded if node is not None]
     except DuplicateKeyError as err:
-        # Its own text shows both values, which may be credentials.
+        # The parser's message shows both values, which may be credentials.
         problem = str(err.problem).partition(" with value")[0]
         raise DocumentError(f"{file}{_line_of(err)}: not YAML: {problem}") from err
     except MarkedYAMLError as err:
@@ -98,21 +98,21 @@ def _line_of(err: MarkedYAMLError) -> str:
 
 
 def steps(path: str | Path_) -> list[str | int]:
-    """`$.backends[1].role` as steps."""
+    """A path such as `$.backends[1].role` as a list of keys and indexes."""
     if not isinstance(path, str):
         return list(path)
-    found = _STEP.findall(path.removeprefix("$"))
-    return [int(index) if index else name for name, index in found]
+    matches = _STEP.findall(path.removeprefix("$"))
+    return [int(index) if index else name for name, index in matches]
 
 
 def dotted_path(path: Path_) -> str:
-    """Steps as `backends[1].role`."""
+    """Keys and indexes as a path such as `backends[1].role`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
 
 def _plain(node: Any) -> Any:
-    """Builtin types only: ruamel's scalars carry formatting nobody past this edge wants."""
+    """`node` in builtin types only: ruamel's own types carry formatting."""
     if isinstance(node, dict):
         return {_plain(key): _plain(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""Durations as people write them: `250ms`, `30s`, `2m` (seed 000), `1h`."""
+"""Durations as written in configuration: `250ms`, `30s`, `2m`, `1h`."""
 
 import re
 from typing import Final
@@ -24,7 +24,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` the way `parse_duration` reads it, in the largest unit that keeps it whole."""
+    """`seconds` in the notation of `parse_duration`, in the largest unit that gives an integer."""
     millis = round(seconds * 1000)
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if millis and millis % size == 0:

@@ -1,32 +1,32 @@
-"""HTTP paths that one component serves and another asks for; who serves and who asks is said."""
+"""HTTP paths that one component serves and another requests, with both named for each."""
 
 from typing import Final
 
 HEALTH: Final = "/health"
-"""Every engine → probes: 200 once it can take requests."""
+"""Served by every engine, for probes: 200 once it accepts requests."""
 
 READY: Final = "/readyz"
-"""Readiness, on the sidecar's admin port (it takes new requests and its engine is healthy) and on
-the health ports of EPP (it knows its backends) and operator (its connection works)."""
+"""Readiness: on the sidecar's admin port (it accepts requests and its engine is healthy), on the
+EPP's health port (it knows its backends) and on the operator's (its API connection works)."""
 
 LIVE: Final = "/healthz"
-"""Liveness, on the health ports of EPP and operator: 200 while the loop runs."""
+"""Liveness, on the health ports of EPP and operator: 200 while the event loop runs."""
 
 ALIVE: Final = "/livez"
-"""Liveness, on the sidecar's admin port: 200 while the loop runs, draining or not."""
+"""Liveness, on the sidecar's admin port: 200 while the event loop runs, also while it drains."""
 
 METRICS: Final = "/metrics"
-"""Every component, in Prometheus' text format."""
+"""Served by every component, in Prometheus' text format."""
 
 STATE: Final = "/state"
-"""Sidecar admin → people, tests: what runs, as JSON."""
+"""On the sidecar's admin port, for people: requests in progress, as JSON."""
 
 DRAIN: Final = "/drain"
-"""Sidecar admin, GET or POST: take nothing new."""
+"""On the sidecar's admin port, GET or POST: accept no new requests."""
 
 DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
-"""Sidecar admin → the engine container's preStop: take nothing new, answer when all is done."""
+"""The same for the engine container's preStop hook: answers once all requests have ended."""
 
 REQUESTS: Final = "/requests/"
-"""With a request id behind it, on the sidecar's admin port and the EPP's metrics port →
-`tandem trace`: what is remembered of that request, see `tandem_contract.trace`."""
+"""Followed by a request id, on the sidecar's admin port and the EPP's metrics port, for `tandem
+trace`: the record of that request, see `tandem_contract.trace`."""

@@ -1,9 +1,9 @@
-"""Environment variables two components share: the operator writes them, engines read them."""
+"""Environment variables that the operator sets and engines read."""
 
 from typing import Final
 
 SIDE_CHANNEL_HOST: Final = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-"""Address readers of this engine's KV are told to connect to (vLLM's name)."""
+"""Address at which decode engines connect to this engine to read its KV (vLLM's name)."""
 
 SIDE_CHANNEL_PORT: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"
-"""Its port; `ports.SIDE_CHANNEL` when absent."""
+"""Port of the same; `ports.SIDE_CHANNEL` when the variable is not set."""

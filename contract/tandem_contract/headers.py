@@ -1,46 +1,49 @@
-"""Every HTTP header Tandem writes or reads, lower case as HTTP/2 wants them.
+"""Every HTTP header that Tandem writes or reads, in lower case as HTTP/2 requires.
 
-Each line says who writes it and who reads it. Clients can set none of `INTERNAL`: Envoy drops
-inbound copies, and the EPP and the sidecar drop them again.
+Each docstring says which component writes the header and which reads it. A client cannot set any
+header of `INTERNAL`: Envoy removes inbound copies, and the EPP and the sidecar remove them again.
 """
 
 from typing import Final
 
 DESTINATION_ENDPOINT: Final = "x-gateway-destination-endpoint"
-"""EPP → Envoy: `ip:port`, a comma list is ordered (Gateway API Inference Extension)."""
+"""EPP → Envoy: `ip:port`, or an ordered comma-separated list (Gateway API Inference Extension)."""
 
 PREFILLER_HOST_PORT: Final = "x-prefiller-host-port"
-"""EPP → sidecar: ordered prefill candidates, comma list; the first is the choice (llm-d's name)."""
+"""EPP → sidecar: ordered, comma-separated prefill candidates, the chosen one first (llm-d's
+name)."""
 
 PLAN: Final = "x-tandem-plan"
-"""EPP → sidecar: the signed decision, see `tandem_contract.plan`."""
+"""EPP → sidecar: the signed routing decision, see `tandem_contract.plan`."""
 
 TIMING: Final = "x-tandem-timing"
-"""engine → sidecar → EPP: what is known when response headers go, see `tandem_contract.timing`.
+"""engine → sidecar → EPP: durations and token counts known when the response headers are sent, see
+`tandem_contract.timing`.
 
-Removed before the client: by the sidecar when nothing routed the request, by the EPP otherwise.
+The client does not receive it: the EPP removes it, or the sidecar if no EPP routed the request.
 """
 
 ROUTING_PATH: Final = "x-continuum-routing-path"
 """sidecar → client: a `RoutingPath` value, on errors too."""
 
 PREFILL_BACKEND: Final = "x-continuum-prefill-backend"
-"""sidecar → client: name of the backend that ran the prefill; absent when none did."""
+"""sidecar → client: name of the backend that ran the prefill; absent without a prefill leg."""
 
 DECODE_BACKEND: Final = "x-continuum-decode-backend"
 """sidecar → client: name of the backend that decoded."""
 
 REQUEST_ID: Final = "x-request-id"
-"""all: one id through EPP, sidecar, engines and logs; the engines get one per attempt from it."""
+"""All components: one id through EPP, sidecar and logs. Each attempt sends the
+engines a new id derived from it."""
 
 TRACEPARENT: Final = "traceparent"
-"""all: W3C trace context, passed on."""
+"""All components: W3C trace context."""
 
 RETRY_AFTER: Final = "retry-after"
-"""engine → sidecar → client: seconds, or a date, until when not to ask again (RFC 9110)."""
+"""engine → sidecar → client: seconds to wait, or a date to wait for, before a retry (RFC 9110)."""
 
 DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
-"""router → vLLM: which data-parallel rank serves a leg. Not a client's to set."""
+"""router → vLLM: the data-parallel rank that serves a leg. Clients may not set it."""
 
 INTERNAL: Final = frozenset(
     {
@@ -58,16 +61,16 @@ INTERNAL: Final = frozenset(
         "x-data-parallel-host-port",
     }
 )
-"""Dropped from every client request (PROTOCOLS: what clients may not say)."""
+"""Removed from every client request."""
 
 METADATA_NAMESPACE: Final = "envoy.lb"
 """Dynamic metadata namespace of the endpoint pick and of the subset hint."""
 
 SUBSET_HINT: Final = "subset_hint"
-"""Envoy → EPP, below `METADATA_NAMESPACE`: the candidates it allows, comma list of `ip:port`."""
+"""Envoy → EPP, a key of `METADATA_NAMESPACE`: allowed candidates, a comma list of `ip:port`."""
 
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-"""Envoy → EPP: the metadata namespace in which an inference gateway puts the same hint."""
+"""Envoy → EPP: the metadata namespace in which an inference gateway sends the same hint."""
 
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
-"""The hint's key below `SUBSET_NAMESPACE` (Gateway API Inference Extension)."""
+"""The hint's key in `SUBSET_NAMESPACE` (Gateway API Inference Extension)."""

@@ -1,4 +1,7 @@
-"""Labels on Tandem's pods: the operator writes them, EPPs and selectors read them."""
+"""Labels and annotations of Tandem's pods and objects: who writes them and who reads them.
+
+Without a note, the operator writes the label, and EPPs and selectors read it.
+"""
 
 from typing import Final
 
@@ -14,7 +17,7 @@ KV_COMPAT: Final = f"{GROUP}/kv-compat"
 DRAINING: Final = f"{GROUP}/draining"
 
 LLMD_ROLE: Final = "llm-d.ai/role"
-"""The same role under llm-d's name, so that its EPP finds our pods."""
+"""The same role under llm-d's label name, so that llm-d's EPP finds Tandem's pods."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 NAME: Final = "app.kubernetes.io/name"
@@ -23,35 +26,36 @@ COMPONENT: Final = "app.kubernetes.io/component"
 
 ENDPOINT_PREFIX: Final = f"endpoint.{GROUP}/"
 """`endpoint.tandem.dev/NAME` on every pod that serves behind routing endpoint NAME, one label per
-endpoint; its value is `prefill` or `decode` (unified pods say decode). EPPs list by the key, the
-plain-balancing Service selects by key and value. The operator patches it on live pods."""
+endpoint; its value is `prefill` or `decode` (`decode` on unified pods). An EPP lists pods by the
+key; the Service for plain load balancing selects by key and value. The operator patches it on live
+pods."""
 
 ENDPOINT: Final = f"{GROUP}/endpoint"
-"""On the objects that serve a routing endpoint (Services, Envoy, EPP, keys), not on the pods of its
-pools: the endpoint's name. The operator writes it and lists by it."""
+"""On the objects that serve a routing endpoint (Services, Envoy, EPP, plan keys), not on pods: its
+name. The operator writes it and lists by it."""
 
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
-"""Labels of this prefix on a pool are put on its pods: the queue that admits them, their priority.
+"""The operator copies labels with this prefix from a pool to its pods: Kueue's queue and priority.
 User → operator → Kueue."""
 
 # Annotations.
 
 SERVED_MODELS: Final = f"{GROUP}/served-models"
-"""On pods: JSON list of the exact model names clients may ask for (a label could not hold them).
-Operator → EPP."""
+"""On pods: JSON list of the model names that clients may request. An annotation, because a label
+value may not contain every model name. Operator → EPP."""
 TARGET_PORT: Final = f"{GROUP}/target-port"
-"""On pods that are not the operator's: serving port, where it is not 8000. User → EPP."""
+"""On pods that the operator did not create: the serving port, if it is not 8000. User → EPP."""
 RESTARTED_AT: Final = f"{GROUP}/restartedAt"
-"""On pools: a new value makes a new revision, like `kubectl rollout restart`. User → operator."""
+"""On pools: a new value creates a new revision, like `kubectl rollout restart`. User → operator."""
 ATTEMPT: Final = f"{GROUP}/attempt"
-"""On pods: how many before this one ended soon after their start; the next waits the longer.
-Operator → operator."""
+"""On pods: how many predecessors ended soon after their start. The operator delays the next
+replacement by it (back-off). Operator → operator."""
 CONFIG_HASH: Final = f"{GROUP}/config-hash"
-"""On pods whose process reads its configuration once: a new value rolls them. Operator."""
+"""On pods whose process reads its configuration only at start: a new value rolls them. Operator."""
 SCHEMA_VERSION: Final = f"{GROUP}/schema-version"
 """On the CRDs: the release's schema number, compared by the operator at startup."""
 
 
 def endpoint_label(endpoint: str) -> str:
-    """The key that marks a pod as serving behind `endpoint`."""
+    """The label key of the pods that serve behind `endpoint`."""
     return f"{ENDPOINT_PREFIX}{endpoint}"

@@ -1,12 +1,12 @@
-"""Names of the metrics two components share: who exports each is said in its line.
+"""Names of the metrics that one component exports and another reads.
 
-The seed's six keep its names exactly; counters are listed with the `_total` that Prometheus sees.
+Dashboards depend on these names. Counters are listed with the suffix `_total` that Prometheus sees.
 """
 
 from enum import StrEnum
 from typing import Final
 
-# Exported by the sidecar (seed 000).
+# Exported by the sidecar.
 REQUESTS: Final = "disaggregated_requests_total"
 PREFILL_SECONDS: Final = "disaggregated_prefill_duration_seconds"
 DECODE_SECONDS: Final = "disaggregated_decode_duration_seconds"
@@ -16,11 +16,11 @@ ERRORS: Final = "disaggregated_errors_total"
 
 # Their labels.
 ROUTING_PATH_LABEL: Final = "routing_path"
-"""Of REQUESTS: a `RoutingPath` value."""
+"""Label of REQUESTS: a `RoutingPath` value."""
 PHASE_LABEL: Final = "phase"
-"""Of ERRORS: an `ErrorPhase` value."""
+"""Label of ERRORS: an `ErrorPhase` value."""
 BACKEND_LABEL: Final = "backend"
-"""Of PREFILL_SECONDS and DECODE_SECONDS: a backend's name."""
+"""Label of PREFILL_SECONDS and DECODE_SECONDS: the name of a backend."""
 
 # Exported by every engine under vLLM's names, read by the EPP, the demo and `tandem status`.
 ENGINE_RUNNING: Final = "vllm:num_requests_running"
@@ -38,7 +38,7 @@ ENGINE_XFER_BYTES: Final = "vllm:nixl_bytes_transferred"
 ENGINE_XFER_FAILED: Final = "vllm:nixl_num_failed_transfers_total"
 ENGINE_KV_EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
 PROCESS_START_TIME: Final = "process_start_time_seconds"
-"""Unix seconds; a new value means a new process, whose caches are empty."""
+"""Unix seconds. A new value means that the process restarted and its caches are empty."""
 ENGINE_WAITING_BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
 """Label `reason`: `capacity`, or `deferred` for those waiting for remote KV."""
 ENGINE_PROMPT_BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
@@ -50,16 +50,16 @@ ENGINE_TTFT_SECONDS: Final = "vllm:time_to_first_token_seconds"
 ENGINE_ITL_SECONDS: Final = "vllm:inter_token_latency_seconds"
 ENGINE_E2E_SECONDS: Final = "vllm:e2e_request_latency_seconds"
 
-# Exported by the reference engine only; vLLM has no name for it.
+# Exported by the reference engine only: vLLM has no such metric.
 ENGINE_HELD: Final = "tandem_engine_held_requests"
-"""Finished prompts whose KV waits for a reader: a prefill pod may stop when it is zero."""
+"""Finished prompts whose KV is held for a decode engine; a draining prefill pod may stop at 0."""
 
-# Exported by the EPP, awaited by the demo.
+# Exported by the EPP, read by `tandem demo` and `tandem up`.
 EPP_HEALTHY: Final = "tandem_epp_backend_healthy"
 EPP_WARMING: Final = "tandem_epp_warming_pairs"
-"""Pairs of pods whose first hand-off is under way."""
+"""Pairs of prefill and decode pods whose first hand-off (warm-up) is in progress."""
 
-# Exported by the operator; dashboards and alerts name them.
+# Exported by the operator, used by dashboards and alerts.
 OPERATOR_RECONCILE_SECONDS: Final = "tandem_operator_reconcile_seconds"
 """Label `loop`: `set` or `endpoint`."""
 OPERATOR_RECONCILES: Final = "tandem_operator_reconciles_total"
@@ -70,7 +70,7 @@ OPERATOR_API_CALLS: Final = "tandem_operator_api_calls_total"
 OPERATOR_PODS: Final = "tandem_operator_pods"
 """Labels `namespace`, `pool`, `role` and `state`: `pending`, `ready`, `draining`, `failed`."""
 OPERATOR_LEADER: Final = "tandem_operator_leader"
-"""1 on the replica that acts."""
+"""1 on the replica that holds the Lease, 0 on the others."""
 
 
 class PromptSource(StrEnum):

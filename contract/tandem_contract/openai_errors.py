@@ -1,4 +1,4 @@
-"""The error body every Tandem server answers with: OpenAI's shape, as vLLM writes it."""
+"""The error body of every Tandem server, in OpenAI's shape as vLLM writes it."""
 
 from typing import Final
 
@@ -25,5 +25,5 @@ def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
 
 
 def error_event(status: int, message: str) -> bytes:
-    """The same as one server-sent event, for a stream whose 200 has already gone out."""
+    """The same body as a server-sent event, for a stream whose status 200 has been sent."""
     return b"data: " + error_body(status, message) + b"\n\n"

@@ -1,6 +1,7 @@
-"""Whether spans are made, and where they go: a flag, or OpenTelemetry's own environment.
+"""Whether spans are exported and to which URL: by a flag or by OpenTelemetry's own environment.
 
-EPP and sidecar ask this first: nothing of OpenTelemetry is loaded where nothing is traced.
+The EPP and the sidecar check this before they import OpenTelemetry, so that a process without
+tracing does not load it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ _TRACES_PATH: Final = "/v1/traces"
 
 
 def is_wanted(flag: str, environ: Mapping[str, str]) -> bool:
-    """Whether spans go anywhere; `flag` is a URL or empty."""
+    """Whether spans are exported; `flag` is a URL or empty."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
@@ -21,7 +22,7 @@ def is_wanted(flag: str, environ: Mapping[str, str]) -> bool:
 
 
 def traces_url(flag: str) -> str:
-    """The URL that takes spans: `flag`, or below it where it names a collector and no path.
+    """The URL that spans are sent to: `flag`, with the path /v1/traces if it has none.
 
     Raises ValueError saying what is wrong.
     """
@@ -31,7 +32,7 @@ def traces_url(flag: str) -> str:
     except ValueError:
         usable = None
     if not usable:
-        raise ValueError(f"{flag!r} is no URL of a collector: write http://HOST:4318")
+        raise ValueError(f"{flag!r} is not the URL of a collector: write http://HOST:4318")
     if parts.path in ("", "/"):
         return parts._replace(path=_TRACES_PATH).geturl()
     return flag

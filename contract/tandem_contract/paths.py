@@ -1,23 +1,23 @@
-"""The four ways a request can be served, and the phases an error can fall in."""
+"""The four routing paths of a request, backend roles, and error phases."""
 
 from enum import StrEnum
 
 
 class RoutingPath(StrEnum):
-    """Value of the routing-path header and of the metrics' `routing_path` label (seed 000)."""
+    """Value of the header `headers.ROUTING_PATH` and of the metrics' label `routing_path`."""
 
     FAST_DECODE = "fast_decode"
-    """The decode pod holds the prompt's KV but for at most the last partial blocks."""
+    """The decode pod already has the KV of the prompt, except at most its last partial blocks."""
     PREFILL_THEN_DECODE = "prefill_then_decode"
-    """Prefill on a prefill pod, KV moved, decode on the decode pod."""
+    """A prefill pod computes the prompt, its KV is transferred, the decode pod generates."""
     UNIFIED = "unified"
-    """One engine does both: nothing disaggregated is configured, or the split is not worth it."""
+    """One engine does both, because no split is configured or because it is not worth its cost."""
     FALLBACK = "fallback"
-    """A split was wanted and was not possible: served without it."""
+    """A split was planned but not possible; one engine served the request."""
 
 
 class Role(StrEnum):
-    """What a backend may be asked for (seed 000); `unified` is always eligible."""
+    """Which phases a backend serves; `unified` serves both."""
 
     UNIFIED = "unified"
     PREFILL = "prefill"
@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 
 class ErrorPhase(StrEnum):
-    """Label `phase` of `disaggregated_errors_total` (seed 000)."""
+    """Value of the label `phase` of `disaggregated_errors_total`."""
 
     PREFILL = "prefill"
     DECODE = "decode"

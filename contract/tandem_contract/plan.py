@@ -1,14 +1,15 @@
-"""`x-tandem-plan`: the EPP's decision, signed, as the sidecar reads it.
+"""`x-tandem-plan`: the EPP's routing decision, signed for the sidecar.
 
     v1.<key id>.<payload>.<mac>        payload: base64url JSON array; mac: HMAC-SHA256 over
                                        everything before its dot, base64url, 128 bits
 
-Keys are the files of a directory: name = key id, content = secret. A name YYYYMMDDTHHMMSSZ is the
-UTC second from which its key signs; a key of any other name may sign at once. Of those that may,
-the greatest name signs (string order), and all verify: a key that is added before its time is
-everywhere by the time it signs, and one that signs no more is removed later.
+Keys are the files of a directory: the file name is the key id, the content the secret. A name of
+the form YYYYMMDDTHHMMSSZ is the UTC second from which its key may sign; a key with any other name
+may sign at once. Among the keys that may sign, the greatest name signs (string order). All keys
+verify. So a rotation loses nothing: the new key is distributed before its time, and the old key is
+removed after the last plan that it signed has expired.
 
-Errors: `PlanRejected`: malformed, unsigned, signed by an unknown key, tampered with, or expired.
+Errors: `PlanRejected`: malformed, unsigned, signed with an unknown key, changed, or expired.
 """
 
 import hashlib
@@ -26,8 +27,8 @@ import msgspec
 from .paths import RoutingPath
 
 WARM_UP: Final = "warm_up"
-"""Reason of a plan for a pair's first hand-off, which the EPP asks for and no client: EPP →
-sidecar, which leaves it out of `metrics.REQUESTS`."""
+"""Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
+itself. The sidecar does not count it in `metrics.REQUESTS`."""
 
 _VERSION: Final = b"v1"
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -39,7 +40,7 @@ _TIMED: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
 
 class PlanRejected(ValueError):
-    """A plan the sidecar must not follow; the message says why, never what it held."""
+    """A plan that the sidecar must not follow; the message gives the reason, not the content."""
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
@@ -50,29 +51,31 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One request's decision."""
+    """The routing decision for one request."""
 
     path: RoutingPath
-    """The path wanted; the sidecar reports the one taken."""
+    """The intended path. The sidecar reports the actual one, which may be a fallback."""
     reason: str
-    """Why, one of a few words: a metric label."""
+    """Why this path, one of a few words: a metric label."""
     decode: Target
     """The pod this request was sent to."""
     prefill: tuple[Target, ...] = ()
     """Ordered prefill candidates; empty unless `path` is prefill_then_decode."""
     cached_tokens: int = 0
-    """Prompt tokens believed to be on the decode pod."""
+    """Prompt tokens that the decode pod has cached, by the EPP's estimate."""
     request_id: str = ""
-    """The request the plan is for; a plan is not good for another."""
+    """The only request that the plan is valid for."""
     expires: float = 0.0
-    """Unix seconds after which the plan is void."""
+    """Unix seconds after which the plan is no longer valid."""
 
 
 _decoder: Final = msgspec.json.Decoder(Plan)
 
 
 def load_keys(directory: Path) -> dict[str, bytes]:
-    """Key id → secret, from the files of `directory` (hidden files skipped: Kubernetes' own).
+    """Key id → secret, from the files of `directory`.
+
+    Hidden files are skipped: Kubernetes uses them to update a mounted Secret atomically.
 
     Raises ValueError naming the file when a secret is shorter than 16 bytes or an id has a dot.
     """
@@ -92,12 +95,12 @@ def load_keys(directory: Path) -> dict[str, bytes]:
 
 
 def key_id(when: float) -> str:
-    """Name of a key that signs from `when` on, Unix seconds."""
+    """Id of a key that may sign from `when` (Unix seconds) on."""
     return datetime.fromtimestamp(when, UTC).strftime(_TIME)
 
 
 def signs_from(key_id: str) -> float | None:
-    """Unix seconds from which a key signs; None: its name is no time, so at once."""
+    """Unix seconds from which a key may sign; None: its id is not a time, it may sign at once."""
     if _TIMED.fullmatch(key_id) is None:
         return None
     try:
@@ -109,18 +112,21 @@ def signs_from(key_id: str) -> float | None:
 def signing_key(keys: Mapping[str, bytes], now: float) -> str:
     """Id of the key that signs at `now` (Unix seconds).
 
-    Where every key's time is still to come (the clock that named them is ahead of ours), the first
-    of them: all verifiers have it. Raises ValueError without any key.
+    If the time of every key is in the future (the clock that named them is ahead of ours), the
+    earliest key signs: it has been distributed longest. Raises ValueError without any key.
     """
     if not keys:
         raise ValueError("no plan key to sign with")
     current = key_id(now)
-    come = [name for name in keys if name <= current or _TIMED.fullmatch(name) is None]
-    return max(come) if come else min(keys)
+    usable = [name for name in keys if name <= current or _TIMED.fullmatch(name) is None]
+    return max(usable) if usable else min(keys)
 
 
 def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
-    """The header value, signed with the key of `now` (Unix seconds). ValueError without any key."""
+    """The header value, signed with the key that signs at `now` (Unix seconds).
+
+    Raises ValueError without any key.
+    """
     key_id = signing_key(keys, now)
     head = b"%b.%b.%b" % (_VERSION, key_id.encode(), _b64(msgspec.json.encode(plan)))
     return (head + b"." + _mac(head, keys[key_id])).decode()
@@ -163,10 +169,10 @@ def _mac(head: bytes, secret: bytes) -> bytes:
 
 @lru_cache(maxsize=32)
 def _keyed(secret: bytes) -> hmac.HMAC:
-    """Taking a key in costs as much as signing a plan with it."""
+    """An HMAC with the key set up, kept because the set-up costs as much as signing a plan."""
     return hmac.new(secret, digestmod=hashlib.sha256)
 
 
 def _b64(data: bytes) -> bytes:
-    """Of `base64` the functions for URLs, which go through several of their own."""
+    """Base64url without padding, in fewer calls than `base64.urlsafe_b64encode`."""
     return b2a_base64(data, newline=False).translate(_TO_URL, b"=")

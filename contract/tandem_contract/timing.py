@@ -1,9 +1,9 @@
-"""The `x-tandem-timing` header: what is known when response headers go.
+"""The `x-tandem-timing` header: durations and token counts known with the response headers.
 
     queue=0.0012;compute=0.2310;cached=512;computed=1024;transfer=0.0130;bytes=2097152
 
-An engine writes its own leg; the sidecar joins both legs (prefill's queue and compute, decode's
-transfer) for the EPP. Absent figures are left out; unknown names are skipped.
+An engine reports its own leg. The sidecar joins both legs for the EPP: queue and compute of the
+prefill, transfer of the decode. Unknown values are left out, and unknown names are ignored.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Figures of one request; seconds, tokens, bytes. None is unknown."""
+    """Durations in seconds, tokens and bytes of one request; None: unknown."""
 
     queue: float | None = None
-    """Seconds between admission and the first chunk's start."""
+    """Seconds from admission to the start of the first prefill chunk."""
     compute: float | None = None
-    """Seconds from the first chunk's start to the first token."""
+    """Seconds from the start of the first prefill chunk to the first token."""
     cached: int | None = None
     """Prompt tokens found in the prefix cache."""
     computed: int | None = None
     """Prompt tokens computed."""
     transfer: float | None = None
-    """Seconds the KV pull took, as the puller measured it."""
+    """Seconds of the KV transfer, measured by the decode engine."""
     bytes: int | None = None
-    """KV bytes pulled."""
+    """KV bytes transferred."""
 
     def encode(self) -> str:
-        """The header's value; empty when nothing is known."""
+        """The header's value; empty when every value is unknown."""
         if self is UNKNOWN:
             return ""
         known = ((name, getattr(self, name)) for name in _TYPES)
@@ -41,7 +41,7 @@ class Timing:
 
 
 UNKNOWN: Final = Timing()
-"""What an engine that does not write the header says."""
+"""The timing of an engine that does not send the header."""
 
 
 _TYPES = {
@@ -55,7 +55,7 @@ _TYPES = {
 
 
 def parse_timing(value: str) -> Timing:
-    """The figures in a header value; one that is malformed, negative or not finite is unknown."""
+    """The timing in a header value; a malformed, negative or infinite value counts as unknown."""
     if not value:
         return UNKNOWN
     known: dict[str, float | int] = {}

@@ -1,10 +1,11 @@
-"""What a component remembers of one request: the JSON behind `tandem trace`.
+"""The record of one request that each component keeps: the JSON behind `tandem trace`.
 
     GET endpoints.REQUESTS + ID     on the sidecar's admin port: list of SidecarTrace
                                     on the EPP's metrics port: list of DecisionTrace
 
-The newest stands last: clients reuse ids. A list without an element, with status 404, says that
-nothing is known of the id, or no more. Names, ids and figures only: no prompt, no header.
+Clients may reuse an id, so the answer is a list, newest last. An empty list with status 404 means
+that the id is unknown or its record has been evicted. Records hold names, ids and numbers; they
+never hold prompt text or header values.
 """
 
 from typing import Final
@@ -17,65 +18,65 @@ from .paths import RoutingPath
 from .timing import Timing
 
 MAX_SAME_ID: Final = 8
-"""Requests of one id that an answer lists at most; older ones are left out."""
+"""Maximum number of requests with the same id in an answer; older ones are left out."""
 
 
 class LegTrace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request to an engine; times are seconds after the request came in."""
+    """One request to an engine; times are seconds after the client's request was received."""
 
     phase: str
     """`prefill`, `decode` or `release`."""
     backend: str
     engine_id: str
-    """The attempt's id, as the engine's own log has it."""
+    """Request id of this attempt, as it appears in the engine's log."""
     started: float
     first_byte: float | None = None
     ended: float | None = None
     result: str | None = None
-    """How it ended, one word; None while it runs."""
+    """How the leg ended, one word; None while it runs."""
     status: int | None = None
     """HTTP status of the engine's answer."""
     detail: str = ""
-    """Of a failure."""
+    """Description of a failure."""
     timing: Timing | None = None
-    """What the engine said of this leg."""
+    """What the engine reported about this leg."""
 
 
 class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of one request on its decode pod; times are seconds after it came in."""
+    """One request on its decode pod; times are seconds after it was received."""
 
     request_id: str
     kind: str
-    """What it generates, or `passthrough`."""
+    """A `RequestKind`, or `passthrough`."""
     target: str
-    """The path asked for, without its query."""
+    """Request path without the query string."""
     received: float
     """Unix seconds."""
     path: RoutingPath | None = None
-    """The path taken; None for what is passed through."""
+    """The routing path taken; None for a request that passed through."""
     reason: str = ""
     """Why this path, one word."""
     outcome: str = ""
-    """How it ended, one word; empty while it runs."""
+    """How the request ended, one word; empty while it runs."""
     status: int | None = None
-    """What the client was told."""
+    """HTTP status sent to the client."""
     first_byte: float | None = None
-    """When the client got the first byte."""
+    """When the first byte was sent to the client."""
     ended: float | None = None
     legs: tuple[LegTrace, ...] = ()
 
 
 class CandidateTrace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A backend that was chosen or may stand in, as the EPP knew it then."""
+    """A chosen or alternative backend, as the EPP knew it at the decision."""
 
     name: str
     address: str
     in_flight: int = 0
     """Requests that this EPP had placed there and that had not ended."""
     waiting: float | None = None
-    """Requests in its queue by its own account; None: it had not been scraped."""
+    """Requests in the engine's queue by its metrics; None: not scraped yet."""
     kv_usage: float | None = None
-    """Share of its KV cache in use, 0 to 1; None likewise."""
+    """Used share of the engine's KV cache, 0 to 1; None: not scraped yet."""
 
 
 class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,29 +87,29 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Unix seconds."""
     decision_seconds: float
     model: str = ""
-    """As asked for; empty when the request names none."""
+    """Model of the request; empty when it names none."""
     path: RoutingPath | None = None
-    """The path wanted; None when the request was refused."""
+    """The intended path; None when the request was refused."""
     reason: str = ""
     """Why this path or refusal, one word."""
     decode: tuple[CandidateTrace, ...] = ()
-    """The choice, then those that may stand in."""
+    """The chosen decode pod, then the alternatives in order."""
     prefill: tuple[CandidateTrace, ...] = ()
-    """The choice, then the retries; empty without a split."""
+    """The chosen prefill pod, then the retry candidates; empty without a split."""
     prompt_tokens: int = 0
-    """Estimated."""
+    """Estimated length of the prompt."""
     cached_tokens: int = 0
-    """Of them, those believed to be on the decode pod."""
+    """Estimated number of prompt tokens cached on the decode pod."""
     status: int | None = None
-    """What the answer's head said; None while there is none."""
+    """HTTP status of the answer; None before its headers arrive."""
     timing: Timing | None = None
-    """What the sidecar reported with the answer's head."""
+    """What the sidecar reported with the response headers."""
     ended: float | None = None
-    """Seconds after the decision; None while it runs."""
+    """Seconds after the decision; None while the request runs."""
 
 
 def trace_path(request_id: str) -> str:
-    """The path to ask for `request_id`: ids may hold what a path may not."""
+    """Path of the trace of `request_id`, percent-encoded: an id may contain any character."""
     return REQUESTS + quote(request_id, safe="")
 
 

@@ -137,7 +137,7 @@ def _checked(wire: _WireParams) -> TransferParams:
     if wire.remote_block_ids and not any(blocks):
         raise ParamsUnusable(f"{FIELD}.remote_block_ids names no block")
     if wire.remote_port is not None and not 1 <= wire.remote_port <= 65535:
-        raise ParamsUnusable(f"{FIELD}.remote_port {wire.remote_port} is no port")
+        raise ParamsUnusable(f"{FIELD}.remote_port {wire.remote_port} is not a port")
     return TransferParams(
         remote_engine_id=_required("remote_engine_id", wire.remote_engine_id),
         remote_request_id=_required("remote_request_id", wire.remote_request_id),

@@ -1,4 +1,4 @@
-"""The router's configuration: the seed's examples, its defaults, and every error with its line."""
+"""The router's configuration: documented examples, defaults, and every error with its line."""
 
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         ("- a", 1, "expected one YAML mapping"),
         ("a: 1\n---\nb: 1", 1, "expected one YAML mapping"),
         ("a: [", 1, "not YAML"),
-        ("a: 1\n2: b", 2, "is no field name"),
+        ("a: 1\n2: b", 2, "is not a field name"),
         (SERVING + "prefill_timeout: 30", 3, r'prefill_timeout: 30 has no unit: write "30s"'),
         (SERVING + "prefill_timeout: thirty", 3, "prefill_timeout: 'thirty' is not a duration"),
         (SERVING + "kv_transfer_timeout: -1s", 3, "kv_transfer_timeout: '-1s' is not a duration"),

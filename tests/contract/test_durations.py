@@ -1,4 +1,4 @@
-"""Durations: seed 000's suffixes, nothing without a unit."""
+"""Durations: the suffixes ms, s, m and h; a number without a unit is refused."""
 
 import pytest
 from hypothesis import given

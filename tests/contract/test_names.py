@@ -1,4 +1,4 @@
-"""Names on the wire: their form, and what the seed fixes."""
+"""Names on the wire: their form, and those that may not change."""
 
 import re
 
@@ -23,7 +23,7 @@ def test_a_client_can_set_nothing_that_routes() -> None:
     assert not {headers.REQUEST_ID, headers.TRACEPARENT} & headers.INTERNAL
 
 
-def test_metric_names_are_valid_and_the_seeds_six_are_exact() -> None:
+def test_metric_names_are_valid_and_the_six_public_ones_are_exact() -> None:
     names = [v for name, v in constants(metrics).items() if not name.endswith("_LABEL")]
     assert all(re.fullmatch(r"[a-z_:][a-z0-9_:]*", str(name)) for name in names)
     assert {

@@ -20,7 +20,6 @@ from tandem_contract.commandline import (
 )
 
 from . import connectors
-from .handoff.machine import Policy
 from .http.server import Limits
 from .observability import logs
 from .observability.logs import LogFormat
@@ -31,7 +30,7 @@ from .process.supervisor import WorkerFailed, supervise
 from .security.plan_keys import PlanKeys
 from .security.route import AllowList, parse_allow
 from .security.tls import BadCertificates, EngineTls, Tls
-from .settings import Breaker, Settings
+from .settings import Breaker, Policy, Settings
 
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 _UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}

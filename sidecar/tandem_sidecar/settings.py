@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tandem_contract.commandline import HostPort
 
-from .handoff.machine import Policy
 from .http.server import Limits
 from .observability.logs import LogFormat
 from .security.route import AllowList
 from .security.tls import Tls
+
+
+class Policy(msgspec.Struct, frozen=True, gc=False):
+    """What a request gets when its prefill and decode cannot run on two engines."""
+
+    fallback_to_unified: bool = True
+    """True: the decode engine computes the prompt itself. False: the client gets an error."""
 
 
 @dataclass(frozen=True, slots=True)

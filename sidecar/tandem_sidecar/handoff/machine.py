@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
 from ..connectors.handover import Handover
+from ..settings import Policy
 from .events_actions import (
     AbortDecode,
     AbortPrefill,
@@ -71,13 +72,6 @@ class Outcome(StrEnum):
     """The answer broke off, visibly."""
     ABANDONED = "abandoned"
     """The client left first."""
-
-
-class Policy(msgspec.Struct, frozen=True, gc=False):
-    """What the operator of the sidecar chose."""
-
-    fallback_to_unified: bool = True
-    """Serve without the split when it is impossible; false: an error instead."""
 
 
 # States. `path` is what the client is told, should the request end now.

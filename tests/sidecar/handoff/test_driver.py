@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.settings import Policy
 
 from ..conftest import World
 from ..peers import PARAMS, Script, Turn

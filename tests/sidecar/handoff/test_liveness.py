@@ -6,9 +6,8 @@ import json
 import pytest
 
 from tandem_sidecar.handoff.liveness import Pulse, Vigil
-from tandem_sidecar.handoff.machine import Policy
 from tandem_sidecar.http.upstream import Pool
-from tandem_sidecar.settings import Breaker
+from tandem_sidecar.settings import Breaker, Policy
 
 from ..conftest import World
 from ..peers import FakeDecode, Turn, hangs, healthy

@@ -10,24 +10,25 @@ from tandem_sidecar.handoff import events_actions as m
 from tandem_sidecar.handoff import machine as h
 from tandem_sidecar.handoff.events_actions import Cause
 from tandem_sidecar.handoff.machine import Outcome
+from tandem_sidecar.settings import Policy
 
 from ..peers import PARAMS
 
 P = Handover(PARAMS)
 TRIES = 9
 SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK
-YES, NO = h.Policy(True), h.Policy(False)
+YES, NO = Policy(True), Policy(False)
 
 
-def prefilling(policy: h.Policy = YES, attempt: int = 0, of: int = 1) -> h.Prefilling:
+def prefilling(policy: Policy = YES, attempt: int = 0, of: int = 1) -> h.Prefilling:
     return h.Prefilling(policy, of, TRIES, attempt, failures=attempt)
 
 
-def reading(policy: h.Policy = YES, *, admitted: bool = False) -> h.Decoding:
+def reading(policy: Policy = YES, *, admitted: bool = False) -> h.Decoding:
     return h.Decoding(policy, SPLIT, P, admitted)
 
 
-def pairing(policy: h.Policy = YES, *, started: bool = False, of: int = 1) -> h.Pairing:
+def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> h.Pairing:
     return h.Pairing(prefilling(policy, of=of), P, admitted=started, started=started)
 
 
@@ -302,7 +303,7 @@ TERMINAL_ENDS = {Outcome.ANSWERED: (m.PassPrefill, m.PassDecode), Outcome.FAILED
 def test_every_run_ends_in_exactly_one_outcome(
     data: st.DataObject, candidates: int, fallback: bool, tries: int
 ) -> None:
-    state, actions = h.begin(candidates, h.Policy(fallback), tries)
+    state, actions = h.begin(candidates, Policy(fallback), tries)
     done: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, h.Ended):

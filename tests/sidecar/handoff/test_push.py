@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.settings import Policy
 
 from ..conftest import World
 from ..peers import Turn

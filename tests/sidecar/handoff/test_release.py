@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tandem_sidecar.handoff.machine import Policy
 from tandem_sidecar.http.server import Limits
 from tandem_sidecar.security.tls import Tls
+from tandem_sidecar.settings import Policy
 
 from ..conftest import World
 from ..peers import PARAMS, FakePrefill, Turn, hangs

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tandem_sidecar.handoff.machine import Policy
+from tandem_sidecar.settings import Policy
 
 from ..conftest import World
 from ..peers import FakePrefill, Peer, Turn

@@ -48,7 +48,7 @@ def _hold(control: Connection) -> None:
         while True:
             name = await asyncio.to_thread(control.recv)
             producer.open(name)
-            producer.progress(name, range(BLOCKS), TOKENS, LAYOUT.layers)
+            producer.publish(name, range(BLOCKS), TOKENS, LAYOUT.layers)
             producer.complete(name, TOKENS)
             control.send(name)
             await freed.get()

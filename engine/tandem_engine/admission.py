@@ -6,7 +6,7 @@ from .types import Request, RequestRejected
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What no request may exceed."""
 
     max_model_len: int

@@ -41,7 +41,7 @@ class AllBlocksCleared:
 BlockEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
-def extend_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+def extend_hash_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
     """Append the hashes of the full blocks of `token_ids` that `chain` has not yet.
 
     `chain` holds the hashes of its leading blocks: sha256 over the parent's hash and the tokens.
@@ -69,17 +69,17 @@ class BlockManager:
         self.block_size = block_size
         self._on_event = on_event
         self._refs = [0] * num_blocks
-        self._hash: list[bytes | None] = [None] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        self._blank = deque(range(num_blocks))
-        self._findable: OrderedDict[int, None] = OrderedDict()
+        self._free = deque(range(num_blocks))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, _Table] = {}
-        self._held: dict[str, list[int]] = {}
+        self._holds: dict[str, list[int]] = {}
 
     @property
     def free_count(self) -> int:
         """Blocks that can be allocated now, findable ones included."""
-        return len(self._blank) + len(self._findable)
+        return len(self._free) + len(self._evictable)
 
     @property
     def usage(self) -> float:
@@ -87,16 +87,16 @@ class BlockManager:
         return 1 - self.free_count / self.num_blocks
 
     @property
-    def held_count(self) -> int:
+    def hold_count(self) -> int:
         """Requests whose blocks are held."""
-        return len(self._held)
+        return len(self._holds)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens fill or begin."""
         return -(-tokens // self.block_size)
 
     def match_prefix(self, chain: Sequence[bytes]) -> list[int]:
-        """The findable blocks of the longest known prefix of `chain` (see `extend_chain`)."""
+        """The findable blocks of the longest known prefix of `chain` (see `extend_hash_chain`)."""
         matched = []
         for block_hash in chain:
             if (block := self._by_hash.get(block_hash)) is None:
@@ -110,7 +110,7 @@ class BlockManager:
         if blocks - len(matched) > self.free_count - idle:
             return False
         for block in matched:
-            self._findable.pop(block, None)
+            self._evictable.pop(block, None)
             self._refs[block] += 1
         table = _Table(list(matched), len(matched))
         self._tables[request_id] = table
@@ -145,7 +145,7 @@ class BlockManager:
             block, block_hash = table.ids[index], chain[index]
             if block_hash not in self._by_hash:
                 self._by_hash[block_hash] = block
-                self._hash[block] = block_hash
+                self._hashes[block] = block_hash
         table.registered = end
         size = self.block_size
         self._emit(
@@ -165,36 +165,36 @@ class BlockManager:
     def hold(self, request_id: str) -> tuple[int, ...]:
         """End a sequence but keep its blocks until `release_hold`; they are returned."""
         ids = self._tables.pop(request_id).ids
-        self._held[request_id] = ids
+        self._holds[request_id] = ids
         return tuple(ids)
 
     def release_hold(self, request_id: str) -> None:
         """End a hold; unknown ids are ignored."""
-        if (ids := self._held.pop(request_id, None)) is not None:
+        if (ids := self._holds.pop(request_id, None)) is not None:
             self._release(ids)
 
     def is_held(self, request_id: str) -> bool:
         """Whether `request_id` has a hold."""
-        return request_id in self._held
+        return request_id in self._holds
 
     def reset_prefix_cache(self) -> bool:
         """Forget every findable block; False, and nothing done, while any block is in use."""
         if self.free_count < self.num_blocks:
             return False
         self._by_hash.clear()
-        self._hash = [None] * self.num_blocks
-        self._blank.extend(self._findable)
-        self._findable.clear()
+        self._hashes = [None] * self.num_blocks
+        self._free.extend(self._evictable)
+        self._evictable.clear()
         self._emit(AllBlocksCleared())
         return True
 
     def _take(self, table: _Table, blocks: int) -> None:
         removed: list[bytes] = []
         while len(table.ids) < blocks:
-            if self._blank:
-                block = self._blank.popleft()
+            if self._free:
+                block = self._free.popleft()
             else:
-                block, _ = self._findable.popitem(last=False)
+                block, _ = self._evictable.popitem(last=False)
                 removed.append(self._forget(block))
             self._refs[block] = 1
             table.ids.append(block)
@@ -202,9 +202,9 @@ class BlockManager:
             self._emit(BlocksRemoved(tuple(removed)))
 
     def _forget(self, block: int) -> bytes:
-        block_hash = self._hash[block]
+        block_hash = self._hashes[block]
         assert block_hash is not None  # noqa: S101 - only blocks with a hash are findable
-        self._hash[block] = None
+        self._hashes[block] = None
         del self._by_hash[block_hash]
         return block_hash
 
@@ -214,10 +214,10 @@ class BlockManager:
             self._refs[block] -= 1
             if self._refs[block]:
                 continue
-            if self._hash[block] is None:
-                self._blank.append(block)
+            if self._hashes[block] is None:
+                self._free.append(block)
             else:
-                self._findable[block] = None
+                self._evictable[block] = None
 
     def _emit(self, event: BlockEvent) -> None:
         if self._on_event is not None:

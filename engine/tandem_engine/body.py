@@ -34,7 +34,7 @@ class ApiError(Exception):
         self.param = param
 
 
-KvIntent = RemoteDecode | TransferParams | None
+KvTransfer = RemoteDecode | TransferParams | None
 
 
 def decode_json(body: bytes) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _position(body: bytes, offset: int) -> str:
     return f"line {line}, column {offset - line_start + 1}"
 
 
-def kv_intent(body: Mapping[str, Any]) -> KvIntent:
+def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
     """What the body's `kv_transfer_params` ask for: to keep the KV, to pull it, or nothing.
 
     Raises ApiError when they ask for both, or name nothing to pull.
@@ -111,7 +111,7 @@ def kv_intent(body: Mapping[str, Any]) -> KvIntent:
     return params
 
 
-def tokenized(body: Mapping[str, Any], kv: KvIntent) -> tuple[int, ...]:
+def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
     """The prompt's ids as the prefill had them, in place of a chat's messages; () for none.
 
     As vLLM takes them: of a decode leg only. Raises ApiError for what is no list of ids.

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from .body import ApiError, convert, decode_json
 from .protocol import check_token_ids
-from .served import ServedModel
+from .served_model import ServedModel
 
 
 class TokenizeBody(msgspec.Struct):

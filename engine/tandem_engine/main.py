@@ -100,11 +100,11 @@ def _run(flags: dict[str, Any]) -> None:
         fail(str(err), status=2)
     listener = _bound(settings.host, settings.port)
     # Torch takes seconds to import: --help and whatever fails above do without.
-    from .serve import serve  # noqa: PLC0415
+    from .process import run_engine  # noqa: PLC0415
 
     try:
         with listener:
-            uvloop.run(serve(settings, tokenizer, template, listener))
+            uvloop.run(run_engine(settings, tokenizer, template, listener))
     except ConfigError as err:
         # A side channel that cannot be bound is the machine's fault, not the flag's.
         fail(str(err), status=1 if isinstance(err.__cause__, OSError) else 2)

@@ -20,7 +20,7 @@ from prometheus_client import (
 from tandem_contract import metrics as names
 
 from .blocks import BlockEvent
-from .types import FinishReason, Pulled
+from .types import FinishReason, PullResult
 
 _LABELS: Final = ("model_name", "engine")
 _RANK: Final = "0"
@@ -92,7 +92,7 @@ class EngineMetrics:
         self._by_source = {
             source: by_source.labels(*self._labels, source) for source in names.PromptSource
         }
-        self._generated = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated")
+        self._generated_tokens = self._counter(names.ENGINE_GENERATION_TOKENS, "Tokens generated")
         self._preemptions = self._counter(
             names.ENGINE_PREEMPTIONS, "Sequences set back because blocks ran out"
         )
@@ -102,7 +102,7 @@ class EngineMetrics:
         self._pull_bytes = self._histogram(
             names.ENGINE_XFER_BYTES, "Bytes a KV pull brought", _BYTES_BUCKETS
         )
-        self._pull_failed = self._counter(names.ENGINE_XFER_FAILED, "KV pulls that failed")
+        self._pull_failures = self._counter(names.ENGINE_XFER_FAILED, "KV pulls that failed")
         self._expired = self._counter(
             names.ENGINE_KV_EXPIRED, "Requests whose KV no reader fetched before its lease ended"
         )
@@ -157,45 +157,45 @@ class EngineMetrics:
 
     # What the engine observes.
 
-    def prefix_cache(self, queries: int, hits: int) -> None:
+    def record_prefix_lookup(self, queries: int, hits: int) -> None:
         """Prompt tokens looked up in the prefix cache, and found."""
         self._prefix_queries.inc(queries)
         self._prefix_hits.inc(hits)
 
-    def external_cache(self, queries: int, hits: int) -> None:
+    def record_external_lookup(self, queries: int, hits: int) -> None:
         """Prompt tokens asked of a producer, and got."""
         self._external_queries.inc(queries)
         self._external_hits.inc(hits)
 
-    def prompt_tokens(self, computed: int, cached: int, external: int) -> None:
+    def record_prompt(self, computed: int, cached: int, external: int) -> None:
         """One prompt is through; where its tokens' KV came from."""
         self._prompt.inc(computed + cached + external)
         self._by_source[names.PromptSource.COMPUTED].inc(computed)
         self._by_source[names.PromptSource.CACHED].inc(cached)
         self._by_source[names.PromptSource.EXTERNAL].inc(external)
 
-    def generated(self, tokens: int) -> None:
+    def record_generated_tokens(self, tokens: int) -> None:
         """A step said `tokens` tokens."""
-        self._generated.inc(tokens)
+        self._generated_tokens.inc(tokens)
 
-    def preempted(self) -> None:
+    def record_preemption(self) -> None:
         """A sequence was set back."""
         self._preemptions.inc()
 
-    def pulled(self, pulled: Pulled) -> None:
+    def record_pull(self, pulled: PullResult) -> None:
         """A KV pull arrived whole."""
         self._pull_seconds.observe(pulled.seconds)
         self._pull_bytes.observe(pulled.bytes)
 
-    def pull_failed(self) -> None:
+    def record_pull_failure(self) -> None:
         """A KV pull failed."""
-        self._pull_failed.inc()
+        self._pull_failures.inc()
 
-    def kv_expired(self) -> None:
+    def record_kv_expiry(self) -> None:
         """A lease ended unread."""
         self._expired.inc()
 
-    def kv_event(self, event: BlockEvent) -> None:
+    def record_kv_event(self, event: BlockEvent) -> None:
         """Blocks became findable, or no longer are."""
         if self._on_kv_event is not None:
             self._on_kv_event(event)

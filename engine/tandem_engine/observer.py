@@ -4,37 +4,37 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .blocks import BlockEvent
-from .types import Pulled
+from .types import PullResult
 
 
 class EngineObserver(Protocol):
     """Who counts what the engine does; called on its event loop."""
 
-    def prefix_cache(self, queries: int, hits: int) -> None:
+    def record_prefix_lookup(self, queries: int, hits: int) -> None:
         """Prompt tokens looked up at admission, and found."""
 
-    def external_cache(self, queries: int, hits: int) -> None:
+    def record_external_lookup(self, queries: int, hits: int) -> None:
         """Prompt tokens asked of a producer, and loaded."""
 
-    def prompt_tokens(self, computed: int, cached: int, external: int) -> None:
+    def record_prompt(self, computed: int, cached: int, external: int) -> None:
         """A prompt is through: where its tokens' KV came from."""
 
-    def generated(self, tokens: int) -> None:
+    def record_generated_tokens(self, tokens: int) -> None:
         """Tokens were chosen."""
 
-    def preempted(self) -> None:
+    def record_preemption(self) -> None:
         """A sequence gave up its blocks and waits again."""
 
-    def pulled(self, pulled: Pulled) -> None:
+    def record_pull(self, pulled: PullResult) -> None:
         """A pull arrived whole."""
 
-    def pull_failed(self) -> None:
+    def record_pull_failure(self) -> None:
         """Remote KV could not be loaded, or was not what the prompt needs."""
 
-    def kv_expired(self) -> None:
+    def record_kv_expiry(self) -> None:
         """A lease ended unread."""
 
-    def kv_event(self, event: BlockEvent) -> None:
+    def record_kv_event(self, event: BlockEvent) -> None:
         """Blocks became findable, or are so no more."""
 
 

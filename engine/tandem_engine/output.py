@@ -57,7 +57,7 @@ class OutputText:
                 break
             out = self._stops.push(
                 self._detokenizer.push((token_id,)),
-                armed=self._armed(),
+                can_stop=self._can_stop(),
             )
             texts.append(out.text)
             if out.stop is not None:
@@ -68,7 +68,7 @@ class OutputText:
         stop_reason: str | int | None = None
         finish_reason = delta.finish_reason
         if finish_reason is not None:
-            last = self._stops.push(self._detokenizer.flush(), armed=self._armed())
+            last = self._stops.push(self._detokenizer.flush(), can_stop=self._can_stop())
             texts.append(last.text)
             if last.stop is not None:
                 finish_reason, stop_reason = "stop", last.stop
@@ -77,7 +77,7 @@ class OutputText:
             texts.append(self._stops.flush())
         return Piece("".join(texts), delta.token_ids, delta.logprobs, finish_reason, stop_reason)
 
-    def _armed(self) -> bool:
+    def _can_stop(self) -> bool:
         return self.tokens > self._options.min_tokens
 
     def _is_silent_stop(self, delta: Delta) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from tandem_contract.transfer_params import FIELD
 
-from .body import ApiError, KvIntent, convert, refuse_unsupported, tokenized
+from .body import ApiError, KvTransfer, convert, refuse_unsupported, tokenized
 from .output import TextOptions
 from .types import SamplingParams
 
@@ -51,7 +51,7 @@ class Call:
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
-    kv: KvIntent = None
+    kv: KvTransfer = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -101,7 +101,7 @@ class ChatBody(_Common):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-def parse_completion(raw: Mapping[str, Any], kv: KvIntent) -> Call:
+def parse_completion(raw: Mapping[str, Any], kv: KvTransfer) -> Call:
     """A `/v1/completions` body. Raises ApiError."""
     body = _convert(raw, CompletionBody)
     sampling = _sampling(body, body.logprobs, "logprobs")
@@ -115,7 +115,7 @@ def parse_completion(raw: Mapping[str, Any], kv: KvIntent) -> Call:
     return _counted(call, len(call.prompts))
 
 
-def parse_chat(raw: Mapping[str, Any], kv: KvIntent) -> Call:
+def parse_chat(raw: Mapping[str, Any], kv: KvTransfer) -> Call:
     """A `/v1/chat/completions` body. Raises ApiError."""
     body = _convert(raw, ChatBody)
     if body.top_logprobs and not body.logprobs:
@@ -193,10 +193,10 @@ class _Shared(TypedDict):
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
-    kv: KvIntent
+    kv: KvTransfer
 
 
-def _shared(body: _Common, kv: KvIntent) -> _Shared:
+def _shared(body: _Common, kv: KvTransfer) -> _Shared:
     options = body.stream_options or StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")

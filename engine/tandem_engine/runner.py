@@ -12,7 +12,7 @@ from .cache import KvCache
 from .config import ConfigError, EngineConfig
 from .model import Batch, DecodeRows, Llama, PrefillRows
 from .sampler import sample
-from .step import Chunk, Sampled
+from .step import Chunk, SampledToken
 from .weights import ModelConfig, fingerprint, load_config, load_weights, resolve_dtype
 
 _Ints = NDArray[np.int64]
@@ -44,7 +44,7 @@ class Runner:
     @torch.inference_mode()
     def run(
         self, chunks: Sequence[Chunk], on_layer: Callable[[int], None] | None = None
-    ) -> list[Sampled | None]:
+    ) -> list[SampledToken | None]:
         """Compute the chunks; per chunk the token chosen, None where more of a prompt follows.
 
         `on_layer` as in `Llama.forward`, called from this thread.
@@ -52,7 +52,7 @@ class Runner:
         order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].token_ids) > 1)
         batch = self._batch([chunks[i] for i in order])
         logits = self._model.forward(batch, on_layer)
-        results: list[Sampled | None] = [None] * len(chunks)
+        results: list[SampledToken | None] = [None] * len(chunks)
         choosing = [i for i in order if chunks[i].draw is not None]
         draws = [draw for i in choosing if (draw := chunks[i].draw) is not None]
         if draws:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .step import Draw, Sampled
+from .step import Draw, SampledToken
 from .types import TokenLogprobs
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
     """The next token of each row of `logits` [rows, vocabulary].
 
     Log-probabilities are the model's own: before temperature, top_k and top_p, as vLLM's.
@@ -29,14 +29,16 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     if random:
         chosen[random] = _draw(logits[random], [draws[row] for row in random])
     tokens: list[int] = chosen.tolist()
-    wanted = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-    if not wanted:
-        return [Sampled(token) for token in tokens]
-    logprobs = dict(zip(wanted, torch.log_softmax(_wide(raw[wanted]), -1), strict=True))
+    with_logprobs = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    if not with_logprobs:
+        return [SampledToken(token) for token in tokens]
+    logprobs = dict(
+        zip(with_logprobs, torch.log_softmax(_wide(raw[with_logprobs]), -1), strict=True)
+    )
     return [
-        Sampled(token, _report(logprobs[row], token, draw.sampling.logprobs or 0))
+        SampledToken(token, _report(logprobs[row], token, draw.sampling.logprobs or 0))
         if row in logprobs
-        else Sampled(token)
+        else SampledToken(token)
         for row, (token, draw) in enumerate(zip(tokens, draws, strict=True))
     ]
 

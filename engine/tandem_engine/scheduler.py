@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from tandem_contract.transfer_params import TransferParams
 
-from .blocks import BlockManager, extend_chain
+from .blocks import BlockManager, extend_hash_chain
 from .step import Chunk, Phase, Sequence
 
 _order = attrgetter("order")
@@ -28,9 +28,9 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     """Got blocks for the first time; `cached` is known."""
-    loads: list[Sequence] = field(default_factory=list)
+    pulls: list[Sequence] = field(default_factory=list)
     """Got blocks, and their remote KV is to be pulled now."""
-    spared: list[tuple[Sequence, TransferParams]] = field(default_factory=list)
+    unneeded_transfers: list[tuple[Sequence, TransferParams]] = field(default_factory=list)
     """Their remote KV is not needed: the prompt is cached here."""
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -73,31 +73,31 @@ class Scheduler:
     def schedule(self) -> Step:
         """Plan the next step; `chunks` is empty when nothing can run."""
         step = Step(self._max_tokens)
-        decodes = [seq for seq in self._running if seq.pending == 1]
-        prefills = [seq for seq in self._running if seq.pending > 1]
+        decodes = [seq for seq in self._running if seq.pending_tokens == 1]
+        prefills = [seq for seq in self._running if seq.pending_tokens > 1]
         for seq in (*decodes, *prefills):
-            if step.budget and seq.phase is Phase.RUNNING and self._make_room(seq, step):
-                self._plan(seq, step)
-        while self._loaded and self._has_place(step):
+            if step.budget and seq.phase is Phase.RUNNING and self._extend_or_preempt(seq, step):
+                self._add_chunk(seq, step)
+        while self._loaded and self._has_slot(step):
             self._start(self._loaded.pop(0), step)
         if not step.preempted:
             self._admit(step)
         return step
 
-    def loaded(self, seq: Sequence, computed: int) -> None:
+    def finish_pull(self, seq: Sequence, computed: int) -> None:
         """A pull ended, whole or not: `computed` tokens have their KV, the rest is ours."""
         self._loading.remove(seq)
-        seq.phase, seq.remote = Phase.WAITING, None
-        self._count(seq, computed)
+        seq.phase, seq.transfer_params = Phase.WAITING, None
+        self._set_computed(seq, computed)
         insort(self._loaded, seq, key=_order)
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
         """A chunk was computed and, when it was the last, `token` chosen."""
-        self._count(chunk.sequence, chunk.end)
+        self._set_computed(chunk.sequence, chunk.end)
         if token is not None:
             chunk.sequence.tokens.append(token)
 
-    def end(self, seq: Sequence, *, hold: bool = False) -> None:
+    def remove(self, seq: Sequence, *, hold: bool = False) -> None:
         """Take a sequence out; its blocks go back, or are held under its id."""
         for group in (self._running, self._loaded, self._loading, self._waiting):
             if seq in group:
@@ -108,21 +108,21 @@ class Scheduler:
         else:
             self._blocks.free(seq.id)
 
-    def _count(self, seq: Sequence, computed: int) -> None:
-        seq.computed = computed
+    def _set_computed(self, seq: Sequence, computed: int) -> None:
+        seq.computed_tokens = computed
         if computed // self._blocks.block_size > len(seq.chain):
-            extend_chain(seq.chain, seq.tokens, self._blocks.block_size)
+            extend_hash_chain(seq.chain, seq.tokens, self._blocks.block_size)
         self._blocks.register(seq.id, seq.chain, seq.tokens, computed)
 
-    def _has_place(self, step: Step) -> bool:
+    def _has_slot(self, step: Step) -> bool:
         return step.budget > 0 and len(self._running) < self._max_seqs
 
-    def _make_room(self, seq: Sequence, step: Step) -> bool:
+    def _extend_or_preempt(self, seq: Sequence, step: Step) -> bool:
         """Blocks for every token of `seq`, at younger ones' cost; False when it lost its own."""
         while not self._blocks.extend(seq.id, self._blocks.blocks_for(len(seq.tokens))):
             victim = self._running.pop()
             self._blocks.free(victim.id)
-            victim.phase, victim.computed = Phase.WAITING, 0
+            victim.phase, victim.computed_tokens = Phase.WAITING, 0
             victim.preemptions += 1
             insort(self._waiting, victim, key=_order)
             step.preempted.append(victim)
@@ -133,51 +133,51 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self._waiting:
             seq = self._waiting[0]
-            if seq.remote is None and not self._has_place(step):
+            if seq.transfer_params is None and not self._has_slot(step):
                 return
             if not self._allocate(seq, step):
                 return
             self._waiting.pop(0)
-            if seq.remote is not None:
+            if seq.transfer_params is not None:
                 seq.phase = Phase.LOADING
                 self._loading.append(seq)
-                step.loads.append(seq)
-            elif self._has_place(step):
+                step.pulls.append(seq)
+            elif self._has_slot(step):
                 self._start(seq, step)
             else:
                 insort(self._loaded, seq, key=_order)
 
     def _allocate(self, seq: Sequence, step: Step) -> bool:
         size = self._blocks.block_size
-        extend_chain(seq.chain, seq.tokens, size)
+        extend_hash_chain(seq.chain, seq.tokens, size)
         matched = self._blocks.match_prefix(seq.chain)
         is_cached = len(matched) * size >= len(seq.tokens) - 1
         if len(matched) * size == len(seq.tokens):
             matched.pop()  # the last token is computed in any case: its logits are wanted
         if not self._blocks.allocate(seq.id, matched, self._blocks.blocks_for(len(seq.tokens))):
             return False
-        seq.computed = len(matched) * size
+        seq.computed_tokens = len(matched) * size
         if not seq.preemptions:
-            seq.cached = seq.computed
+            seq.cached_tokens = seq.computed_tokens
             step.admitted.append(seq)
-        if seq.remote is not None and is_cached:
-            step.spared.append((seq, seq.remote))
-            seq.remote = None
+        if seq.transfer_params is not None and is_cached:
+            step.unneeded_transfers.append((seq, seq.transfer_params))
+            seq.transfer_params = None
         return True
 
     def _start(self, seq: Sequence, step: Step) -> None:
         seq.phase = Phase.RUNNING
         insort(self._running, seq, key=_order)
-        self._plan(seq, step)
+        self._add_chunk(seq, step)
 
-    def _plan(self, seq: Sequence, step: Step) -> None:
-        end = min(len(seq.tokens), seq.computed + step.budget)
-        step.budget -= end - seq.computed
+    def _add_chunk(self, seq: Sequence, step: Step) -> None:
+        end = min(len(seq.tokens), seq.computed_tokens + step.budget)
+        step.budget -= end - seq.computed_tokens
         step.chunks.append(
             Chunk(
                 sequence=seq,
-                token_ids=tuple(seq.tokens[seq.computed : end]),
-                start=seq.computed,
+                token_ids=tuple(seq.tokens[seq.computed_tokens : end]),
+                start=seq.computed_tokens,
                 blocks=self._blocks.table(seq.id)[: self._blocks.blocks_for(end)],
                 draw=seq.draw() if end == len(seq.tokens) else None,
             )

@@ -1,7 +1,7 @@
 """The sequences of one call, from submission to the last piece.
 
     sequences = submit(engine, requests, …)
-    async for sequence, piece in merged(sequences): …
+    async for sequence, piece in merge_pieces(sequences): …
     for sequence in sequences: sequence.close()
 
 Errors: `ApiError`: 400 when the engine rejects a request, 500 when it fails, 503 when it aborts.
@@ -33,13 +33,13 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a sequence and free its blocks; its iterator ends with finish_reason `abort`."""
 
-    def release_kept(self, request_id: str) -> None:
+    def release_hold(self, request_id: str) -> None:
         """Free a finished prompt's KV that no reader was told of."""
 
-    async def kept_read(self) -> None:
+    async def wait_until_unheld(self) -> None:
         """Return once no finished prompt's KV waits for a reader."""
 
-    async def release_remote(self, params: TransferParams) -> None:
+    async def release_remote_hold(self, params: TransferParams) -> None:
         """Tell a producer that nobody will read."""
 
     def stats(self) -> StatsView: ...
@@ -110,16 +110,16 @@ class RunningSequence:
             self._engine.abort(self._request_id)
             self._end("abort")
 
-    def forget_kv(self) -> None:
+    def release_hold(self) -> None:
         """The client never learned where its KV is: nobody will read it."""
-        self._engine.release_kept(self._request_id)
+        self._engine.release_hold(self._request_id)
 
     def _end(self, reason: FinishReason) -> None:
         self._ended = True
         self._times.finished(reason)
 
 
-async def merged(
+async def merge_pieces(
     sequences: Sequence[RunningSequence],
 ) -> AsyncGenerator[tuple[RunningSequence, Piece], None]:
     """The pieces of all `sequences` as they come, until each has finished. Raises ApiError."""

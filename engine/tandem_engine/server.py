@@ -25,13 +25,13 @@ from tandem_contract.openai_errors import error_body, error_event
 from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
-from .body import ApiError, KvIntent, decode_json, kv_intent
+from .body import ApiError, KvTransfer, decode_json, parse_kv_transfer
 from .info import info_routes
 from .metrics import EngineMetrics
 from .output import OutputText
 from .protocol import Call, parse_chat, parse_completion, resolve
-from .sequences import RunningSequence, ServedEngine, merged
-from .served import ServedModel
+from .sequences import RunningSequence, ServedEngine, merge_pieces
+from .served_model import ServedModel
 from .types import Request, RequestRejected, SamplingParams
 
 DEFAULT_BODY_LIMIT: Final = 32 * 2**20
@@ -39,7 +39,7 @@ _LAST_WRITES: Final = 5.0
 """Seconds for answers that are written when the server stops; `drain` has waited already."""
 _LONGEST_ID: Final = 256
 """Characters of a client's request id; with its suffix it must fit in a frame of the transfer."""
-Parse = Callable[[Mapping[str, Any], KvIntent], Call]
+Parse = Callable[[Mapping[str, Any], KvTransfer], Call]
 
 
 class EngineServer:
@@ -65,7 +65,9 @@ class EngineServer:
 
     def runner(self) -> web.AppRunner:
         """The application, set up so that a client's leaving cancels its handler."""
-        app = web.Application(client_max_size=self._body_limit, middlewares=[self._errors])
+        app = web.Application(
+            client_max_size=self._body_limit, middlewares=[self._error_middleware]
+        )
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -88,7 +90,7 @@ class EngineServer:
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
-                await self._engine.kept_read()
+                await self._engine.wait_until_unheld()
         except TimeoutError:
             for sequence in self._active:
                 sequence.abort()
@@ -98,7 +100,7 @@ class EngineServer:
         return True
 
     @web.middleware
-    async def _errors(
+    async def _error_middleware(
         self,
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
@@ -128,14 +130,14 @@ class EngineServer:
         self, http: web.Request, parse: Parse, kind: type[Answer]
     ) -> web.StreamResponse:
         raw = decode_json(await http.read())
-        kv = kv_intent(raw)
+        kv = parse_kv_transfer(raw)
         request_id = _request_id(http)
         try:
             call = parse(raw, kv)
             sequences = await self._admit(call, request_id)
         except (ApiError, asyncio.CancelledError):
             if isinstance(kv, TransferParams):
-                self._release(kv)
+                self._start_release(kv)
             raise
         answer = kind(
             self._model.tokenizer,
@@ -143,18 +145,18 @@ class EngineServer:
             logprobs=call.sampling.logprobs,
             token_ids=call.return_token_ids,
         )
-        told = False
+        params_delivered = False
         try:
-            respond = self._stream if call.stream else self._whole
+            respond = self._stream if call.stream else self._respond
             response = await respond(http, call, answer, sequences)
             # A stream does not say where the KV is.
-            told = await _is_written(http, response) and not call.stream
+            params_delivered = await _is_written(http, response) and not call.stream
             return response
         finally:
-            self._ended(sequences)
-            if not told:
+            self._finish(sequences)
+            if not params_delivered:
                 for sequence in sequences:
-                    sequence.forget_kv()
+                    sequence.release_hold()
 
     async def _admit(self, call: Call, request_id: str) -> list[RunningSequence]:
         """Submit every sequence of `call`, or none. Raises ApiError."""
@@ -191,17 +193,17 @@ class EngineServer:
             times=self._metrics.sequence(),
         )
 
-    def _ended(self, sequences: Sequence[RunningSequence]) -> None:
+    def _finish(self, sequences: Sequence[RunningSequence]) -> None:
         for sequence in sequences:
             sequence.close()
         self._active.difference_update(sequences)
         if not self._active:
             self._idle.set()
 
-    async def _whole(
+    async def _respond(
         self, _: web.Request, call: Call, answer: Answer, sequences: Sequence[RunningSequence]
     ) -> web.StreamResponse:
-        async with aclosing(merged(sequences)) as pieces:
+        async with aclosing(merge_pieces(sequences)) as pieces:
             async for sequence, piece in pieces:
                 sequence.choice.add(piece)
         body = answer.body(
@@ -217,7 +219,7 @@ class EngineServer:
         """Headers go with the first piece: they say how it came about."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         try:
-            async with aclosing(merged(sequences)) as pieces:
+            async with aclosing(merge_pieces(sequences)) as pieces:
                 async for sequence, piece in pieces:
                     if not response.prepared:
                         response.headers.update(_timing(sequences))
@@ -244,9 +246,9 @@ class EngineServer:
             raise ApiError(503, "the engine is shutting down")
         return web.Response()
 
-    def _release(self, params: TransferParams) -> None:
+    def _start_release(self, params: TransferParams) -> None:
         """Off the request's way: its client need not wait for a producer that may be gone."""
-        task = asyncio.create_task(self._engine.release_remote(params))
+        task = asyncio.create_task(self._engine.release_remote_hold(params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 

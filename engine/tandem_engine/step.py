@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from tandem_contract.transfer_params import TransferParams
 
-from .types import Pulled, RemoteDecode, Request, SamplingParams, TokenLogprobs
+from .types import PullResult, RemoteDecode, Request, SamplingParams, TokenLogprobs
 
 
 class Phase(Enum):
@@ -33,7 +33,7 @@ class Draw:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way. `tokens[:computed]` have their KV in the cache."""
+    """One request on its way. `tokens[:computed_tokens]` have their KV in the cache."""
 
     request: Request
     order: int
@@ -41,22 +41,22 @@ class Sequence:
     seed: int
     stops: frozenset[int]
     """Token ids that end it."""
-    arrived: float
+    arrival_time: float
     """Clock at admission, seconds."""
-    remote: TransferParams | None = None
+    transfer_params: TransferParams | None = None
     """KV still to be pulled; None once loaded, failed or not needed."""
     tokens: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
     """Hashes of the full blocks of `tokens`, as far as they were needed."""
-    computed: int = 0
+    computed_tokens: int = 0
     phase: Phase = Phase.WAITING
     aborted: bool = False
     """Ends after the step that is running it."""
     preemptions: int = 0
-    cached: int = 0
+    cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at first admission."""
-    pulled: Pulled | None = None
-    started: float | None = None
+    pull: PullResult | None = None
+    start_time: float | None = None
     """Clock when its first chunk began, seconds."""
 
     def __post_init__(self) -> None:
@@ -71,30 +71,30 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def generated(self) -> int:
+    def generated_tokens(self) -> int:
         """Tokens chosen so far."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
-    def pending(self) -> int:
+    def pending_tokens(self) -> int:
         """Tokens to compute before the next one can be chosen; 1 while decoding."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - self.computed_tokens
 
     @property
-    def is_kept(self) -> bool:
+    def is_remote_decode(self) -> bool:
         """Producer leg: its blocks are held for a reader, after one token."""
         return isinstance(self.request.kv, RemoteDecode)
 
     @property
     def max_tokens(self) -> int:
-        return 1 if self.is_kept else self.request.sampling.max_tokens
+        return 1 if self.is_remote_decode else self.request.sampling.max_tokens
 
     def draw(self) -> Draw:
         """The choice of its next token."""
         sampling = self.request.sampling
-        early = self.generated < sampling.min_tokens
+        early = self.generated_tokens < sampling.min_tokens
         banned = self.stops if early else frozenset()
-        return Draw(sampling, self.seed, self.generated, banned)
+        return Draw(sampling, self.seed, self.generated_tokens, banned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """The token chosen after a chunk."""
 
     token: int

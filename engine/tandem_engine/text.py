@@ -128,7 +128,7 @@ def _pending(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StopOutput:
     """What `StopStrings.push` lets out: `text`, and the stop string that ended it, if one did."""
 
     text: str
@@ -145,38 +145,38 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self._stops = tuple(stops)
         self._keep = keep
-        self._held = ""
+        self._pending = ""
         self._exempt = 0
         """Characters at the start of `_held` in which no stop string may end."""
 
-    def push(self, text: str, *, armed: bool = True) -> Stopped:
-        """`armed=False` (below min_tokens): no stop string may end within `text`."""
+    def push(self, text: str, *, can_stop: bool = True) -> StopOutput:
+        """`can_stop=False` (below min_tokens): no stop string may end within `text`."""
         if not self._stops:
-            return Stopped(text)
-        self._held += text
-        if not armed:
-            self._exempt = len(self._held)
+            return StopOutput(text)
+        self._pending += text
+        if not can_stop:
+            self._exempt = len(self._pending)
         found = self._first()
         if found is not None:
             start, stop = found
-            out = self._held[: start + len(stop) * self._keep]
-            self._held = ""
-            return Stopped(out, stop)
-        safe = len(self._held) - self._possible_tail()
-        out, self._held = self._held[:safe], self._held[safe:]
+            out = self._pending[: start + len(stop) * self._keep]
+            self._pending = ""
+            return StopOutput(out, stop)
+        safe = len(self._pending) - self._possible_tail()
+        out, self._pending = self._pending[:safe], self._pending[safe:]
         self._exempt = max(0, self._exempt - safe)
-        return Stopped(out)
+        return StopOutput(out)
 
     def flush(self) -> str:
         """What was held back: no stop string came of it."""
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         return rest
 
     def _first(self) -> tuple[int, str] | None:
         """Earliest stop string; of two at one place, the first listed."""
         found = []
         for order, stop in enumerate(self._stops):
-            start = self._held.find(stop, max(0, self._exempt - len(stop) + 1))
+            start = self._pending.find(stop, max(0, self._exempt - len(stop) + 1))
             if start >= 0:
                 found.append((start, order, stop))
         if not found:
@@ -187,7 +187,7 @@ class StopStrings:
     def _possible_tail(self) -> int:
         """Length of the longest end of the held text that begins a stop string."""
         longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+        for length in range(min(longest, len(self._pending)), 0, -1):
+            if any(stop.startswith(self._pending[-length:]) for stop in self._stops):
                 return length
         return 0

@@ -2,7 +2,7 @@
 
     server ──Request──► engine ──Delta──► server
                           │ ▲
-               blocks held│ │pulled (Pulled or KvLoadError)
+               blocks held│ │pulled (PullResult or KvLoadError)
                           ▼ │
                         transfer
 
@@ -132,7 +132,7 @@ DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullResult:
     """A pull that arrived whole."""
 
     tokens: int

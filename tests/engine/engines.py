@@ -16,7 +16,7 @@ from tandem_engine.blocks import BlockEvent
 from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
 from tandem_engine.engine import Engine, Generation
 from tandem_engine.tiny import make_tiny_model
-from tandem_engine.types import Delta, LoadFailurePolicy, Pulled, SamplingParams
+from tandem_engine.types import Delta, LoadFailurePolicy, PullResult, SamplingParams
 
 from .dense import DenseLlama
 
@@ -52,31 +52,31 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.events: list[BlockEvent] = []
 
-    def prefix_cache(self, queries: int, hits: int) -> None:
+    def record_prefix_lookup(self, queries: int, hits: int) -> None:
         self.counts.update(queries=queries, hits=hits)
 
-    def external_cache(self, queries: int, hits: int) -> None:
+    def record_external_lookup(self, queries: int, hits: int) -> None:
         self.counts.update(external_queries=queries, external_hits=hits)
 
-    def prompt_tokens(self, computed: int, cached: int, external: int) -> None:
+    def record_prompt(self, computed: int, cached: int, external: int) -> None:
         self.counts.update(computed=computed, cached=cached, external=external)
 
-    def generated(self, tokens: int) -> None:
+    def record_generated_tokens(self, tokens: int) -> None:
         self.counts.update(generated=tokens)
 
-    def preempted(self) -> None:
+    def record_preemption(self) -> None:
         self.counts.update(preempted=1)
 
-    def pulled(self, pulled: Pulled) -> None:
+    def record_pull(self, pulled: PullResult) -> None:
         self.counts.update(pulls=1, pulled_bytes=pulled.bytes)
 
-    def pull_failed(self) -> None:
+    def record_pull_failure(self) -> None:
         self.counts.update(pull_failures=1)
 
-    def kv_expired(self) -> None:
+    def record_kv_expiry(self) -> None:
         self.counts.update(expired=1)
 
-    def kv_event(self, event: BlockEvent) -> None:
+    def record_kv_event(self, event: BlockEvent) -> None:
         self.events.append(event)
 
 

@@ -80,7 +80,7 @@ class FakeEngine:
         self.abort_seen = asyncio.Event()
         self.released: list[TransferParams] = []
         self.release_seen = asyncio.Event()
-        self.kept_released: asyncio.Queue[str] = asyncio.Queue()
+        self.released_holds: asyncio.Queue[str] = asyncio.Queue()
         self.nothing_held = asyncio.Event()
         self.nothing_held.set()
 
@@ -98,13 +98,13 @@ class FakeEngine:
         index = [request.request_id for request in self.requests].index(request_id)
         self.generations[index].say(Delta(finish_reason="abort"))
 
-    def release_kept(self, request_id: str) -> None:
-        self.kept_released.put_nowait(request_id)
+    def release_hold(self, request_id: str) -> None:
+        self.released_holds.put_nowait(request_id)
 
-    async def kept_read(self) -> None:
+    async def wait_until_unheld(self) -> None:
         await self.nothing_held.wait()
 
-    async def release_remote(self, params: TransferParams) -> None:
+    async def release_remote_hold(self, params: TransferParams) -> None:
         self.released.append(params)
         self.release_seen.set()
 

@@ -7,13 +7,13 @@ from tandem_engine.blocks import (
     BlockManager,
     BlocksRemoved,
     BlocksStored,
-    extend_chain,
+    extend_hash_chain,
 )
 
 
 def chain(token_ids: list[int], size: int = 4) -> list[bytes]:
     hashes: list[bytes] = []
-    extend_chain(hashes, token_ids, size)
+    extend_hash_chain(hashes, token_ids, size)
     return hashes
 
 
@@ -32,7 +32,7 @@ def test_chain_covers_everything_before_a_block() -> None:
     assert a[1] != b[1]
     assert chain([1, 2, 3, 4, 5]) == a[:1]
     grown = a[:1]
-    extend_chain(grown, [1, 2, 3, 4, 5, 6, 7, 8], 4)
+    extend_hash_chain(grown, [1, 2, 3, 4, 5, 6, 7, 8], 4)
     assert grown == a
 
 
@@ -77,10 +77,10 @@ def test_a_hold_keeps_blocks_until_released() -> None:
     table = manager.table("a")
     assert manager.hold("a") == table
     manager.free("a")
-    assert (manager.free_count, manager.held_count, manager.is_held("a")) == (2, 1, True)
+    assert (manager.free_count, manager.hold_count, manager.is_held("a")) == (2, 1, True)
     manager.release_hold("a")
     manager.release_hold("a")
-    assert (manager.free_count, manager.held_count) == (4, 0)
+    assert (manager.free_count, manager.hold_count) == (4, 0)
 
 
 def test_events_tell_what_is_findable() -> None:

@@ -138,7 +138,7 @@ async def test_what_follows_a_failed_load(policy: LoadFailurePolicy, wrong: str)
             assert "remote KV could not be loaded" in (last.error or "")
         assert pair.d.healthy
         assert pair.counts_d.counts["pull_failures"] == 1
-        await pair.d.release_remote(params)
+        await pair.d.release_remote_hold(params)
         await until(lambda: all_free(pair.p))
 
 
@@ -216,9 +216,9 @@ async def test_a_prefill_preempted_under_its_reader_spoils_and_leaks_nothing() -
 
 async def test_a_prompt_that_no_reader_was_told_of_is_freed_at_once() -> None:
     async with Pair() as pair:
-        pair.p.release_kept("unknown")
+        pair.p.release_hold("unknown")
         await pair.prefill("a", prompt(50))
-        pair.p.release_kept("a")
+        pair.p.release_hold("a")
         assert all_free(pair.p)
     assert pair.counts_p.counts["expired"] == 0
 
@@ -229,7 +229,7 @@ async def test_a_producer_knows_when_the_last_of_its_kv_was_read() -> None:
             (name, prompt(50, i), await pair.prefill(name, prompt(50, i)))
             for i, name in enumerate("ab")
         ]
-        read = asyncio.create_task(pair.p.kept_read())
+        read = asyncio.create_task(pair.p.wait_until_unheld())
         for leg in legs:
             await asyncio.sleep(0)
             assert not read.done()

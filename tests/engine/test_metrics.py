@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem_contract import metrics as names
 from tandem_engine.blocks import AllBlocksCleared, BlockEvent
 from tandem_engine.metrics import EngineMetrics
-from tandem_engine.types import Pulled
+from tandem_engine.types import PullResult
 
 from .fake_engine import FakeStats
 
@@ -26,14 +26,14 @@ def _samples(metrics: EngineMetrics) -> dict[tuple[str, ...], float]:
 
 def test_what_the_engine_observes_is_counted_under_vllms_names() -> None:
     metrics = EngineMetrics("tiny")
-    metrics.prefix_cache(10, 4)
-    metrics.external_cache(6, 5)
-    metrics.prompt_tokens(1, 4, 5)
-    metrics.generated(3)
-    metrics.preempted()
-    metrics.pulled(Pulled(tokens=5, bytes=4096, seconds=0.02))
-    metrics.pull_failed()
-    metrics.kv_expired()
+    metrics.record_prefix_lookup(10, 4)
+    metrics.record_external_lookup(6, 5)
+    metrics.record_prompt(1, 4, 5)
+    metrics.record_generated_tokens(3)
+    metrics.record_preemption()
+    metrics.record_pull(PullResult(tokens=5, bytes=4096, seconds=0.02))
+    metrics.record_pull_failure()
+    metrics.record_kv_expiry()
     samples = _samples(metrics)
     expected = {
         (names.ENGINE_PREFIX_QUERIES,): 10,
@@ -92,6 +92,6 @@ def test_a_sequences_times() -> None:
 
 def test_block_events_are_handed_on() -> None:
     seen: list[BlockEvent] = []
-    EngineMetrics("tiny", seen.append).kv_event(AllBlocksCleared())
-    EngineMetrics("tiny").kv_event(AllBlocksCleared())
+    EngineMetrics("tiny", seen.append).record_kv_event(AllBlocksCleared())
+    EngineMetrics("tiny").record_kv_event(AllBlocksCleared())
     assert seen == [AllBlocksCleared()]

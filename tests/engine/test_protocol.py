@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_engine.body import ApiError, decode_json, kv_intent, refuse_unsupported
+from tandem_engine.body import ApiError, decode_json, parse_kv_transfer, refuse_unsupported
 from tandem_engine.protocol import (
     ChatBody,
     CompletionBody,
@@ -45,7 +45,7 @@ def _outcome(decide: Callable[[], object]) -> object:
 @given(body=st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_any_object_is_a_call_or_a_400(body: dict[str, Any]) -> None:
     for parse in (parse_completion, parse_chat):
-        outcome = _outcome(lambda: resolve(parse(body, kv_intent(body)), (1, 2), 32, 100))  # noqa: B023
+        outcome = _outcome(lambda: resolve(parse(body, parse_kv_transfer(body)), (1, 2), 32, 100))  # noqa: B023
         assert isinstance(outcome, SamplingParams) or outcome.status == 400
 
 
@@ -95,7 +95,7 @@ def test_a_prompt_that_fills_the_context_is_refused() -> None:
     ],
 )
 def test_whose_kv_comes_or_goes(params: object, expected: object) -> None:
-    assert kv_intent({"kv_transfer_params": params}) == expected
+    assert parse_kv_transfer({"kv_transfer_params": params}) == expected
 
 
 def test_unsupported_fields_may_ask_for_nothing() -> None:
@@ -110,7 +110,7 @@ def _chat(params: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_decode_legs_token_ids_stand_for_its_messages() -> None:
     body = _chat(PULL | {"prompt_token_ids": [3, 4]})
-    call = parse_chat(body, kv_intent(body))
+    call = parse_chat(body, parse_kv_transfer(body))
     assert (call.prompts, call.messages) == (((3, 4),), None)
     with pytest.raises(ApiError, match="outside the vocabulary"):
         resolve(call, (3, 4), 32, 4)
@@ -122,12 +122,12 @@ def test_a_decode_legs_token_ids_stand_for_its_messages() -> None:
 )
 def test_a_chat_without_token_ids_of_a_decode_leg_is_rendered(params: dict[str, Any]) -> None:
     body = _chat(params)
-    assert parse_chat(body, kv_intent(body)).messages is not None
+    assert parse_chat(body, parse_kv_transfer(body)).messages is not None
 
 
 @pytest.mark.parametrize("ids", [["a"], "ab", {"a": 1}, [1.5], 7])
 def test_token_ids_that_are_none_are_refused(ids: object) -> None:
     body = _chat(PULL | {"prompt_token_ids": ids})
     with pytest.raises(ApiError) as caught:
-        parse_chat(body, kv_intent(body))
+        parse_chat(body, parse_kv_transfer(body))
     assert caught.value.param == "kv_transfer_params"

@@ -52,7 +52,7 @@ def test_places_are_given_in_order_of_arrival() -> None:
     bench.add(2)
     assert [c[0] for c in bench.step()] == ["1"]
     assert [c[0] for c in bench.step()] == ["1"]
-    bench.scheduler.end(first)
+    bench.scheduler.remove(first)
     assert [c[0] for c in bench.step()] == ["2"]
 
 
@@ -72,10 +72,10 @@ def test_the_youngest_gives_up_its_blocks_and_comes_back_first() -> None:
     step = bench.scheduler.schedule()
     assert step.preempted == [second]
     assert bench.run(step) == [("1", 8, 9, True)]
-    assert (second.phase, second.computed, second.tokens[-1]) == (Phase.WAITING, 0, 7)
+    assert (second.phase, second.computed_tokens, second.tokens[-1]) == (Phase.WAITING, 0, 7)
     bench.add(1)
     assert [c[0] for c in bench.step()] == ["1"]
-    bench.scheduler.end(first)
+    bench.scheduler.remove(first)
     step = bench.scheduler.schedule()
     assert (step.chunks[0].sequence, step.chunks[0].start) == (second, 4)
     assert step.admitted == [step.chunks[1].sequence]
@@ -85,7 +85,7 @@ def test_the_oldest_gives_up_its_own_blocks_when_a_hold_has_the_rest() -> None:
     bench = Bench(blocks=3)
     held, seq = bench.add(3), bench.add(8)
     bench.step()
-    bench.scheduler.end(held, hold=True)
+    bench.scheduler.remove(held, hold=True)
     assert bench.step() == []
     assert seq.phase is Phase.WAITING
     bench.blocks.release_hold(held.id)
@@ -97,12 +97,12 @@ def test_remote_kv_loads_beside_the_running_and_leaves_one_token_to_compute() ->
     running = bench.add(4)
     remote = bench.add(10, PARAMS)
     step = bench.scheduler.schedule()
-    assert (step.loads, [c.sequence for c in step.chunks]) == ([remote], [running])
+    assert (step.pulls, [c.sequence for c in step.chunks]) == ([remote], [running])
     assert (bench.scheduler.loading, len(bench.blocks.table("2"))) == (1, 3)
     bench.run(step)
-    bench.scheduler.loaded(remote, 9)
+    bench.scheduler.finish_pull(remote, 9)
     assert [c[0] for c in bench.step()] == ["1"]
-    bench.scheduler.end(running)
+    bench.scheduler.remove(running)
     assert bench.step() == [("2", 9, 10, True)]
 
 
@@ -110,7 +110,7 @@ def test_a_failed_load_is_computed_in_the_blocks_it_has() -> None:
     bench = Bench()
     remote = bench.add(10, PARAMS)
     assert bench.scheduler.schedule().chunks == []
-    bench.scheduler.loaded(remote, 0)
+    bench.scheduler.finish_pull(remote, 0)
     assert bench.step() == [("1", 0, 10, True)]
 
 
@@ -118,13 +118,17 @@ def test_remote_kv_that_is_cached_is_spared() -> None:
     bench = Bench()
     first = bench.add(8)
     bench.step()
-    bench.scheduler.end(first)
+    bench.scheduler.remove(first)
     again = Sequence(
-        Request("2", first.request.prompt_token_ids), 2, 0, frozenset(), 0.0, remote=PARAMS
+        Request("2", first.request.prompt_token_ids), 2, 0, frozenset(), 0.0, transfer_params=PARAMS
     )
     bench.scheduler.add(again)
     step = bench.scheduler.schedule()
-    assert (step.spared, step.loads, again.remote) == ([(again, PARAMS)], [], None)
+    assert (step.unneeded_transfers, step.pulls, again.transfer_params) == (
+        [(again, PARAMS)],
+        [],
+        None,
+    )
     assert bench.run(step) == [("2", 4, 8, True)]
 
 
@@ -134,5 +138,5 @@ def test_every_sequence_is_listed_until_it_ends() -> None:
     bench.step()
     assert set(bench.scheduler) == set(seqs)
     for seq in seqs:
-        bench.scheduler.end(seq)
+        bench.scheduler.remove(seq)
     assert (list(bench.scheduler), bench.blocks.free_count) == ([], 20)

@@ -16,7 +16,7 @@ from tandem_contract.timing import parse_timing
 from tandem_contract.transfer_params import PREFILL_LEG, TransferParams
 from tandem_engine.chat import ChatTemplate
 from tandem_engine.metrics import EngineMetrics
-from tandem_engine.served import ServedModel
+from tandem_engine.served_model import ServedModel
 from tandem_engine.server import EngineServer
 from tandem_engine.text import Tokenizer
 from tandem_engine.transfer.wire import MAX_ID
@@ -322,7 +322,7 @@ async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
     answer = await client.complete(max_tokens=1, kv_transfer_params=json.loads(PREFILL_LEG))
     assert client.engine.requests[0].kv == RemoteDecode()
     assert answer["kv_transfer_params"] == REMOTE
-    assert client.engine.kept_released.empty()
+    assert client.engine.released_holds.empty()
 
 
 async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> None:
@@ -343,7 +343,7 @@ async def test_kv_of_a_streamed_prefill_leg_is_freed_for_no_event_names_it(
     leg = json.loads(PREFILL_LEG)
     events = await client.events("/v1/completions", prompt="x", kv_transfer_params=leg)
     assert all("kv_transfer_params" not in event for event in events)
-    assert await client.engine.kept_released.get() == client.engine.requests[0].request_id
+    assert await client.engine.released_holds.get() == client.engine.requests[0].request_id
 
 
 async def test_kv_whose_prefill_answer_never_arrived_is_freed(connect: Connect) -> None:
@@ -360,10 +360,10 @@ async def test_kv_whose_prefill_answer_never_arrived_is_freed(connect: Connect) 
     last = Delta(token_ids=(97,), finish_reason="length", kv_transfer_params=params)
     client.engine.generations[0].say(last)
     await reader.readuntil(b"200 OK")
-    assert client.engine.kept_released.empty()
+    assert client.engine.released_holds.empty()
     writer.close()
     await writer.wait_closed()
-    released = await client.engine.kept_released.get()
+    released = await client.engine.released_holds.get()
     assert released == client.engine.requests[0].request_id
 
 

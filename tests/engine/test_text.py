@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_engine.text import Detokenizer, Stopped, StopStrings, Tokenizer, TokenizerUnusable
+from tandem_engine.text import Detokenizer, StopOutput, StopStrings, Tokenizer, TokenizerUnusable
 
 from .fake_engine import write_tokenizer
 
@@ -77,27 +77,27 @@ def test_an_unusable_tokenizer_is_named(tmp_path: Path) -> None:
 
 def test_a_possible_beginning_is_held_back() -> None:
     stops = StopStrings(["END"])
-    assert stops.push("one E") == Stopped("one ")
-    assert stops.push("N") == Stopped("")
-    assert stops.push("x") == Stopped("ENx")
-    assert stops.push(" EN") == Stopped(" ")
-    assert stops.push("D of it") == Stopped("", "END")
+    assert stops.push("one E") == StopOutput("one ")
+    assert stops.push("N") == StopOutput("")
+    assert stops.push("x") == StopOutput("ENx")
+    assert stops.push(" EN") == StopOutput(" ")
+    assert stops.push("D of it") == StopOutput("", "END")
 
 
 def test_the_stop_string_stays_when_asked_for() -> None:
-    assert StopStrings(["\n\n"], keep=True).push("a\n\nb") == Stopped("a\n\n", "\n\n")
+    assert StopStrings(["\n\n"], keep=True).push("a\n\nb") == StopOutput("a\n\n", "\n\n")
 
 
 def test_what_was_held_back_comes_out_at_the_end() -> None:
     stops = StopStrings(["abc"])
-    assert stops.push("xab") == Stopped("x")
+    assert stops.push("xab") == StopOutput("x")
     assert stops.flush() == "ab"
 
 
 def test_no_stop_string_may_end_before_min_tokens() -> None:
     stops = StopStrings(["ab"])
-    assert stops.push("ab a", armed=False) == Stopped("ab ")
-    assert stops.push("b") == Stopped("", "ab")
+    assert stops.push("ab a", can_stop=False) == StopOutput("ab ")
+    assert stops.push("b") == StopOutput("", "ab")
 
 
 LETTERS = st.text("ab", max_size=30)

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
-from .wire import Limits, prepare
+from .wire import TransferLimits, prepare
 
 _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE = 0.1
@@ -23,7 +23,7 @@ class Connection:
 
     sock: socket.socket
     peer: str
-    greeted: Callable[[], None]
+    mark_identified: Callable[[], None]
     """To be called when the peer has proved to be no stranger."""
 
 
@@ -31,14 +31,14 @@ class Listener:
     """A listening socket whose connections are served by `serve`, each in a task."""
 
     def __init__(
-        self, serve: Callable[[Connection], Coroutine[None, None, None]], limits: Limits
+        self, serve: Callable[[Connection], Coroutine[None, None, None]], limits: TransferLimits
     ) -> None:
         self._serve = serve
         self._limits = limits
         self._sock: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._unidentified: dict[asyncio.Task[None], None] = {}
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; the address bound. Raises OSError when it cannot be bound."""
@@ -89,25 +89,25 @@ class Listener:
     def _has_room(self) -> bool:
         if len(self._connections) < self._limits.connections:
             return True
-        if not self._strangers:
+        if not self._unidentified:
             return False
-        oldest = next(iter(self._strangers))
-        del self._strangers[oldest]
+        oldest = next(iter(self._unidentified))
+        del self._unidentified[oldest]
         oldest.cancel()
         return True
 
     def _admit(self, sock: socket.socket, peer: str) -> None:
-        def greeted() -> None:
-            self._strangers.pop(task, None)
+        def mark_identified() -> None:
+            self._unidentified.pop(task, None)
 
         def ended(_: asyncio.Task[None]) -> None:
             sock.close()
             self._connections.discard(task)
-            self._strangers.pop(task, None)
+            self._unidentified.pop(task, None)
 
         sock.setblocking(False)
         prepare(sock, self._limits)
-        task = asyncio.create_task(self._serve(Connection(sock, peer, greeted)))
+        task = asyncio.create_task(self._serve(Connection(sock, peer, mark_identified)))
         self._connections.add(task)
-        self._strangers[task] = None
+        self._unidentified[task] = None
         task.add_done_callback(ended)

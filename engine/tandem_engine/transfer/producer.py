@@ -4,7 +4,7 @@
     open ──────────────────────► known, may be read
     progress … (any thread) ───► more may be read ──────────────► segments
     complete ──────────────────► leased ────────────────────────► the rest
-    ◄──── on_free(id, reason) ── read │ released │ expired ◄───── Done, Release, or nothing
+    ◄──── on_release(id, reason) ── read │ released │ expired ◄───── Done, Release, or nothing
 
 Blocks are never given back under a running send: a lease is renewed by every byte that moves, and
 a release or an expiry first ends the reader. `discard` alone does not wait; the reader cannot
@@ -22,9 +22,9 @@ import torch
 
 from ..types import KvLayout, KvLoadError, KvRefused
 from .blockio import block_memory
-from .holds import FreeReason, Hold
+from .holds import FreeReason, KvHold
 from .listener import Connection, Listener
-from .sending import ReadSession
+from .read_session import ReadSession
 from .threads import shut_down
 from .wire import (
     DEFAULT_LIMITS,
@@ -33,13 +33,13 @@ from .wire import (
     MAX_SECONDS,
     Done,
     Hello,
-    Limits,
     Ok,
     Read,
     Refused,
     Release,
     Renew,
     ToProducer,
+    TransferLimits,
     Welcome,
     disagreement,
     receive_frame_async,
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 class Producer:
     """Holds requests' blocks and serves reads.
 
-    All methods but `progress` and `wanted` are for the event loop that ran `start`. `on_free` is
+    All methods but `progress` and `wanted` are for the event loop that ran `start`. `on_release` is
     called there, exactly once for each request that was completed; until then its blocks must
     stay as they are.
     """
@@ -68,9 +68,9 @@ class Producer:
         host: str,
         port: int,
         lease: float,
-        on_free: Callable[[str, FreeReason], None],
+        on_release: Callable[[str, FreeReason], None],
         *,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
         """`lease` is in seconds.
 
@@ -85,9 +85,9 @@ class Producer:
         self._engine_id = engine_id
         self._address = (host, port)
         self._lease = lease
-        self._on_free = on_free
+        self._on_release = on_release
         self._limits = limits
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[str, KvHold] = {}
         self._threads = ThreadPoolExecutor(limits.connections, "kv-send")
         self._listener = Listener(self._serve, limits)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +98,7 @@ class Producer:
         return self._address
 
     @property
-    def held(self) -> int:
+    def hold_count(self) -> int:
         """Requests opened and neither discarded nor freed."""
         return len(self._holds)
 
@@ -122,14 +122,14 @@ class Producer:
         """
         if request_id in self._holds or not 0 < len(request_id) <= MAX_ID:
             raise ValueError(f"request id {request_id[:MAX_ID]!r} is open, empty or too long")
-        self._holds[request_id] = Hold(request_id, self._lease)
+        self._holds[request_id] = KvHold(request_id, self._lease)
 
-    def wanted(self, request_id: str) -> bool:
+    def has_reader(self, request_id: str) -> bool:
         """Whether a reader is attached, so that early progress is of use; from any thread."""
         hold = self._holds.get(request_id)
         return hold is not None and hold.reader is not None
 
-    def progress(self, request_id: str, block_ids: Sequence[int], tokens: int, layers: int) -> None:
+    def publish(self, request_id: str, block_ids: Sequence[int], tokens: int, layers: int) -> None:
         """The KV of the first `tokens` prompt tokens is final in the first `layers` layers.
 
         Callable from any thread, one at a time per request. `block_ids` are the prompt's blocks in
@@ -138,14 +138,14 @@ class Producer:
         a discard may come in between. Raises ValueError for blocks the cache does not have.
         """
         hold = self._holds.get(request_id)
-        if hold is None or hold.progress.complete:
+        if hold is None or hold.progress.is_complete:
             return
         blocks = tuple(block_ids)
         if len(blocks) * self._layout.block_size < tokens:
             raise ValueError(f"{len(blocks)} blocks do not hold {tokens} tokens")
         if blocks and not 0 <= min(blocks) <= max(blocks) < self._blocks:
             raise ValueError(f"the cache has {self._blocks} blocks, request names {max(blocks)}")
-        hold.progress = hold.progress.advanced(blocks, tokens, layers, self._layout.layers)
+        hold.progress = hold.progress.advance(blocks, tokens, layers, self._layout.layers)
         if hold.reader is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(hold.changed.set)
 
@@ -158,11 +158,11 @@ class Producer:
         hold = self._holds[request_id]
         if len(hold.progress.block_ids) * self._layout.block_size < tokens:
             raise ValueError(f"no progress named the blocks of {request_id!r}'s {tokens} tokens")
-        hold.progress = hold.progress.completed(tokens)
+        hold.progress = hold.progress.complete(tokens)
         hold.changed.set()
         hold.renew()
-        self._watch_lease(hold)
-        self._settle(hold)
+        self._check_lease(hold)
+        self._release_when_idle(hold)
 
     def discard(self, request_id: str) -> None:
         """Forget a request that will not be completed; its blocks may be reused at once.
@@ -172,47 +172,47 @@ class Producer:
         lease or reader ends it, nor on an unknown one.
         """
         hold = self._holds.get(request_id)
-        if hold is not None and not hold.progress.complete:
+        if hold is not None and not hold.progress.is_complete:
             self._end(hold, FreeReason.ABORTED)
             del self._holds[request_id]
 
     def release(self, request_id: str) -> None:
         """Free a completed request that nobody will read; any other is left alone."""
         hold = self._holds.get(request_id)
-        if hold is not None and hold.progress.complete:
+        if hold is not None and hold.progress.is_complete:
             self._end(hold, FreeReason.RELEASED)
 
-    def _watch_lease(self, hold: Hold) -> None:
+    def _check_lease(self, hold: KvHold) -> None:
         """Look again when the lease would end; renewals only move the deadline."""
         remaining = hold.deadline - time.monotonic()
         if remaining <= 0:
             self._end(hold, FreeReason.EXPIRED)
         elif self._loop is not None:
-            hold.timer = self._loop.call_later(remaining, self._watch_lease, hold)
+            hold.timer = self._loop.call_later(remaining, self._check_lease, hold)
 
-    def _end(self, hold: Hold, reason: FreeReason) -> None:
+    def _end(self, hold: KvHold, reason: FreeReason) -> None:
         """Start a request's end; it is freed once no reader is attached any more."""
-        if hold.ending is None:
-            hold.ending = reason
+        if hold.end_reason is None:
+            hold.end_reason = reason
             hold.changed.set()
-            if hold.sending and hold.reader is not None:
+            if hold.is_sending and hold.reader is not None:
                 shut_down(hold.reader)
-        self._settle(hold)
+        self._release_when_idle(hold)
 
-    def _settle(self, hold: Hold) -> None:
+    def _release_when_idle(self, hold: KvHold) -> None:
         """Free a request whose end has begun, unless a reader or the prefill still has it."""
-        if hold.ending is None or hold.reader is not None or not hold.progress.complete:
+        if hold.end_reason is None or hold.reader is not None or not hold.progress.is_complete:
             return
         if self._holds.get(hold.request_id) is hold:
             del self._holds[hold.request_id]
             if hold.timer is not None:
                 hold.timer.cancel()
-            self._on_free(hold.request_id, hold.ending)
+            self._on_release(hold.request_id, hold.end_reason)
 
     async def _serve(self, connection: Connection) -> None:
         """One connection, from its Hello to its end."""
         try:
-            await self._converse(connection)
+            await self._handle(connection)
         except KvRefused as err:
             _log.info("%s: refused: %s", connection.peer, err)
             await self._refuse(connection, str(err))
@@ -225,7 +225,7 @@ class Producer:
         """Say no, then read to the end: closing on unread bytes could void what was just sent."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._limits.greeting):
+            async with asyncio.timeout(self._limits.handshake):
                 await send_frames_async(connection.sock, Refused(reason))
                 connection.sock.shutdown(socket.SHUT_WR)
                 while await loop.sock_recv(connection.sock, MAX_FRAME):
@@ -233,14 +233,14 @@ class Producer:
         except (OSError, TimeoutError) as err:
             _log.info("%s: left without reading the refusal: %s", connection.peer, err)
 
-    async def _converse(self, connection: Connection) -> None:
-        async with asyncio.timeout(self._limits.greeting):
+    async def _handle(self, connection: Connection) -> None:
+        async with asyncio.timeout(self._limits.handshake):
             hello = await receive_frame_async(connection.sock, to_producer)
             if not isinstance(hello, Hello):
                 raise KvRefused("the first frame is no Hello")
             if (wrong := disagreement(hello, self._engine_id, self._layout)) is not None:
                 raise KvRefused(wrong)
-            connection.greeted()
+            connection.mark_identified()
             command = await receive_frame_async(connection.sock, to_producer)
             hold = self._find(command)
             await send_frames_async(connection.sock, Welcome(self._lease))
@@ -250,24 +250,24 @@ class Producer:
         if isinstance(command, Read):
             await self._serve_read(connection, hold, command)
 
-    def _find(self, command: ToProducer) -> Hold:
+    def _find(self, command: ToProducer) -> KvHold:
         if isinstance(command, Hello | Done):
             raise KvRefused("the second frame is no Read, Renew or Release")
         hold = self._holds.get(command.request_id)
-        if hold is None or hold.ending is not None:
+        if hold is None or hold.end_reason is not None:
             raise KvRefused(
                 f"request {command.request_id!r} is not held: "
                 "never opened, already read, released or expired"
             )
         return hold
 
-    def _apply(self, command: Renew | Release, hold: Hold) -> None:
+    def _apply(self, command: Renew | Release, hold: KvHold) -> None:
         if isinstance(command, Renew):
             hold.renew()
         else:
             self._end(hold, FreeReason.RELEASED)
 
-    async def _serve_read(self, connection: Connection, hold: Hold, read: Read) -> None:
+    async def _serve_read(self, connection: Connection, hold: KvHold, read: Read) -> None:
         if hold.reader is not None:
             raise KvRefused(f"request {hold.request_id!r} is being read by another")
         hold.reader = connection.sock
@@ -283,6 +283,6 @@ class Producer:
             await session.run(self._threads)
         finally:
             hold.reader = None
-            self._settle(hold)
+            self._release_when_idle(hold)
         self._end(hold, FreeReason.READ)
         await send_frames_async(connection.sock, Ok())

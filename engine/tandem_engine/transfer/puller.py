@@ -1,7 +1,7 @@
 """The side that needs the KV: pulls a prompt's blocks into its own cache, or lets them go.
 
-    queued     keep_alive(params) ──Renew──►  every sixth of the lease, until cancelled
-    admitted   pull(params, blocks, …)        returns Pulled, or raises and nothing counts
+    queued     renew_lease(params) ──Renew──►  every sixth of the lease, until cancelled
+    admitted   pull(params, blocks, …)        returns PullResult, or raises and nothing counts
     unwanted   release(params)                freed on the producer without a read
 
 Nothing writes into the blocks of a pull that has returned, raised or been cancelled.
@@ -22,9 +22,9 @@ import torch
 
 from tandem_contract.transfer_params import TransferParams
 
-from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, Pulled
+from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, PullResult
 from .blockio import block_memory, receive_segment
-from .reading import Reading
+from .pull_progress import PullProgress
 from .threads import run_on_socket, shut_down
 from .wire import (
     DEFAULT_LIMITS,
@@ -32,7 +32,6 @@ from .wire import (
     Done,
     Frame,
     Hello,
-    Limits,
     Ok,
     Read,
     Refused,
@@ -40,6 +39,7 @@ from .wire import (
     Renew,
     Segment,
     ToReader,
+    TransferLimits,
     Waiting,
     Welcome,
     pack,
@@ -53,7 +53,7 @@ from .wire import (
 _log = logging.getLogger(__name__)
 
 
-class KeepAlive:
+class LeaseRenewal:
     """Renews one request's lease until it is cancelled or the producer knows it no more."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
@@ -72,7 +72,7 @@ class Puller:
         layers: Sequence[torch.Tensor],
         layout: KvLayout,
         *,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
         """Raises ValueError when `layers` are not as `layout` says."""
         self._memory = block_memory(layers, layout)
@@ -80,38 +80,38 @@ class Puller:
         self._layout = layout
         self._limits = limits
         self._threads = ThreadPoolExecutor(limits.connections, "kv-pull")
-        self._pulls: set[socket.socket] = set()
-        self._beats: set[asyncio.Task[None]] = set()
+        self._sockets: set[socket.socket] = set()
+        self._renewals: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def close(self) -> None:
         """Break off what runs and stop every keep-alive; returns when no thread is left."""
         self._closed = True
-        beats = list(self._beats)
-        for beat in beats:
-            beat.cancel()
-        for sock in self._pulls:
+        renewals = list(self._renewals)
+        for renewal in renewals:
+            renewal.cancel()
+        for sock in self._sockets:
             shut_down(sock)
-        await asyncio.gather(*beats, return_exceptions=True)
+        await asyncio.gather(*renewals, return_exceptions=True)
         self._threads.shutdown()
 
-    def keep_alive(self, params: TransferParams) -> KeepAlive:
+    def renew_lease(self, params: TransferParams) -> LeaseRenewal:
         """Renew the lease while the request waits in a queue, at once and every sixth of it."""
-        task = asyncio.create_task(self._beat(params))
-        self._beats.add(task)
-        task.add_done_callback(self._beats.discard)
-        return KeepAlive(task)
+        task = asyncio.create_task(self._renew(params))
+        self._renewals.add(task)
+        task.add_done_callback(self._renewals.discard)
+        return LeaseRenewal(task)
 
     async def release(self, params: TransferParams) -> None:
         """Free on the producer without a read; one that is unknown or unreachable is logged."""
         try:
-            await self._ask(params, Release(params.remote_request_id))
+            await self._send_command(params, Release(params.remote_request_id))
         except KvLoadError as err:
             _log.info("release of %s: %s", params.remote_request_id, err)
 
     async def pull(
         self, params: TransferParams, block_ids: Sequence[int], skip_blocks: int, tokens: int
-    ) -> Pulled:
+    ) -> PullResult:
         """Load the KV of the first `tokens` prompt tokens into the blocks `block_ids`.
 
         `block_ids` are the whole prompt's, in order; the first `skip_blocks` hold their KV already
@@ -119,39 +119,39 @@ class Puller:
         block is verified; the producer has then been told to free. Raises KvRefused, KvBroken;
         ValueError when the blocks are not this cache's or are too few.
         """
-        reading = Reading(self._layout, tuple(block_ids), skip_blocks, tokens)
-        reading.check(self._blocks)
-        with _errors_of(params, self._limits.idle):
-            async with asyncio.timeout(self._limits.greeting):
+        progress = PullProgress(self._layout, tuple(block_ids), skip_blocks, tokens)
+        progress.check(self._blocks)
+        with _as_load_errors(params, self._limits.idle):
+            async with asyncio.timeout(self._limits.handshake):
                 sock = await _connect(params, self._limits)
             with sock:
                 if self._closed:
                     raise KvBroken("the puller is closed")
-                self._pulls.add(sock)
+                self._sockets.add(sock)
                 try:
-                    async with _at_most(self._limits.pull):
+                    async with _time_limit(self._limits.pull):
                         seconds = await run_on_socket(
-                            self._threads, sock, lambda: self._read(sock, params, reading)
+                            self._threads, sock, lambda: self._read(sock, params, progress)
                         )
                 finally:
-                    self._pulls.discard(sock)
-        return Pulled(reading.new_tokens, reading.new_bytes, seconds)
+                    self._sockets.discard(sock)
+        return PullResult(progress.new_tokens, progress.new_bytes, seconds)
 
-    def _read(self, sock: socket.socket, params: TransferParams, reading: Reading) -> float:
+    def _read(self, sock: socket.socket, params: TransferParams, progress: PullProgress) -> float:
         """The whole conversation, in a worker thread; the seconds it took to have all blocks."""
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
         read = Read(
-            params.remote_request_id, reading.skip_blocks, reading.tokens, self._limits.idle
+            params.remote_request_id, progress.skip_blocks, progress.tokens, self._limits.idle
         )
         sock.sendall(pack(self._hello(params), read))
         _expect(receive_frame(sock, to_reader), Welcome)
-        while reading.missing:
+        while progress.missing:
             frame = receive_frame(sock, to_reader)
             if isinstance(frame, Waiting):
                 continue
             segment = _expect(frame, Segment)
-            plan = reading.accept(segment)
+            plan = progress.accept(segment)
             receive_segment(sock, self._memory.incoming(segment.layer, plan))
         seconds = time.perf_counter() - started
         self._confirm(sock, params)
@@ -165,11 +165,11 @@ class Puller:
         except (KvLoadError, OSError) as err:
             _log.warning("%s was read, not confirmed: %s", params.remote_request_id, err)
 
-    async def _beat(self, params: TransferParams) -> None:
-        pause = self._limits.greeting
+    async def _renew(self, params: TransferParams) -> None:
+        pause = self._limits.handshake
         while True:
             try:
-                lease = await self._ask(params, Renew(params.remote_request_id))
+                lease = await self._send_command(params, Renew(params.remote_request_id))
                 pause = lease / 6
             except KvRefused as err:
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
@@ -178,10 +178,10 @@ class Puller:
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
             await asyncio.sleep(pause)
 
-    async def _ask(self, params: TransferParams, command: Renew | Release) -> float:
+    async def _send_command(self, params: TransferParams, command: Renew | Release) -> float:
         """Have a command answered; the producer's lease in seconds. Raises as `pull`."""
-        with _errors_of(params, self._limits.greeting):
-            async with asyncio.timeout(self._limits.greeting):
+        with _as_load_errors(params, self._limits.handshake):
+            async with asyncio.timeout(self._limits.handshake):
                 with await _connect(params, self._limits) as sock:
                     await send_frames_async(sock, self._hello(params), command)
                     welcome = _expect(await receive_frame_async(sock, to_reader), Welcome)
@@ -204,7 +204,7 @@ def _expect(frame: ToReader, kind: type[_F]) -> _F:
     return frame
 
 
-async def _connect(params: TransferParams, limits: Limits) -> socket.socket:
+async def _connect(params: TransferParams, limits: TransferLimits) -> socket.socket:
     """A non-blocking connection to the producer's side channel. Raises OSError."""
     loop = asyncio.get_running_loop()
     where = (params.remote_host, params.remote_port)
@@ -227,7 +227,7 @@ async def _connect(params: TransferParams, limits: Limits) -> socket.socket:
 
 
 @asynccontextmanager
-async def _at_most(seconds: float) -> AsyncIterator[None]:
+async def _time_limit(seconds: float) -> AsyncIterator[None]:
     """Break a pull off after `seconds`. Raises KvBroken then."""
     limit = asyncio.timeout(seconds)
     try:
@@ -240,7 +240,7 @@ async def _at_most(seconds: float) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _errors_of(params: TransferParams, silence: float) -> Iterator[None]:
+def _as_load_errors(params: TransferParams, silence: float) -> Iterator[None]:
     """What goes wrong with the producer, as a KvLoadError that names it."""
     peer = f"producer {params.remote_host}:{params.remote_port}"
     try:

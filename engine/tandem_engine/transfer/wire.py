@@ -48,10 +48,10 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TransferLimits:
     """Bounds on peers that are slow, silent or many; both sides have theirs."""
 
-    greeting: float = 5.0
+    handshake: float = 5.0
     """Seconds to connect and to exchange the first frames. Too low: refusals on a loaded host."""
     idle: float = 10.0
     """Seconds without a byte moving before a peer counts as gone; the hand-off's own time limit
@@ -65,7 +65,7 @@ class Limits:
     are turned away in a burst."""
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = TransferLimits()
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -163,7 +163,7 @@ def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
     return None
 
 
-def prepare(sock: socket.socket, limits: Limits) -> None:
+def prepare(sock: socket.socket, limits: TransferLimits) -> None:
     """Options for a connection: no delay for small frames, an end to a peer that is unplugged."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -20,7 +20,7 @@ ENGINE = "engine-1"
 LAYOUT = KvLayout("tiny", "float32", layers=3, kv_heads=2, head_dim=8, block_size=4)
 BIG = replace(LAYOUT, layers=2, kv_heads=16, head_dim=64, block_size=64)
 """512 KiB per block and layer: a few blocks are more than socket buffers hold."""
-HURRIED = wire.Limits(greeting=0.2, idle=0.2)
+HURRIED = wire.TransferLimits(handshake=0.2, idle=0.2)
 DEADLINE = 20.0
 
 
@@ -40,7 +40,7 @@ def finish(producer: Producer, request_id: str, blocks: list[int], layout: KvLay
     """Open and complete a request that fills all its blocks; its tokens."""
     tokens = len(blocks) * layout.block_size
     producer.open(request_id)
-    producer.progress(request_id, blocks, tokens, layout.layers)
+    producer.publish(request_id, blocks, tokens, layout.layers)
     producer.complete(request_id, tokens)
     return tokens
 

@@ -55,9 +55,9 @@ async def test_the_readers_death_leaves_the_blocks_for_a_retry(
     finish(producer, "r", [1, 2], LAYOUT)
     async with dying("reader", *map(str, producer.address)) as process:
         assert await line(process) == "reading"
-        assert producer.wanted("r")
+        assert producer.has_reader("r")
         process.kill()
-        await until(lambda: not producer.wanted("r"))
-    assert (freed.log, producer.held) == ([], 1)
+        await until(lambda: not producer.has_reader("r"))
+    assert (freed.log, producer.hold_count) == ([], 1)
     await puller.pull(params(producer.address), [3, 4], 0, 8)
     assert freed.log == [("r", FreeReason.READ)]

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tandem_engine.transfer.listener import Connection, Listener
-from tandem_engine.transfer.wire import Limits
+from tandem_engine.transfer.wire import TransferLimits
 
 from .support import HOST, Peer, connected, until
 
@@ -20,7 +20,7 @@ class Guests:
         self.here.append(connection.peer)
         try:
             if await asyncio.get_running_loop().sock_recv(connection.sock, 1):
-                connection.greeted()
+                connection.mark_identified()
                 self.known.append(connection.peer)
                 await asyncio.Event().wait()
         finally:
@@ -34,7 +34,7 @@ def name(peer: Peer) -> str:
 
 async def test_the_oldest_stranger_makes_room() -> None:
     guests = Guests()
-    listener = Listener(guests.serve, Limits(connections=2))
+    listener = Listener(guests.serve, TransferLimits(connections=2))
     address = await listener.start(HOST, 0)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(connected(address))
@@ -56,7 +56,7 @@ async def test_the_oldest_stranger_makes_room() -> None:
 
 
 async def test_an_address_that_is_not_this_machines_is_an_os_error() -> None:
-    listener = Listener(Guests().serve, Limits())
+    listener = Listener(Guests().serve, TransferLimits())
     with pytest.raises(OSError, match="assign"):
         await listener.start("192.0.2.1", 0)
     await listener.close()

@@ -43,7 +43,7 @@ async def producing(
     *,
     layout: KvLayout = LAYOUT,
     lease: float = 60.0,
-    limits: wire.Limits = wire.DEFAULT_LIMITS,
+    limits: wire.TransferLimits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Producer]:
     made = Producer(cache(1, layout), layout, ENGINE, HOST, 0, lease, freed, limits=limits)
     await made.start()
@@ -93,27 +93,27 @@ async def test_a_read_ends_with_freed_blocks(producer: Producer, freed: Freed) -
         assert [await segment(peer) for _ in range(3)] == [
             wire.Segment(layer, 0, 3) for layer in range(3)
         ]
-        assert producer.wanted("r")
+        assert producer.has_reader("r")
         assert not freed.log
         await peer.send(wire.Done())
         assert await peer.from_producer() == wire.Ok()
         assert freed.log == [READ]
-        assert producer.held == 0
+        assert producer.hold_count == 0
 
 
 async def test_segments_go_as_the_prefill_publishes_them(producer: Producer, freed: Freed) -> None:
     blocks = [4, 5, 2]
     producer.open("r")
     async with attached(producer, tokens=10) as peer:
-        await until(lambda: producer.wanted("r"))
+        await until(lambda: producer.has_reader("r"))
         assert await peer.from_producer() == wire.Waiting()
-        producer.progress("r", blocks, tokens=6, layers=2)
+        producer.publish("r", blocks, tokens=6, layers=2)
         assert [await segment(peer) for _ in range(2)] == [
             wire.Segment(0, 0, 1), wire.Segment(1, 0, 1),
         ]  # fmt: skip
-        await asyncio.to_thread(producer.progress, "r", blocks, 6, 3)
+        await asyncio.to_thread(producer.publish, "r", blocks, 6, 3)
         assert await segment(peer) == wire.Segment(2, 0, 1)
-        producer.progress("r", blocks, tokens=10, layers=1)
+        producer.publish("r", blocks, tokens=10, layers=1)
         assert await segment(peer) == wire.Segment(0, 1, 2)
         producer.complete("r", 10)
         assert [await segment(peer) for _ in range(2)] == [
@@ -128,15 +128,15 @@ async def test_a_read_that_ends_before_the_prefill_frees_at_complete(
     producer: Producer, freed: Freed
 ) -> None:
     producer.open("r")
-    producer.progress("r", [4, 5], 8, 3)
+    producer.publish("r", [4, 5], 8, 3)
     async with attached(producer, tokens=8) as peer:
         for _ in range(3):
             await segment(peer)
         await peer.send(wire.Done())
         assert await peer.from_producer() == wire.Ok()
-    assert (freed.log, producer.held) == ([], 1)
+    assert (freed.log, producer.hold_count) == ([], 1)
     producer.complete("r", 8)
-    assert (freed.log, producer.held) == ([READ], 0)
+    assert (freed.log, producer.hold_count) == ([READ], 0)
 
 
 async def test_a_waiting_reader_hears_signs_of_life(producer: Producer) -> None:
@@ -151,7 +151,7 @@ async def test_a_lease_that_nobody_renews_expires(freed: Freed) -> None:
     async with producing(freed, lease=0.02) as producer:
         finish(producer, "r", [1, 2], LAYOUT)
         await freed.was(EXPIRED)
-        assert producer.held == 0
+        assert producer.hold_count == 0
 
 
 async def test_an_open_request_has_no_lease_yet(freed: Freed) -> None:
@@ -159,7 +159,7 @@ async def test_an_open_request_has_no_lease_yet(freed: Freed) -> None:
         producer.open("r")
         finish(producer, "other", [1], LAYOUT)
         await freed.was(("other", FreeReason.EXPIRED))
-        assert producer.held == 1
+        assert producer.hold_count == 1
     assert len(freed.log) == 1
 
 
@@ -168,7 +168,7 @@ async def test_a_renewed_lease_outlives_one_that_is_not(freed: Freed) -> None:
         puller = Puller(cache(2), LAYOUT)
         finish(producer, "r", [1], LAYOUT)
         finish(producer, "other", [2], LAYOUT)
-        handle = puller.keep_alive(params(producer.address))
+        handle = puller.renew_lease(params(producer.address))
         await freed.was(("other", FreeReason.EXPIRED))
         handle.cancel()
         await freed.was(("other", FreeReason.EXPIRED), EXPIRED)
@@ -188,7 +188,7 @@ async def test_release_before_the_prefill_has_ended_frees_at_complete(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
     producer.open("r")
-    producer.progress("r", [1], 4, 3)
+    producer.publish("r", [1], 4, 3)
     await puller.release(params(producer.address))
     assert not freed.log
     with pytest.raises(KvRefused, match="not held"):
@@ -201,7 +201,7 @@ async def test_release_refuses_a_waiting_reader(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
     producer.open("r")
-    producer.progress("r", [1], 4, 1)
+    producer.publish("r", [1], 4, 1)
     async with attached(producer, tokens=4) as peer:
         await segment(peer)
         assert await peer.from_producer() == wire.Waiting()
@@ -217,8 +217,8 @@ async def test_a_dead_reader_leaves_the_blocks_for_the_next(
     finish(producer, "r", [1, 2], LAYOUT)
     async with attached(producer, tokens=8) as peer:
         await segment(peer)
-    await until(lambda: not producer.wanted("r"))
-    assert (freed.log, producer.held) == ([], 1)
+    await until(lambda: not producer.has_reader("r"))
+    assert (freed.log, producer.hold_count) == ([], 1)
     assert (await puller.pull(params(producer.address), [0, 1], 0, 8)).tokens == 8
     assert freed.log == [READ]
 
@@ -257,15 +257,15 @@ async def test_a_silent_reader_is_let_go_and_its_blocks_stay(freed: Freed) -> No
             for _ in range(3):
                 await segment(peer)
             await peer.ended()
-        await until(lambda: not producer.wanted("r"))
-        assert (freed.log, producer.held) == ([], 1)
+        await until(lambda: not producer.has_reader("r"))
+        assert (freed.log, producer.hold_count) == ([], 1)
 
 
 async def test_discard_refuses_a_waiting_reader_at_once(producer: Producer, freed: Freed) -> None:
     producer.open("r")
     async with attached(producer, tokens=4) as peer:
         producer.discard("r")
-        assert producer.held == 0
+        assert producer.hold_count == 0
         assert "aborted" in await refusal(peer)
     producer.open("r")
     producer.discard("r")
@@ -275,20 +275,20 @@ async def test_discard_refuses_a_waiting_reader_at_once(producer: Producer, free
 async def test_after_discard_the_segment_under_way_never_counts(freed: Freed) -> None:
     async with producing(freed, layout=BIG) as producer:
         producer.open("r")
-        producer.progress("r", BIG_BLOCKS, len(BIG_BLOCKS) * BIG.block_size, 1)
+        producer.publish("r", BIG_BLOCKS, len(BIG_BLOCKS) * BIG.block_size, 1)
         async with stalled_in_a_segment(producer) as peer:
             producer.discard("r")
             whole = len(BIG_BLOCKS) * BIG.block_bytes + wire.DIGEST_BYTES
             with suppress(ConnectionResetError):
                 assert len(await peer.read(whole)) < whole
-        assert (freed.log, producer.held) == ([], 0)
+        assert (freed.log, producer.hold_count) == ([], 0)
 
 
 async def test_a_completed_request_is_not_discarded(producer: Producer, freed: Freed) -> None:
     finish(producer, "r", [1], LAYOUT)
     producer.discard("r")
     producer.discard("never opened")
-    assert (freed.log, producer.held) == ([], 1)
+    assert (freed.log, producer.hold_count) == ([], 1)
 
 
 async def test_a_second_reader_is_refused_and_disturbs_nothing(
@@ -296,10 +296,10 @@ async def test_a_second_reader_is_refused_and_disturbs_nothing(
 ) -> None:
     producer.open("r")
     async with attached(producer, tokens=4) as peer:
-        await until(lambda: producer.wanted("r"))
+        await until(lambda: producer.has_reader("r"))
         with pytest.raises(KvRefused, match="being read by another"):
             await puller.pull(params(producer.address), [0], 0, 4)
-        producer.progress("r", [1], 4, 3)
+        producer.publish("r", [1], 4, 3)
         producer.complete("r", 4)
         for _ in range(3):
             await segment(peer)
@@ -333,7 +333,7 @@ async def test_a_reader_that_wants_more_than_the_prompt_is_refused_once_that_is_
 ) -> None:
     producer.open("r")
     async with attached(producer, tokens=9) as peer:
-        producer.progress("r", [1, 2], 8, 3)
+        producer.publish("r", [1, 2], 8, 3)
         producer.complete("r", 8)
         while not isinstance(frame := await peer.from_producer(), wire.Refused):
             if isinstance(frame, wire.Segment):
@@ -366,7 +366,7 @@ async def test_a_reader_that_talks_out_of_turn_is_hung_up_on(
     async with attached(producer, tokens=4) as peer:
         await peer.send(wire.Done())
         await peer.ended()
-    assert producer.held == 1
+    assert producer.hold_count == 1
 
 
 async def test_a_stranger_that_stays_silent_is_hung_up_on(freed: Freed) -> None:
@@ -377,8 +377,8 @@ async def test_a_stranger_that_stays_silent_is_hung_up_on(freed: Freed) -> None:
         await peer.ended()
 
 
-async def test_strangers_make_room_for_a_reader(freed: Freed) -> None:
-    limits = wire.Limits(greeting=60.0, connections=2)
+async def test_unidentified_make_room_for_a_reader(freed: Freed) -> None:
+    limits = wire.TransferLimits(handshake=60.0, connections=2)
     async with producing(freed, limits=limits) as producer, AsyncExitStack() as strangers:
         for _ in range(5):
             await strangers.enter_async_context(connected(producer.address))
@@ -392,7 +392,7 @@ async def test_strangers_make_room_for_a_reader(freed: Freed) -> None:
 async def test_when_all_places_are_taken_by_readers_the_next_is_turned_away(
     freed: Freed, puller: Puller
 ) -> None:
-    async with producing(freed, limits=wire.Limits(connections=1)) as producer:
+    async with producing(freed, limits=wire.TransferLimits(connections=1)) as producer:
         producer.open("r")
         producer.open("other")
         async with attached(producer, tokens=4):
@@ -408,7 +408,7 @@ async def test_close_ends_readers_and_frees(freed: Freed) -> None:
             await producer.close()
             await peer.ended()
         assert freed.log == [("r", FreeReason.ABORTED)]
-        assert producer.held == 0
+        assert producer.hold_count == 0
 
 
 async def test_a_port_in_use_is_an_os_error(producer: Producer, freed: Freed) -> None:
@@ -426,11 +426,11 @@ def test_misuse_is_named(freed: Freed) -> None:
     with pytest.raises(ValueError, match="too long"):
         producer.open("x" * (wire.MAX_ID + 1))
     with pytest.raises(ValueError, match="1 blocks do not hold 5 tokens"):
-        producer.progress("r", [1], 5, 1)
+        producer.publish("r", [1], 5, 1)
     with pytest.raises(ValueError, match="has 16 blocks"):
-        producer.progress("r", [16], 4, 1)
+        producer.publish("r", [16], 4, 1)
     with pytest.raises(ValueError, match="no progress named"):
         producer.complete("r", 4)
-    producer.progress("unknown", [1], 4, 1)
+    producer.publish("unknown", [1], 4, 1)
     with pytest.raises(ValueError, match="a lease of 0 s"):
         Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 0, freed)

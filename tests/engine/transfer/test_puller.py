@@ -36,7 +36,7 @@ Script = Callable[[Peer], Awaitable[None]]
 @asynccontextmanager
 async def pulling(
     layers: list[torch.Tensor],
-    limits: wire.Limits = wire.DEFAULT_LIMITS,
+    limits: wire.TransferLimits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Puller]:
     made = Puller(layers, LAYOUT, limits=limits)
     try:
@@ -45,7 +45,7 @@ async def pulling(
         await made.close()
 
 
-async def greeted(peer: Peer) -> None:
+async def identify(peer: Peer) -> None:
     """Take a reader's first frames and answer them."""
     assert isinstance(await peer.from_reader(), wire.Hello)
     await peer.from_reader()
@@ -80,10 +80,10 @@ async def test_a_pull_may_start_before_the_prefill_has_ended(
     producer.open("r")
     async with pulling(target) as puller:
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, 10))
-        await until(lambda: producer.wanted("r"))
+        await until(lambda: producer.has_reader("r"))
         for tokens in (6, 10):
             for layers in (1, 2, 3):
-                await asyncio.to_thread(producer.progress, "r", THERE, tokens, layers)
+                await asyncio.to_thread(producer.publish, "r", THERE, tokens, layers)
         assert not freed.log
         producer.complete("r", 10)
         assert (await pull).tokens == 10
@@ -118,7 +118,7 @@ async def test_many_pulls_at_once_keep_their_blocks_apart(freed: Freed) -> None:
         )
     await producer.close()
     assert all(torch.equal(a.flip(0), b) for a, b in zip(cache(1), target, strict=True))
-    assert producer.held == 0
+    assert producer.hold_count == 0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_another_engine_at_the_address_refuses(producer: Producer, puller:
     old = replace(params(producer.address), remote_engine_id="restarted-since")
     with pytest.raises(KvRefused, match=r"engine_id: .*'restarted-since'.*'engine-1'"):
         await puller.pull(old, HERE, 0, TOKENS)
-    assert producer.held == 1
+    assert producer.hold_count == 1
 
 
 async def test_a_request_is_read_once(producer: Producer, puller: Puller) -> None:
@@ -157,22 +157,22 @@ async def silence(peer: Peer) -> None:
 
 
 async def silence_after_welcome(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     await peer.ended()
 
 
 async def silence_in_a_payload(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     await peer.send_bytes(segment(0, bytes(3 * LAYOUT.block_bytes))[:200])
     await peer.ended()
 
 
 async def hang_up(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
 
 
 async def hang_up_in_a_payload(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     await peer.send_bytes(segment(0, bytes(3 * LAYOUT.block_bytes))[:200])
 
 
@@ -182,7 +182,7 @@ async def garbage(peer: Peer) -> None:
 
 
 async def wrong_checksum(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     data = bytearray(segment(0, bytes(3 * LAYOUT.block_bytes)))
     data[-1] ^= 1
     await peer.send_bytes(bytes(data))
@@ -190,13 +190,13 @@ async def wrong_checksum(peer: Peer) -> None:
 
 
 async def wrong_layer(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     await peer.send_bytes(segment(7, bytes(LAYOUT.block_bytes)))
     await peer.ended()
 
 
 async def too_many_blocks(peer: Peer) -> None:
-    await greeted(peer)
+    await identify(peer)
     await peer.send_bytes(segment(0, bytes(4 * LAYOUT.block_bytes)))
     await peer.ended()
 
@@ -229,13 +229,13 @@ async def test_a_producer_gone_wrong_breaks_the_pull(script: Script, message: st
 
 async def test_a_pull_that_only_shows_signs_of_life_ends_at_its_limit() -> None:
     async def waiting(peer: Peer) -> None:
-        await greeted(peer)
+        await identify(peer)
         with suppress(OSError):
             while True:
                 await peer.send(wire.Waiting())
                 await asyncio.sleep(0)
 
-    limits = wire.Limits(pull=0.2)
+    limits = wire.TransferLimits(pull=0.2)
     async with playing_producer(waiting) as address, pulling(cache(2), limits) as puller:
         with pytest.raises(KvBroken, match=r"the pull took longer than 0.2 s"):
             await puller.pull(params(address), HERE, 0, TOKENS)
@@ -251,7 +251,7 @@ async def test_nobody_listening_breaks_the_pull(puller: Puller) -> None:
 
 async def test_verified_blocks_count_although_the_producer_never_confirms() -> None:
     async def gone_at_the_end(peer: Peer) -> None:
-        await greeted(peer)
+        await identify(peer)
         for layer in range(3):
             await peer.send_bytes(segment(layer, bytes(3 * LAYOUT.block_bytes)))
         assert await peer.from_reader() == wire.Done()
@@ -264,7 +264,7 @@ async def test_nothing_writes_into_the_blocks_of_a_cancelled_pull() -> None:
     in_payload, cancelled = asyncio.Event(), asyncio.Event()
 
     async def half_then_the_rest(peer: Peer) -> None:
-        await greeted(peer)
+        await identify(peer)
         data = segment(0, bytes(3 * LAYOUT.block_bytes))
         await peer.send_bytes(data[:200])
         in_payload.set()
@@ -292,21 +292,21 @@ async def test_a_pull_is_cancelled_while_the_producer_waits(
     producer.open("r")
     for attempt in range(3):
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, TOKENS))
-        await until(lambda: producer.wanted("r"))
+        await until(lambda: producer.has_reader("r"))
         pull.cancel("enough")
         pull.cancel("and again")
         with pytest.raises(asyncio.CancelledError):
             await pull
-        await until(lambda: not producer.wanted("r"))
-        assert producer.held == 1, attempt
+        await until(lambda: not producer.has_reader("r"))
+        assert producer.hold_count == 1, attempt
 
 
 async def test_close_breaks_off_what_runs(producer: Producer) -> None:
     producer.open("r")
     async with pulling(cache(2)) as puller:
-        puller.keep_alive(params(producer.address))
+        puller.renew_lease(params(producer.address))
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, TOKENS))
-        await until(lambda: producer.wanted("r"))
+        await until(lambda: producer.has_reader("r"))
         await puller.close()
         with pytest.raises(KvBroken):
             await pull
@@ -325,7 +325,7 @@ async def test_keep_alive_goes_on_until_cancelled() -> None:
         await peer.send(wire.Welcome(0.06), wire.Ok())
 
     async with playing_producer(count) as address, pulling(cache(2)) as puller:
-        handle = puller.keep_alive(params(address))
+        handle = puller.renew_lease(params(address))
         await until(lambda: len(renewed) >= 3)
         handle.cancel()
         handle.cancel()
@@ -342,11 +342,11 @@ async def test_keep_alive_outlives_a_broken_connection_and_ends_with_a_refusal()
             await peer.from_reader()
             await peer.send(wire.Refused("unknown"))
 
-    limits = wire.Limits(greeting=0.05)
+    limits = wire.TransferLimits(handshake=0.05)
     async with playing_producer(first_broken_then_refused) as address:
         puller = Puller(cache(2), LAYOUT, limits=limits)
         tasks = len(asyncio.all_tasks())
-        puller.keep_alive(params(address))
+        puller.renew_lease(params(address))
         await until(lambda: len(seen) == 2 and len(asyncio.all_tasks()) == tasks)
         await puller.close()
 

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase
 from tandem_engine.metrics import EngineMetrics
-from tandem_engine.types import Pulled
+from tandem_engine.types import PullResult
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.engine_counters import (
     EngineCounters,
@@ -213,8 +213,8 @@ async def test_scrapes_at_once_ask_once() -> None:
 
 def test_the_reference_engines_page_is_read() -> None:
     engine = EngineMetrics("m")
-    engine.pulled(Pulled(tokens=16, bytes=4096, seconds=0.06))
-    engine.pull_failed()
+    engine.record_pull(PullResult(tokens=16, bytes=4096, seconds=0.06))
+    engine.record_pull_failure()
     figures = read(generate_latest(engine.registry))
     assert (figures.failed, figures.seconds) == (1, 0.06)
     assert (figures.below[0.05], figures.below[0.075], figures.below[float("inf")]) == (0, 1, 1)

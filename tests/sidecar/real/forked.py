@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 _FORKS: Final[ForkServerContext] = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tandem_engine.main", "tandem_engine.serve"])
+_FORKS.set_forkserver_preload(["tandem_engine.main", "tandem_engine.process"])
 
 
 def engine(

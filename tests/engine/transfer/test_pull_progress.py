@@ -1,14 +1,14 @@
 import pytest
 
-from tandem_engine.transfer.reading import Reading
+from tandem_engine.transfer.pull_progress import PullProgress
 from tandem_engine.transfer.wire import Segment
 from tandem_engine.types import KvBroken
 
 from .support import LAYOUT
 
 
-def reading(skip_blocks: int = 1, tokens: int = 10) -> Reading:
-    return Reading(LAYOUT, (7, 8, 2, 9), skip_blocks, tokens)
+def reading(skip_blocks: int = 1, tokens: int = 10) -> PullProgress:
+    return PullProgress(LAYOUT, (7, 8, 2, 9), skip_blocks, tokens)
 
 
 def test_blocks_come_layer_by_layer_in_order() -> None:
@@ -47,10 +47,10 @@ def test_nothing_is_missing_when_all_is_skipped() -> None:
         (reading(tokens=0), 16),
         (reading(skip_blocks=-1), 16),
         (reading(), 9),
-        (Reading(LAYOUT, (1, 1, 2), 0, 9), 16),
-        (Reading(LAYOUT, (-1, 1, 2), 0, 9), 16),
+        (PullProgress(LAYOUT, (1, 1, 2), 0, 9), 16),
+        (PullProgress(LAYOUT, (-1, 1, 2), 0, 9), 16),
     ],
 )
-def test_blocks_that_cannot_take_the_prompt(pull: Reading, cache_blocks: int) -> None:
+def test_blocks_that_cannot_take_the_prompt(pull: PullProgress, cache_blocks: int) -> None:
     with pytest.raises(ValueError, match="blocks"):
         pull.check(cache_blocks)

@@ -20,7 +20,7 @@ from .transfer.producer import FreeReason, Producer
 _log = logging.getLogger(__name__)
 
 
-class KeptPrompts:
+class PromptHolds:
     """All prompts this engine computes for readers; for its event loop."""
 
     def __init__(
@@ -29,13 +29,13 @@ class KeptPrompts:
         cache: KvCache,
         blocks: BlockManager,
         observer: EngineObserver,
-        freed: Callable[[], None],
+        on_release: Callable[[], None],
     ) -> None:
         """`freed` is called when a hold has ended."""
         self._config = config
         self._blocks = blocks
         self._observer = observer
-        self._freed = freed
+        self._on_release = on_release
         self._layers = cache.layout.layers
         self._producer = Producer(
             cache.layers,
@@ -44,7 +44,7 @@ class KeptPrompts:
             config.side_channel_host,
             config.side_channel_port,
             config.lease,
-            self._hold_ended,
+            self._on_hold_end,
         )
 
     @property
@@ -77,26 +77,26 @@ class KeptPrompts:
         self._producer.discard(seq.id)
         self._producer.open(seq.id)
 
-    def early_progress(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
+    def layer_publisher(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
         """Publishes each layer as it is written, from the worker thread; None without readers."""
         producer = self._producer
         read = [
             (chunk.sequence.id, chunk.blocks, chunk.end)
             for chunk in chunks
-            if chunk.sequence.is_kept and producer.wanted(chunk.sequence.id)
+            if chunk.sequence.is_remote_decode and producer.has_reader(chunk.sequence.id)
         ]
         if not read:
             return None
 
         def publish(layers: int) -> None:
             for request_id, blocks, tokens in read:
-                producer.progress(request_id, blocks, tokens, layers)
+                producer.publish(request_id, blocks, tokens, layers)
 
         return publish
 
-    def computed(self, chunk: Chunk) -> None:
+    def publish(self, chunk: Chunk) -> None:
         """A chunk's KV is in the cache, in all layers."""
-        self._producer.progress(chunk.sequence.id, chunk.blocks, chunk.end, self._layers)
+        self._producer.publish(chunk.sequence.id, chunk.blocks, chunk.end, self._layers)
 
     def hold(self, seq: Sequence) -> None:
         """The prompt is complete and its blocks are held: the lease starts."""
@@ -106,7 +106,7 @@ class KeptPrompts:
         """Nobody will read a completed prompt; others are left alone."""
         self._producer.release(request_id)
 
-    def params(self, seq: Sequence) -> dict[str, object]:
+    def transfer_params(self, seq: Sequence) -> dict[str, object]:
         """What the decode side needs to read this prompt's KV."""
         host, port = self._producer.address
         return TransferParams(
@@ -116,13 +116,13 @@ class KeptPrompts:
             remote_port=port,
             remote_block_ids=(self._blocks.table(seq.id),),
             remote_num_tokens=seq.prompt_tokens,
-            remote_prefill_cached_tokens=seq.cached,
+            remote_prefill_cached_tokens=seq.cached_tokens,
             tandem_prompt_hash=prompt_hash(seq.request.prompt_token_ids),
         ).encode()
 
-    def _hold_ended(self, request_id: str, reason: FreeReason) -> None:
+    def _on_hold_end(self, request_id: str, reason: FreeReason) -> None:
         self._blocks.release_hold(request_id)
         if reason is FreeReason.EXPIRED:
             _log.warning("%s: nobody read its KV within the lease", request_id)
-            self._observer.kv_expired()
-        self._freed()
+            self._observer.record_kv_expiry()
+        self._on_release()

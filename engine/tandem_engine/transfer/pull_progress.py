@@ -5,7 +5,7 @@ from .blockio import BlockPlan, block_plan
 from .wire import Segment
 
 
-class Reading:
+class PullProgress:
     """One pull's bookkeeping: the prompt's blocks come layer by layer, each layer in order."""
 
     def __init__(
@@ -14,9 +14,9 @@ class Reading:
         """The first `tokens` tokens go to `block_ids`, whose first `skip_blocks` need nothing."""
         self._layout = layout
         self._block_ids = block_ids
-        self._wanted = -(-tokens // layout.block_size)
-        self._first = min(skip_blocks, self._wanted)
-        self._have = [self._first] * layout.layers
+        self._total_blocks = -(-tokens // layout.block_size)
+        self._first = min(skip_blocks, self._total_blocks)
+        self._received = [self._first] * layout.layers
         self._planned = (0, 0)
         self._plan: BlockPlan = ()
         self.tokens = tokens
@@ -25,7 +25,7 @@ class Reading:
     @property
     def missing(self) -> bool:
         """Whether any layer lacks a block."""
-        return min(self._have) < self._wanted
+        return min(self._received) < self._total_blocks
 
     @property
     def new_tokens(self) -> int:
@@ -35,12 +35,12 @@ class Reading:
     @property
     def new_bytes(self) -> int:
         """Payload of all segments together."""
-        return (self._wanted - self._first) * self._layout.block_bytes * self._layout.layers
+        return (self._total_blocks - self._first) * self._layout.block_bytes * self._layout.layers
 
     def check(self, blocks: int) -> None:
         """Raise ValueError when the prompt does not fit its blocks or a cache of `blocks`."""
         ids = self._block_ids
-        if self.tokens < 1 or self.skip_blocks < 0 or len(ids) < self._wanted:
+        if self.tokens < 1 or self.skip_blocks < 0 or len(ids) < self._total_blocks:
             raise ValueError(
                 f"{self.tokens} tokens do not go into {len(ids)} blocks of "
                 f"{self._layout.block_size} after {self.skip_blocks} blocks"
@@ -51,9 +51,12 @@ class Reading:
     def accept(self, segment: Segment) -> BlockPlan:
         """Where a segment's blocks go. Raises KvBroken when it is not one that is due."""
         layer, first, end = segment.layer, segment.first, segment.first + segment.blocks
-        if layer >= len(self._have) or not self._have[layer] == first < end <= self._wanted:
+        if (
+            layer >= len(self._received)
+            or not self._received[layer] == first < end <= self._total_blocks
+        ):
             raise KvBroken(f"blocks {first} to {end} of layer {layer} were not due")
-        self._have[layer] = end
+        self._received[layer] = end
         if self._planned != (first, end):
             self._planned = (first, end)
             self._plan = block_plan(self._block_ids[first:end], self._layout.block_bytes)

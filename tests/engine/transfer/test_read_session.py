@@ -4,14 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tandem_engine.transfer import wire
 from tandem_engine.transfer.blockio import block_memory
-from tandem_engine.transfer.holds import Hold, Progress
-from tandem_engine.transfer.sending import ReadSession
+from tandem_engine.transfer.holds import KvHold, PrefillProgress
+from tandem_engine.transfer.read_session import ReadSession
 
 from .support import LAYOUT, Peer, cache, read
 
 
 async def test_every_byte_that_moves_renews_the_lease() -> None:
-    hold = Hold("r", lease=60.0, progress=Progress().advanced((1, 2), 8, 3, 3))
+    hold = KvHold("r", lease=60.0, progress=PrefillProgress().advance((1, 2), 8, 3, 3))
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1, "kv-test") as threads:
         ours.setblocking(False)

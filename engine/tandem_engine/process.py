@@ -19,7 +19,7 @@ from .chat import ChatTemplate
 from .engine import Engine
 from .events import KvEventPublisher
 from .metrics import EngineMetrics
-from .served import ServedModel
+from .served_model import ServedModel
 from .server import EngineServer
 from .settings import Settings
 from .text import Tokenizer
@@ -32,7 +32,7 @@ class PortTaken(EngineError):
     """Somebody else listens there."""
 
 
-async def serve(
+async def run_engine(
     settings: Settings, tokenizer: Tokenizer, template: ChatTemplate, listener: socket.socket
 ) -> None:
     """Load, serve until a signal, stop in order. Raises EngineError when the start fails."""

@@ -18,16 +18,16 @@ from tandem_contract.prefix import prompt_hash
 from tandem_contract.transfer_params import TransferParams
 
 from .step import Sequence
-from .transfer.puller import KeepAlive, Puller
-from .types import KvBroken, KvLoadError, Pulled
+from .transfer.puller import LeaseRenewal, Puller
+from .types import KvBroken, KvLoadError, PullResult
 
 _log = logging.getLogger(__name__)
 
-Ended = Callable[[Sequence, Pulled | KvLoadError | None], None]
+OnPullEnd = Callable[[Sequence, PullResult | KvLoadError | None], None]
 """Called with what came of a sequence's pull; None: it was cancelled."""
 
 
-def refusal(
+def unusable_reason(
     params: TransferParams, prompt_token_ids: tuple[int, ...], block_size: int
 ) -> str | None:
     """Why a prompt can not be answered from this remote KV; None when it can.
@@ -46,34 +46,34 @@ def refusal(
 
 
 @dataclass(slots=True)
-class Pulls:
+class RemotePrefills:
     """All of one engine's pulls; for its event loop."""
 
     puller: Puller
-    ended: Ended
-    _leases: dict[str, KeepAlive] = field(default_factory=dict)
-    _running: dict[str, asyncio.Task[Pulled]] = field(default_factory=dict)
+    on_end: OnPullEnd
+    _leases: dict[str, LeaseRenewal] = field(default_factory=dict)
+    _running: dict[str, asyncio.Task[PullResult]] = field(default_factory=dict)
     _releases: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def keep_alive(self, request_id: str, params: TransferParams) -> None:
+    def renew_lease(self, request_id: str, params: TransferParams) -> None:
         """Renew the lease until the request is begun or dropped."""
-        self._leases[request_id] = self.puller.keep_alive(params)
+        self._leases[request_id] = self.puller.renew_lease(params)
 
-    def begin(self, seq: Sequence, blocks: tuple[int, ...], skip: int) -> None:
+    def start(self, seq: Sequence, blocks: tuple[int, ...], skip: int) -> None:
         """Start pulling the whole prompt's KV into `blocks`, but for the first `skip`."""
-        params = seq.remote
+        params = seq.transfer_params
         if params is None:
             raise ValueError(f"{seq.id} has no remote KV")
         self._stop_renewing(seq.id)
         task = asyncio.create_task(self.puller.pull(params, blocks, skip, seq.prompt_tokens))
         self._running[seq.id] = task
-        task.add_done_callback(partial(self._done, seq, params))
+        task.add_done_callback(partial(self._finish, seq, params))
 
     def cancel(self, request_id: str) -> None:
         """Break a pull off; `ended` follows."""
         self._running[request_id].cancel()
 
-    def drop(self, request_id: str, params: TransferParams) -> None:
+    def release(self, request_id: str, params: TransferParams) -> None:
         """The request does not need its remote KV, and was not begun."""
         self._stop_renewing(request_id)
         task = asyncio.create_task(self.puller.release(params))
@@ -95,9 +95,11 @@ class Pulls:
         if (lease := self._leases.pop(request_id, None)) is not None:
             lease.cancel()
 
-    def _done(self, seq: Sequence, params: TransferParams, task: asyncio.Task[Pulled]) -> None:
+    def _finish(
+        self, seq: Sequence, params: TransferParams, task: asyncio.Task[PullResult]
+    ) -> None:
         del self._running[seq.id]
-        outcome: Pulled | KvLoadError | None
+        outcome: PullResult | KvLoadError | None
         if task.cancelled():
             outcome = None
         elif (err := task.exception()) is None:
@@ -107,6 +109,6 @@ class Pulls:
         else:
             _log.error("the pull for %s", seq.id, exc_info=err)
             outcome = KvBroken(f"internal error: {err}")
-        if not isinstance(outcome, Pulled):
-            self.drop(seq.id, params)
-        self.ended(seq, outcome)
+        if not isinstance(outcome, PullResult):
+            self.release(seq.id, params)
+        self.on_end(seq, outcome)

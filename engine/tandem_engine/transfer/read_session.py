@@ -7,14 +7,14 @@ from concurrent.futures import Executor
 
 from ..types import KvBroken, KvLayout
 from .blockio import BlockMemory, block_plan, send_segment
-from .holds import Hold
+from .holds import KvHold
 from .threads import run_on_socket
 from .wire import (
     Done,
-    Limits,
     Read,
     Segment,
     ToProducer,
+    TransferLimits,
     Waiting,
     receive_frame_async,
     send_frames_async,
@@ -28,12 +28,12 @@ class ReadSession:
     def __init__(
         self,
         sock: socket.socket,
-        hold: Hold,
+        hold: KvHold,
         read: Read,
         *,
         memory: BlockMemory,
         layout: KvLayout,
-        limits: Limits,
+        limits: TransferLimits,
     ) -> None:
         self._sock = sock
         self._hold = hold
@@ -41,8 +41,8 @@ class ReadSession:
         self._memory = memory
         self._layout = layout
         self._limits = limits
-        self._wanted = -(-read.tokens // layout.block_size)
-        self._sent = [min(read.skip_blocks, self._wanted)] * layout.layers
+        self._total_blocks = -(-read.tokens // layout.block_size)
+        self._sent = [min(read.skip_blocks, self._total_blocks)] * layout.layers
         """Per layer, how many of the first blocks the reader has."""
 
     async def run(self, threads: Executor) -> None:
@@ -51,39 +51,39 @@ class ReadSession:
         Raises KvRefused when the request ends under the reader, KvBroken, OSError or TimeoutError
         when the reader goes away, falls silent or says what it must not.
         """
-        heard = asyncio.create_task(receive_frame_async(self._sock, to_producer))
+        next_frame = asyncio.create_task(receive_frame_async(self._sock, to_producer))
         try:
             while not await self._send_ready(threads):
                 async with asyncio.timeout(self._limits.idle):
                     await send_frames_async(self._sock, Waiting())
-                if await self._wait(heard, self._read.patience / 3):
+                if await self._wait(next_frame, self._read.patience / 3):
                     raise KvBroken("the reader spoke before it had everything")
             until = time.monotonic() + self._limits.idle
-            while not await self._wait(heard, until - time.monotonic()):
+            while not await self._wait(next_frame, until - time.monotonic()):
                 if time.monotonic() >= until:
                     raise TimeoutError
-            if not isinstance(heard.result(), Done):
+            if not isinstance(next_frame.result(), Done):
                 raise KvBroken("the reader answered with something else than Done")
         finally:
-            heard.cancel()
-            await asyncio.gather(heard, return_exceptions=True)
+            next_frame.cancel()
+            await asyncio.gather(next_frame, return_exceptions=True)
 
     async def _send_ready(self, threads: Executor) -> bool:
         """Send what is final and not yet sent; whether that was the last."""
         hold = self._hold
         hold.check(self._read)
-        if self._due():
-            hold.sending = True
+        if self._due_segments():
+            hold.is_sending = True
             try:
                 with self._sock.dup() as blocking:
                     blocking.settimeout(self._limits.idle)
                     await run_on_socket(threads, blocking, lambda: self._send_blocking(blocking))
             finally:
-                hold.sending = False
+                hold.is_sending = False
             hold.check(self._read)
-        return all(sent == self._wanted for sent in self._sent)
+        return all(sent == self._total_blocks for sent in self._sent)
 
-    def _due(self) -> list[Segment]:
+    def _due_segments(self) -> list[Segment]:
         """What is final and not yet sent."""
         progress, tokens, size = self._hold.progress, self._read.tokens, self._layout.block_size
         ready = [progress.ready_blocks(layer, tokens, size) for layer in range(len(self._sent))]
@@ -94,7 +94,7 @@ class ReadSession:
         ]
 
     def _send_blocking(self, sock: socket.socket) -> None:
-        while due := self._due():
+        while due := self._due_segments():
             ids, size = self._hold.progress.block_ids, self._layout.block_bytes
             runs = {(segment.first, segment.blocks) for segment in due}
             plans = {run: block_plan(ids[run[0] : sum(run)], size) for run in runs}
@@ -105,22 +105,22 @@ class ReadSession:
                 self._sent[segment.layer] += segment.blocks
 
     def _still_held(self) -> bool:
-        return self._hold.ending is None
+        return self._hold.end_reason is None
 
-    async def _wait(self, heard: "asyncio.Task[ToProducer]", seconds: float) -> bool:
-        """Wait for the reader to speak (True), or for progress, an ending, or the time limit.
+    async def _wait(self, next_frame: "asyncio.Task[ToProducer]", seconds: float) -> bool:
+        """Wait for the reader to speak (True), or for progress, an end_reason, or the time limit.
 
-        Raises KvRefused for an ending, and KvBroken or OSError when the reader has gone.
+        Raises KvRefused for an end_reason, and KvBroken or OSError when the reader has gone.
         """
         changed = asyncio.create_task(self._hold.changed.wait())
         try:
             await asyncio.wait(
-                [heard, changed], timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
+                [next_frame, changed], timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             changed.cancel()
-        if heard.done():
-            heard.result()
+        if next_frame.done():
+            next_frame.result()
             return True
         self._hold.changed.clear()
         self._hold.check(self._read)

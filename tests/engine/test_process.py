@@ -23,8 +23,8 @@ from tandem_engine.chat import ChatTemplate
 from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
 from tandem_engine.engine import Engine
 from tandem_engine.metrics import EngineMetrics
-from tandem_engine.serve import serve
-from tandem_engine.served import ServedModel
+from tandem_engine.process import run_engine
+from tandem_engine.served_model import ServedModel
 from tandem_engine.server import EngineServer
 from tandem_engine.settings import Settings
 from tandem_engine.text import Tokenizer
@@ -223,7 +223,9 @@ async def test_past_the_shutdown_timeout_a_stream_ends_with_an_error(model: Path
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = "http://127.0.0.1:{1}".format(*listener.getsockname())
-        life = asyncio.create_task(serve(settings, Tokenizer(model), ChatTemplate(model), listener))
+        life = asyncio.create_task(
+            run_engine(settings, Tokenizer(model), ChatTemplate(model), listener)
+        )
         async with aiohttp.ClientSession(url) as http:
             await _ready(http)
             body = {**GREEDY, "max_tokens": 900, "stream": True}

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import click
 
+from . import programs
 from .figures import Figure, load, report
 
 HERE = Path(__file__).parent
@@ -17,18 +19,31 @@ SUPPORT = {
     "figures",
     "h2load",
     "peers",
+    "programs",
     "proxies",
     "rawcopy",
 }
+"""Modules that are no benchmark of their own."""
+
+
+class MissingPrograms(click.ClickException):
+    """Programs that a benchmark starts are not installed: nothing was measured."""
+
+    exit_code = 2
 
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write all figures here")
 def main(file: Path | None) -> None:
-    """Run every benchmark and print one table; exit 1 when one cannot run."""
+    """Run every benchmark and print one table.
+
+    Exit status: 2 when a program is missing (nothing is measured then), 1 when a benchmark fails.
+    """
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SUPPORT)
+    check_programs(names)
     figures: list[Figure] = []
     failed = []
-    for name in sorted(p.stem for p in HERE.glob("*.py") if p.stem not in SUPPORT):
+    for name in names:
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "figures.json"
             command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(out)]
@@ -38,7 +53,17 @@ def main(file: Path | None) -> None:
                 figures += load(out)
     report(figures, file)
     if failed:
-        raise click.ClickException(f"could not run: {', '.join(failed)}")
+        raise click.ClickException(f"these benchmarks failed: {', '.join(failed)}")
+
+
+def check_programs(names: list[str]) -> None:
+    """Raise MissingPrograms when a benchmark needs a program that is not installed."""
+    if lines := programs.missing_for([import_module(f"benchmarks.{name}") for name in names]):
+        raise MissingPrograms(
+            "programs are missing, so nothing was measured:\n  "
+            + "\n  ".join(lines)
+            + "\ninstall them, or run the other benchmarks one by one: python -m benchmarks.NAME"
+        )
 
 
 if __name__ == "__main__":

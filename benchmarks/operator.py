@@ -8,6 +8,7 @@ are those of a set's pools; Envoy and EPP of each endpoint come on top.
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tandem_contract import labels
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import NODES, PODS, Resource
 
+from . import programs
 from .figures import Figure, at_most, progress, report
 
 USER = "tandem-operator-benchmark"
@@ -38,6 +41,7 @@ REST = 60.0
 """Seconds watched at rest."""
 DEADLINE = 900.0
 CRDS = Path(__file__).parents[1] / "crds"
+PROGRAMS = (*tools.CONTROL_PLANE, "kube-scheduler", "kwok")
 LEASES = "--node-lease-duration-seconds=40"
 """Without them the controllers take the nodes for lost."""
 STAGES = Path(__file__).parent / "kwok.yaml"
@@ -87,13 +91,32 @@ class Operator:
         return found
 
 
+def missing_programs() -> list[str]:
+    """Programs that are neither there nor can be built here, with how to install them."""
+    return programs.missing([partial(_find_or_build, name) for name in PROGRAMS])
+
+
+def _find_or_build(name: str) -> None:
+    """Raise MissingTool unless `tools.ensure` will find the program or can build it with Go."""
+    try:
+        tools.path(name)
+    except tools.MissingTool as err:
+        if name == "etcd":
+            raise tools.MissingTool("etcd is missing: apt-get install etcd-server") from err
+        if shutil.which("go") is None:
+            raise tools.MissingTool(
+                f"{name} is missing: install Go (https://go.dev/dl), which builds it at the"
+                " benchmark's start"
+            ) from err
+
+
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--sets", default=MANY, show_default=True, help="how many sets in the end")
 def main(file: Path | None, sets: int) -> None:
     """Measure the operator's time, calls, CPU and memory."""
     try:
-        tools.ensure((*tools.CONTROL_PLANE, "kube-scheduler", "kwok"), progress)
+        tools.ensure(PROGRAMS, progress)
     except tools.MissingTool as missing:
         raise click.ClickException(str(missing)) from missing
     with ExitStack() as stack:

@@ -26,8 +26,9 @@ from rich.table import Table
 from tandem_contract import headers, plan
 from tandem_contract.paths import RoutingPath
 from tandem_local.errors import Refused
+from tandem_local.router import find_envoy
 
-from . import fake_engine, h2load
+from . import fake_engine, h2load, programs
 from .figures import Figure, at_most, progress, report
 from .proxies import Server, Servers, running
 
@@ -216,6 +217,11 @@ def show(samples: Sequence[Sample]) -> None:
             case, server, f"{cpu:.3f}", f"{rate:.0f}", f"{p50:.2f}", f"{p99:.2f}", str(lost)
         )
     Console(width=max(100, Console().width)).print(table)
+
+
+def missing_programs() -> list[str]:
+    """Programs that this benchmark starts and this machine lacks, with how to install them."""
+    return programs.missing([h2load.find, find_envoy])
 
 
 @click.command()

@@ -8,6 +8,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from tandem_contract import endpoints
+
 from .body import ApiError, convert, decode_json
 from .protocol import check_token_ids
 from .served_model import ServedModel
@@ -39,7 +41,7 @@ def info_routes(model: ServedModel, registry: CollectorRegistry) -> list[web.Rou
         web.post("/tokenize", info.tokenize),
         web.post("/detokenize", info.detokenize),
         web.get("/v1/models", info.models),
-        web.get("/metrics", info.metrics),
+        web.get(endpoints.METRICS, info.metrics),
         web.get("/version", info.version),
     ]
 

@@ -1,8 +1,8 @@
-"""One engine process from start to stop: events, engine, HTTP, and the same backwards.
+"""One engine process from start to stop: event publisher, engine, HTTP server; stopped in reverse.
 
-Importing this imports torch.
+Importing this module imports torch, which takes seconds.
 
-Errors: `PortTaken`, beside what the engine and the event publisher raise at their start.
+Errors: `PortTaken`, and those that the engine and the event publisher raise at their start.
 """
 
 import asyncio
@@ -29,13 +29,16 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class PortTaken(EngineError):
-    """Somebody else listens there."""
+    """Another process listens on the engine's port."""
 
 
 async def run_engine(
     settings: Settings, tokenizer: Tokenizer, template: ChatTemplate, listener: socket.socket
 ) -> None:
-    """Load, serve until a signal, stop in order. Raises EngineError when the start fails."""
+    """Load the model, serve until SIGTERM or SIGINT, drain and stop.
+
+    Raises EngineError when the start fails.
+    """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -50,10 +53,10 @@ async def run_engine(
         try:
             blocks, size = engine.stats().num_blocks, settings.engine.block_size
             metrics.watch(engine.stats, block_size=size, num_blocks=blocks)
-            model = _served(settings, engine, tokenizer, template)
+            model = _served_model(settings, engine, tokenizer, template)
             server = EngineServer(engine, model, metrics, body_limit=settings.body_limit)
-            about = f"{', '.join(model.names)}, {blocks} KV blocks of {size} tokens"
-            await _answer(server, listener, stop, about, settings.shutdown_timeout)
+            description = f"{', '.join(model.names)}, {blocks} KV blocks of {size} tokens"
+            await _serve_http(server, listener, stop, description, settings.shutdown_timeout)
         finally:
             await engine.stop()
     finally:
@@ -61,7 +64,7 @@ async def run_engine(
             await publisher.stop()
 
 
-def _served(
+def _served_model(
     settings: Settings, engine: Engine, tokenizer: Tokenizer, template: ChatTemplate
 ) -> ServedModel:
     return ServedModel(
@@ -74,14 +77,17 @@ def _served(
     )
 
 
-async def _answer(
+async def _serve_http(
     server: EngineServer,
     listener: socket.socket,
     stop: asyncio.Event,
-    about: str,
+    description: str,
     shutdown_timeout: float,
 ) -> None:
-    """Listen until `stop`, then let requests finish and their KV be read. Raises PortTaken."""
+    """Listen until `stop` is set, then drain for at most `shutdown_timeout` seconds.
+
+    Raises PortTaken.
+    """
     runner = server.runner()
     await runner.setup()
     try:
@@ -90,13 +96,13 @@ async def _answer(
         try:
             await site.start()
         except OSError as err:
-            # Another process bound it at the same moment, and was first to listen.
+            # SO_REUSEADDR lets two processes bind the port at once; only one of them may listen.
             raise PortTaken(f"cannot listen on {address}: {err.strerror}") from err
-        _LOG.info("ready: http://%s serves %s", address, about)
+        _LOG.info("ready: http://%s serves %s", address, description)
         await stop.wait()
-        _LOG.info("stopping: running requests and KV reads have %.0f s", shutdown_timeout)
+        _LOG.info("stopping: running requests and KV reads have %.0f s to finish", shutdown_timeout)
         await site.stop()
         if not await server.drain(shutdown_timeout):
-            _LOG.warning("time is up: requests still running end with an error, KV is left unread")
+            _LOG.warning("shutdown timeout: running requests are aborted, unread KV is freed")
     finally:
         await runner.cleanup()

@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tandem_contract import headers
+from tandem_contract import endpoints, headers
 from tandem_contract.openai_errors import error_body, error_event
+from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
@@ -32,9 +33,9 @@ from .output import OutputText
 from .protocol import Call, parse_chat, parse_completion, resolve
 from .sequences import RunningSequence, ServedEngine, merge_pieces
 from .served_model import ServedModel
+from .settings import DEFAULT_BODY_LIMIT
 from .types import Request, RequestRejected, SamplingParams
 
-DEFAULT_BODY_LIMIT: Final = 32 * 2**20
 _LAST_WRITES: Final = 5.0
 """Seconds for answers that are written when the server stops; `drain` has waited already."""
 _LONGEST_ID: Final = 256
@@ -70,9 +71,9 @@ class EngineServer:
         )
         app.add_routes(
             [
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat),
-                web.get("/health", self._health),
+                web.post(PATHS[RequestKind.COMPLETIONS], self._completions),
+                web.post(PATHS[RequestKind.CHAT], self._chat),
+                web.get(endpoints.HEALTH, self._health),
                 *info_routes(self._model, self._metrics.registry),
             ]
         )

@@ -1,6 +1,6 @@
-"""The command's flags as one checked value; nothing is loaded or opened here.
+"""The command's flags as one checked value; no model is loaded and no port is opened here.
 
-Errors: `ConfigError` and `EventsUnusable`, one line each, shown as usage errors.
+Errors: `ConfigError`, `EventsUnusable`: one line each, which `main` shows as usage errors.
 """
 
 import os
@@ -17,25 +17,31 @@ from .events import KvEventsConfig, parse_kv_events_config
 from .text import TOKENIZER_FILE
 
 _WILDCARDS: Final = ("", "0.0.0.0", "::")
+DEFAULT_BODY_LIMIT: Final = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The flags, checked."""
+    """The flags, checked. `main` takes the flags' defaults from here and from `EngineConfig`."""
 
     engine: EngineConfig
     names: tuple[str, ...]
-    host: str
-    port: int
-    events: KvEventsConfig | None
-    shutdown_timeout: float
-    """Seconds after a signal for running requests to finish and for held KV to be read."""
-    body_limit: int
-    """Bytes."""
+    """Model names that requests may use; the first is the metrics' `model_name` label."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    port: int = ports.ENGINE_PREFILL
+    """Port to listen on; 0 takes a free one."""
+    events: KvEventsConfig | None = None
+    """None: no KV cache events are published."""
+    shutdown_timeout: float = 30.0
+    """Seconds after a signal for running requests to finish and for held KV to be read. Too low:
+    cut answers at every rollout; too high: a pod is killed before its drain has ended."""
+    body_limit: int = DEFAULT_BODY_LIMIT
+    """Largest request body in bytes. Too low: long prompts are refused with 413."""
 
 
 def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Settings:
-    """The settings that `flags` (by parameter name) and the side channel's variables say.
+    """The settings from `flags` (by parameter name) and the side channel's environment variables.
 
     Raises ConfigError, EventsUnusable.
     """
@@ -71,14 +77,16 @@ def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ)
 def _check_model(directory: Path) -> None:
     needs = f"config.json, {TOKENIZER_FILE} and *.safetensors (optional: {CONFIG_FILE})"
     if not directory.is_dir():
-        raise ConfigError(f"--model {directory}: no such directory: give a local one with {needs}")
+        raise ConfigError(f"--model {directory}: no such directory: give one with {needs}")
     for pattern in ("config.json", TOKENIZER_FILE, "*.safetensors"):
         if not any(directory.glob(pattern)):
-            raise ConfigError(f"--model {directory}: no {pattern} there: it needs {needs}")
+            raise ConfigError(
+                f"--model {directory}: no {pattern} there: a model directory needs {needs}"
+            )
 
 
 def _kv_transfer(text: str | None, host: str, env: Mapping[str, str]) -> KvTransferConfig | None:
-    """Readers cannot connect to a wildcard, so that stands for this machine."""
+    """Readers cannot connect to a wildcard address: 127.0.0.1 replaces it as their default."""
     if text is None:
         return None
     port = env.get(environment.SIDE_CHANNEL_PORT) or str(ports.SIDE_CHANNEL)

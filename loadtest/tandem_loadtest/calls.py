@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tandem_contract.paths import RoutingPath
+from tandem_contract.request_kinds import PATHS, RequestKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Call:
     @property
     def path(self) -> str:
         """The endpoint's path."""
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
+        return PATHS[RequestKind.CHAT if self.chat else RequestKind.COMPLETIONS]
 
     def body(self, model: str) -> dict[str, object]:
         """The JSON object to post."""

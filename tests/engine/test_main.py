@@ -14,7 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from tandem_contract import environment
+from tandem_contract.durations import parse_duration
+from tandem_engine.config import EngineConfig
 from tandem_engine.main import main
+from tandem_engine.settings import Settings, settings_from
 from tandem_engine.tiny import make_tiny_model
 
 COMMAND = [sys.executable, "-m", "tandem_engine.main"]
@@ -55,6 +58,16 @@ def _run(*flags: str, **env: str) -> tuple[int, str]:
 def test_a_flag_that_cannot_be_used(model: Path, flags: list[str], message: str) -> None:
     status, stderr = _run(*(str(model) if flag == "MODEL" else flag for flag in flags))
     assert (status, message in stderr) == (2, True), stderr
+
+
+def test_flags_default_to_the_settings_classes(model: Path) -> None:
+    """No flag but --model: what the settings classes say without arguments."""
+    context = main.make_context("tandem-engine", ["--model", str(model)])
+    flags = {**context.params, "served_model_name": ("tiny",)}
+    engine = EngineConfig(model, "tiny")
+    assert settings_from(flags, env={}) == Settings(engine, ("tiny",))
+    option = next(o for o in main.params if o.name == "shutdown_timeout")
+    assert parse_duration(str(option.default)) == Settings(engine, ("tiny",)).shutdown_timeout
 
 
 def test_a_side_channel_port_that_is_none(model: Path) -> None:

@@ -27,9 +27,8 @@ from .process.listen import allow_descriptors
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import CannotListen, Place, run
 from .process.supervisor import WorkerFailed, supervise
-from .security.plan_keys import PlanKeys
+from .security.credentials import BadCertificates, EngineTls, PlanKeys, Tls
 from .security.route import AllowList, parse_allow
-from .security.tls import BadCertificates, EngineTls, Tls
 from .settings import Breaker, Policy, Settings
 
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)

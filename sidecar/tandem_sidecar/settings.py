@@ -8,8 +8,8 @@ from tandem_contract.commandline import HostPort
 
 from .http.server import Limits
 from .observability.logs import LogFormat
+from .security.credentials import Tls
 from .security.route import AllowList
-from .security.tls import Tls
 
 
 class Policy(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.process.run import Running, started
-from tandem_sidecar.security.plan_keys import PlanKeys
+from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 

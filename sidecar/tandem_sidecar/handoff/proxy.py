@@ -17,7 +17,7 @@ from ..bodies.rules import unified_reason
 from ..http import server
 from ..http.messages import Request
 from ..http.server import Client
-from ..security.plan_keys import PlanKeys
+from ..security.credentials import PlanKeys
 from ..security.route import Route, route
 from .alone import Alone
 from .context import Generation, Tools

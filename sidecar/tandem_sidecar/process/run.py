@@ -16,8 +16,7 @@ from tandem_contract.commandline import HostPort
 from ..handoff.lifecycle import Lifecycle
 from ..http.server import Server
 from ..observability import logs
-from ..security.plan_keys import RELOAD_SECONDS, PlanKeys
-from ..security.tls import EngineTls
+from ..security.credentials import RELOAD_SECONDS, EngineTls, PlanKeys
 from ..settings import Settings
 from .admin import serving
 from .health import EngineHealth

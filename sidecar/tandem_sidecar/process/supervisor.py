@@ -23,7 +23,7 @@ from tandem_contract import endpoints
 from ..http.upstream import Pool
 from ..observability import logs
 from ..observability.engine_counters import metrics_page
-from ..security.tls import EngineTls
+from ..security.credentials import EngineTls
 from ..settings import Settings
 from .admin import serving
 from .aggregate import Families, lasting, summed

@@ -21,8 +21,7 @@ from ..observability.engine_counters import EngineCounters, Seen, metrics_page
 from ..observability.history import History
 from ..observability.metrics import Metrics
 from ..observability.observer import Observer, Tracer
-from ..security.plan_keys import PlanKeys
-from ..security.tls import EngineTls
+from ..security.credentials import EngineTls, PlanKeys
 from ..settings import Settings
 from . import gauges
 from .admin import Admin

@@ -1,1 +1,4 @@
-"""Whom to believe: signed plans and their keys, allowed prefill pods, certificates."""
+"""What the sidecar trusts: signed plans and their keys, allowed prefill pods, TLS certificates.
+
+Read `route` first: it decides a request's routing path from its headers.
+"""

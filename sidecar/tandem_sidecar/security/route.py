@@ -1,11 +1,11 @@
-"""Whom to believe about prefill pods, and which path a request is to take.
+"""Decides the routing path of a request, and which prefill pods it may use, from its headers.
 
-    keys, valid plan                        the plan's path and targets
+    keys, valid plan                        the plan's path and prefill pods
     keys, bad plan or unsigned header       unified, and an orchestration error: nothing is trusted
     no keys, header inside the allow-list   prefill_then_decode
-    neither                                 unified
+    anything else                           unified
 
-Pure but for the arguments; `trust.plan_keys` reads the keys.
+Pure: keys, allow-list and time are arguments; `security.credentials` reads the keys.
 """
 
 import ipaddress
@@ -24,9 +24,9 @@ from tandem_contract.plan import Plan, PlanRejected, verify
 from ..http.messages import Request
 
 UNROUTED: Final = "unrouted"
-"""Reason when nothing named a prefill pod."""
+"""Reason when no header names a prefill pod."""
 NOT_TRUSTED: Final = "not_trusted"
-"""Reason when what named one cannot be believed."""
+"""Reason when a header names a prefill pod and cannot be trusted."""
 
 _PLAN: Final = headers.PLAN.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
@@ -35,7 +35,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A prefill pod to ask."""
+    """A prefill pod that the request may be prefilled on."""
 
     name: str
     address: HostPort
@@ -46,21 +46,22 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
     path: RoutingPath
     reason: str
-    """Why, one word: a metric label."""
+    """Why this path, one word; a metric label."""
     candidates: tuple[Candidate, ...] = ()
     decode_name: str = ""
-    """This pod's name as the plan has it."""
+    """This pod's name in the plan; empty without a plan."""
     routed: bool = False
-    """Whether a router sent this request, who takes the timing off again."""
+    """Whether a router sent the request. It gets `x-tandem-timing` with the answer and removes it
+    before the client sees it."""
     ignored: int = 0
-    """Candidates outside the allow-list."""
+    """Number of prefill addresses left out because the allow-list does not contain them."""
     error: str | None = None
-    """Why what was said is not trusted."""
+    """Why a header was not trusted or an address left out; None: nothing was."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Prefill pods that may be named without a signature."""
+    """Prefill pods that a header may name without a signed plan (`--prefill-allow`)."""
 
     networks: tuple[Network, ...] = ()
     addresses: frozenset[HostPort] = frozenset()
@@ -76,7 +77,7 @@ class AllowList:
 
 
 def parse_allow(entries: tuple[str, ...]) -> AllowList:
-    """`CIDR` or `HOST:PORT` each. Raises ValueError naming the entry."""
+    """The allow-list of `entries`, each a CIDR or HOST:PORT. Raises ValueError naming the entry."""
     networks, addresses = [], []
     for entry in entries:
         try:
@@ -84,7 +85,7 @@ def parse_allow(entries: tuple[str, ...]) -> AllowList:
             continue
         except ValueError as err:
             if "/" in entry:
-                raise ValueError(f"{entry!r} is no network: {err}") from err
+                raise ValueError(f"{entry!r} is not a network: {err}") from err
         try:
             addresses.append(parse_host_port(entry))
         except ValueError as err:
@@ -99,7 +100,11 @@ def route(
     allow: AllowList,
     now: float,
 ) -> Route:
-    """The route of `request`; `now` is Unix seconds, `request_id` the one its plan must be for."""
+    """The route of `request`.
+
+    `now`: Unix seconds, for the plan's expiry. `request_id`: the id that the plan must be signed
+    for, so that a plan cannot be used for another request.
+    """
     try:
         plan = request.one(_PLAN)
         prefillers = request.one(_PREFILLERS)
@@ -107,15 +112,15 @@ def route(
             if plan is None and prefillers is None:
                 return Route(RoutingPath.UNIFIED, UNROUTED)
             value = (plan or b"").decode("ascii")
-            return _planned(verify(value, keys, request_id=request_id, now=now))
+            return _route_of_plan(verify(value, keys, request_id=request_id, now=now))
         if prefillers is not None:
-            return _named(prefillers.decode("ascii"), allow)
+            return _route_of_header(prefillers.decode("ascii"), allow)
     except (PlanRejected, ValueError) as err:
         return Route(RoutingPath.UNIFIED, NOT_TRUSTED, error=str(err))
     return Route(RoutingPath.UNIFIED, UNROUTED)
 
 
-def _planned(plan: Plan) -> Route:
+def _route_of_plan(plan: Plan) -> Route:
     split = plan.path is RoutingPath.PREFILL_THEN_DECODE
     return Route(
         plan.path,
@@ -131,15 +136,15 @@ def _candidate(name: str, address: str) -> Candidate:
     return Candidate(name or address, parse_host_port(address))
 
 
-def _named(value: str, allow: AllowList) -> Route:
-    """The candidates of an unsigned header; an address outside the allow-list is passed over."""
+def _route_of_header(value: str, allow: AllowList) -> Route:
+    """The route of an unsigned header; addresses outside the allow-list are left out."""
     try:
-        named = [parse_host_port(part.strip()) for part in value.split(",") if part.strip()]
+        addresses = [parse_host_port(part.strip()) for part in value.split(",") if part.strip()]
     except ValueError:
-        # What stands there instead is the client's, and no matter of the log's.
-        raise ValueError(f"{headers.PREFILLER_HOST_PORT} is no list of HOST:PORT") from None
-    allowed = tuple(Candidate(str(address), address) for address in named if address in allow)
-    ignored = len(named) - len(allowed)
+        # The error is logged: leave the header's value out, the client chose it.
+        raise ValueError(f"{headers.PREFILLER_HOST_PORT} is not a list of HOST:PORT") from None
+    allowed = tuple(Candidate(str(address), address) for address in addresses if address in allow)
+    ignored = len(addresses) - len(allowed)
     error = f"{ignored} prefill addresses are outside --prefill-allow" if ignored else None
     if not allowed:
         reason = NOT_TRUSTED if ignored else UNROUTED

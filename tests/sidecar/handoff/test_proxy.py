@@ -8,7 +8,7 @@ import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
-from tandem_sidecar.security.plan_keys import PlanKeys
+from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 
 from ..conftest import World

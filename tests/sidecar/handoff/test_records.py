@@ -18,7 +18,7 @@ from tandem_sidecar.handoff.proxy import Proxy
 from tandem_sidecar.http.server import Server
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
-from tandem_sidecar.security.plan_keys import PlanKeys
+from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from tandem_sidecar.http.server import Limits
-from tandem_sidecar.security.tls import Tls
+from tandem_sidecar.security.credentials import Tls
 from tandem_sidecar.settings import Policy
 
 from ..conftest import World

@@ -16,7 +16,7 @@ from tandem_contract.commandline import HostPort
 from tandem_sidecar.http.collect import Answer, Collector, NoAnswer
 from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.upstream import Failure, Pool
-from tandem_sidecar.security.tls import BadCertificates, EngineTls, Tls
+from tandem_sidecar.security.credentials import BadCertificates, EngineTls, PlanKeys, Tls
 
 from ..peers import PARAMS, FakeDecode, FakePrefill, Peer, Turn
 from ..processes import fails, sidecar
@@ -158,7 +158,7 @@ async def test_new_certificates_take_over_without_a_request_lost(
         (tmp_path / "ca.pem").write_bytes(b"half a certifi")
         for _ in range(2):
             tls.reload()
-        assert caplog.text.count("the old ones stay") == 1
+        assert caplog.text.count("previous ones stay in use") == 1
         assert isinstance(await ask(pool, new.address), NoAnswer)
 
         other.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -197,9 +197,9 @@ async def test_an_answer_cut_below_tls_is_not_whole(ca: trustme.CA, tmp_path: Pa
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        ("", "ca.pem: no certificate in PEM form is there"),
-        ("key", "key.pem: the key is not the certificate's"),
-        ("junk", "key.pem: no certificate and key in PEM form"),
+        ("", "ca.pem: contains no certificate in PEM format"),
+        ("key", "key.pem: the key does not belong to the certificate"),
+        ("junk", "key.pem: not a certificate and key in PEM format"),
         (None, "ca.pem: cannot read it: No such file or directory"),
     ],
 )
@@ -253,4 +253,39 @@ async def test_certificates_that_cannot_be_used_end_the_start(
     path.write_bytes(b"half a certifi")
     status, said = await fails(*speaks, "--tls-ca", str(path))
     assert (status, "Traceback" in said) == (2, False)
-    assert f"{path}: no certificate in PEM form is there" in said
+    assert f"{path}: contains no certificate in PEM format" in said
+
+
+# Plan keys.
+
+
+def test_keys_are_reloaded_from_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789abcdef")
+    keys = PlanKeys(tmp_path)
+    assert set(keys.current) == {"a"}
+    (tmp_path / "b").write_bytes(b"fedcba9876543210")
+    keys.reload()
+    assert set(keys.current) == {"a", "b"}
+    (tmp_path / "a").unlink()
+    keys.reload()
+    assert set(keys.current) == {"b"}
+
+
+def test_keys_stay_when_the_directory_becomes_unusable(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789abcdef")
+    keys = PlanKeys(tmp_path)
+    (tmp_path / "b").write_bytes(b"short")
+    keys.reload()
+    assert set(keys.current) == {"a"}
+
+
+def test_an_unusable_directory_at_start_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"short")
+    with pytest.raises(ValueError, match="at least 16 bytes"):
+        PlanKeys(tmp_path)
+
+
+def test_no_directory_means_no_keys() -> None:
+    keys = PlanKeys(None)
+    keys.reload()
+    assert keys.current == {}

@@ -1,0 +1,150 @@
+"""Secrets and certificates read from files and reloaded when the files change.
+
+    PlanKeys    the keys that routing plans are verified with (`--plan-key-dir`)
+    EngineTls   the certificates for connections to engines (`--tls-ca`, `--tls-cert`, `--tls-key`)
+
+An engine's certificate must be valid for the name or address that the sidecar connects to, and that
+is usually an IP address: list `IP Address:10.0.0.7` among its subject alternative names. `--tls-ca`
+names the authority that signs certificates for the pods' addresses.
+
+Errors: `BadCertificates`: the files cannot be used; the message says which one and why.
+"""
+
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.plan import load_keys
+
+log = logging.getLogger(__name__)
+
+RELOAD_SECONDS: Final = 1.0
+"""Seconds between two reads of the files: far less than the time for which a key rotation keeps
+both keys valid."""
+
+_ALPN: Final = ["http/1.1"]
+_MISMATCH: Final = "KEY_VALUES_MISMATCH"
+"""In OpenSSL's message when the key does not belong to the certificate."""
+
+FileContents = tuple[bytes, ...]
+"""Contents of the files given, in the order of authorities, certificate, key."""
+
+
+class PlanKeys:
+    """Key id → secret in `current`, empty when no directory is given or it holds no key."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Read `directory`. Raises ValueError or OSError when its keys cannot be used."""
+        self._directory = directory
+        self.current: Mapping[str, bytes] = load_keys(directory) if directory else {}
+
+    def reload(self) -> None:
+        """Read the directory again; when its keys cannot be used, keep the previous ones."""
+        if self._directory is None:
+            return
+        try:
+            keys = load_keys(self._directory)
+        except (OSError, ValueError) as err:
+            log.warning("plan keys not reloaded, the previous keys stay in use: %s", err)
+            return
+        if keys != self.current:
+            log.info("plan keys now: %s", ", ".join(sorted(keys)) or "none")
+            self.current = keys
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where TLS is used for connections to engines, and the files it is configured with."""
+
+    engine: bool = False
+    """Whether the decode engine speaks TLS (`--engine https://…`)."""
+    prefill: bool = False
+    """Whether prefill pods speak TLS."""
+    ca: Path | None = None
+    """Certificate authorities that engines are verified against; None: the system's."""
+    certificate: Path | None = None
+    """The sidecar's client certificate, for engines that require one."""
+    key: Path | None = None
+    """The client certificate's private key."""
+
+
+class BadCertificates(ValueError):
+    """The certificate files cannot be used for TLS."""
+
+
+class EngineTls:
+    """Chooses the TLS context of each connection to an engine; `for_address` is a pool's `tls`."""
+
+    def __init__(self, tls: Tls, engine: HostPort) -> None:
+        """Read the files. Raises BadCertificates."""
+        self._tls = tls
+        self._engine = engine
+        self._context: ssl.SSLContext | None = None
+        self._loaded_files: FileContents = ()
+        self._last_warning = ""
+        if tls.engine or tls.prefill:
+            self._loaded_files = self._read_files()
+            self._context = self._new_context()
+
+    def for_address(self, address: HostPort) -> ssl.SSLContext | None:
+        """The context for a new connection to `address`; None: plain TCP."""
+        uses_tls = self._tls.engine if address == self._engine else self._tls.prefill
+        return self._context if uses_tls else None
+
+    def reload(self) -> None:
+        """Read the files again and use them for new connections.
+
+        Files that cannot be used change nothing and are warned of once. Connections with a request
+        on them stay open; idle ones, made with the previous context, are not used again.
+        """
+        if self._context is None:
+            return
+        try:
+            files = self._read_files()
+            if files == self._loaded_files:
+                return
+            # Set before the context is built: unusable files are tried once, not every second.
+            self._loaded_files = files
+            self._context = self._new_context()
+        except BadCertificates as err:
+            if str(err) != self._last_warning:
+                log.warning("certificates not reloaded, the previous ones stay in use: %s", err)
+            self._last_warning = str(err)
+        else:
+            log.info("certificates reloaded")
+            self._last_warning = ""
+
+    def _read_files(self) -> FileContents:
+        tls = self._tls
+        try:
+            return tuple(path.read_bytes() for path in (tls.ca, tls.certificate, tls.key) if path)
+        except OSError as err:
+            raise BadCertificates(f"{err.filename}: cannot read it: {err.strerror}") from err
+
+    def _new_context(self) -> ssl.SSLContext:
+        try:
+            return self._load_context()
+        except OSError as err:  # removed since it was read; OpenSSL does not say which file
+            raise BadCertificates(f"a certificate file is missing: {err.strerror}") from err
+
+    def _load_context(self) -> ssl.SSLContext:
+        tls = self._tls
+        try:
+            context = ssl.create_default_context(cafile=tls.ca)
+        except ssl.SSLError as err:
+            raise BadCertificates(f"{tls.ca}: contains no certificate in PEM format") from err
+        context.set_alpn_protocols(_ALPN)
+        if tls.certificate is not None:
+            try:
+                # An empty password: an encrypted key fails here instead of prompting on a terminal.
+                context.load_cert_chain(tls.certificate, tls.key, password="")
+            except ssl.SSLError as err:
+                reason = "not a certificate and key in PEM format"
+                if _MISMATCH in str(err):
+                    reason = "the key does not belong to the certificate"
+                raise BadCertificates(f"{tls.certificate} with {tls.key}: {reason}") from err
+        return context

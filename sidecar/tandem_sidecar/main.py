@@ -23,9 +23,9 @@ from . import connectors
 from .http.server import Limits
 from .observability import logs
 from .observability.logs import LogFormat
-from .process.listen import allow_descriptors
+from .process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
 from .process.reload import BadConfiguration, Flags, Source
-from .process.run import CannotListen, Place, run
+from .process.run import run
 from .process.supervisor import WorkerFailed, supervise
 from .security.credentials import BadCertificates, EngineTls, PlanKeys, Tls
 from .security.route import AllowList, parse_allow
@@ -83,8 +83,10 @@ def _collector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
         raise click.BadParameter(str(err)) from err
 
 
-def _place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Place | None:
-    return None if value is None else Place.parse(value)
+def _worker_sockets(
+    _ctx: click.Context, _param: click.Parameter, value: str | None
+) -> WorkerSockets | None:
+    return None if value is None else WorkerSockets.parse(value)
 
 
 def _plan_keys(directory: Path | None) -> PlanKeys:
@@ -98,7 +100,11 @@ def _plan_keys(directory: Path | None) -> PlanKeys:
 
 def settings_from(flags: Flags) -> Settings:
     """The parsed flags as one value. Raises UsageError for flags that do not go together."""
-    given = {name: value for name, value in flags.items() if name not in ("plan_key_dir", "place")}
+    given = {
+        name: value
+        for name, value in flags.items()
+        if name not in ("plan_key_dir", "worker_sockets")
+    }
     engine: Engine = given.pop("engine")
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key go together: give both")
@@ -270,21 +276,26 @@ def settings_from(flags: Flags) -> Settings:
     metavar="URL",
     help="Where OpenTelemetry spans go, over HTTP; empty: nowhere.",
 )
-@click.option("--place", callback=_place, hidden=True, help="Of a worker: from its supervisor.")
+@click.option(
+    "--worker-sockets",
+    callback=_worker_sockets,
+    hidden=True,
+    help="Set by the supervisor for its workers: the sockets they inherit.",
+)
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
     """The decode pod's proxy: prefill on a prefill pod, KV across, decode here."""
     settings = settings_from(flags)
     keys = _plan_keys(flags["plan_key_dir"])
     source = Source(config_file(ctx), flags, _read_again, _build)
-    place: Place | None = flags["place"]
+    sockets: WorkerSockets | None = flags["worker_sockets"]
     logs.configure(settings.log_format, settings.log_level)
-    allow_descriptors()
+    raise_descriptor_limit()
     try:
-        if settings.workers > 1 and place is None:
+        if settings.workers > 1 and sockets is None:
             asyncio.run(supervise(settings, source, sys.argv[1:]))
         else:
-            uvloop.run(run(settings, keys, source, place))
+            uvloop.run(run(settings, keys, source, sockets))
     except (CannotListen, WorkerFailed) as err:
         fail(str(err))
 

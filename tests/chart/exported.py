@@ -20,7 +20,7 @@ from tandem_epp.pods import Member
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
-from tandem_sidecar.observability.observer import Observer
+from tandem_sidecar.observability.observer import RequestObserver
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
 """Of every scraped series: the PodMonitors put them on."""
@@ -49,10 +49,10 @@ def recorded_series(rules: list[dict[str, str]]) -> Iterator[str]:
 
 def _sidecar() -> CollectorRegistry:
     metrics = SidecarMetrics()
-    Observer(metrics)
+    RequestObserver(metrics)
     metrics.prefill.child("b").observe(1)
     metrics.decode.child("b").observe(1)
-    metrics.unified("short")
+    metrics.count_unified("short")
     return metrics.registry
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.process.run import Running, started
+from tandem_sidecar.process.run import RunningSidecar, start
 from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
@@ -29,7 +29,7 @@ class World:
         """For a script to wait until the test says so."""
         self.prefills: list[FakePrefill] = []
         self.decode: FakeDecode
-        self.running: Running
+        self.running: RunningSidecar
         self.http: aiohttp.ClientSession
 
     async def prefill(
@@ -53,7 +53,7 @@ class World:
             "pod_name": "decode-0",
         }
         settings = Settings(**values | changes)
-        context = started(settings, keys or PlanKeys(None))
+        context = start(settings, keys or PlanKeys(None))
         self._serving = await self._stack.enter_async_context(AsyncExitStack())
         self.running = await self._serving.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)

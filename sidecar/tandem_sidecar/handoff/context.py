@@ -66,13 +66,13 @@ class Connector(Protocol):
 class Observer(Protocol):
     """Who makes metrics, history, spans and logs of what happens."""
 
-    def began(self, record: Record) -> None:
+    def on_request_start(self, record: Record) -> None:
         """A request is being served; its record is filled from now on."""
 
-    def ended(self, record: Record) -> None:
+    def on_request_end(self, record: Record) -> None:
         """It has ended; only releases may still end after it."""
 
-    def released(self, record: Record, leg: Leg) -> None:
+    def on_release_end(self, record: Record, leg: Leg) -> None:
         """A release of it ended."""
 
 

@@ -68,7 +68,7 @@ class Exchange:
     def start(self) -> None:
         """Begin; the response is written to the client from callbacks."""
         self._tools.lifecycle.enter(self)
-        self._tools.observer.began(self._record)
+        self._tools.observer.on_request_start(self._record)
         route, settings = self._gen.route, self._gen.settings
         self._perform(machine.begin(len(route.candidates), settings.policy, 1 + settings.retries))
 
@@ -260,7 +260,7 @@ class Exchange:
         record = self._record
         record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
         self._tools.lifecycle.leave(self)
-        self._tools.observer.ended(record)
+        self._tools.observer.on_request_end(record)
         # The parts know one another: only the collector would free them, and the bodies with them.
         self._decode = self._prefills.leg = None
         del self._prefills

@@ -13,11 +13,11 @@ from ..http.messages import Request, ResponseHead
 from ..http.relay import EventChunks, Relay
 from ..http.server import Client
 from ..http.upstream import Call, Failure
-from ..observability.record import Leg, Phase, Record, Result
+from ..observability.record import Leg, Outcome, Phase, Record, Result
 from .classify import result_of, result_of_failure
 from .context import Tools
 from .liveness import Pulse
-from .machine import DRAINED, Outcome
+from .machine import DRAINED
 from .outbound import ANSWER_DROPPED, engine_request, fresh_id
 from .reply import refuse
 
@@ -45,7 +45,7 @@ class Forward(ABC):
         """Send `body` to `engine`, which is called `backend`; the rest is callbacks."""
         tools, record, request = self.tools, self.record, self._request
         tools.lifecycle.enter(self)
-        tools.observer.began(record)
+        tools.observer.on_request_start(record)
         ident = fresh_id(record.request_id)
         self.leg = record.leg(Phase.DECODE, backend, ident, record.received)
         self._pulse = tools.vigil.watch(engine, self)
@@ -142,7 +142,7 @@ class Forward(ABC):
         # Each knows the other: only the collector would free them, and the bodies with them.
         self._call = None
         self.tools.lifecycle.leave(self)
-        self.tools.observer.ended(self.record)
+        self.tools.observer.on_request_end(self.record)
 
     def _begin(self, data: bytes) -> None:
         record, head = self.record, self._head

@@ -16,7 +16,6 @@ attempt.
 Errors: `IllegalStep`, an event that cannot happen in a state: a mistake in the driver.
 """
 
-from enum import StrEnum
 from math import ceil, inf
 from typing import Final
 
@@ -26,6 +25,7 @@ from msgspec.structs import replace
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
 from ..connectors.handover import Handover
+from ..observability.record import Outcome
 from ..settings import Policy
 from .events_actions import (
     AbortDecode,
@@ -59,19 +59,6 @@ from .events_actions import (
 
 class IllegalStep(RuntimeError):
     """An event that the state does not allow."""
-
-
-class Outcome(StrEnum):
-    """How a request ended; every request ends in exactly one."""
-
-    ANSWERED = "answered"
-    """An engine's answer, its own errors included, went out whole."""
-    FAILED = "failed"
-    """An error of ours instead of an answer."""
-    CUT = "cut"
-    """The answer broke off, visibly."""
-    ABANDONED = "abandoned"
-    """The client left first."""
 
 
 # States. `path` is what the client is told, should the request end now.

@@ -6,10 +6,10 @@ from ..http.messages import Request, ResponseHead
 from ..http.server import Client
 from ..http.tunnel import Tunnel
 from ..http.upstream import Call
-from ..observability.record import PASSTHROUGH, Result
+from ..observability.record import PASSTHROUGH, Outcome, Result
 from .context import Tools
 from .forward import Forward
-from .machine import DRAINED, Outcome
+from .machine import DRAINED
 from .outbound import ANSWER_DROPPED, REQUEST_ID, header_lines, new_record, request_id
 
 log = logging.getLogger(__name__)

@@ -82,7 +82,7 @@ class Release:
             self._timer.cancel()
         self._seen.end(result, self._loop.time(), status=status, detail=problem)
         self._tools.lifecycle.leave(self)
-        self._tools.observer.released(self._gen.record, self._seen)
+        self._tools.observer.on_release_end(self._gen.record, self._seen)
         if problem:
             ids = {"request_id": self._gen.request_id, "engine_id": self._engine_id}
             log.warning("KV not released: %s", problem, extra=ids)

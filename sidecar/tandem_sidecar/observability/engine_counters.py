@@ -1,20 +1,23 @@
-"""Folds the decode engine's own counters into the sidecar's metrics, each fact counted once.
+"""Adds the decode engine's own counters to the sidecar's metrics, each event counted once.
 
-    counters = EngineCounters(ask, metrics, seen)
-    await counters.look()       # before a scrape is answered; `watch` does so every 15 s besides
+    counters = EngineCounters(fetch_page, metrics, data_path_counts)
+    await counters.refresh()    # before each scrape is answered; `follow` does so every 15 s, too
 
-*Transfer times.* An engine that writes `x-tandem-timing` tells the time of each transfer, and its
-histogram is left alone; of one that does not (vLLM), the histogram is folded in. Which of the two
-it is, its first decode answer says; until then what its histogram gains is held back.
+Two facts are known to both the data path and the engine, and must not be counted twice:
 
-*KV that was not loaded.* An engine may fail a request whose KV did not load, which the sidecar
-counts itself, or compute the prompt again and say nothing. Its counter has both. So the errors that
-count are the greater of the two numbers; what the sidecar counted and the engine has not by the
-next look, it will not.
+*Transfer times.* An engine that writes `x-tandem-timing` reports the time of each transfer with its
+answer, and the observer counts it; the engine's histogram is then ignored. For an engine that does
+not (vLLM), the histogram is added instead. The engine's first decode answer shows which of the two
+it is; until then the gains of its histogram are kept in `_pending`.
 
-An engine of several ranks counts a transfer, and a failed one, once for each. Among the failed are
-handshakes and notifications. `nixl_num_kv_expired_reqs` is no figure of a reader: a producer counts
-there what nobody fetched.
+*Failed KV loads.* When a KV load fails, an engine may fail the request, which the data path counts
+as an error, or compute the prompt again without telling. The engine's counter includes both. So the
+number of errors is the greater of the two counts. A failure that the data path counted and that
+the engine's counter lacks at the next refresh will never appear there.
+
+An engine with several ranks counts each transfer, and each failed one, once per rank. Handshakes
+and notifications that fail are among the failed transfers. `nixl_num_kv_expired_reqs` is not read:
+it counts, on a producer, KV that no decode engine fetched.
 """
 
 import asyncio
@@ -25,210 +28,193 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Final
 
-from tandem_contract import endpoints
 from tandem_contract import metrics as names
-from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase
 
-from ..http.collect import Answer, Collector, NoAnswer
-from ..http.messages import request_bytes
-from ..http.upstream import Pool
-from .metrics import FAILED_LOADS, TELLS_TIMES, Metrics
+from .metrics import FAILED_LOADS, REPORTS_TIMES, Metrics
 
-LOOK_SECONDS: Final = 15.0
-"""Between looks that no scrape asks for. What an engine counts within this time of its end, in a
-crash, is lost."""
+REFRESH_SECONDS: Final = 15.0
+"""Seconds between refreshes without a scrape. What an engine counts in the last seconds before a
+crash, up to this many, is lost."""
 FRESH_SECONDS: Final = 1.0
-"""A look this recent will do: several may scrape."""
-TIMEOUT: Final = 1.0
-"""A scrape waits this long for a busy engine."""
+"""A page fetched at most this many seconds ago is used again: several clients may scrape."""
 
-_LINE: Final = re.compile(
+_SAMPLE: Final = re.compile(
     rf"\n({names.ENGINE_XFER_SECONDS}_bucket|{names.ENGINE_XFER_SECONDS}_sum"
     rf"|{names.ENGINE_XFER_FAILED})(?:{{(.*)}})? (\S+)".encode()
 )
-"""Begins with a literal, which is searched for ten times as fast as line by line."""
-_STARTED: Final = re.compile(rf"\n{names.PROCESS_START_TIME} (\S+)".encode())
-_BOUND: Final = re.compile(rb'le="([^"]+)"')
+"""A sample line of interest. The pattern starts with a literal, so that searching the whole page
+takes a tenth of the time of a loop over its lines."""
+_START_TIME: Final = re.compile(rf"\n{names.PROCESS_START_TIME} (\S+)".encode())
+_BUCKET_BOUND: Final = re.compile(rb'le="([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What one page says; summed over an engine's ranks."""
+class EngineReadings:
+    """The counters on one metrics page of an engine, summed over its ranks."""
 
     started: float | None = None
-    """Unix seconds; None where the engine does not say."""
+    """Start of the engine's process in Unix seconds; None: the page does not contain it."""
     failed: float = 0.0
-    """KV transfers."""
+    """KV transfers that failed."""
     seconds: float = 0.0
-    """Of all transfers together."""
-    below: Mapping[float, float] = field(default_factory=dict)
-    """Bound in seconds → transfers that took at most that long."""
+    """Sum of the durations of all KV transfers."""
+    buckets: Mapping[float, float] = field(default_factory=dict)
+    """Upper bound in seconds → number of transfers that took at most that long."""
 
-    def since(self, before: "Figures") -> "Figures":
-        """What came after `before`: everything, where the engine has begun anew."""
-        if self.started != before.started or self._fell(before):
+    def since(self, previous: "EngineReadings") -> "EngineReadings":
+        """The gain since `previous`; all of `self` if the engine was restarted in between."""
+        if self.started != previous.started or self._is_below(previous):
             return self
-        return Figures(
+        return EngineReadings(
             self.started,
-            self.failed - before.failed,
-            self.seconds - before.seconds,
-            {bound: n - before.below.get(bound, 0.0) for bound, n in self.below.items()},
+            self.failed - previous.failed,
+            self.seconds - previous.seconds,
+            {bound: n - previous.buckets.get(bound, 0.0) for bound, n in self.buckets.items()},
         )
 
-    def _fell(self, before: "Figures") -> bool:
+    def _is_below(self, previous: "EngineReadings") -> bool:
+        """Whether any counter fell: a restart, where the page has no start time."""
         return (
-            self.failed < before.failed
-            or self.seconds < before.seconds
-            or any(self.below.get(bound, 0.0) < n for bound, n in before.below.items())
+            self.failed < previous.failed
+            or self.seconds < previous.seconds
+            or any(self.buckets.get(bound, 0.0) < n for bound, n in previous.buckets.items())
         )
 
 
-def read(page: bytes) -> Figures:
-    """The figures in an engine's metrics page; what it does not have is zero."""
+def parse_readings(page: bytes) -> EngineReadings:
+    """The counters on an engine's metrics page; a missing or non-finite one is zero."""
     page = b"\n" + page
-    started = _STARTED.search(page)
+    started = _START_TIME.search(page)
     failed = seconds = 0.0
-    below: dict[float, float] = {}
-    for match in _LINE.finditer(page):
-        name, value = match[1].decode(), _number(match[3])
+    buckets: dict[float, float] = {}
+    for match in _SAMPLE.finditer(page):
+        name, value = match[1].decode(), _finite(match[3])
         if name == names.ENGINE_XFER_FAILED:
             failed += value
         elif name.endswith("_sum"):
             seconds += value
-        elif bound := _BOUND.search(match[2] or b""):
+        elif bound := _BUCKET_BOUND.search(match[2] or b""):
             key = float(bound[1])
-            below[key] = below.get(key, 0.0) + value
-    return Figures(_number(started[1]) if started else None, failed, seconds, below)
+            buckets[key] = buckets.get(key, 0.0) + value
+    return EngineReadings(_finite(started[1]) if started else None, failed, seconds, buckets)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the data path knows of the same engine."""
+class DataPathCounts:
+    """What the data path itself has counted about the same engine."""
 
     failed_loads: float
-    """KV loads it saw fail, and counted."""
-    times_told: bool | None
-    """Whether answers tell of transfers; None: there was none."""
+    """Failed KV loads that became an error answer, already in the metrics."""
+    reports_times: bool | None
+    """Whether the engine's answers carry transfer times; None: it has not answered yet."""
 
     @classmethod
-    def by(cls, metrics: Metrics) -> "Seen":
-        """What one process knows."""
-        return cls(metrics.failed_loads.value, metrics.engine_tells)
+    def of_process(cls, metrics: Metrics) -> "DataPathCounts":
+        """The counts of this process."""
+        return cls(metrics.failed_loads.value, metrics.engine_reports_times)
 
     @classmethod
-    def by_all(cls, samples: Iterable[tuple[str, float]]) -> "Seen":
-        """What several know, from the samples of their metrics."""
-        failed, tells = 0.0, None
+    def of_samples(cls, samples: Iterable[tuple[str, float]]) -> "DataPathCounts":
+        """The counts of several workers, from the samples of their metrics pages."""
+        failed, reports = 0.0, None
         for name, value in samples:
             if name == FAILED_LOADS:
                 failed += value
-            elif name == TELLS_TIMES:
-                tells = bool(value) or bool(tells)
-        return cls(failed, tells)
+            elif name == REPORTS_TIMES:
+                reports = bool(value) or bool(reports)
+        return cls(failed, reports)
 
 
 class EngineCounters:
-    """The engine's counters, followed."""
+    """Fetches the engine's counters and adds their gains to `metrics`."""
 
     def __init__(
         self,
-        ask: Callable[[], Awaitable[bytes | None]],
+        fetch_page: Callable[[], Awaitable[bytes | None]],
         metrics: Metrics,
-        seen: Callable[[], Seen],
+        data_path: Callable[[], DataPathCounts],
         *,
         fresh: float = FRESH_SECONDS,
     ) -> None:
-        self._ask = ask
-        """For the engine's metrics page; None: it gives none now."""
+        """`fetch_page`: the engine's metrics page, or None when it does not answer."""
+        self._fetch_page = fetch_page
         self._metrics = metrics
-        self._seen = seen
+        self._data_path = data_path
         self._fresh = fresh
-        self._begun = time.time()
+        self._created = time.time()
         self._lock = asyncio.Lock()
-        self._looked = -inf
-        self._before: Figures | None = None
-        self._failed = 0.0
-        """As the engine counts, across its restarts."""
-        self._told = 0.0
-        """What the data path had counted at the last look."""
-        self._added = 0.0
-        """Errors that are in the metrics on the engine's word alone."""
-        self._held: list[Figures] = []
+        """Held while a page is fetched, so that scrapes at the same time fetch one page."""
+        self._fetched = -inf
+        """Loop time of the last fetch."""
+        self._previous: EngineReadings | None = None
+        self._engine_failed = 0.0
+        """Failed loads by the engine's count, across its restarts."""
+        self._data_path_failed = 0.0
+        """Failed loads by the data path's count, at the last page."""
+        self._added_errors = 0.0
+        """Errors that are in the metrics only because the engine counted them."""
+        self._pending: list[EngineReadings] = []
+        """Histogram gains since it is unknown whether the answers report transfer times."""
 
-    async def watch(self) -> None:
-        """Look now and then, for ever."""
+    async def follow(self) -> None:
+        """Refresh every `REFRESH_SECONDS`, forever."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
 
-    async def look(self) -> None:
-        """Bring the metrics up to date, from a page that is fresh."""
+    async def refresh(self) -> None:
+        """Bring the metrics up to date, from a page at most `fresh` seconds old."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
-            if now - self._looked >= self._fresh:
-                self._looked = now
-                page = await self._ask()
+            if now - self._fetched >= self._fresh:
+                self._fetched = now
+                page = await self._fetch_page()
                 if page is not None:
-                    self._take(read(page))
-        self._settle()
+                    self._add_page(parse_readings(page))
+        self._update_metrics()
 
-    def _take(self, figures: Figures) -> None:
-        if self._before is None:
-            # An engine older than this sidecar has counted for one before it.
-            ours = figures.started is not None and figures.started >= self._begun
-            self._before = Figures(figures.started) if ours else figures
-        gained = figures.since(self._before)
-        self._before = figures
-        if any(gained.below.values()):
-            self._held.append(gained)
-        self._failed = max(self._failed + gained.failed, self._told)
-        self._told = self._seen().failed_loads
+    def _add_page(self, readings: EngineReadings) -> None:
+        if self._previous is None:
+            # Counts from before this sidecar existed belong to its predecessor, so they are the
+            # baseline. An engine that started later has counted for this sidecar from zero.
+            is_newer = readings.started is not None and readings.started >= self._created
+            self._previous = EngineReadings(readings.started) if is_newer else readings
+        gain = readings.since(self._previous)
+        self._previous = readings
+        if any(gain.buckets.values()):
+            self._pending.append(gain)
+        # Both counters run side by side: after each page the engine's count is raised to the data
+        # path's count at the page before. A failure that only the data path counted would
+        # otherwise hide a later one that only the engine counts.
+        self._engine_failed = max(self._engine_failed + gain.failed, self._data_path_failed)
+        self._data_path_failed = self._data_path().failed_loads
 
-    def _settle(self) -> None:
-        seen = self._seen()
-        added = max(0.0, self._failed - seen.failed_loads)
-        # Less than before where the data path has counted since what the engine had told of.
-        self._metrics.errors[ErrorPhase.KV_TRANSFER].inc(added - self._added)
-        self._added = added
-        if seen.times_told is None:
+    def _update_metrics(self) -> None:
+        data_path = self._data_path()
+        added = max(0.0, self._engine_failed - data_path.failed_loads)
+        # Negative when the data path has counted a failure that was added on the engine's count
+        # before: the observer has incremented the same counter, so the sum stays right.
+        self._metrics.errors[ErrorPhase.KV_TRANSFER].inc(added - self._added_errors)
+        self._added_errors = added
+        if data_path.reports_times is None:
             return
-        held, self._held = self._held, []
-        if not seen.times_told:
-            for gained in held:
-                self._fold(gained)
+        pending, self._pending = self._pending, []
+        if not data_path.reports_times:
+            for gain in pending:
+                self._add_transfers(gain)
 
-    def _fold(self, gained: Figures) -> None:
+    def _add_transfers(self, gain: EngineReadings) -> None:
+        # The engine's buckets are cumulative, those of `Histogram` are not.
         transfer, lower = self._metrics.transfer, 0.0
-        for bound, upper in sorted(gained.below.items()):
+        for bound, upper in sorted(gain.buckets.items()):
             transfer.fold(bound, upper - lower)
             lower = upper
-        transfer.sum += gained.seconds
+        transfer.sum += gain.seconds
 
 
-async def metrics_page(pool: Pool, engine: HostPort, *, timeout: float = TIMEOUT) -> bytes | None:
-    """The engine's metrics page; None: it gives none, or not within `timeout` seconds."""
-    result: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
-
-    def done(answer: Answer | NoAnswer) -> None:
-        if not result.done():
-            result.set_result(answer)
-
-    target = endpoints.METRICS.encode()
-    request = request_bytes(b"GET", target, [(b"host", str(engine).encode())], b"")
-    call = pool.send(engine, b"GET", request, Collector(done), connect_timeout=timeout)
-    try:
-        async with asyncio.timeout(timeout):
-            answer = await result
-    except TimeoutError:
-        return None
-    finally:
-        call.abort()
-    return answer.body if isinstance(answer, Answer) and answer.head.status == 200 else None
-
-
-def _number(text: bytes) -> float:
-    """Zero for what is no finite number."""
+def _finite(text: bytes) -> float:
+    """The number in `text`; zero if it is not a finite one."""
     try:
         number = float(text)
     except ValueError:

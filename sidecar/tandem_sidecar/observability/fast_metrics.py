@@ -1,11 +1,12 @@
-"""Counts and distributions that cost the data path an addition, read out when Prometheus asks.
+"""Counters and histograms without locks, exported through prometheus_client.
 
-    paths = Counts("x_total", "Requests ended.", ["path"], registry=registry)
-    unified = paths.child("unified")        # once, kept
+    paths = CounterVec("x_total", "Requests ended.", ["path"], registry=registry)
+    unified = paths.child("unified")        # once, at start
     unified.inc()                           # per request
 
-One event loop writes them, so they take no lock; prometheus_client's own would cost ten times this.
-A family holds at most `limit` children: whoever comes later is counted as `other`.
+Only the event loop's thread updates them, so they need no lock: prometheus_client's own metrics
+cost ten times as much per update. A family has at most `limit` children; further label values are
+counted together under `other`.
 """
 
 from bisect import bisect_left
@@ -15,7 +16,6 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
@@ -23,10 +23,11 @@ from prometheus_client.registry import Collector
 
 OTHER: Final = "other"
 _LIMIT: Final = 1000
+"""Children of a family: bounds memory and the size of a scrape when label values are pod names."""
 
 
-class Count:
-    """A number that grows, or a level that moves."""
+class Counter:
+    """One value. Prometheus expects that it never falls, except to zero at a restart."""
 
     __slots__ = ("value",)
 
@@ -36,18 +37,15 @@ class Count:
     def inc(self, amount: float = 1) -> None:
         self.value += amount
 
-    def dec(self, amount: float = 1) -> None:
-        self.value -= amount
 
-
-class Distribution:
-    """How often values fell below each of some bounds."""
+class Histogram:
+    """How many values fell into each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        """Upper, inclusive, ascending; the last bucket, without one, is the rest."""
+        """Upper bounds of the buckets, inclusive, ascending; one more bucket is unbounded."""
         self.counts = [0.0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -56,11 +54,11 @@ class Distribution:
         self.sum += value
 
     def fold(self, bound: float, count: float) -> None:
-        """Add `count` values of at most `bound`; their sum is added apart from it."""
+        """Add `count` values to the bucket of `bound`. The caller adds their sum to `sum`."""
         self.counts[bisect_left(self.bounds, bound)] += count
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """`(bound, values up to it)` as Prometheus writes buckets."""
+        """`(bound, number of values up to it)`, as Prometheus writes buckets."""
         total, buckets = 0.0, []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             total += count
@@ -68,68 +66,66 @@ class Distribution:
         return buckets
 
 
-class Counts(Collector):
-    """A counter or gauge by labels."""
+class CounterVec(Collector):
+    """A counter family: one `Counter` for each set of label values."""
 
     def __init__(
         self,
         name: str,
-        text: str,
+        help_text: str,
         labels: Sequence[str] = (),
         *,
         registry: CollectorRegistry,
-        gauge: bool = False,
         limit: int = _LIMIT,
     ) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._family = GaugeMetricFamily if gauge else CounterMetricFamily
+        self._name, self._help, self._labels = name, help_text, labels
         self._limit = limit
-        self._children: dict[tuple[str, ...], Count] = {}
+        self._children: dict[tuple[str, ...], Counter] = {}
         registry.register(self)
 
-    def child(self, *values: str) -> Count:
-        """The count of these label values."""
+    def child(self, *values: str) -> Counter:
+        """The counter of these label values, in the order of the labels."""
         if (child := self._children.get(values)) is None:
             if len(self._children) >= self._limit:
                 values = tuple(OTHER for _ in values)
-            child = self._children.setdefault(values, Count())
+            child = self._children.setdefault(values, Counter())
         return child
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family(self._name, self._text, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, child in self._children.items():
             family.add_metric(values, child.value)
         yield family
 
 
-class Distributions(Collector):
-    """A histogram by labels."""
+class HistogramVec(Collector):
+    """A histogram family: one `Histogram` for each set of label values."""
 
     def __init__(
         self,
         name: str,
-        text: str,
+        help_text: str,
         bounds: Sequence[float],
         labels: Sequence[str] = (),
         *,
         registry: CollectorRegistry,
         limit: int = _LIMIT,
     ) -> None:
-        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._name, self._help, self._labels, self._bounds = name, help_text, labels, bounds
         self._limit = limit
-        self._children: dict[tuple[str, ...], Distribution] = {}
+        self._children: dict[tuple[str, ...], Histogram] = {}
         registry.register(self)
 
-    def child(self, *values: str) -> Distribution:
-        """The distribution of these label values."""
+    def child(self, *values: str) -> Histogram:
+        """The histogram of these label values, in the order of the labels."""
         if (child := self._children.get(values)) is None:
             if len(self._children) >= self._limit:
                 values = tuple(OTHER for _ in values)
-            child = self._children.setdefault(values, Distribution(self._bounds))
+            child = self._children.setdefault(values, Histogram(self._bounds))
         return child
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         for values, child in self._children.items():
             family.add_metric(values, child.cumulative(), child.sum)
         yield family

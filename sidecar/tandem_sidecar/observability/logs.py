@@ -1,11 +1,11 @@
-"""How log lines are written, text or JSON, and the line of an ended request.
+"""Writes log lines as text or JSON, and one line for each ended request.
 
     log.warning("no answer from %s", address, extra={"request_id": ident})
 
     text  2026-03-01T12:00:00.000Z WARNING tandem_sidecar.x: no answer from p:8000 request_id=r1
     json  {"time":"2026-…","level":"warning","logger":"tandem_sidecar.x","message":"…",…}
 
-A line never holds prompt text, a header's value or a query: names, ids, figures.
+A line contains names, ids and numbers, never prompt text, a header value or a query string.
 """
 
 import logging
@@ -24,18 +24,18 @@ from tandem_contract.paths import RoutingPath
 
 from .record import Leg, Phase, Record, Result
 
-_OURS: Final = "tandem_sidecar"
-_REQUESTS: Final = f"{_OURS}.requests"
+_LOGGER: Final = "tandem_sidecar"
+_REQUESTS: Final = f"{_LOGGER}.requests"
 _ENDED: Final = "request ended"
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Attributes of every log record: the others came by `extra`."""
+"""Attributes that every log record has; all others were given by `extra`."""
 _ONE_LINE: Final = str.maketrans({"\n": "\\n", "\r": "\\r"})
-"""What an engine answers cannot write lines of its own."""
+"""Escapes line ends in messages: an engine's answer must not be able to forge log lines."""
 _encoder: Final = msgspec.json.Encoder(enc_hook=str)
 
 
 class LogFormat(StrEnum):
-    """How a log line is written."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -63,10 +63,10 @@ class _Formatter(logging.Formatter):
 
 
 def configure(form: LogFormat, level: str) -> None:
-    """Write this process's log to stderr; called again, it changes how.
+    """Log to stderr from now on. A further call changes format and level.
 
-    `level` (`debug`, `info`, …) is that of our own loggers: below `info` a library tells of the
-    bytes it sends.
+    `level` (`debug`, `info`, …) applies to the sidecar's own loggers. Libraries log at `info` and
+    above only: at `debug` they would write the bytes they send.
     """
     root = logging.getLogger()
     handlers = [h for h in root.handlers if isinstance(h.formatter, _Formatter)]
@@ -77,43 +77,44 @@ def configure(form: LogFormat, level: str) -> None:
         handler.setFormatter(_Formatter(form))
     number = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(max(number, logging.INFO))
-    logging.getLogger(_OURS).setLevel(number)
-    _of_requests.form = form if number <= logging.INFO else None
+    logging.getLogger(_LOGGER).setLevel(number)
+    _request_lines.form = form if number <= logging.INFO else None
 
 
 @dataclass(slots=True)
-class _OfRequests:
+class _RequestLines:
     form: LogFormat | None = None
-    """None: no line is written of them."""
+    """None: no lines are written for requests, because the level is above `info`."""
 
 
-_of_requests: Final = _OfRequests()
+_request_lines: Final = _RequestLines()
 
 
 def log_requests(ended: Sequence[Record]) -> None:
-    """Log ended requests at info, in one write.
+    """Log ended requests at level info, with a single write to stderr.
 
-    Past `logging`, whose work for one line costs as much as the rest of a request.
+    Bypasses `logging`, which takes as much CPU for one line as all other work for a request.
     """
-    form = _of_requests.form
+    form = _request_lines.form
     if form is not None and ended:
         lines = [_request_line(form, record) for record in ended]
-        # A log that takes nothing costs its lines, as with `logging`: there is nobody to tell.
+        # If stderr cannot be written, the lines are lost, as with `logging`: there is no other
+        # place to report it.
         with suppress(OSError):
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
 
 
 def _request_line(form: LogFormat, record: Record) -> str:
-    lasted = 0.0 if record.ended is None else record.ended - record.received
-    when = record.received_unix + lasted
+    seconds = 0.0 if record.ended is None else record.ended - record.received
+    when = record.received_unix + seconds
     if form is LogFormat.JSON:
         return _encoder.encode(_ended(record, _stamp(when))).decode()
     return _line(form, _Head(when, "INFO", _REQUESTS, _ENDED), request_fields(record))
 
 
 def request_fields(record: Record) -> dict[str, Any]:
-    """What the log says of a request; durations in seconds; what is not known is left out."""
+    """The fields of a request's log line. Durations in seconds; unknown values are left out."""
     fields: dict[str, Any] = msgspec.to_builtins(_ended(record, ""))
     return {name: value for name, value in fields.items() if name not in _HEAD}
 
@@ -128,7 +129,7 @@ class _Leg(msgspec.Struct, omit_defaults=True):
 
 
 class _Ended(msgspec.Struct, omit_defaults=True):
-    """An ended request's line. A struct, for a dictionary costs twice as much to write."""
+    """The JSON line of an ended request. A struct: encoding a dict takes twice as long."""
 
     time: str
     level: str
@@ -172,12 +173,12 @@ def _leg(leg: Leg) -> _Leg:
 
 
 def _since(start: float, end: float | None) -> float | None:
-    """Seconds to the microsecond; `round` takes three times as long."""
+    """Seconds from `start` to `end`, rounded to microseconds; `round` takes three times as long."""
     return None if end is None else int((end - start) * 1e6 + 0.5) / 1e6
 
 
 def _line(form: LogFormat, head: _Head, extra: Mapping[str, Any]) -> str:
-    """One line of the log, but for its end."""
+    """One log line without its line end; in text format a traceback follows it."""
     when, level, logger, message = head
     stamp = _stamp(when)
     if form is LogFormat.JSON:
@@ -185,8 +186,8 @@ def _line(form: LogFormat, head: _Head, extra: Mapping[str, Any]) -> str:
         return _encoder.encode({**first, **extra}).decode()
     fields = dict(extra)
     trace = fields.pop("exception", None)
-    behind = "".join([f" {key}={_text(value)}" for key, value in fields.items()])
-    line = f"{stamp} {level} {logger}: {message.translate(_ONE_LINE)}{behind}"
+    suffix = "".join([f" {key}={_text(value)}" for key, value in fields.items()])
+    line = f"{stamp} {level} {logger}: {message.translate(_ONE_LINE)}{suffix}"
     return f"{line}\n{trace}" if trace else line
 
 
@@ -200,7 +201,7 @@ def _second(when: int) -> str:
 
 
 def _text(value: object) -> str:
-    """As it is where that is one word, else as JSON."""
+    """`value` unchanged if it is one printable ASCII word, else as JSON."""
     if isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value:
         return str(value)
     return _encoder.encode(value).decode()

@@ -1,8 +1,8 @@
-"""What the sidecar exports: the seed's six under their names, and a few of its own.
+"""The sidecar's Prometheus metrics, `disaggregated_*` and `tandem_sidecar_*`.
 
 Label values are bounded: paths, phases, results, outcomes and kinds are enumerations, backends are
-the pods that answered, reasons are words of ours or of a signed plan; above a family's limit they
-are `other`.
+pods that answered, reasons come from the sidecar or from a signed plan. Beyond a family's limit,
+values are counted as `other`.
 """
 
 import re
@@ -18,127 +18,136 @@ from prometheus_client.registry import Collector
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
-from .fast_metrics import OTHER, Counts, Distributions
+from .fast_metrics import OTHER, CounterVec, HistogramVec
 from .record import Phase, Result
 
 FIRST_BYTE_BUCKETS: Final = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 30, 60, 120,
 )  # fmt: skip
-"""Of prefill legs and first bytes. Objectives for the first token lie between 0.1 s and 10 s: there
-bounds are a factor of 1.5 or so apart, and so is the error of a quantile."""
+"""Bucket bounds in seconds of prefill legs and first bytes. Objectives for the time to first token
+lie between 0.1 s and 10 s. There, neighbouring bounds differ by a factor of about 1.5, which limits
+the error of a quantile to the same factor."""
 DECODE_BUCKETS: Final = (
     0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800,
 )  # fmt: skip
-"""A token takes 5 to 50 ms and an answer has one to tens of thousands of them."""
+"""Bucket bounds in seconds of decode legs: a token takes 5 to 50 ms, and an answer has one to
+tens of thousands of tokens."""
 TRANSFER_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10,
 )  # fmt: skip
-"""Every bound that vLLM's own histogram has is among them, so that folding it in moves nothing."""
+"""Bucket bounds in seconds of KV transfers. They include every bound of vLLM's own histogram, so
+that `EngineCounters` can add its buckets without moving a value to another bucket."""
 
 FAILED_LOADS: Final = "tandem_sidecar_failed_loads_total"
-TELLS_TIMES: Final = "tandem_sidecar_engine_tells_times"
-"""Read by whoever folds the engine's own counters in, of several workers the supervisor."""
+REPORTS_TIMES: Final = "tandem_sidecar_engine_tells_times"
+"""These two are read by `EngineCounters`; with several workers the supervisor reads them from the
+workers' metrics pages."""
 
 _MAX_REASONS: Final = 32
 _REASON: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 Sample = tuple[tuple[str, ...], float]
-"""Label values, and the figure."""
+"""Label values, and the value of the gauge."""
 
 
-class _Reading(Collector):
-    """A gauge read when Prometheus asks."""
+class _CallbackGauge(Collector):
+    """A gauge whose samples are computed at each scrape."""
 
     def __init__(
-        self, name: str, text: str, labels: Sequence[str], read: Callable[[], Iterable[Sample]]
+        self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Iterable[Sample]]
     ) -> None:
-        self._name, self._text, self._labels, self._read = name, text, labels, read
+        self._name, self._help, self._labels, self._read = name, help_text, labels, read
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
-        for values, figure in self._read():
-            family.add_metric(values, figure)
+        family = GaugeMetricFamily(self._name, self._help, labels=self._labels)
+        for labels, value in self._read():
+            family.add_metric(labels, value)
         yield family
 
 
 class Metrics:
-    """One process's metrics, in a registry of their own."""
+    """The metrics of one process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        requests = Counts(
+        requests = CounterVec(
             names.REQUESTS,
             "Generation requests ended, by the path that served them.",
             [names.ROUTING_PATH_LABEL],
             registry=registry,
         )
-        errors = Counts(
+        errors = CounterVec(
             names.ERRORS,
-            "Failures by phase; one request may count several, and still be answered.",
+            "Failures by phase; one request may count several and still be answered.",
             [names.PHASE_LABEL],
             registry=registry,
         )
         self.requests = {path: requests.child(path.value) for path in RoutingPath}
         self.errors = {phase: errors.child(phase.value) for phase in ErrorPhase}
-        self.prefill = Distributions(
+        self.prefill = HistogramVec(
             names.PREFILL_SECONDS,
-            "Seconds from sending a prefill leg to its whole answer; failed ones are left out.",
+            "Seconds from sending a prefill leg to its complete answer; failed legs are left out.",
             FIRST_BYTE_BUCKETS,
             [names.BACKEND_LABEL],
             registry=registry,
         )
-        self.decode = Distributions(
+        self.decode = HistogramVec(
             names.DECODE_SECONDS,
-            "Seconds from sending a decode leg to its answer's end; failed ones are left out.",
+            "Seconds from sending a decode leg to the end of its answer; failed legs are left out.",
             DECODE_BUCKETS,
             [names.BACKEND_LABEL],
             registry=registry,
         )
-        self.transfer = Distributions(
+        self.transfer = HistogramVec(
             names.KV_TRANSFER_SECONDS,
-            "Seconds a KV transfer took, as the decode engine measured it.",
+            "Seconds that a KV transfer took, measured by the decode engine.",
             TRANSFER_BUCKETS,
             registry=registry,
         ).child()
-        self.fallbacks = Counts(
+        self.fallbacks = CounterVec(
             names.FALLBACKS,
-            "Requests that were to be split and were served without.",
+            "Requests that were planned as prefill and decode on two pods and served by one.",
             registry=registry,
         ).child()
-        self.failed_loads = Counts(
+        self.failed_loads = CounterVec(
             FAILED_LOADS,
-            "Decode legs answered with an error where KV had been handed over; each is among the"
-            " errors of phase kv_transfer.",
+            "Decode legs that had KV to load and were answered with an error; each is also counted"
+            " as an error of phase kv_transfer.",
             registry=registry,
         ).child()
-        self.engine_tells: bool | None = None
-        """Whether the decode engine's answers tell of transfer times; None: it has not answered."""
-        self._sidecars_own(registry)
-        running = [((version("tandem-llm"),), 1.0)]
-        self.watch(
+        self.engine_reports_times: bool | None = None
+        """Whether the decode engine's answers carry `x-tandem-timing`; None: it has not answered
+        yet."""
+        self._add_sidecar_metrics(registry)
+        build = [((version("tandem-llm"),), 1.0)]
+        self.add_gauge(
             "tandem_sidecar_build_info",
-            "What runs, by its version; always 1.",
-            lambda: running,
+            "The version that runs; always 1.",
+            lambda: build,
             ["version"],
         )
-        self.watch(
-            TELLS_TIMES,
-            "1: the decode engine's answers tell of transfer times; 0: they do not, and its own"
-            " histogram is folded in; absent: it has not answered yet.",
-            lambda: [] if self.engine_tells is None else [((), float(self.engine_tells))],
+        self.add_gauge(
+            REPORTS_TIMES,
+            "1: KV transfer times come with the decode engine's answers; 0: they are read from the"
+            " engine's own histogram; absent: it has not answered yet.",
+            self._reports_times,
         )
 
-    def _sidecars_own(self, registry: CollectorRegistry) -> None:
-        self._retries = Counts(
+    def _reports_times(self) -> list[Sample]:
+        reports = self.engine_reports_times
+        return [] if reports is None else [((), float(reports))]
+
+    def _add_sidecar_metrics(self, registry: CollectorRegistry) -> None:
+        self._retries = CounterVec(
             "tandem_sidecar_retries_total",
-            "Legs sent again, to the next prefill pod or without the hand-off, by how the one"
-            " before ended.",
+            "Legs that were retried, on another prefill pod or without the hand-off, by how the"
+            " failed leg ended.",
             ["result"],
             registry=registry,
         )
-        self._legs = Counts(
+        self._legs = CounterVec(
             "tandem_sidecar_legs_total",
-            "Requests to engines ended, by what for and how.",
+            "Requests to engines that ended, by phase and result.",
             ["phase", "result"],
             registry=registry,
         )
@@ -147,52 +156,52 @@ class Metrics:
             for phase in Phase
         }
         self.retried = {result: self._retries.child(result.value) for result in Result}
-        self.outcomes = Counts(
+        self.outcomes = CounterVec(
             "tandem_sidecar_outcomes_total",
-            "Requests ended, by how: answered, failed, cut, abandoned.",
+            "Requests ended, by outcome: answered, failed, cut, abandoned.",
             ["outcome"],
             registry=registry,
         )
-        first_byte = Distributions(
+        first_byte = HistogramVec(
             "tandem_sidecar_first_byte_seconds",
-            "Seconds from a generation request read to its answer's first byte written.",
+            "Seconds from reading a generation request to writing the first byte of its answer.",
             FIRST_BYTE_BUCKETS,
             [names.ROUTING_PATH_LABEL],
             registry=registry,
         )
         self.first_byte = {path: first_byte.child(path.value) for path in RoutingPath}
-        self.client_left = Counts(
+        self.client_left = CounterVec(
             "tandem_sidecar_client_left_total",
-            "Clients that left before their answer's end, by when.",
+            "Clients that left before the end of their answer, by moment.",
             ["moment"],
             registry=registry,
         )
-        self.ignored_candidates = Counts(
+        self.ignored_candidates = CounterVec(
             "tandem_sidecar_ignored_candidates_total",
             "Prefill addresses named without a signature and outside --prefill-allow.",
             registry=registry,
         ).child()
-        self._unified = Counts(
+        self._unified = CounterVec(
             "tandem_sidecar_unified_total",
-            "Requests served by one engine, by why.",
+            "Requests served by one engine, by reason.",
             ["reason"],
             registry=registry,
             limit=_MAX_REASONS,
         )
 
-    def unified(self, reason: str) -> None:
-        """Count a request that one engine serves."""
-        self._unified.child(_label(reason)).inc()
+    def count_unified(self, reason: str) -> None:
+        """Count a request that one engine served, by the reason for it."""
+        self._unified.child(_reason_label(reason)).inc()
 
-    def watch(
+    def add_gauge(
         self,
         name: str,
-        text: str,
+        help_text: str,
         read: Callable[[], Iterable[Sample]],
         labels: Sequence[str] = (),
     ) -> None:
-        """Export a gauge that is read at each scrape; who reads bounds its label values."""
-        self.registry.register(_Reading(name, text, labels, read))
+        """Export a gauge that `read` computes at each scrape; `read` bounds its label values."""
+        self.registry.register(_CallbackGauge(name, help_text, labels, read))
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -200,5 +209,5 @@ class Metrics:
 
 
 @lru_cache(maxsize=4 * _MAX_REASONS)
-def _label(reason: str) -> str:
+def _reason_label(reason: str) -> str:
     return reason if _REASON.fullmatch(reason) else OTHER

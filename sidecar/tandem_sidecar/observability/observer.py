@@ -1,44 +1,79 @@
-"""Makes of each request's record what operators see: metrics, history, the log line, spans."""
+"""Turns the record of each request into metrics, history, a log line and spans.
+
+RequestObserver   gets every record when its request starts and when it has ended
+History           recent requests by id, for `GET /requests/ID`
+"""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import UNKNOWN
+from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
 
 from ..bodies.kinds import Kind
-from .history import History
 from .logs import log_requests
 from .metrics import Metrics, Sample
-from .record import PASSTHROUGH, Leg, Phase, Record, Result
+from .record import MAX_TEXT, PASSTHROUGH, Leg, Outcome, Phase, Record, Result
 
-_HELD_SECONDS: Final = 0.02
-"""Longer: so many that to see to them is felt by other requests."""
-_ABANDONED: Final = "abandoned"
-"""`Outcome.ABANDONED`, of a room above this one."""
+_BATCH_SECONDS: Final = 0.02
+"""Seconds for which ended requests are collected before they are processed together. Longer: a
+batch grows so large that its processing delays running requests noticeably."""
 
 
 class Tracer(Protocol):
-    """Who makes spans."""
+    """Sends the spans of requests to a collector."""
 
-    def began(self, record: Record) -> None:
-        """Give the record its span's context, if it is to have one."""
+    def on_request_start(self, record: Record) -> None:
+        """Set `record.trace` if the request is to be traced."""
 
-    def ended(self, record: Record) -> None:
-        """Send its spans off."""
+    def on_request_end(self, record: Record) -> None:
+        """Send the request's spans."""
 
-    def released(self, record: Record, leg: Leg) -> None:
-        """Send off the span of a release, which outlives its request."""
+    def on_release_end(self, record: Record, leg: Leg) -> None:
+        """Send the span of a release that ended after its request."""
 
 
-class Observer:
-    """Told of every request twice: when it begins and when it has ended.
+class History:
+    """The requests that run, and a ring of the last `limit` that ended.
 
-    What ended is held for `_HELD_SECONDS` and then seen to, many at a time: the processor is
-    quicker at the same work again and again than between two requests.
+    About 1.5 KB for each: names and numbers.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.running: set[Record] = set()
+        self._ended: deque[Record] = deque(maxlen=limit)
+
+    def resize(self, limit: int) -> None:
+        """Keep the newest `limit` ended requests from now on."""
+        if limit != self._ended.maxlen:
+            self._ended = deque(self._ended, maxlen=limit)
+
+    def start(self, record: Record) -> None:
+        """Add a request that runs."""
+        self.running.add(record)
+
+    def end(self, records: Sequence[Record], *, keep: Sequence[Record]) -> None:
+        """Remove `records` from the running ones; remember those in `keep`."""
+        self.running.difference_update(records)
+        self._ended.extend(keep)
+
+    def find(self, request_id: str) -> list[SidecarTrace]:
+        """The requests with this id, newest last, at most `MAX_SAME_ID`."""
+        # Only people ask, so a scan per query is cheaper than an index updated per request.
+        matches = [r for r in (*self._ended, *self.running) if r.request_id == request_id]
+        matches.sort(key=lambda record: record.received)
+        return [to_trace(record) for record in matches[-MAX_SAME_ID:]]
+
+
+class RequestObserver:
+    """Processes ended requests in batches, every `_BATCH_SECONDS` at most.
+
+    One batch costs less CPU than the same work spread between requests, because code and data stay
+    in the processor's caches.
     """
 
     def __init__(
@@ -47,89 +82,93 @@ class Observer:
         self._metrics = metrics
         self._history = history or History(0)
         self._tracer = tracer
-        self._held: list[Record] = []
+        self._ended: list[Record] = []
+        """Ended requests that are not processed yet."""
         self._timer: asyncio.TimerHandle | None = None
-        metrics.watch(
+        """Calls `catch_up`; not None exactly while `_ended` holds something."""
+        metrics.add_gauge(
             "tandem_sidecar_in_flight",
-            "Requests being served, by what they generate; passthrough: nothing.",
+            "Requests being served, by API; passthrough: requests that generate nothing.",
             self._in_flight,
             ["kind"],
         )
 
-    def began(self, record: Record) -> None:
-        """To be called before the record's first leg."""
-        self._history.began(record)
+    def on_request_start(self, record: Record) -> None:
+        """Call before the record's first leg: tracing decides here on the legs' `traceparent`."""
+        self._history.start(record)
         if self._tracer is not None:
-            self._tracer.began(record)
+            self._tracer.on_request_start(record)
 
-    def ended(self, record: Record) -> None:
-        """To be called once, when nothing of the record changes any more but a release."""
-        self._held.append(record)
+    def on_request_end(self, record: Record) -> None:
+        """Call once, when nothing but release legs of the record can still change."""
+        self._ended.append(record)
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_HELD_SECONDS, self.catch_up)
+            self._timer = loop.call_later(_BATCH_SECONDS, self.catch_up)
+
+    def on_release_end(self, record: Record, leg: Leg) -> None:
+        """Call when a release leg ended, before or after its request did."""
+        if leg.result is not None:
+            self._metrics.legs[Phase.RELEASE][leg.result].inc()
+        # A request that still waits for `catch_up` sends this span together with its others.
+        if self._tracer is not None and record not in self._ended:
+            self._tracer.on_release_end(record, leg)
 
     def catch_up(self) -> None:
-        """See to what has ended: before anybody looks, and before the process ends."""
+        """Process the ended requests now: before metrics are read, and before the process exits."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        held, self._held = self._held, []
-        for record in held:
+        batch, self._ended = self._ended, []
+        for record in batch:
             self._count(record)
             if self._tracer is not None:
-                self._tracer.ended(record)
-        # Probes and scrapes come several times a second: they would be all there is to see.
-        told = [r for r in held if r.path is not None or r.method != "GET"]
-        self._history.ended(held, kept=told)
-        log_requests(told)
+                self._tracer.on_request_end(record)
+        # GETs that are passed through are probes and scrapes, several a second: they would push
+        # every other request out of the history and the log.
+        notable = [r for r in batch if r.path is not None or r.method != "GET"]
+        self._history.end(batch, keep=notable)
+        log_requests(notable)
 
     def _count(self, record: Record) -> None:
         metrics = self._metrics
         metrics.outcomes.child(record.outcome).inc()
         for phase in record.errors:
             metrics.errors[phase].inc()
-        if record.outcome == _ABANDONED:
+        if record.outcome == Outcome.ABANDONED:
             metrics.client_left.child(left_at(record)).inc()
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
-        # A pair's first hand-off is nobody's request: slow by design, and counted by the EPP.
+        # Warm-up requests come from the EPP, not from a client: they are slow because they make the
+        # pair's first connection, and the EPP counts them (tandem_epp_warmups_total).
         if record.path is not None and record.reason != WARM_UP:
-            self._generated(record, record.path)
+            self._count_generation(record, record.path)
 
     def _in_flight(self) -> Iterable[Sample]:
         running = Counter(record.kind for record in self._history.running)
         return [((kind,), float(running[kind])) for kind in (*Kind, PASSTHROUGH)]
 
-    def released(self, record: Record, leg: Leg) -> None:
-        """To be called when a release ended; the request may have ended before."""
-        if leg.result is not None:
-            self._metrics.legs[Phase.RELEASE][leg.result].inc()
-        # Of a request that is still held, all spans are sent together.
-        if self._tracer is not None and record not in self._held:
-            self._tracer.released(record, leg)
-
-    def _generated(self, record: Record, path: RoutingPath) -> None:
+    def _count_generation(self, record: Record, path: RoutingPath) -> None:
         metrics = self._metrics
         metrics.requests[path].inc()
         if path is RoutingPath.UNIFIED:
-            metrics.unified(record.reason)
+            metrics.count_unified(record.reason)
         elif path is RoutingPath.FALLBACK:
             metrics.fallbacks.inc()
         if record.first_byte is not None:
             metrics.first_byte[path].observe(record.first_byte - record.received)
-        before: Leg | None = None
+        previous: Leg | None = None
         for leg in record.legs:
-            if leg.phase is Phase.RELEASE:
+            if leg.phase is Phase.RELEASE:  # counted by `on_release_end`
                 continue
-            self._leg(leg)
-            if before is not None and before.result is not None and retries(before, leg):
-                metrics.retried[before.result].inc()
-            before = leg
+            self._count_leg(leg)
+            if previous is not None and previous.result is not None and is_retry(previous, leg):
+                metrics.retried[previous.result].inc()
+            previous = leg
         if ErrorPhase.KV_TRANSFER in record.errors:
-            metrics.failed_loads.inc(failed_loads(record))
+            metrics.failed_loads.inc(count_failed_loads(record))
 
-    def _leg(self, leg: Leg) -> None:
+    def _count_leg(self, leg: Leg) -> None:
         if leg.result is None or leg.ended is None:
             return
         metrics = self._metrics
@@ -142,38 +181,79 @@ class Observer:
             return
         metrics.decode.child(leg.backend).observe(seconds)
         timing = leg.timing or UNKNOWN
-        metrics.engine_tells = timing is not UNKNOWN
+        metrics.engine_reports_times = timing is not UNKNOWN
         if timing.transfer is not None:
             metrics.transfer.observe(timing.transfer)
 
 
-def retries(before: Leg, leg: Leg) -> bool:
-    """Whether `leg` tries again what `before` failed at: another prefill, or a decode that does
-    without what it was handed."""
-    return before.result is not Result.ANSWERED and before.phase is leg.phase
+def is_retry(previous: Leg, leg: Leg) -> bool:
+    """Whether `leg` repeats what `previous` failed at: a prefill on another pod, or a decode that
+    computes the prompt instead of loading its KV."""
+    return previous.result is not Result.ANSWERED and previous.phase is leg.phase
 
 
-def failed_loads(record: Record) -> int:
-    """Decode legs that answered with an error to KV handed over: the engine counts these too."""
-    handed = {
+def count_failed_loads(record: Record) -> int:
+    """Decode legs that had KV to load and were answered with an error.
+
+    The decode engine counts these failures, too.
+    """
+    prefilled = {
         leg.engine_id
         for leg in record.legs
         if leg.phase is Phase.PREFILL and leg.result is Result.ANSWERED
     }
     return sum(
-        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.engine_id in handed
+        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.engine_id in prefilled
         for leg in record.legs
     )
 
 
 def left_at(record: Record) -> str:
-    """When an abandoned request's client left: `prefill`, `handover` (the KV was ready and no
-    engine had admitted its decode), `decode` (before the first byte), or `answer`."""
+    """When the client of an abandoned request left, a label value.
+
+    `prefill`; `handover`: the prefill had ended and no engine had admitted the decode; `decode`:
+    before the first byte of the answer; `answer`: after it.
+    """
     if record.first_byte is not None:
         return "answer"
     legs = [leg for leg in record.legs if leg.phase is not Phase.RELEASE]
     if not legs or (legs[-1].phase is Phase.PREFILL and legs[-1].result is not Result.ANSWERED):
         return "prefill"
-    last = legs[-1]
-    handed = any(leg.phase is Phase.PREFILL for leg in legs) and last.first_byte is None
-    return "handover" if handed else "decode"
+    has_prefill = any(leg.phase is Phase.PREFILL for leg in legs)
+    return "handover" if has_prefill and legs[-1].first_byte is None else "decode"
+
+
+def to_trace(record: Record) -> SidecarTrace:
+    """The record as `GET /requests/ID` returns it: times in seconds after `received`."""
+    return SidecarTrace(
+        request_id=record.request_id,
+        kind=record.kind,
+        target=record.target,
+        received=round(record.received_unix, 6),
+        path=record.path,
+        reason=record.reason,
+        outcome=record.outcome,
+        status=record.status,
+        first_byte=_since_received(record, record.first_byte),
+        ended=_since_received(record, record.ended),
+        legs=tuple(_to_leg_trace(record, leg) for leg in record.legs),
+    )
+
+
+def _to_leg_trace(record: Record, leg: Leg) -> LegTrace:
+    return LegTrace(
+        phase=leg.phase.value,
+        backend=leg.backend,
+        engine_id=leg.engine_id,
+        started=round(leg.started - record.received, 6),
+        first_byte=_since_received(record, leg.first_byte),
+        ended=_since_received(record, leg.ended),
+        result=leg.result.value if leg.result is not None else None,
+        status=leg.status,
+        detail=leg.detail[:MAX_TEXT],
+        timing=leg.timing,
+    )
+
+
+def _since_received(record: Record, time: float | None) -> float | None:
+    return None if time is None else round(time - record.received, 6)

@@ -1,18 +1,28 @@
-"""The spans that an ended request is told in. Pure; `tracer` sends them.
+"""Makes the spans of a request from its record. Pure; `tracer` sends them.
 
     tandem.request ─┬─ prefill
-                    ├─ decode ── transfer     when the engine told how long it took
+                    ├─ decode ── transfer     if the engine reported how long the transfer took
                     └─ release
 
-Nothing is recorded while a request runs but its span ids, which engines are told.
+While a request runs, only its span ids exist, because engines get them in `traceparent`. The spans
+are made when the request has ended. Imported by `tracer` alone: it needs OpenTelemetry.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
-from .record import Leg, Phase, Record, Result
-from .tracecontext import TraceContext, new_span_id, span_of
+from opentelemetry.trace import SpanKind
+
+from .record import (
+    Leg,
+    Outcome,
+    Phase,
+    Record,
+    Result,
+    TraceContext,
+    new_span_id,
+    span_id_of,
+)
 
 REQUEST: Final = "tandem.request"
 TRANSFER: Final = "transfer"
@@ -24,20 +34,13 @@ OPERATIONS: Final = {
     "responses": "chat",
     "messages": "chat",
 }
-"""`gen_ai.operation.name` by kind; any other request generates nothing."""
+"""`gen_ai.operation.name` by request kind; a request of any other kind generates nothing."""
 
-_FINE: Final = frozenset({Result.ANSWERED, Result.ABORTED, Result.HELD})
-_FAILED: Final = frozenset({"failed", "cut"})
+_NO_ERROR: Final = frozenset({Result.ANSWERED, Result.ABORTED, Result.HELD})
+"""Results of a leg that are no failure of its engine."""
+_ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.CUT})
 
 Attributes = dict[str, str | int | float]
-
-
-class Kind(Enum):
-    """Which side of a call a span is."""
-
-    SERVER = "server"
-    CLIENT = "client"
-    INTERNAL = "internal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,90 +48,91 @@ class Span:
     """One span; ids in hex, times in Unix seconds."""
 
     name: str
-    kind: Kind
+    kind: SpanKind
     span_id: str
     parent_id: str
-    """Empty: it is its trace's first."""
+    """Empty: the first span of its trace."""
     started: float
     ended: float
     attributes: Attributes = field(default_factory=dict)
     error: str | None = None
-    """What went wrong, where something did; may be empty."""
+    """Description of the failure, possibly empty; None: no failure."""
 
 
 def request_spans(record: Record, trace: TraceContext) -> list[Span]:
-    """All spans of an ended request; a release that is still out is told later."""
+    """All spans of an ended request, except for a release that still runs."""
     legs = [span for leg in record.legs for span in leg_spans(record, trace, leg)]
-    return [*legs, _request(record, trace)]
+    return [*legs, _request_span(record, trace)]
 
 
 def leg_spans(record: Record, trace: TraceContext, leg: Leg) -> list[Span]:
-    """The spans of one leg; none while it is out."""
+    """The spans of one leg: none while it runs, two if it reported a KV transfer."""
     if leg.ended is None:
         return []
     started, ended = _unix(record, leg.started), _unix(record, leg.ended)
-    span_id = span_of(leg.traceparent)
-    failed = leg.result is not None and leg.result not in _FINE
+    span_id = span_id_of(leg.traceparent)
+    failed = leg.result is not None and leg.result not in _NO_ERROR
     error = leg.detail if failed else None
-    name, about = leg.phase.value, _leg_attributes(leg)
-    span = Span(name, Kind.CLIENT, span_id, trace.span_id, started, ended, about, error)
+    name, attributes = leg.phase.value, _leg_attributes(leg)
+    span = Span(name, SpanKind.CLIENT, span_id, trace.span_id, started, ended, attributes, error)
     timing = leg.timing
     if leg.phase is not Phase.DECODE or timing is None or timing.transfer is None:
         return [span]
-    # The engine tells how long it took, not when: it reads KV before all else.
-    read = started + timing.transfer
-    about = {} if timing.bytes is None else {"tandem.kv_bytes": timing.bytes}
-    return [span, Span(TRANSFER, Kind.INTERNAL, new_span_id(), span_id, started, read, about)]
+    # The engine reports the transfer's duration, not its start. It loads KV before it computes
+    # anything, so the span is drawn at the start of the leg.
+    loaded = started + timing.transfer
+    size: Attributes = {} if timing.bytes is None else {"tandem.kv_bytes": timing.bytes}
+    return [span, Span(TRANSFER, SpanKind.INTERNAL, new_span_id(), span_id, started, loaded, size)]
 
 
-def _request(record: Record, trace: TraceContext) -> Span:
-    about: Attributes = {
+def _request_span(record: Record, trace: TraceContext) -> Span:
+    attributes: Attributes = {
         "http.request.method": record.method,
         "url.path": record.target,
         "tandem.request_id": record.request_id,
         "tandem.outcome": record.outcome,
     }
     if record.status is not None:
-        about["http.response.status_code"] = record.status
+        attributes["http.response.status_code"] = record.status
     if record.path is not None:
-        about |= {"tandem.routing_path": record.path.value, "tandem.reason": record.reason}
+        attributes |= {"tandem.routing_path": record.path.value, "tandem.reason": record.reason}
     if record.first_byte is not None:
-        about["tandem.first_byte_seconds"] = record.first_byte - record.received
+        attributes["tandem.first_byte_seconds"] = record.first_byte - record.received
     if operation := OPERATIONS.get(record.kind):
-        about["gen_ai.operation.name"] = operation
+        attributes["gen_ai.operation.name"] = operation
     return Span(
         REQUEST,
-        Kind.SERVER,
+        SpanKind.SERVER,
         trace.span_id,
         trace.parent_id,
         record.received_unix,
         _unix(record, record.received if record.ended is None else record.ended),
-        about,
-        "" if record.outcome in _FAILED else None,
+        attributes,
+        "" if record.outcome in _ERROR_OUTCOMES else None,
     )
 
 
 def _leg_attributes(leg: Leg) -> Attributes:
-    about: Attributes = {"tandem.backend": leg.backend, "tandem.engine_id": leg.engine_id}
+    attributes: Attributes = {"tandem.backend": leg.backend, "tandem.engine_id": leg.engine_id}
     if leg.result is not None:
-        about["tandem.result"] = leg.result.value
-        if leg.result not in _FINE:
-            about["error.type"] = leg.result.value
+        attributes["tandem.result"] = leg.result.value
+        if leg.result not in _NO_ERROR:
+            attributes["error.type"] = leg.result.value
     if leg.status is not None:
-        about["http.response.status_code"] = leg.status
+        attributes["http.response.status_code"] = leg.status
     if leg.first_byte is not None:
-        about["tandem.first_byte_seconds"] = leg.first_byte - leg.started
+        attributes["tandem.first_byte_seconds"] = leg.first_byte - leg.started
     if (timing := leg.timing) is not None:
         if timing.queue is not None:
-            about["tandem.queue_seconds"] = timing.queue
+            attributes["tandem.queue_seconds"] = timing.queue
         if timing.compute is not None:
-            about["tandem.compute_seconds"] = timing.compute
+            attributes["tandem.compute_seconds"] = timing.compute
         if timing.cached is not None:
-            about["gen_ai.usage.cache_read.input_tokens"] = timing.cached
+            attributes["gen_ai.usage.cache_read.input_tokens"] = timing.cached
         if timing.cached is not None and timing.computed is not None:
-            about["gen_ai.usage.input_tokens"] = timing.cached + timing.computed
-    return about
+            attributes["gen_ai.usage.input_tokens"] = timing.cached + timing.computed
+    return attributes
 
 
-def _unix(record: Record, when: float) -> float:
-    return record.received_unix + (when - record.received)
+def _unix(record: Record, loop_time: float) -> float:
+    return record.received_unix + (loop_time - record.received)

@@ -1,8 +1,10 @@
-"""Sends spans to an OpenTelemetry collector over HTTP, on a thread of the SDK's.
+"""Sends spans to an OpenTelemetry collector over HTTP, on a thread of the SDK.
 
-Whether a request is traced its caller's `traceparent` says, else OTEL_TRACES_SAMPLER. At most QUEUE
-spans wait for the collector; what does not fit is dropped and counted, so a collector that is slow
-or gone costs requests nothing.
+The sampled flag of the caller's `traceparent` decides whether a request is traced; without one,
+OTEL_TRACES_SAMPLER does. At most QUEUE spans wait for the collector. More are dropped and counted,
+so a slow or missing collector never delays requests.
+
+Imported only where a collector is configured: OpenTelemetry takes 20 MB of memory per process.
 """
 
 import asyncio
@@ -28,107 +30,117 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from . import tracecontext
-from .record import Leg, Record
-from .spans import OPERATIONS, REQUEST, Kind, Span, leg_spans, request_spans
-from .tracecontext import TraceContext, new_span_id, new_trace_id
+from .record import (
+    Leg,
+    Record,
+    TraceContext,
+    new_span_id,
+    new_trace_id,
+    parse_traceparent,
+)
+from .spans import OPERATIONS, REQUEST, Span, leg_spans, request_spans
 
 QUEUE: Final = 2048
-"""Spans that wait: some 400 requests, 1.5 KB for each span."""
+"""Spans that may wait for the collector, 1.5 KB each: those of some 400 requests."""
 FLUSH_SECONDS: Final = 2.0
-"""At the end of the process, for what waits."""
+"""Seconds for sending the waiting spans when the process ends."""
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 _SCOPE: Final = InstrumentationScope("tandem_sidecar")
 _OK: Final = Status()
-_KINDS: Final = {kind: SpanKind[kind.name] for kind in Kind}
 
 log = logging.getLogger(__name__)
 
 
-class Tracer:
-    """One process's; `url` empty: OpenTelemetry's environment names the collector."""
+class OtlpTracer:
+    """The observer's `Tracer`: decides which requests are traced, and queues their spans."""
 
     def __init__(self, url: str, pod_name: str) -> None:
-        # The SDK repeats itself with every batch that is lost; `_Sender` says it once.
+        """`url`: the collector's; empty: OTEL_EXPORTER_OTLP_ENDPOINT and the like name it."""
+        # The SDK logs every lost batch; `_CountingExporter` logs the first one.
         logging.getLogger(OTLPSpanExporter.__module__).setLevel(logging.CRITICAL)
-        self._sender = _Sender(OTLPSpanExporter(endpoint=url or None))
-        self._processor = BatchSpanProcessor(self._sender, max_queue_size=QUEUE)
-        # Of the provider nothing is used but what it reads from the environment.
+        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint=url or None))
+        self._processor = BatchSpanProcessor(self._exporter, max_queue_size=QUEUE)
+        # The provider is used only to read sampler and resource from the environment.
         provider = TracerProvider(resource=_resource(pod_name), shutdown_on_exit=False)
         self._sampler, self._resource = provider.sampler, provider.resource
         self._queued = 0
-        self._full = 0
+        """Spans handed to the SDK so far."""
+        self._not_queued = 0
+        """Spans dropped because QUEUE spans were waiting."""
 
     @property
     def dropped(self) -> int:
-        """Spans that no collector has taken."""
-        return self._full + self._sender.lost
+        """Spans lost so far: the queue was full, or the collector did not accept them."""
+        return self._not_queued + self._exporter.lost
 
-    def began(self, record: Record) -> None:
-        """Give the record its span's context, if it is to be traced."""
-        parent = tracecontext.parse(record.traceparent) if record.traceparent else None
-        # Probes and lists of models are worth a span only in somebody else's trace.
+    def on_request_start(self, record: Record) -> None:
+        """Set `record.trace` if the request is to be traced."""
+        parent = parse_traceparent(record.traceparent) if record.traceparent else None
+        # Without a caller's trace, probes and model lists are not worth one of their own.
         if parent is None and record.kind not in OPERATIONS:
             return
-        trace_id, parent_id, above = new_trace_id(), "", None
+        trace_id, parent_id, context = new_trace_id(), "", None
         if parent is not None:
             trace_id, parent_id = parent.trace_id, parent.span_id
             flags = _SAMPLED if parent.sampled else _NOT_SAMPLED
-            remote = _context(trace_id, parent_id, remote=True, flags=flags)
-            above = set_span_in_context(NonRecordingSpan(remote))
-        result = self._sampler.should_sample(above, int(trace_id, 16), REQUEST, SpanKind.SERVER)
+            remote = _span_context(trace_id, parent_id, remote=True, flags=flags)
+            context = set_span_in_context(NonRecordingSpan(remote))
+        result = self._sampler.should_sample(context, int(trace_id, 16), REQUEST, SpanKind.SERVER)
         if result.decision is Decision.RECORD_AND_SAMPLE:
             record.trace = TraceContext(trace_id, new_span_id(), parent_id)
 
-    def ended(self, record: Record) -> None:
-        """Send the request's spans off, but for a release that is still out."""
+    def on_request_end(self, record: Record) -> None:
+        """Send the request's spans, except those of a release that still runs."""
         if record.trace is not None:
             self._send(record.trace, request_spans(record, record.trace))
 
-    def released(self, record: Record, leg: Leg) -> None:
-        """Send off the span of a release that outlived its request."""
+    def on_release_end(self, record: Record, leg: Leg) -> None:
+        """Send the span of a release, if its request has already ended."""
         if record.trace is not None and record.ended is not None:
             self._send(record.trace, leg_spans(record, record.trace, leg))
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Send what waits, for so many seconds at most."""
+        """Send the waiting spans, for `seconds` at most, and stop the SDK's thread."""
         loop, flushed = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
             self._processor.shutdown()  # type: ignore[no-untyped-call]  # it has no annotations
-            # The loop is closed where nobody waited for this.
+            # After a timeout the loop may be closed already.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(flushed.set)
 
+        # A daemon thread: a collector that hangs must not keep the process alive.
         Thread(target=flush, daemon=True).start()
         try:
             async with asyncio.timeout(seconds):
                 await flushed.wait()
         except TimeoutError:
-            self._sender.shutdown()  # else its thread tries again, for a minute
+            self._exporter.shutdown()  # else the SDK's thread retries for a minute
 
     def _send(self, trace: TraceContext, spans: Sequence[Span]) -> None:
         for span in spans:
-            if self._queued - self._sender.taken >= QUEUE:
-                self._full += 1
+            # The SDK drops spans of a full queue without counting them, so the limit is applied
+            # here. `exported` is written by the SDK's thread; a stale value only drops earlier.
+            if self._queued - self._exporter.exported >= QUEUE:
+                self._not_queued += 1
                 continue
             self._queued += 1
-            self._processor.on_end(self._readable(trace, span))
+            self._processor.on_end(self._to_sdk_span(trace, span))
 
-    def _readable(self, trace: TraceContext, span: Span) -> ReadableSpan:
+    def _to_sdk_span(self, trace: TraceContext, span: Span) -> ReadableSpan:
         parent = None
         if span.parent_id:
-            remote = span.kind is Kind.SERVER
-            parent = _context(trace.trace_id, span.parent_id, remote=remote)
+            remote = span.kind is SpanKind.SERVER
+            parent = _span_context(trace.trace_id, span.parent_id, remote=remote)
         return ReadableSpan(
             span.name,
-            context=_context(trace.trace_id, span.span_id),
+            context=_span_context(trace.trace_id, span.span_id),
             parent=parent,
             resource=self._resource,
             attributes=span.attributes,
-            kind=_KINDS[span.kind],
+            kind=span.kind,
             status=_OK if span.error is None else Status(StatusCode.ERROR, span.error or None),
             start_time=int(span.started * 1e9),
             end_time=int(span.ended * 1e9),
@@ -136,26 +148,30 @@ class Tracer:
         )
 
 
-class _Sender(SpanExporter):
-    """Counts what the collector takes, on the SDK's thread, and says once when it takes nothing."""
+class _CountingExporter(SpanExporter):
+    """Counts exported and lost spans; logs when the collector fails and when it works again.
+
+    Its methods run on the SDK's thread.
+    """
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter
-        self.taken = 0
-        """Spans out of the queue."""
+        self.exported = 0
+        """Spans taken out of the queue, sent or lost."""
         self.lost = 0
+        """Spans that the collector did not accept."""
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.taken += len(spans)
+        self.exported += len(spans)
         result = self._exporter.export(spans)
         failing = result is not SpanExportResult.SUCCESS
         if failing:
             self.lost += len(spans)
             if not self._failing:
-                log.warning("the collector takes no spans: they are dropped until it does")
+                log.warning("the OpenTelemetry collector accepts no spans: dropping them")
         elif self._failing:
-            log.info("the collector takes spans again")
+            log.info("the OpenTelemetry collector accepts spans again")
         self._failing = failing
         return result
 
@@ -164,14 +180,14 @@ class _Sender(SpanExporter):
 
 
 def _resource(pod_name: str) -> Resource:
-    """Who speaks; what the environment says of it wins."""
-    ours = {"service.name": "tandem-sidecar"}
+    """Service and pod that the spans come from; OTEL_* variables override these attributes."""
+    attributes = {"service.name": "tandem-sidecar"}
     if pod_name:
-        ours |= {"service.instance.id": pod_name, "k8s.pod.name": pod_name}
-    return Resource.create().merge(Resource(ours)).merge(OTELResourceDetector().detect())
+        attributes |= {"service.instance.id": pod_name, "k8s.pod.name": pod_name}
+    return Resource.create().merge(Resource(attributes)).merge(OTELResourceDetector().detect())
 
 
-def _context(
+def _span_context(
     trace_id: str, span_id: str, *, remote: bool = False, flags: TraceFlags = _SAMPLED
 ) -> SpanContext:
     return SpanContext(int(trace_id, 16), int(span_id, 16), remote, flags)

@@ -1,1 +1,4 @@
-"""The process around the data path: start, drain, reload, workers, and the admin port."""
+"""The sidecar as a process: start, drain, reload, workers and the admin port.
+
+Read `run` first (one process), then `wiring` (what it consists of), then `supervisor` (several).
+"""

@@ -1,48 +1,131 @@
-"""The admin port, on aiohttp: metrics, probes, drain, what runs, what became of a request."""
+"""The admin port, on aiohttp: metrics, probes, drain, running requests and past ones.
+
+ProcessAdmin      answers for one process
+SupervisorAdmin   asks every worker and aggregates the answers; it serves no client itself
+"""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem_contract import endpoints
+from tandem_contract.trace import trace_path
 
 from ..handoff.breaker import Breakers
 from ..handoff.lifecycle import Lifecycle
-from ..observability.engine_counters import EngineCounters
-from ..observability.history import History
+from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics
-from ..observability.observer import Observer
-from .health import EngineHealth
+from ..observability.observer import History, RequestObserver
+from . import aggregate
+from .aggregate import Families
+from .engine_client import EngineHealth
 
 NOT_HEALTHY: Final = "the engine's /health does not answer 200\n"
-_BODY_BYTES: Final = 1024
-"""Nothing here reads a body."""
-_IDLE_SECONDS: Final = 15.0
-"""From a connection to its first request, and from one request to the next."""
+_MAX_BODY_BYTES: Final = 1024
+"""No admin request has a body that is read."""
+_KEEPALIVE_SECONDS: Final = 15.0
+"""Seconds that an idle admin connection stays open."""
 
 
-class Admin:
-    """Handlers over what the process shares."""
+class WorkerSilent(RuntimeError):
+    """A worker does not answer on its admin socket: it exited, or hangs."""
+
+
+class AdminHandlers(ABC):
+    """The routes of the admin port."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """The admin port's paths and handlers."""
+        return [
+            web.get(endpoints.METRICS, self.metrics),
+            web.get(endpoints.ALIVE, self.livez),
+            web.get(endpoints.READY, self.readyz),
+            # GET, too: a preStop hook of type httpGet cannot POST.
+            web.get(endpoints.DRAIN, self.drain),
+            web.post(endpoints.DRAIN, self.drain),
+            web.get(endpoints.STATE, self.state),
+            web.get(endpoints.REQUESTS + "{id}", self.requests),
+        ]
+
+    async def livez(self, _request: web.Request) -> web.Response:
+        """200 as long as the event loop runs."""
+        return web.Response(text="alive\n")
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """The page that Prometheus scrapes."""
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return web.Response(body=await self.metrics_page(), headers=headers)
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200 when new requests can be served, else 503 with the reason."""
+        if (problem := await self.not_ready()) is not None:
+            return web.Response(status=503, text=problem)
+        return web.Response(text="ready\n")
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Begin the drain; with `?wait=true`, answer when no request runs any more."""
+        wait = request.query.get("wait", "").lower() in ("true", "1")
+        in_flight = await self.begin_drain(wait=wait)
+        return web.json_response({"draining": True, "in_flight": in_flight})
+
+    async def state(self, _request: web.Request) -> web.Response:
+        """Running requests without their content, and the state of drain, engine and breakers."""
+        return web.json_response(await self.current_state())
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """The traces of a request id (`tandem_contract.trace`); 404 with an empty list if none."""
+        traces = await self.find_traces(request.match_info["id"])
+        return web.Response(
+            body=msgspec.json.encode(traces),
+            status=200 if traces else 404,
+            content_type="application/json",
+        )
+
+    @abstractmethod
+    async def metrics_page(self) -> bytes:
+        """All metrics, in Prometheus' text format."""
+
+    @abstractmethod
+    async def not_ready(self) -> str | None:
+        """Why no new request can be served, one line; None: one can."""
+
+    @abstractmethod
+    async def begin_drain(self, *, wait: bool) -> int:
+        """Refuse new requests from now on; the number that run, after `wait`ing for their end."""
+
+    @abstractmethod
+    async def current_state(self) -> dict[str, Any]:
+        """The body of `/state`."""
+
+    @abstractmethod
+    async def find_traces(self, request_id: str) -> Sequence[Any]:
+        """The traces of `request_id`, newest last."""
+
+
+class ProcessAdmin(AdminHandlers):
+    """Answers for this process."""
 
     def __init__(
         self,
         *,
         metrics: Metrics,
-        observer: Observer,
+        observer: RequestObserver,
         lifecycle: Lifecycle,
         health: EngineHealth,
         breakers: Breakers,
         history: History,
         counters: EngineCounters | None,
     ) -> None:
-        """`counters`: brought up to date before `/metrics` is answered."""
+        """`counters`: refreshed before `/metrics` is answered; None in a worker, whose supervisor
+        does it for all."""
         self._metrics = metrics
         self._observer = observer
         self._lifecycle = lifecycle
@@ -51,97 +134,147 @@ class Admin:
         self._history = history
         self._counters = counters
 
-    def routes(self) -> list[web.RouteDef]:
-        """What is served."""
-        return [
-            web.get(endpoints.METRICS, self.metrics),
-            web.get(endpoints.ALIVE, livez),
-            web.get(endpoints.READY, self.readyz),
-            web.get(endpoints.DRAIN, self.drain),
-            web.post(endpoints.DRAIN, self.drain),
-            web.get(endpoints.STATE, self.state),
-            web.get(endpoints.REQUESTS + "{id}", self.requests),
-        ]
-
-    async def metrics(self, _request: web.Request) -> web.Response:
-        """What Prometheus scrapes."""
+    async def metrics_page(self) -> bytes:
         if self._counters is not None:
-            await self._counters.look()
+            await self._counters.refresh()
         self._observer.catch_up()
-        return metrics_page(self._metrics.page())
+        return self._metrics.page()
 
-    async def readyz(self, _request: web.Request) -> web.Response:
-        """200 when new requests can be served."""
+    async def not_ready(self) -> str | None:
         if self._lifecycle.draining:
-            return web.Response(status=503, text="draining\n")
-        if not self._health.healthy:
-            return web.Response(status=503, text=NOT_HEALTHY)
-        return web.Response(text="ready\n")
+            return "draining\n"
+        return None if self._health.healthy else NOT_HEALTHY
 
-    async def drain(self, request: web.Request) -> web.Response:
-        """Begin the drain; `?wait=true` answers when nothing runs any more."""
+    async def begin_drain(self, *, wait: bool) -> int:
         self._lifecycle.drain()
-        if waits(request):
+        if wait:
             await self._lifecycle.idle()
-        return web.json_response({"draining": True, "in_flight": len(self._lifecycle.work)})
+        return len(self._lifecycle.work)
 
-    async def state(self, _request: web.Request) -> web.Response:
-        """What runs, without what it is about, and how prefill pods are treated."""
+    async def current_state(self) -> dict[str, Any]:
         pods = self._breakers.snapshot(asyncio.get_running_loop().time())
-        return web.json_response(
-            {
-                "draining": self._lifecycle.draining,
-                "engine_healthy": self._health.healthy,
-                "in_flight": [work.describe() for work in self._lifecycle.work],
-                "prefill_pods": {address: asdict(pod) for address, pod in pods.items()},
-            }
+        return {
+            "draining": self._lifecycle.draining,
+            "engine_healthy": self._health.healthy,
+            "in_flight": [work.describe() for work in self._lifecycle.work],
+            "prefill_pods": {address: asdict(pod) for address, pod in pods.items()},
+        }
+
+    async def find_traces(self, request_id: str) -> Sequence[Any]:
+        return self._history.find(request_id)
+
+
+class Worker(Protocol):
+    """A worker, as its supervisor's admin port needs it."""
+
+    pid: int
+    page: Families
+    """Its metrics at the last scrape that it answered."""
+
+    async def request(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET on its admin socket. Raises WorkerSilent."""
+
+
+class WorkerGroup(Protocol):
+    """The workers, as their supervisor's admin port needs them."""
+
+    draining: bool
+    exited_totals: Families
+    """Counters and histograms of workers that have exited."""
+
+    @property
+    def serving(self) -> Sequence[Worker]:
+        """The workers that serve now."""
+
+    async def drain(self, *, wait: bool) -> None:
+        """Have all refuse new requests; with `wait`, return when none runs any more."""
+
+
+class SupervisorAdmin(AdminHandlers):
+    """Asks every worker and aggregates the answers; a worker that does not answer is left out."""
+
+    def __init__(
+        self, workers: WorkerGroup, fetch_page: Callable[[], Awaitable[bytes | None]]
+    ) -> None:
+        """`fetch_page`: fetches the decode engine's metrics, once for all workers."""
+        self._workers = workers
+        self._own_metrics = Metrics()
+        self.counters = EngineCounters(fetch_page, self._own_metrics, self._data_path_counts)
+
+    async def metrics_page(self) -> bytes:
+        # A worker that does not answer counts as at its last scrape: a sum must not fall.
+        for worker, status, body in await self._request_all(endpoints.METRICS):
+            if status == 200:
+                worker.page = aggregate.parse_page(body.decode())
+        await self.counters.refresh()
+        own = aggregate.parse_page(self._own_metrics.page().decode())
+        return aggregate.format_page(aggregate.sum_pages([*self._pages(), own]))
+
+    async def not_ready(self) -> str | None:
+        if self._workers.draining:
+            return "draining\n"
+        answers = await self._request_all(endpoints.READY)
+        problems = [body.decode() for _, status, body in answers if status != 200]
+        if not answers:
+            return "no worker answers\n"
+        return problems[0] if problems else None
+
+    async def begin_drain(self, *, wait: bool) -> int:
+        await self._workers.drain(wait=wait)
+        return len((await self.current_state())["in_flight"])
+
+    async def current_state(self) -> dict[str, Any]:
+        answers = await self._request_all(endpoints.STATE)
+        states = {w.pid: msgspec.json.decode(body) for w, status, body in answers if status == 200}
+        return aggregate.merge_states(states, draining=self._workers.draining)
+
+    async def find_traces(self, request_id: str) -> Sequence[Any]:
+        answers = await self._request_all(trace_path(request_id))
+        return aggregate.merge_traces(
+            [msgspec.json.decode(body) for _, status, body in answers if status == 200]
         )
 
-    async def requests(self, request: web.Request) -> web.Response:
-        """What is remembered of a request id, see `tandem_contract.trace`."""
-        found = self._history.find(request.match_info["id"])
-        return traces(msgspec.json.encode(found), known=bool(found))
+    def _pages(self) -> list[Families]:
+        return [self._workers.exited_totals, *(worker.page for worker in self._workers.serving)]
+
+    def _data_path_counts(self) -> DataPathCounts:
+        families = [samples for page in self._pages() for samples in page.values()]
+        return DataPathCounts.of_samples(
+            sample for samples in families for sample in samples.items()
+        )
+
+    async def _request_all(self, path: str) -> list[tuple[Worker, int, bytes]]:
+        """Worker, status and body of each answer; workers that do not answer are left out."""
+        answers = await asyncio.gather(*(_request(w, path) for w in self._workers.serving))
+        return [answer for answer in answers if answer is not None]
 
 
-async def livez(_request: web.Request) -> web.Response:
-    """200 as long as the event loop runs."""
-    return web.Response(text="alive\n")
-
-
-def metrics_page(page: bytes) -> web.Response:
-    """A page in Prometheus' text format."""
-    return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def traces(found: bytes, *, known: bool) -> web.Response:
-    """The JSON behind `tandem trace`."""
-    return web.Response(body=found, status=200 if known else 404, content_type="application/json")
-
-
-def waits(request: web.Request) -> bool:
-    """Whether a drain is to be answered at its end only."""
-    return request.query.get("wait", "").lower() in ("true", "1")
+async def _request(worker: Worker, path: str) -> tuple[Worker, int, bytes] | None:
+    try:
+        return worker, *await worker.request(path)
+    except WorkerSilent:
+        return None
 
 
 @asynccontextmanager
-async def serving(
-    routes: Sequence[web.RouteDef], listening: Sequence[socket.socket]
+async def serve_admin(
+    handlers: AdminHandlers, sockets: Sequence[socket.socket]
 ) -> AsyncIterator[None]:
-    """Answer `routes` on `listening`, which are closed at the end."""
-    app = web.Application(client_max_size=_BODY_BYTES)
-    app.add_routes(routes)
+    """Answer admin requests on `sockets`, which are closed at the end."""
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.add_routes(handlers.routes())
     runner = web.AppRunner(
         app,
         access_log=None,
         shutdown_timeout=1.0,
-        keepalive_timeout=_IDLE_SECONDS,
+        keepalive_timeout=_KEEPALIVE_SECONDS,
         lingering_time=1.0,
     )
     await runner.setup()
     servers = []
     try:
-        for listener in listening:
-            servers.append(await _serve(runner, listener))
+        for listener in sockets:
+            servers.append(await _start_server(runner, listener))
         yield
     finally:
         for server in servers:
@@ -149,7 +282,8 @@ async def serving(
         await runner.cleanup()
 
 
-async def _serve(runner: web.AppRunner, listener: socket.socket) -> asyncio.AbstractServer:
+async def _start_server(runner: web.AppRunner, listener: socket.socket) -> asyncio.AbstractServer:
+    # Not aiohttp's SockSite: asyncio has one call for Unix sockets and one for TCP.
     loop, factory = asyncio.get_running_loop(), runner.server
     if factory is None:
         raise RuntimeError("the runner is not set up")

@@ -1,81 +1,89 @@
-"""What several workers say, as one: pure."""
+"""Aggregates what several workers answer on their admin sockets into one answer. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-MONOTONIC: Final = ("counter", "histogram", "summary")
-"""Kinds of families whose values a worker that ended still counts for."""
+CUMULATIVE: Final = ("counter", "histogram", "summary")
+"""Types of metric families whose values only grow."""
 
 Families = dict[str, dict[str, float]]
-"""`# HELP` and `# TYPE` lines of a family → its samples: name and labels → value."""
+"""`# HELP` and `# TYPE` lines of a metric family → its samples: name with labels → value."""
+
+_MERGED_STATE: Final = frozenset({"draining", "engine_healthy", "in_flight"})
+"""Keys of `/state` that are merged over all workers."""
 
 
-def families(page: str) -> Families:
-    """A page in Prometheus' text format, as `prometheus_client` writes it."""
-    found: Families = {}
-    head: list[str] = []
+def parse_page(page: str) -> Families:
+    """A metrics page in the text format, as `prometheus_client` writes it.
+
+    Keeps samples as text: the supervisor adds them up and never looks at a label.
+    """
+    families: Families = {}
+    header: list[str] = []
     for line in page.splitlines():
         if line.startswith("# HELP"):
-            head = [line]
+            header = [line]
         elif line.startswith("#"):
-            head.append(line)
+            header.append(line)
         elif line:
             sample, _, value = line.rpartition(" ")
-            found.setdefault("\n".join(head), {})[sample] = float(value)
-    return found
+            families.setdefault("\n".join(header), {})[sample] = float(value)
+    return families
 
 
-def summed(pages: Iterable[Families]) -> Families:
-    """Sample by sample; an `_info` is 1."""
+def sum_pages(pages: Iterable[Families]) -> Families:
+    """The sum of each sample over all pages; an `_info` sample stays 1."""
     total: Families = {}
     for page in pages:
-        for head, samples in page.items():
-            into = total.setdefault(head, {})
+        for header, samples in page.items():
+            sums = total.setdefault(header, {})
             for sample, value in samples.items():
-                if sample not in into:
-                    into[sample] = value
+                if sample not in sums:
+                    sums[sample] = value
                 elif sample.partition("{")[0].endswith("_info"):
-                    into[sample] = max(into[sample], value)
+                    sums[sample] = max(sums[sample], value)
                 else:
-                    into[sample] += value
+                    sums[sample] += value
     return total
 
 
-def lasting(page: Families) -> Families:
-    """Of a worker that ended, what still counts: a sum that falls looks like a restart."""
-    return {head: samples for head, samples in page.items() if head.endswith(MONOTONIC)}
+def cumulative_families(page: Families) -> Families:
+    """The families of a worker that exited which stay in the sum.
+
+    Without them counters would fall when a worker exits, which Prometheus takes for a restart.
+    Gauges describe a running process and are dropped.
+    """
+    return {header: samples for header, samples in page.items() if header.endswith(CUMULATIVE)}
 
 
-def text(page: Families) -> bytes:
-    """The page again."""
+def format_page(page: Families) -> bytes:
+    """The page in the text format; the inverse of `parse_page`."""
     lines = []
-    for head, samples in page.items():
-        lines.append(head)
+    for header, samples in page.items():
+        lines.append(header)
         lines += [f"{sample} {value!r}" for sample, value in samples.items()]
     return ("\n".join(lines) + "\n").encode()
 
 
-def state(states: Mapping[int, Mapping[str, Any]], *, draining: bool) -> dict[str, Any]:
-    """`/state` of workers, by process id: lists joined, `engine_healthy` if all say so.
+def merge_states(states: Mapping[int, Mapping[str, Any]], *, draining: bool) -> dict[str, Any]:
+    """One `/state` from the workers' own, which are given by process id.
 
-    What is neither joined stands under `workers`, apart for each.
+    `in_flight` lists are concatenated; `engine_healthy` is true if every worker says so and there
+    is one. All other keys stay separate for each worker, under `workers`.
     """
-    said = states.values()
     return {
         "draining": draining,
-        "engine_healthy": bool(said) and all(one["engine_healthy"] for one in said),
-        "in_flight": [work for one in said for work in one["in_flight"]],
+        "engine_healthy": bool(states) and all(s["engine_healthy"] for s in states.values()),
+        "in_flight": [work for state in states.values() for work in state["in_flight"]],
         "workers": [
-            {"pid": pid, **{k: v for k, v in one.items() if k not in _JOINED}}
-            | {"in_flight": len(one["in_flight"])}
-            for pid, one in states.items()
+            {"pid": pid, **{k: v for k, v in state.items() if k not in _MERGED_STATE}}
+            | {"in_flight": len(state["in_flight"])}
+            for pid, state in states.items()
         ],
     }
 
 
-def traces(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """What all workers know of one request id, the newest last."""
-    return sorted((one for answer in answers for one in answer), key=lambda one: one["received"])
-
-
-_JOINED: Final = frozenset({"draining", "engine_healthy", "in_flight"})
+def merge_traces(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """The traces that all workers have of one request id, newest last."""
+    traces = (trace for answer in answers for trace in answer)
+    return sorted(traces, key=lambda trace: trace["received"])

@@ -1,6 +1,6 @@
-"""Sockets that listen, bound before anything else starts.
+"""Listening sockets, bound before anything else starts, and those that a worker inherits.
 
-Errors: `CannotListen`: a port is taken or an address is not this machine's.
+Errors: `CannotListen`: a port is in use or an address is not one of this machine.
 """
 
 import os
@@ -9,44 +9,71 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from tandem_contract.commandline import HostPort
 
 BACKLOG: Final = 1024
-"""Connections the kernel holds until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 
 
 class CannotListen(OSError):
-    """The message says where and why."""
+    """The message names the flag, the address and the reason."""
 
 
-def allow_descriptors() -> None:
-    """Have as many connections as the system lets us: what shells and containers start with is
-    meant for programs that use select, and each client takes up to three."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+@dataclass(frozen=True, slots=True)
+class WorkerSockets:
+    """The sockets that a worker inherits from its supervisor, as file descriptors."""
+
+    number: int
+    """The worker's number, from 0."""
+    clients: tuple[int, ...]
+    """Listening sockets for clients; all workers accept from the same ones."""
+    admin: int
+    """The Unix socket on which this worker answers its supervisor's admin requests."""
+
+    def __str__(self) -> str:
+        """The value of `--worker-sockets`, which `parse` reads."""
+        return f"{self.number}:{','.join(map(str, self.clients))}:{self.admin}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The inverse of `str`. Raises ValueError."""
+        number, clients, admin = text.split(":")
+        return cls(int(number), tuple(int(c) for c in clients.split(",")), int(admin))
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one.
+
+    The usual soft limit of 1024 is meant for programs that use select(); here every client needs up
+    to three descriptors.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(address: HostPort, flag: str) -> list[socket.socket]:
-    """Listening sockets, one for each address that the host of `flag` stands for.
+    """Listening sockets, one for each IP address that the host of `flag` resolves to.
 
     Raises CannotListen, with none left open.
     """
     try:
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with ExitStack() as opened:
-            listening = [opened.enter_context(_listening(*info)) for info in found]
+            sockets = [opened.enter_context(_listening_socket(*info)) for info in resolved]
             opened.pop_all()
-            return listening
+            return sockets
     except OSError as err:
+        # Errors of name resolution have their own codes, which `os.strerror` does not know.
         lookup = isinstance(err, socket.gaierror) or err.errno is None
         reason = str(err.strerror or err) if lookup else os.strerror(err.errno or 0)
         raise CannotListen(f"{flag} {address}: cannot listen there: {reason.lower()}") from err
 
 
-def listen_privately() -> socket.socket:
-    """A listening Unix socket without a file: its name is Linux's abstract kind."""
+def listen_abstract() -> socket.socket:
+    """A listening Unix socket in Linux's abstract namespace: it has no file to clean up."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0tandem-sidecar-{secrets.token_hex(8)}")
     listener.listen(BACKLOG)
@@ -54,19 +81,20 @@ def listen_privately() -> socket.socket:
     return listener
 
 
-def bound(address: HostPort, listening: Sequence[socket.socket]) -> HostPort:
-    """`address` with the port bound, should 0 have been asked."""
-    name = listening[0].getsockname()
+def bound_address(address: HostPort, sockets: Sequence[socket.socket]) -> HostPort:
+    """`address` with the port that was bound, which differs when port 0 was asked for."""
+    name = sockets[0].getsockname()
     return HostPort(address.host, name[1]) if isinstance(name, tuple) else address
 
 
-def _listening(
+def _listening_socket(
     family: int, kind: int, protocol: int, _name: str, address: tuple[object, ...]
 ) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # The IPv4 address has a socket of its own; a dual-stack one would take its port.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)

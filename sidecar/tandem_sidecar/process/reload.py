@@ -1,7 +1,10 @@
-"""Follows the file of `--config`: what may change while requests run does, the rest waits.
+"""Reloads the file of `--config` when it changes, or at SIGHUP.
 
-Errors: `BadConfiguration`: the command line cannot be used as it would be read now; the settings
-that are stay.
+Flags in `LIVE` change at once, for requests that begin afterwards. Changes of all other flags are
+logged and take effect at the next start.
+
+Errors: `BadConfiguration`: the file, the environment or the flags are invalid now; the current
+settings stay in use.
 """
 
 import asyncio
@@ -17,9 +20,9 @@ from ..settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-"""Between looks at the file. One that differs is read when the next look finds it the same: who
-writes it in place is not overtaken."""
+CHECK_SECONDS: Final = 1.0
+"""Seconds between checks of the file. A changed file is read when it was the same at two checks in
+a row, so that a file which is being written in place is not read half."""
 
 LIVE: Final = frozenset(
     {
@@ -42,90 +45,96 @@ LIVE: Final = frozenset(
         "log_level",
     }
 )
-"""Flags that may change while requests run; a request keeps what it began with."""
+"""Flags that may change while requests run; a request keeps the values it began with."""
 
 Flags = Mapping[str, Any]
 """The parsed command line, by parameter name."""
 
 
 class BadConfiguration(ValueError):
-    """The message says where and what, in one line."""
+    """The message names file, line or flag, and the fault, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The command line, and how to read it again."""
+    """The command line, and functions to read it again."""
 
     file: Path | None
-    """Of `--config`."""
+    """The file of `--config`; None: without one, nothing is followed."""
     flags: Flags
     read: Callable[[], Flags]
-    """Parse the same arguments, environment and file anew. Raises BadConfiguration."""
+    """Parse the same arguments, environment and file again. Raises BadConfiguration."""
     build: Callable[[Flags], Settings]
-    """Raises BadConfiguration."""
+    """Make settings of parsed flags. Raises BadConfiguration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What another reading of the command line changes."""
+    """The difference between the flags in use and those read again."""
 
     flags: Flags
-    """Those to hold now."""
+    """The flags to use now."""
     live: tuple[str, ...]
-    """Names of the ones that change."""
+    """Names of the flags that change now."""
     waiting: tuple[str, ...]
-    """Names of the ones that would, at a restart."""
+    """Names of the flags that would change at a restart."""
 
 
 def compare(old: Flags, new: Flags) -> Change:
-    """What may be taken over of `new`."""
-    differing = sorted(name for name in new if new[name] != old[name])
-    live = tuple(name for name in differing if name in LIVE)
-    waiting = tuple(name for name in differing if name not in LIVE)
+    """What changes from `old` to `new`, at once or at a restart."""
+    changed = sorted(name for name in new if new[name] != old[name])
+    live = tuple(name for name in changed if name in LIVE)
+    waiting = tuple(name for name in changed if name not in LIVE)
     return Change({**old, **{name: new[name] for name in live}}, live, waiting)
 
 
 class Reloader:
-    """Holds the flags in force; `apply` is given the settings when they change."""
+    """Keeps the flags in use; calls `apply` with the new settings when they change."""
 
     def __init__(
         self, source: Source, apply: Callable[[Settings], None], *, level: int = logging.INFO
     ) -> None:
+        """`level`: the log level of the line about a reload."""
         self._source = source
         self._apply = apply
         self._level = level
         self._flags = source.flags
-        self._read = self._seen = self._look()
+        self._loaded = self._last = self._file_version()
+        """Versions of the file: the one read last, and the one at the last check."""
 
     def reload(self) -> None:
-        """Read now, and say in one line what became of it."""
-        self._read = self._look()
+        """Read the configuration now, and log in one line what changes."""
+        # Noted before reading: a write during the read is then another version, and read again.
+        self._loaded = self._file_version()
         try:
             new = self._source.read()
             change = compare(self._flags, new)
             settings = self._source.build(change.flags)
         except BadConfiguration as err:
-            log.error("settings not reloaded, the old ones stay: %s", err)
+            log.error("settings not reloaded, the current ones stay in use: %s", err)
             return
-        log.log(self._level, "%s", _said(self._flags, new, change))
+        log.log(self._level, "%s", _summary(self._flags, new, change))
         self._flags = change.flags
         if change.live:
             self._apply(settings)
 
-    async def watch(self) -> None:
-        """Reload when the file is another, for ever."""
+    async def follow(self) -> None:
+        """Check the file every `CHECK_SECONDS`, forever."""
         while self._source.file is not None:
-            await asyncio.sleep(LOOK_SECONDS)
-            self.look()
+            await asyncio.sleep(CHECK_SECONDS)
+            self.check()
 
-    def look(self) -> None:
-        """Reload if the file is another than the one read and the same as at the last look."""
-        last, self._seen = self._seen, self._look()
-        if self._seen == last != self._read:
+    def check(self) -> None:
+        """Reload if the file has changed since it was read, and not since the last check."""
+        previous, self._last = self._last, self._file_version()
+        if self._last == previous != self._loaded:
             self.reload()
 
-    def _look(self) -> tuple[int, int, int] | None:
-        """What tells one file from the next, through a ConfigMap's links; None: it is not there."""
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """Inode, modification time and size; None: the file does not exist.
+
+        Follows symbolic links: a mounted ConfigMap changes by replacing the link to its directory.
+        """
         if self._source.file is None:
             return None
         try:
@@ -135,19 +144,20 @@ class Reloader:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _said(old: Flags, new: Flags, change: Change) -> str:
-    parts = [_flag(name) + _moved(old[name], new[name]) for name in change.live]
-    said = "settings reloaded: " + (", ".join(parts) or "nothing changes")
+def _summary(old: Flags, new: Flags, change: Change) -> str:
+    changes = [_flag(name) + _from_to(old[name], new[name]) for name in change.live]
+    summary = "settings reloaded: " + (", ".join(changes) or "nothing changes")
     if change.waiting:
-        said += "; not before a restart: " + ", ".join(_flag(name) for name in change.waiting)
-    return said
+        summary += "; not before a restart: " + ", ".join(_flag(name) for name in change.waiting)
+    return summary
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _moved(old: object, new: object) -> str:
+def _from_to(old: object, new: object) -> str:
+    """` OLD -> NEW` for values with a short text; empty for the others, such as allow-lists."""
     return f" {_text(old)} -> {_text(new)}" if isinstance(new, int | float | str) else ""
 
 

@@ -1,4 +1,7 @@
-"""One sidecar process: listens, serves until a signal, drains, ends."""
+"""One sidecar process: binds its sockets, serves until a signal, drains, exits.
+
+uvloop.run(run(settings, keys, source))
+"""
 
 import asyncio
 import logging
@@ -6,10 +9,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from tandem_contract.commandline import HostPort
 
@@ -18,157 +21,167 @@ from ..http.server import Server
 from ..observability import logs
 from ..security.credentials import RELOAD_SECONDS, EngineTls, PlanKeys
 from ..settings import Settings
-from .admin import serving
-from .health import EngineHealth
-from .listen import CannotListen, bound, listen
+from .admin import serve_admin
+from .engine_client import EngineHealth
+from .listen import WorkerSockets, bound_address, listen
 from .reload import Reloader, Source
-from .wiring import Parts
-
-__all__ = ["CannotListen", "Place", "Running", "run", "started"]
+from .wiring import Components
 
 _FLUSH_SECONDS: Final = 2.0
-"""For clients to take the last bytes written to them."""
+"""Seconds for clients to receive the last bytes written to them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a supervisor gives one of its workers."""
-
-    number: int
-    """From 0."""
-    clients: tuple[int, ...]
-    """Descriptors of the listening sockets that all workers share."""
-    admin: int
-    """That of the Unix socket where the supervisor asks it."""
-
-    def __str__(self) -> str:
-        """As `parse` reads it."""
-        return f"{self.number}:{','.join(map(str, self.clients))}:{self.admin}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """What a supervisor wrote. Raises ValueError."""
-        number, clients, admin = text.split(":")
-        return cls(int(number), tuple(int(c) for c in clients.split(",")), int(admin))
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A started sidecar; ports are the ones bound, should 0 have been asked."""
+class RunningSidecar:
+    """A started sidecar; the addresses have the ports that were bound."""
 
     listen: HostPort
     admin: HostPort
     lifecycle: Lifecycle
     health: EngineHealth
     apply: Callable[[Settings], None]
-    """Take over settings, from the next request on: those of `reload.LIVE`."""
+    """Use other settings from the next request on, as far as `reload.LIVE` allows."""
+
+
+class StopSignals:
+    """Events set by the signals that end a process."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        """Drain, then exit."""
+        self.exit_now = asyncio.Event()
+        """Exit without waiting for requests."""
+
+    def install(self) -> None:
+        """SIGTERM or SIGINT begins the drain; a second one exits at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def install_in_worker(self) -> None:
+        """SIGTERM, or the end of the supervisor, begins the drain; SIGQUIT exits at once.
+
+        A repeated SIGTERM changes nothing: a worker may be told to drain by more than one path.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.drain.set)
+        loop.add_signal_handler(signal.SIGQUIT, self._on_quit)
+        loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    def _on_signal(self) -> None:
+        (self.exit_now if self.drain.is_set() else self.drain).set()
+
+    def _on_quit(self) -> None:
+        self.drain.set()
+        self.exit_now.set()
+
+    def _on_stdin(self) -> None:
+        # The supervisor holds the other end of the pipe and writes nothing: end of file means that
+        # it has exited, however that happened.
+        if not os.read(sys.stdin.fileno(), 1):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self.drain.set()
 
 
 async def run(
-    settings: Settings, keys: PlanKeys, source: Source, place: Place | None = None
+    settings: Settings, keys: PlanKeys, source: Source, sockets: WorkerSockets | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT and drain; a second signal ends at once.
-
-    A worker ends when its supervisor does, and drains once however often it is told. Raises
-    CannotListen.
-    """
-    loop = asyncio.get_running_loop()
-    asked, again = asyncio.Event(), asyncio.Event()
-    _listen_to_signals(asked, again, place)
-    async with started(settings, keys, place) as running:
+    """Serve until a signal, drain, return; `sockets` are those of a worker. Raises CannotListen."""
+    signals = StopSignals()
+    if sockets is None:
+        signals.install()
+    else:
+        signals.install_in_worker()
+    async with start(settings, keys, sockets) as running:
 
         def apply(new: Settings) -> None:
             logs.configure(new.log_format, new.log_level)
             running.apply(new)
 
-        level = logging.INFO if place is None else logging.DEBUG
+        # Of several workers, the supervisor follows the file and logs the change once.
+        level = logging.INFO if sockets is None else logging.DEBUG
         reloader = Reloader(source, apply, level=level)
+        loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, reloader.reload)
-        following = loop.create_task(reloader.watch()) if place is None else None
-        _say_ready(running, settings, place)
-        await asked.wait()
+        following = loop.create_task(reloader.follow()) if sockets is None else None
+        if sockets is None:
+            print_ready(running.listen, running.admin, settings)
+        else:
+            os.write(sys.stdout.fileno(), b"\n")  # `WorkerProcess.ready` waits for this byte
+        await signals.drain.wait()
         running.lifecycle.drain()
-        waits = [asyncio.ensure_future(w) for w in (running.lifecycle.idle(), again.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in [*waits, *([following] if following else [])]:
-            wait.cancel()
+        await wait_for_first(running.lifecycle.idle(), signals.exit_now.wait())
+        if following is not None:
+            following.cancel()
 
 
-def _listen_to_signals(asked: asyncio.Event, again: asyncio.Event, place: Place | None) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        (again if asked.is_set() else asked).set()
-
-    def stop_now() -> None:
-        asked.set()
-        again.set()
-
-    def supervisor_said() -> None:
-        if not os.read(sys.stdin.fileno(), 1):
-            loop.remove_reader(sys.stdin.fileno())
-            asked.set()
-
-    if place is None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
-    else:
-        loop.add_signal_handler(signal.SIGTERM, asked.set)
-        loop.add_signal_handler(signal.SIGQUIT, stop_now)
-        loop.add_reader(sys.stdin.fileno(), supervisor_said)
-
-
-def _say_ready(running: Running, settings: Settings, place: Place | None) -> None:
-    if place is not None:
-        os.write(sys.stdout.fileno(), b"\n")
-        return
+def print_ready(serving: HostPort, admin: HostPort, settings: Settings) -> None:
+    """Print the readiness line, for people and for whoever started the process."""
+    workers = f", {settings.workers} workers" if settings.workers > 1 else ""
     print(  # noqa: T201 - the readiness line
-        f"tandem-sidecar: serving on {running.listen}, admin on {running.admin},"
-        f" decoding on {settings.engine}",
+        f"tandem-sidecar: serving on {serving}, admin on {admin},"
+        f" decoding on {settings.engine}{workers}",
         file=sys.stderr,
         flush=True,
     )
 
 
+async def wait_for_first(*awaitables: Awaitable[object]) -> None:
+    """Return when one of `awaitables` does, and cancel the others. Raises what that one raises."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
 @asynccontextmanager
-async def started(
-    settings: Settings, keys: PlanKeys, place: Place | None = None
-) -> AsyncIterator[Running]:
-    """A sidecar that listens, closed at the end. Raises CannotListen, nothing left started."""
+async def start(
+    settings: Settings, keys: PlanKeys, sockets: WorkerSockets | None = None
+) -> AsyncIterator[RunningSidecar]:
+    """A sidecar that listens, stopped on exit. Raises CannotListen, with nothing left started."""
     loop = asyncio.get_running_loop()
+    # The stack unwinds in reverse: background tasks and admin port end first, then the listening
+    # sockets, then the clients get `_FLUSH_SECONDS`, and the connections to engines close last.
     async with AsyncExitStack() as stack:
-        parts = Parts(settings, keys, stack, alone=place is None)
-        stack.push_async_callback(_flush, parts.clients)
-        listening, asking = _sockets(settings, place, stack)
-        where = bound(settings.listen, listening), bound(settings.admin, asking)
-        parts.clients.listen(listening)
-        stack.callback(parts.clients.stop_listening)
-        await stack.enter_async_context(serving(parts.admin.routes(), asking))
-        for chore in (*parts.chores(), _follow(keys, parts.certificates)):
-            stack.push_async_callback(_stop, loop.create_task(chore))
-        yield Running(*where, parts.lifecycle, parts.health, parts.apply)
+        components = Components(settings, keys, stack, is_worker=sockets is not None)
+        stack.push_async_callback(_flush, components.server)
+        for_clients, for_admin = _open_sockets(settings, sockets, stack)
+        components.server.listen(for_clients)
+        stack.callback(components.server.stop_listening)
+        await stack.enter_async_context(serve_admin(components.admin, for_admin))
+        reloading = _reload_credentials(keys, components.engine_tls)
+        for coroutine in (*components.background_tasks(), reloading):
+            stack.push_async_callback(_stop, loop.create_task(coroutine))
+        yield RunningSidecar(
+            bound_address(settings.listen, for_clients),
+            bound_address(settings.admin, for_admin),
+            components.lifecycle,
+            components.health,
+            components.apply,
+        )
 
 
-def _sockets(
-    settings: Settings, place: Place | None, stack: AsyncExitStack
+def _open_sockets(
+    settings: Settings, sockets: WorkerSockets | None, stack: AsyncExitStack
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Where clients connect, and where the admin port is asked."""
-    if place is not None:
-        inherited = [socket.socket(fileno=number) for number in (*place.clients, place.admin)]
+    """The listening sockets for clients and for the admin port: inherited ones, or new ones."""
+    if sockets is not None:
+        inherited = [socket.socket(fileno=number) for number in (*sockets.clients, sockets.admin)]
         return inherited[:-1], inherited[-1:]
-    pair = []
+    opened = []
     for address, flag in ((settings.listen, "--listen"), (settings.admin, "--admin")):
-        pair.append(listen(address, flag))
-        for listener in pair[-1]:
+        opened.append(listen(address, flag))
+        for listener in opened[-1]:
             stack.callback(listener.close)
-    return pair[0], pair[1]
+    return opened[0], opened[1]
 
 
-async def _follow(keys: PlanKeys, certificates: EngineTls) -> None:
+async def _reload_credentials(keys: PlanKeys, engine_tls: EngineTls) -> None:
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
         keys.reload()
-        certificates.reload()
+        engine_tls.reload()
 
 
 async def _stop(task: "asyncio.Task[None]") -> None:
@@ -177,9 +190,9 @@ async def _stop(task: "asyncio.Task[None]") -> None:
         await task
 
 
-async def _flush(clients: Server) -> None:
-    """Close the clients and give them time to take what was written."""
-    clients.close()
+async def _flush(server: Server) -> None:
+    """Close the client connections, after the bytes written to them were sent."""
+    server.close()
     with suppress(TimeoutError):
         async with asyncio.timeout(_FLUSH_SECONDS):
-            await clients.closed()
+            await server.closed()

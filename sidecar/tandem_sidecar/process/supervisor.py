@@ -1,225 +1,279 @@
-"""Several processes that serve one listening socket, and the one that watches them.
+"""Several worker processes that serve the same sockets, and the supervisor that keeps them running.
 
     await supervise(settings, source, arguments)
 
-The supervisor binds, starts the workers and answers the admin port; it serves no client. A worker
-is this command again, with the same arguments and its `Place`: the shared socket, so that a
-connection not yet accepted outlives any worker, and a Unix socket where it answers for itself.
-Its standard input ends with the supervisor, and so does the worker.
+The supervisor binds the sockets, starts the workers and answers the admin port; it serves no
+client. A worker is this command again, with the same arguments and `--worker-sockets`: it inherits
+the listening sockets, so that connections which are not yet accepted survive the exit of any
+worker, and a Unix socket on which it answers the supervisor's admin requests. A worker's standard
+input is a pipe from the supervisor; its end tells the worker that the supervisor has exited.
+
+Errors: `WorkerFailed`: a worker exited before it served.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Sequence
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
+
+import aiohttp
 
 from tandem_contract import endpoints
 
 from ..http.upstream import Pool
 from ..observability import logs
-from ..observability.engine_counters import metrics_page
 from ..security.credentials import EngineTls
 from ..settings import Settings
-from .admin import serving
-from .aggregate import Families, lasting, summed
-from .listen import bound, listen
+from .admin import SupervisorAdmin, WorkerSilent, serve_admin
+from .aggregate import Families, cumulative_families, sum_pages
+from .engine_client import fetch_metrics
+from .listen import WorkerSockets, bound_address, listen, listen_abstract
 from .reload import Reloader, Source
-from .supervisor_admin import SupervisorAdmin
-from .worker import Worker, WorkerFailed, WorkerSilent
+from .run import StopSignals, print_ready, wait_for_first
 
 log = logging.getLogger(__name__)
 
-__all__ = ["WorkerFailed", "supervise"]
-
 _FIRST_DELAY: Final = 0.1
 _LONGEST_DELAY: Final = 30.0
-"""Seconds before a worker that ended is replaced, doubled from the first to the longest: one that
-cannot live costs no more than a start now and then."""
-_SETTLED_SECONDS: Final = 60.0
-"""The first delay holds again for one that lived this long."""
+"""Seconds before a worker that exited is replaced, doubled with each exit from the first to the
+longest: a worker that cannot start costs no more than one attempt every 30 s."""
+_STABLE_SECONDS: Final = 60.0
+"""After a worker that lived this long, the next replacement waits for the first delay again."""
 _GRACE_SECONDS: Final = 10.0
-"""For workers beyond their drain timeout, and to end once they are told to."""
+"""Seconds added to the drain timeout for workers to finish a drain, and between SIGTERM, SIGQUIT
+and SIGKILL for them to exit."""
+_REQUEST_SECONDS: Final = 5.0
+"""Timeout of an admin request to a worker that does not wait for a drain."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker exited before it served. The reason is in its own log lines, on the same stderr."""
 
 
 async def supervise(settings: Settings, source: Source, arguments: Sequence[str]) -> None:
-    """Serve with `settings.workers` processes until SIGTERM or SIGINT and drain.
+    """Serve with `settings.workers` processes until SIGTERM or SIGINT, then drain.
 
-    A second signal ends at once. Raises CannotListen and WorkerFailed, with nothing left started.
+    A second signal ends all at once. Raises CannotListen and WorkerFailed, with no process left.
     """
     with ExitStack() as stack:
-        clients = listen(settings.listen, "--listen")
-        asking = listen(settings.admin, "--admin")
-        for listener in (*clients, *asking):
+        for_clients = listen(settings.listen, "--listen")
+        for_admin = listen(settings.admin, "--admin")
+        for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
-        fleet = Fleet(settings, clients, arguments)
-        asked, again = _signals()
+        supervisor = Supervisor(settings, for_clients, arguments)
+        signals = StopSignals()
+        signals.install()
         pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
         stack.callback(pool.close)
-        admin = SupervisorAdmin(fleet, partial(metrics_page, pool, settings.engine))
-        async with serving(admin.routes(), asking):
+        admin = SupervisorAdmin(supervisor, partial(fetch_metrics, pool, settings.engine))
+        async with serve_admin(admin, for_admin):
             try:
-                await fleet.start()
-                print(  # noqa: T201 - the readiness line
-                    f"tandem-sidecar: serving on {bound(settings.listen, clients)},"
-                    f" admin on {bound(settings.admin, asking)},"
-                    f" decoding on {settings.engine}, {settings.workers} workers",
-                    file=sys.stderr,
-                    flush=True,
+                await supervisor.start()
+                addresses = (
+                    bound_address(settings.listen, for_clients),
+                    bound_address(settings.admin, for_admin),
                 )
-                await _follow_until(asked, source, fleet, admin)
-                await _first(fleet.stopped(), again.wait())
+                print_ready(*addresses, settings)
+                await _follow_until_drain(signals, source, supervisor, admin)
+                await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
-                await fleet.end()
+                await supervisor.kill()
 
 
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Set by the first and by a further SIGTERM or SIGINT."""
-    asked, again = asyncio.Event(), asyncio.Event()
-
-    def stop() -> None:
-        (again if asked.is_set() else asked).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    return asked, again
-
-
-async def _follow_until(
-    asked: asyncio.Event, source: Source, fleet: "Fleet", admin: SupervisorAdmin
+async def _follow_until_drain(
+    signals: StopSignals, source: Source, supervisor: "Supervisor", admin: SupervisorAdmin
 ) -> None:
-    reloader = Reloader(source, fleet.apply)
+    """Reload settings and refresh the engine's counters until the drain begins."""
+    reloader = Reloader(source, supervisor.apply)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
-    chores = [asyncio.ensure_future(chore) for chore in (reloader.watch(), admin.watch())]
-    await asked.wait()
-    for chore in chores:
-        chore.cancel()
+    tasks = [asyncio.ensure_future(c) for c in (reloader.follow(), admin.counters.follow())]
+    await signals.drain.wait()
+    for task in tasks:
+        task.cancel()
 
 
-class Fleet:
-    """The workers, kept at their number."""
+class WorkerProcess:
+    """A started worker."""
+
+    def __init__(self, number: int, process: Process, socket_name: str) -> None:
+        self.number = number
+        self.pid = process.pid
+        self.page: Families = {}
+        """Its metrics at the last scrape that it answered."""
+        self._process = process
+        # A new connection for each request: a worker that exits must not leave a half-used one.
+        connector = aiohttp.UnixConnector(socket_name, force_close=True)
+        self._session = aiohttp.ClientSession("http://worker", connector=connector)
+
+    @classmethod
+    async def spawn(
+        cls, number: int, clients: tuple[int, ...], arguments: Sequence[str]
+    ) -> "WorkerProcess":
+        """Start this command again as worker `number`. Raises OSError."""
+        with listen_abstract() as admin:
+            sockets = WorkerSockets(number, clients, admin.fileno())
+            socket_name: str = admin.getsockname().decode()
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "tandem_sidecar.main"),
+                *arguments,
+                *("--worker-sockets", str(sockets)),
+                stdin=PIPE,
+                stdout=PIPE,
+                pass_fds=(*clients, admin.fileno()),
+                # A process group of its own: Ctrl-C in a terminal goes to the supervisor alone,
+                # which drains its workers.
+                process_group=0,
+            )
+        return cls(number, process, socket_name)
+
+    async def ready(self) -> None:
+        """Return when the worker serves: it then writes one byte. Raises WorkerFailed."""
+        stdout = self._process.stdout
+        if stdout is None or not await stdout.read(1):
+            raise WorkerFailed(f"worker {self.number} (pid {self.pid}) exited before it served")
+
+    async def request(
+        self, path: str, *, method: str = "GET", seconds: float = _REQUEST_SECONDS
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer to an admin request. Raises WorkerSilent."""
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._session.request(method, path, timeout=timeout) as answer:
+                return answer.status, await answer.read()
+        except (aiohttp.ClientError, TimeoutError, RuntimeError) as err:
+            raise WorkerSilent(f"worker {self.number} (pid {self.pid}): {err}") from err
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the worker has exited."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait for the worker's exit. Its exit status."""
+        status = await self._process.wait()
+        await self._session.close()
+        return status
+
+
+class Supervisor:
+    """Starts the workers and replaces those that exit."""
 
     def __init__(
         self, settings: Settings, clients: Sequence[socket.socket], arguments: Sequence[str]
     ) -> None:
         self.draining = False
-        self.gone: Families = {}
-        self.serving: list[Worker] = []
+        self.exited_totals: Families = {}
+        """Counters and histograms of workers that have exited."""
+        self.serving: list[WorkerProcess] = []
         self._settings = settings
         self._clients = tuple(listener.fileno() for listener in clients)
         self._arguments = arguments
-        self._alive: set[Worker] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._alive: set[WorkerProcess] = set()
+        """Every worker that has not exited: those in `serving`, and those that are starting."""
+        self._restarters: list[asyncio.Task[None]] = []
+        """One task for each worker number, which replaces its worker."""
 
     async def start(self) -> None:
-        """Return when all serve. Raises WorkerFailed."""
+        """Start all workers; return when all serve. Raises WorkerFailed."""
         numbers = range(self._settings.workers)
-        workers = await asyncio.gather(*(self._start(number) for number in numbers))
-        self._keepers = [asyncio.ensure_future(self._keep(worker)) for worker in workers]
+        workers = await asyncio.gather(*(self._start_worker(number) for number in numbers))
+        self._restarters = [asyncio.ensure_future(self._keep_running(w)) for w in workers]
 
     def apply(self, settings: Settings) -> None:
-        """Have all read the configuration again, which was found good."""
+        """Have all workers read the configuration again; the supervisor has validated it."""
         self._settings = settings
         logs.configure(settings.log_format, settings.log_level)
         for worker in self.serving:
-            worker.tell(signal.SIGHUP)
+            worker.send_signal(signal.SIGHUP)
 
-    async def drain(self) -> None:
-        """Have all take nothing new."""
+    async def drain(self, *, wait: bool) -> None:
+        """Have all workers refuse new requests; with `wait`, return when no request runs."""
         self.draining = True
-        await asyncio.gather(
-            *(_drain(worker, endpoints.DRAIN, _GRACE_SECONDS) for worker in self.serving)
-        )
-
-    async def drained(self) -> None:
-        """The same, and return when nothing runs."""
-        self.draining = True
-        seconds = self._settings.drain_timeout + _GRACE_SECONDS
-        path = endpoints.DRAIN_AND_WAIT
+        path, seconds = endpoints.DRAIN, _GRACE_SECONDS
+        if wait:
+            path = endpoints.DRAIN_AND_WAIT
+            seconds += self._settings.drain_timeout
         await asyncio.gather(*(_drain(worker, path, seconds) for worker in self.serving))
 
-    async def stopped(self) -> None:
-        """Drain all, then end all: until the last is idle, each refuses what comes."""
-        await self.drained()
-        self._let_go()
-        for worker in self._alive:
-            worker.tell(signal.SIGTERM)
-        await self._all_ended()
+    async def stop(self) -> None:
+        """Drain all workers, then end them.
 
-    async def end(self) -> None:
-        """Leave none running."""
-        self._let_go()
+        Until the last one is idle, every worker keeps running and answers new requests with 503.
+        """
+        await self.drain(wait=True)
+        self._stop_restarting()
+        for worker in self._alive:
+            worker.send_signal(signal.SIGTERM)
+        await self._wait_for_all()
+
+    async def kill(self) -> None:
+        """End every worker that still runs."""
+        self._stop_restarting()
         for number in (signal.SIGQUIT, signal.SIGKILL):
             for worker in self._alive:
-                worker.tell(number)
-            await self._all_ended()
+                worker.send_signal(number)
+            await self._wait_for_all()
 
-    async def _all_ended(self) -> None:
-        waits = [asyncio.ensure_future(worker.ended()) for worker in self._alive]
+    async def _wait_for_all(self) -> None:
+        waits = [asyncio.ensure_future(worker.wait()) for worker in self._alive]
         if waits:
             await asyncio.wait(waits, timeout=_GRACE_SECONDS)
 
-    def _let_go(self) -> None:
-        """Replace none any more."""
-        for keeper in self._keepers:
-            keeper.cancel()
+    def _stop_restarting(self) -> None:
+        for restarter in self._restarters:
+            restarter.cancel()
 
-    async def _start(self, number: int) -> Worker:
-        worker = await Worker.spawn(number, self._clients, self._arguments)
+    async def _start_worker(self, number: int) -> WorkerProcess:
+        worker = await WorkerProcess.spawn(number, self._clients, self._arguments)
+        # Before `ready`: a worker that hangs at its start must be ended with the others.
         self._alive.add(worker)
         await worker.ready()
         self.serving.append(worker)
         return worker
 
-    async def _keep(self, worker: Worker) -> None:
+    async def _keep_running(self, worker: WorkerProcess) -> None:
+        """Replace `worker` and its successors when they exit, forever."""
         loop, delay = asyncio.get_running_loop(), _FIRST_DELAY
         while True:
-            began = loop.time()
-            status = await worker.ended()
-            self._left(worker)
-            log.error("worker %d (pid %d) ended with status %d", worker.number, worker.pid, status)
-            if loop.time() - began > _SETTLED_SECONDS:
+            started = loop.time()
+            status = await worker.wait()
+            self._remove(worker)
+            log.error("worker %d (pid %d) exited with status %d", worker.number, worker.pid, status)
+            if loop.time() - started > _STABLE_SECONDS:
                 delay = _FIRST_DELAY
             worker, delay = await self._replace(worker.number, delay)
 
-    def _left(self, worker: Worker) -> None:
+    def _remove(self, worker: WorkerProcess) -> None:
         self._alive.discard(worker)
         self.serving.remove(worker)
-        self.gone = summed([self.gone, lasting(worker.page)])
+        self.exited_totals = sum_pages([self.exited_totals, cumulative_families(worker.page)])
 
-    async def _replace(self, number: int, delay: float) -> tuple[Worker, float]:
-        """Another worker, and the delay for the one after it."""
+    async def _replace(self, number: int, delay: float) -> tuple[WorkerProcess, float]:
+        """A new worker, started after `delay` seconds, and the delay of the next replacement."""
         while True:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
             try:
-                worker = await self._start(number)
+                worker = await self._start_worker(number)
             except (WorkerFailed, OSError) as err:
-                log.error("%s: again in %.3gs", err, delay)
+                log.error("%s: next attempt in %.3gs", err, delay)
                 continue
-            # What was asked of the others while it started.
-            worker.tell(signal.SIGHUP)
+            # It missed the reloads and the drain that were sent to the others while it started.
+            worker.send_signal(signal.SIGHUP)
             if self.draining:
                 await _drain(worker, endpoints.DRAIN, _GRACE_SECONDS)
             return worker, delay
 
 
-async def _drain(worker: Worker, path: str, seconds: float) -> None:
+async def _drain(worker: WorkerProcess, path: str, seconds: float) -> None:
     try:
-        await worker.ask(path, method="POST", seconds=seconds)
+        await worker.request(path, method="POST", seconds=seconds)
     except WorkerSilent as err:
-        log.warning("not drained: %s", err)
-
-
-async def _first(*waits: Awaitable[object]) -> None:
-    """Return when one of them does, the others cancelled."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in others:
-        task.cancel()
-    for task in done:
-        task.result()
+        log.warning("worker not drained: %s", err)

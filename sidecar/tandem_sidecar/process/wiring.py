@@ -1,46 +1,47 @@
-"""What one serving process is made of, and how its parts know each other."""
+"""Creates the components of one serving process and connects them."""
 
+import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from tandem_contract import metrics as names
 from tandem_contract import otlp
 
 from ..connectors import make
 from ..connectors.nixl import Nixl
-from ..handoff.breaker import Breakers
+from ..handoff.breaker import Breakers, Condition
 from ..handoff.context import Tools
 from ..handoff.lifecycle import Lifecycle
 from ..handoff.liveness import Vigil
 from ..handoff.proxy import Proxy
 from ..http.server import Server
 from ..http.upstream import Pool
-from ..observability.engine_counters import EngineCounters, Seen, metrics_page
-from ..observability.history import History
-from ..observability.metrics import Metrics
-from ..observability.observer import Observer, Tracer
+from ..observability.engine_counters import DataPathCounts, EngineCounters
+from ..observability.metrics import Metrics, Sample
+from ..observability.observer import History, RequestObserver, Tracer
 from ..security.credentials import EngineTls, PlanKeys
 from ..settings import Settings
-from . import gauges
-from .admin import Admin
-from .health import EngineHealth
+from .admin import ProcessAdmin
+from .engine_client import EngineHealth, fetch_metrics
 
 
-class Parts:
-    """The parts, none of which listens yet."""
+class Components:
+    """The components of a process; nothing listens and no task runs yet."""
 
     def __init__(
-        self, settings: Settings, keys: PlanKeys, stack: AsyncExitStack, *, alone: bool
+        self, settings: Settings, keys: PlanKeys, stack: AsyncExitStack, *, is_worker: bool
     ) -> None:
-        """`alone`: no supervisor reads the engine's counters for this process and its like.
+        """`stack` closes the components that need it.
 
-        `stack` closes what has to be closed.
+        `is_worker`: the supervisor reads the engine's counters, once for all workers; this process
+        must not, or each event would be counted several times.
         """
-        self.certificates = EngineTls(settings.tls, settings.engine)
+        self.engine_tls = EngineTls(settings.tls, settings.engine)
         self.lifecycle = Lifecycle(settings.drain_timeout)
-        pool = Pool(self.certificates.for_address)
+        pool = Pool(self.engine_tls.for_address)
         stack.callback(pool.close)
         self._breakers = Breakers(settings.breaker)
         self._vigil = Vigil(pool, settings.silence_timeout)
@@ -49,7 +50,8 @@ class Parts:
             settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
         )
         metrics, self._history = Metrics(), History(settings.history)
-        observer = Observer(metrics, self._history, _tracer(settings, metrics, stack))
+        observer = RequestObserver(metrics, self._history, _tracer(settings, metrics, stack))
+        # After the tracer was pushed, so that it runs first: the last requests get their spans.
         stack.callback(observer.catch_up)
         self._tools = Tools(
             settings,
@@ -60,17 +62,19 @@ class Parts:
             self._breakers,
             self._vigil,
         )
-        self.clients = Server(Proxy(self._tools, keys), settings.limits)
-        gauges.export(metrics, self.lifecycle, self.clients, self._breakers)
+        self.server = Server(Proxy(self._tools, keys), settings.limits)
+        _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
         self.health = EngineHealth(pool, settings.engine)
-        engine_page = partial(metrics_page, pool, settings.engine)
 
-        def seen() -> Seen:
+        def data_path_counts() -> DataPathCounts:
             observer.catch_up()
-            return Seen.by(metrics)
+            return DataPathCounts.of_process(metrics)
 
-        self._counters = EngineCounters(engine_page, metrics, seen) if alone else None
-        self.admin = Admin(
+        fetch_page = partial(fetch_metrics, pool, settings.engine)
+        self._counters = (
+            None if is_worker else EngineCounters(fetch_page, metrics, data_path_counts)
+        )
+        self.admin = ProcessAdmin(
             metrics=metrics,
             observer=observer,
             lifecycle=self.lifecycle,
@@ -80,14 +84,14 @@ class Parts:
             counters=self._counters,
         )
 
-    def chores(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the process serves."""
-        return [self.health.watch(), *([self._counters.watch()] if self._counters else [])]
+    def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Coroutines that run as long as the process serves."""
+        return [self.health.follow(), *([self._counters.follow()] if self._counters else [])]
 
     def apply(self, new: Settings) -> None:
-        """Take over what `reload.LIVE` names, from the next request on."""
+        """Use the settings that `reload.LIVE` names, from the next request on."""
         self._tools.settings = new
-        self.clients.limits = new.limits
+        self.server.limits = new.limits
         self.lifecycle.timeout = new.drain_timeout
         self._breakers.settings = new.breaker
         self._vigil.silence = new.silence_timeout
@@ -99,14 +103,51 @@ class Parts:
 def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:
     if not otlp.is_wanted(settings.otlp_endpoint, os.environ):
         return None
-    # OpenTelemetry costs a process 20 MB: only where something is traced.
-    from ..observability import tracer  # noqa: PLC0415
+    # OpenTelemetry takes 20 MB of memory: import it only where spans are sent.
+    from ..observability.tracer import OtlpTracer  # noqa: PLC0415
 
-    made = tracer.Tracer(settings.otlp_endpoint, settings.pod_name)
-    stack.push_async_callback(made.close)
-    metrics.watch(
+    tracer = OtlpTracer(settings.otlp_endpoint, settings.pod_name)
+    stack.push_async_callback(tracer.close)
+    metrics.add_gauge(
         "tandem_sidecar_spans_dropped",
-        "Spans that no collector has taken, since the process began.",
-        lambda: [((), float(made.dropped))],
+        "Spans dropped since the process started, because the collector did not accept them in"
+        " time.",
+        lambda: [((), float(tracer.dropped))],
     )
-    return made
+    return tracer
+
+
+def _add_gauges(metrics: Metrics, lifecycle: Lifecycle, server: Server, breakers: Breakers) -> None:
+    """Gauges computed at each scrape; a supervisor adds up those of its workers."""
+    metrics.add_gauge(
+        "tandem_sidecar_draining",
+        "1 while the sidecar drains and refuses new requests.",
+        lambda: [((), float(lifecycle.draining))],
+    )
+    metrics.add_gauge(
+        "tandem_sidecar_connections",
+        "Open client connections.",
+        lambda: [((), float(len(server.clients)))],
+    )
+    metrics.add_gauge(
+        "tandem_sidecar_tunnels",
+        "Client connections that switched to another protocol, such as websockets.",
+        lambda: [((), float(_count_tunnels(lifecycle)))],
+    )
+    metrics.add_gauge(
+        "tandem_sidecar_breaker_open",
+        "1 while a prefill pod's circuit breaker is open or half open, 0 once it has closed;"
+        " absent for a pod that has neither failed nor been busy.",
+        lambda: _open_breakers(breakers),
+        [names.BACKEND_LABEL],
+    )
+
+
+def _open_breakers(breakers: Breakers) -> Iterable[Sample]:
+    pods = breakers.snapshot(asyncio.get_running_loop().time())
+    for address, breaker in pods.items():
+        yield (address,), float(breaker.condition is not Condition.CLOSED)
+
+
+def _count_tunnels(lifecycle: Lifecycle) -> int:
+    return sum(work.describe().get("phase") == "tunnel" for work in lifecycle.work)

@@ -9,7 +9,7 @@ from tandem_sidecar.connectors.handover import Handover
 from tandem_sidecar.handoff import events_actions as m
 from tandem_sidecar.handoff import machine as h
 from tandem_sidecar.handoff.events_actions import Cause
-from tandem_sidecar.handoff.machine import Outcome
+from tandem_sidecar.observability.record import Outcome
 from tandem_sidecar.settings import Policy
 
 from ..peers import PARAMS

@@ -36,14 +36,14 @@ class Notes:
         self.ends: asyncio.Queue[Record] = asyncio.Queue()
         self.releases: asyncio.Queue[Leg] = asyncio.Queue()
 
-    def began(self, record: Record) -> None:
+    def on_request_start(self, record: Record) -> None:
         assert record.legs == []
         self.begun.append(record)
 
-    def ended(self, record: Record) -> None:
+    def on_request_end(self, record: Record) -> None:
         self.ends.put_nowait(record)
 
-    def released(self, record: Record, leg: Leg) -> None:
+    def on_release_end(self, record: Record, leg: Leg) -> None:
         assert leg in record.legs
         self.releases.put_nowait(leg)
 

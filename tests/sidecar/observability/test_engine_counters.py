@@ -12,13 +12,13 @@ from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import PullResult
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.engine_counters import (
+    DataPathCounts,
     EngineCounters,
-    Figures,
-    Seen,
-    metrics_page,
-    read,
+    EngineReadings,
+    parse_readings,
 )
-from tandem_sidecar.observability.metrics import FAILED_LOADS, TELLS_TIMES, Metrics
+from tandem_sidecar.observability.metrics import FAILED_LOADS, REPORTS_TIMES, Metrics
+from tandem_sidecar.process.engine_client import fetch_metrics
 
 from ..peers import Peer, Turn
 
@@ -84,11 +84,11 @@ class World:
         self.page = Page()
         self.metrics = Metrics()
         self.told = 0
-        self.times_told: bool | None = False
-        self.counters = EngineCounters(self.page.ask, self.metrics, self.seen, fresh=0.0)
+        self.reports_times: bool | None = False
+        self.counters = EngineCounters(self.page.ask, self.metrics, self.data_path, fresh=0.0)
 
-    def seen(self) -> Seen:
-        return Seen(self.told, self.times_told)
+    def data_path(self) -> DataPathCounts:
+        return DataPathCounts(self.told, self.reports_times)
 
     def fails_and_is_told(self) -> None:
         """As the observer does when a request ends whose load had failed."""
@@ -96,7 +96,7 @@ class World:
         self.metrics.errors[ErrorPhase.KV_TRANSFER].inc()
 
     async def value(self, name: str, labels: dict[str, str] | None = None) -> float:
-        await self.counters.look()
+        await self.counters.refresh()
         return self.metrics.registry.get_sample_value(name, labels or {}) or 0.0
 
     async def errors(self) -> float:
@@ -120,18 +120,18 @@ async def test_transfers_are_folded_in_bucket_by_bucket(world: World) -> None:
 
 
 async def test_transfers_that_answers_tell_of_are_not_counted_again(world: World) -> None:
-    world.times_told = True
+    world.reports_times = True
     world.page.took = [0.1]
     assert await world.value(COUNT) == 0
 
 
 async def test_until_an_answer_has_told_which_they_wait(world: World) -> None:
-    world.times_told = None
+    world.reports_times = None
     world.page.took = [0.1]
     assert await world.value(COUNT) == 0
     world.page.took = [0.1, 0.2]
     assert await world.value(COUNT) == 0
-    world.times_told = False
+    world.reports_times = False
     assert await world.value(COUNT) == 2
 
 
@@ -206,8 +206,8 @@ async def test_an_engine_that_is_away_changes_nothing(world: World) -> None:
 
 async def test_scrapes_at_once_ask_once() -> None:
     page = Page()
-    counters = EngineCounters(page.ask, Metrics(), lambda: Seen(0, None))
-    await asyncio.gather(*(counters.look() for _ in range(3)))
+    counters = EngineCounters(page.ask, Metrics(), lambda: DataPathCounts(0, None))
+    await asyncio.gather(*(counters.refresh() for _ in range(3)))
     assert page.asked == 1
 
 
@@ -215,25 +215,37 @@ def test_the_reference_engines_page_is_read() -> None:
     engine = EngineMetrics("m")
     engine.record_pull(PullResult(tokens=16, bytes=4096, seconds=0.06))
     engine.record_pull_failure()
-    figures = read(generate_latest(engine.registry))
-    assert (figures.failed, figures.seconds) == (1, 0.06)
-    assert (figures.below[0.05], figures.below[0.075], figures.below[float("inf")]) == (0, 1, 1)
-    assert figures.started is not None
+    readings = parse_readings(generate_latest(engine.registry))
+    assert (readings.failed, readings.seconds) == (1, 0.06)
+    assert (readings.buckets[0.05], readings.buckets[0.075], readings.buckets[float("inf")]) == (
+        0,
+        1,
+        1,
+    )
+    assert readings.started is not None
 
 
 def test_what_several_processes_have_seen_is_one() -> None:
-    assert Seen.by_all([]) == Seen(0, None)
-    said = [(FAILED_LOADS, 2.0), (TELLS_TIMES, 1.0), (FAILED_LOADS, 3.0), ("other", 9.0)]
-    assert Seen.by_all(said) == Seen(5, True)
-    assert Seen.by_all([(TELLS_TIMES, 0.0)]) == Seen(0, False)
+    assert DataPathCounts.of_samples([]) == DataPathCounts(0, None)
+    said = [(FAILED_LOADS, 2.0), (REPORTS_TIMES, 1.0), (FAILED_LOADS, 3.0), ("other", 9.0)]
+    assert DataPathCounts.of_samples(said) == DataPathCounts(5, True)
+    assert DataPathCounts.of_samples([(REPORTS_TIMES, 0.0)]) == DataPathCounts(0, False)
 
 
 def test_what_a_process_has_seen_stands_in_its_metrics() -> None:
     metrics = Metrics()
-    assert Seen.by(metrics) == Seen.by_all(_samples(metrics)) == Seen(0, None)
+    assert (
+        DataPathCounts.of_process(metrics)
+        == DataPathCounts.of_samples(_samples(metrics))
+        == DataPathCounts(0, None)
+    )
     metrics.failed_loads.inc(2)
-    metrics.engine_tells = False
-    assert Seen.by(metrics) == Seen.by_all(_samples(metrics)) == Seen(2, False)
+    metrics.engine_reports_times = False
+    assert (
+        DataPathCounts.of_process(metrics)
+        == DataPathCounts.of_samples(_samples(metrics))
+        == DataPathCounts(2, False)
+    )
 
 
 def _samples(metrics: Metrics) -> list[tuple[str, float]]:
@@ -241,8 +253,8 @@ def _samples(metrics: Metrics) -> list[tuple[str, float]]:
 
 
 def test_a_page_of_something_else_says_nothing() -> None:
-    assert read(b"<html>") == Figures()
-    assert read(b"vllm:nixl_num_failed_transfers_total NaN\n") == Figures()
+    assert parse_readings(b"<html>") == EngineReadings()
+    assert parse_readings(b"vllm:nixl_num_failed_transfers_total NaN\n") == EngineReadings()
 
 
 @pytest.fixture
@@ -257,7 +269,7 @@ async def test_the_page_is_fetched_from_the_engine(engine: Peer) -> None:
 
     engine.metrics = script
     pool = Pool()
-    assert await metrics_page(pool, engine.address) == b"/metrics"
+    assert await fetch_metrics(pool, engine.address) == b"/metrics"
     pool.close()
 
 
@@ -273,5 +285,5 @@ async def test_an_engine_without_a_page(engine: Peer, how: str) -> None:
     if how == "gone":
         engine.close_port()
     pool = Pool()
-    assert await metrics_page(pool, engine.address, timeout=0.1) is None
+    assert await fetch_metrics(pool, engine.address, timeout=0.1) is None
     pool.close()

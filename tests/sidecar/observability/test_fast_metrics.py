@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from tandem_sidecar.observability.fast_metrics import Counts, Distributions
+from tandem_sidecar.observability.fast_metrics import CounterVec, HistogramVec
 
 BOUNDS = (0.5, 1.0, 2.5)
 
@@ -10,7 +10,7 @@ BOUNDS = (0.5, 1.0, 2.5)
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 2.5, 3.0])))
 def test_a_distribution_reads_as_prometheus_own(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    distribution = Distributions("x", "Help.", BOUNDS, registry=ours).child()
+    distribution = HistogramVec("x", "Help.", BOUNDS, registry=ours).child()
     histogram = Histogram("x", "Help.", buckets=BOUNDS, registry=theirs)
     for value in values:
         distribution.observe(value)
@@ -20,7 +20,7 @@ def test_a_distribution_reads_as_prometheus_own(values: list[float]) -> None:
 
 
 def test_what_is_folded_in_counts_in_the_bucket_of_its_bound() -> None:
-    distribution = Distributions("x", "Help.", BOUNDS, registry=CollectorRegistry()).child()
+    distribution = HistogramVec("x", "Help.", BOUNDS, registry=CollectorRegistry()).child()
     distribution.fold(1.0, 3)
     distribution.fold(float("inf"), 2)
     assert distribution.cumulative() == [("0.5", 0), ("1.0", 3), ("2.5", 3), ("+Inf", 5)]
@@ -28,19 +28,19 @@ def test_what_is_folded_in_counts_in_the_bucket_of_its_bound() -> None:
 
 def test_past_the_limit_a_family_counts_others_together() -> None:
     registry = CollectorRegistry()
-    family = Counts("x_total", "Help.", ["a", "b"], registry=registry, limit=2)
+    family = CounterVec("x_total", "Help.", ["a", "b"], registry=registry, limit=2)
     for name in "abcd":
         family.child(name, "z").inc()
     assert family.child("a", "z").value == 1
     assert registry.get_sample_value("x_total", {"a": "other", "b": "other"}) == 2
 
 
-def test_a_gauge_may_fall() -> None:
+def test_a_child_is_created_once_and_exported_before_its_first_increment() -> None:
     registry = CollectorRegistry()
-    gauge = Counts("level", "Help.", registry=registry, gauge=True).child()
-    gauge.inc(3)
-    gauge.dec()
-    assert registry.get_sample_value("level") == 2
+    family = CounterVec("x_total", "Help.", ["a"], registry=registry)
+    child = family.child("y")
+    assert family.child("y") is child
+    assert registry.get_sample_value("x_total", {"a": "y"}) == 0
 
 
 def _lines(registry: CollectorRegistry) -> list[str]:

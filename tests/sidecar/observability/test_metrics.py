@@ -6,9 +6,9 @@ from tandem_sidecar.observability.metrics import Metrics
 def test_labels_are_bounded() -> None:
     metrics = Metrics()
     for i in range(2000):
-        metrics.unified(f"reason_{i}")
+        metrics.count_unified(f"reason_{i}")
         metrics.prefill.child(f"pod-{i}").observe(0.1)
-    metrics.unified("Not a label\n")
+    metrics.count_unified("Not a label\n")
     page = metrics.page().decode()
     assert page.count("tandem_sidecar_unified_total{") <= 33
     assert page.count("disaggregated_prefill_duration_seconds_count{") == 1001
@@ -30,7 +30,7 @@ def test_the_seeds_six_are_there_from_the_start() -> None:
 
 def test_what_is_watched_is_read_at_each_scrape() -> None:
     metrics, figures = Metrics(), {"a": 1.0}
-    metrics.watch("x", "Help.", lambda: [((k,), v) for k, v in figures.items()], ["name"])
+    metrics.add_gauge("x", "Help.", lambda: [((k,), v) for k, v in figures.items()], ["name"])
     assert 'x{name="a"} 1.0' in metrics.page().decode()
     figures["b"] = 2.0
     assert 'x{name="b"} 2.0' in metrics.page().decode()

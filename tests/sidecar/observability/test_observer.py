@@ -3,9 +3,8 @@ import pytest
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.timing import UNKNOWN, Timing
-from tandem_sidecar.observability.history import History
 from tandem_sidecar.observability.metrics import Metrics
-from tandem_sidecar.observability.observer import Observer, left_at
+from tandem_sidecar.observability.observer import History, RequestObserver, left_at
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
 
 from .records import RECEIVED, ended, handed_off, load_failed, record
@@ -14,11 +13,11 @@ from .records import RECEIVED, ended, handed_off, load_failed, record
 class World:
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.observer = Observer(self.metrics)
+        self.observer = RequestObserver(self.metrics)
 
     def see(self, made: Record) -> None:
-        self.observer.began(made)
-        self.observer.ended(made)
+        self.observer.on_request_start(made)
+        self.observer.on_request_end(made)
         self.observer.catch_up()
 
     def value(self, name: str, **labels: str) -> float:
@@ -56,9 +55,9 @@ async def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) ->
 
 async def test_what_runs_is_counted_by_kind(world: World) -> None:
     made = record(kind="responses")
-    world.observer.began(made)
+    world.observer.on_request_start(made)
     assert world.value("tandem_sidecar_in_flight", kind="responses") == 1
-    world.observer.ended(ended(made))
+    world.observer.on_request_end(ended(made))
     world.observer.catch_up()
     assert world.value("tandem_sidecar_in_flight", kind="responses") == 0
 
@@ -109,22 +108,22 @@ async def test_what_is_passed_through_is_no_generation(world: World) -> None:
 @pytest.mark.parametrize(("method", "kept"), [("GET", 0), ("POST", 1)])
 async def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
     history = History(4)
-    observer = Observer(Metrics(), history)
+    observer = RequestObserver(Metrics(), history)
     made = ended(record(kind="passthrough"))
     made.method = method
-    observer.began(made)
+    observer.on_request_start(made)
     assert len(history.find(made.request_id)) == 1, "while it runs"
-    observer.ended(made)
+    observer.on_request_end(made)
     observer.catch_up()
     assert len(history.find(made.request_id)) == kept
 
 
-async def test_an_engine_tells_of_transfers_if_it_tells_of_anything(world: World) -> None:
-    assert world.metrics.engine_tells is None
+async def test_an_engine_reports_times_of_transfers_if_it_tells_of_anything(world: World) -> None:
+    assert world.metrics.engine_reports_times is None
     world.see(handed_off(timing=UNKNOWN))
-    assert world.metrics.engine_tells is False
+    assert world.metrics.engine_reports_times is False
     world.see(handed_off(timing=Timing(queue=0.1)))
-    assert world.metrics.engine_tells is True
+    assert world.metrics.engine_reports_times is True
 
 
 async def test_a_release_is_counted_when_it_ends(world: World) -> None:
@@ -134,7 +133,7 @@ async def test_a_release_is_counted_when_it_ends(world: World) -> None:
     world.see(ended(made, "abandoned"))
     assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 0
     leg.end(Result.ANSWERED, 101, status=404)
-    world.observer.released(made, leg)
+    world.observer.on_release_end(made, leg)
     assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
 
 
@@ -163,27 +162,27 @@ class Sent:
         self.ends = 0
         self.releases = 0
 
-    def began(self, record: Record) -> None:
+    def on_request_start(self, record: Record) -> None:
         pass
 
-    def ended(self, record: Record) -> None:
+    def on_request_end(self, record: Record) -> None:
         self.ends += 1
 
-    def released(self, record: Record, leg: Leg) -> None:
+    def on_release_end(self, record: Record, leg: Leg) -> None:
         self.releases += 1
 
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_release_has_a_span_of_its_own_once_its_request_was_sent(late: bool) -> None:
     sent = Sent()
-    observer = Observer(Metrics(), None, sent)
+    observer = RequestObserver(Metrics(), None, sent)
     made = record()
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
-    observer.began(made)
-    observer.ended(ended(made, "abandoned"))
+    observer.on_request_start(made)
+    observer.on_request_end(ended(made, "abandoned"))
     if late:
         observer.catch_up()
     leg.end(Result.ANSWERED, 101, status=404)
-    observer.released(made, leg)
+    observer.on_release_end(made, leg)
     observer.catch_up()
     assert (sent.ends, sent.releases) == (1, int(late))

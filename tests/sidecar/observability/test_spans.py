@@ -1,7 +1,8 @@
+from opentelemetry.trace import SpanKind
+
 from tandem_contract.timing import Timing
-from tandem_sidecar.observability.record import Phase, Result
-from tandem_sidecar.observability.spans import Kind, leg_spans, request_spans
-from tandem_sidecar.observability.tracecontext import TraceContext, span_of
+from tandem_sidecar.observability.record import Phase, Result, TraceContext, span_id_of
+from tandem_sidecar.observability.spans import leg_spans, request_spans
 
 from .records import UNIX, ended, handed_off, record
 
@@ -11,7 +12,7 @@ TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "11
 def test_a_hand_off_is_told_as_a_tree() -> None:
     made = handed_off(timing=Timing(transfer=0.5, bytes=4096))
     for leg in made.legs:
-        leg.traceparent = TRACE.child()
+        leg.traceparent = TRACE.new_traceparent()
     spans = {span.name: span for span in request_spans(made, TRACE)}
     root, prefill, decode, transfer = (
         spans[name] for name in ("tandem.request", "prefill", "decode", "transfer")
@@ -19,10 +20,10 @@ def test_a_hand_off_is_told_as_a_tree() -> None:
     assert (root.span_id, root.parent_id, root.kind) == (
         TRACE.span_id,
         TRACE.parent_id,
-        Kind.SERVER,
+        SpanKind.SERVER,
     )
     assert {prefill.parent_id, decode.parent_id} == {root.span_id}
-    assert [span_of(leg.traceparent) for leg in made.legs] == [prefill.span_id, decode.span_id]
+    assert [span_id_of(leg.traceparent) for leg in made.legs] == [prefill.span_id, decode.span_id]
     assert transfer.parent_id == decode.span_id
     times = [(s.started - UNIX, s.ended - UNIX) for s in (root, prefill, decode, transfer)]
     assert times == [(0, 5), (1, 2), (2, 4), (2, 2.5)]
@@ -33,7 +34,7 @@ def test_a_hand_off_is_told_as_a_tree() -> None:
 def test_what_spans_say() -> None:
     made = handed_off()
     for leg in made.legs:
-        leg.traceparent = TRACE.child()
+        leg.traceparent = TRACE.new_traceparent()
     prefill, decode, root = request_spans(made, TRACE)
     assert root.attributes == {
         "http.request.method": "POST",

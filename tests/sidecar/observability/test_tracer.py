@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract.timing import Timing
 from tandem_sidecar.observability.record import Phase, Record, Result
-from tandem_sidecar.observability.tracer import QUEUE, Tracer
+from tandem_sidecar.observability.tracer import QUEUE, OtlpTracer
 
 from .collector import Collector
 from .records import ended, handed_off, record
@@ -24,16 +24,16 @@ async def collector() -> AsyncIterator[Collector]:
         yield made
 
 
-def traced(tracer: Tracer, made: Record) -> Record:
-    tracer.began(made)
+def traced(tracer: OtlpTracer, made: Record) -> Record:
+    tracer.on_request_start(made)
     for leg in made.legs:
-        leg.traceparent = made.trace.child() if made.trace is not None else ""
-    tracer.ended(made)
+        leg.traceparent = made.trace.new_traceparent() if made.trace is not None else ""
+    tracer.on_request_end(made)
     return made
 
 
 async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "decode-0")
+    tracer = OtlpTracer(collector.url, "decode-0")
     made = handed_off(timing=Timing(transfer=0.5))
     made.traceparent = f"00-{TRACE}-{CALLER}-01"
     traced(tracer, made)
@@ -56,7 +56,7 @@ async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collect
 
 
 async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     made = handed_off()
     made.traceparent = "not a traceparent"
     traced(tracer, made)
@@ -65,7 +65,7 @@ async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> Non
 
 
 async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     made = handed_off()
     made.traceparent = f"00-{TRACE}-{CALLER}-00"
     traced(tracer, made)
@@ -75,7 +75,7 @@ async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collecto
 
 
 async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     assert traced(tracer, ended(record(kind="passthrough"))).trace is None
     asked = record(kind="passthrough")
     asked.traceparent = f"00-{TRACE}-{CALLER}-01"
@@ -90,7 +90,7 @@ async def test_the_environments_sampler_and_names_hold(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.removesuffix("/v1/traces"))
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    tracer = Tracer("", "")
+    tracer = OtlpTracer("", "")
     traced(tracer, handed_off("r1"))
     sampled = handed_off("r2")
     sampled.traceparent = f"00-{TRACE}-{CALLER}-01"
@@ -101,13 +101,13 @@ async def test_the_environments_sampler_and_names_hold(
 
 
 async def test_a_release_that_outlives_its_request_is_told_too(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     made = record()
-    tracer.began(made)
+    tracer.on_request_start(made)
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)
-    tracer.ended(ended(made, "abandoned"))
+    tracer.on_request_end(ended(made, "abandoned"))
     leg.end(Result.ANSWERED, 106.0, status=404)
-    tracer.released(made, leg)
+    tracer.on_release_end(made, leg)
     await tracer.close(PATIENCE)
     spans = {span.name: span for span in collector.spans}
     assert spans["release"].parent_span_id == spans["tandem.request"].span_id
@@ -116,7 +116,7 @@ async def test_a_release_that_outlives_its_request_is_told_too(collector: Collec
 async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     collector.status = 400
     with caplog.at_level(logging.INFO):
         traced(tracer, handed_off())
@@ -126,7 +126,7 @@ async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
 
 
 async def test_a_collector_that_hangs_costs_what_does_not_fit(collector: Collector) -> None:
-    tracer = Tracer(collector.url, "")
+    tracer = OtlpTracer(collector.url, "")
     collector.hangs = True
     for i in range(QUEUE):
         traced(tracer, handed_off(f"r{i}"))

@@ -26,14 +26,14 @@ def samples(text: bytes) -> dict[tuple[str, ...], float]:
 
 def test_a_page_is_written_as_it_was_read() -> None:
     one = page(2, "a", "with space")
-    again = aggregate.text(aggregate.families(one))
+    again = aggregate.format_page(aggregate.parse_page(one))
     assert samples(again) == samples(one.encode())
     assert again.decode().count("# ") == one.count("# ")
 
 
 def test_samples_are_summed() -> None:
-    first, second = aggregate.families(page(2, "a")), aggregate.families(page(5, "b", "a"))
-    found = samples(aggregate.text(aggregate.summed([first, second])))
+    first, second = aggregate.parse_page(page(2, "a")), aggregate.parse_page(page(5, "b", "a"))
+    found = samples(aggregate.format_page(aggregate.sum_pages([first, second])))
     assert found["asked_total", "a"] == 7
     assert found["asked_total", "b"] == 5
     assert found["running",] == 7
@@ -43,7 +43,9 @@ def test_samples_are_summed() -> None:
 
 
 def test_what_a_worker_counted_outlives_it_and_its_gauges_do_not() -> None:
-    found = samples(aggregate.text(aggregate.lasting(aggregate.families(page(3, "a")))))
+    found = samples(
+        aggregate.format_page(aggregate.cumulative_families(aggregate.parse_page(page(3, "a"))))
+    )
     assert found["asked_total", "a"] == 3
     assert found["took_count",] == 1
     assert ("running",) not in found
@@ -54,7 +56,7 @@ def test_states_are_joined() -> None:
         7: {"draining": False, "engine_healthy": True, "in_flight": [{"request_id": "a"}]},
         8: {"draining": False, "engine_healthy": False, "in_flight": [], "breakers": {"p": "open"}},
     }
-    assert aggregate.state(states, draining=False) == {
+    assert aggregate.merge_states(states, draining=False) == {
         "draining": False,
         "engine_healthy": False,
         "in_flight": [{"request_id": "a"}],
@@ -63,9 +65,9 @@ def test_states_are_joined() -> None:
             {"pid": 8, "in_flight": 0, "breakers": {"p": "open"}},
         ],
     }
-    assert aggregate.state({}, draining=True)["engine_healthy"] is False
+    assert aggregate.merge_states({}, draining=True)["engine_healthy"] is False
 
 
 def test_traces_are_in_order() -> None:
     late, early = {"received": 9.0}, {"received": 1.0}
-    assert aggregate.traces([[late], [], [early]]) == [early, late]
+    assert aggregate.merge_traces([[late], [], [early]]) == [early, late]

@@ -55,24 +55,24 @@ def test_a_settled_file_is_read_and_a_bad_one_leaves_the_old(
     applied: list[int] = []
     source = Source(file, {"retries": 1}, retries_in(file), settings)
     reloader = Reloader(source, lambda new: applied.append(new.retries))
-    reloader.look()
-    reloader.look()
+    reloader.check()
+    reloader.check()
     assert applied == []
     file.write_text("22")
-    reloader.look()
+    reloader.check()
     assert applied == [], "it may still be being written"
-    reloader.look()
-    reloader.look()
+    reloader.check()
+    reloader.check()
     assert applied == [22]
     file.write_text("bad")
     for _ in range(3):
-        reloader.look()
+        reloader.check()
     file.unlink()
     for _ in range(3):
-        reloader.look()
+        reloader.check()
     assert applied == [22]
     said = [line.message for line in caplog.records if line.levelname == "ERROR"]
-    assert said == [f"settings not reloaded, the old ones stay: {file}:1: no number"] * 2
+    assert said == [f"settings not reloaded, the current ones stay in use: {file}:1: no number"] * 2
 
 
 def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
     reloader = Reloader(source, lambda new: applied.append(new.retries))
     (tmp_path / "..tmp").symlink_to("2")
     (tmp_path / "..tmp").rename(tmp_path / "..data")
-    reloader.look()
-    reloader.look()
+    reloader.check()
+    reloader.check()
     assert applied == [2]
 
 

@@ -106,7 +106,7 @@ async def test_a_killed_worker_is_replaced_and_no_other_request_is_hurt() -> Non
         before = await it.pids()
         victim = next(iter(before))
         os.kill(victim, signal.SIGKILL)
-        assert f"pid {victim}" in await it.it.says("ended with status -9")
+        assert f"pid {victim}" in await it.it.says("exited with status -9")
         async with asyncio.timeout(60):
             while len(after := await it.pids()) < 2:
                 assert len(after) == 1

@@ -1,17 +1,24 @@
 import pytest
 
-from tandem_sidecar.observability.tracecontext import Parent, TraceContext, parse, span_of
+from tandem_sidecar.observability.record import (
+    RemoteParent,
+    TraceContext,
+    parse_traceparent,
+    span_id_of,
+)
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False), ("ff", True)])
 def test_the_caller_says_trace_span_and_whether_it_is_sampled(flags: str, sampled: bool) -> None:
-    assert parse(f"00-{TRACE}-{SPAN}-{flags}") == Parent(TRACE, SPAN, sampled)
+    assert parse_traceparent(f"00-{TRACE}-{SPAN}-{flags}") == RemoteParent(TRACE, SPAN, sampled)
 
 
 def test_a_version_to_come_may_say_more() -> None:
-    assert parse(f"cc-{TRACE}-{SPAN}-01-what-follows") == Parent(TRACE, SPAN, True)
+    assert parse_traceparent(f"cc-{TRACE}-{SPAN}-01-what-follows") == RemoteParent(
+        TRACE, SPAN, True
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,11 +35,13 @@ def test_a_version_to_come_may_say_more() -> None:
     ],
 )
 def test_what_is_malformed_names_no_parent(value: str) -> None:
-    assert parse(value) is None
+    assert parse_traceparent(value) is None
 
 
 def test_each_leg_is_a_span_of_its_own_in_the_same_trace() -> None:
     context = TraceContext(TRACE, SPAN)
-    legs = {context.child() for _ in range(8)}
-    assert len({span_of(leg) for leg in legs} | {SPAN}) == 9
-    assert {(parse(leg) or Parent("", "", False)).trace_id for leg in legs} == {TRACE}
+    legs = {context.new_traceparent() for _ in range(8)}
+    assert len({span_id_of(leg) for leg in legs} | {SPAN}) == 9
+    assert {(parse_traceparent(leg) or RemoteParent("", "", False)).trace_id for leg in legs} == {
+        TRACE
+    }

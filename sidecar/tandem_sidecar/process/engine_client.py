@@ -1,0 +1,64 @@
+"""Requests of the sidecar's own to its decode engine: `/health` and `/metrics`."""
+
+import asyncio
+from typing import Final
+
+from tandem_contract import endpoints
+from tandem_contract.commandline import HostPort
+
+from ..http.collect import Answer, Collector, NoAnswer
+from ..http.messages import request_bytes
+from ..http.upstream import Pool
+
+HEALTHY_SECONDS: Final = 2.0
+"""Seconds between checks of a healthy engine: readiness may be out of date for this long."""
+UNHEALTHY_SECONDS: Final = 0.2
+"""Seconds between checks of an engine that starts: readiness may be late by this much."""
+_HEALTH_TIMEOUT: Final = 5.0
+"""Seconds after which a `/health` without an answer counts as unhealthy."""
+METRICS_TIMEOUT: Final = 1.0
+"""Seconds that a scrape of the sidecar waits for a busy engine's metrics."""
+
+
+class EngineHealth:
+    """Whether the engine's last `/health` answered 200."""
+
+    def __init__(self, pool: Pool, engine: HostPort) -> None:
+        self.healthy = False
+        self._pool = pool
+        self._engine = engine
+
+    async def follow(self) -> None:
+        """Check again and again, forever."""
+        while True:
+            page = await _get(self._pool, self._engine, endpoints.HEALTH, timeout=_HEALTH_TIMEOUT)
+            self.healthy = page is not None
+            await asyncio.sleep(HEALTHY_SECONDS if self.healthy else UNHEALTHY_SECONDS)
+
+
+async def fetch_metrics(
+    pool: Pool, engine: HostPort, *, timeout: float = METRICS_TIMEOUT
+) -> bytes | None:
+    """The engine's metrics page; None: no 200 within `timeout` seconds."""
+    return await _get(pool, engine, endpoints.METRICS, timeout=timeout)
+
+
+async def _get(pool: Pool, engine: HostPort, path: str, *, timeout: float) -> bytes | None:
+    """The body of a 200 answer; None: another status, no connection, or no answer in time."""
+    result: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Answer | NoAnswer) -> None:
+        # `result` is cancelled already when the timeout and the answer arrive together.
+        if not result.done():
+            result.set_result(answer)
+
+    request = request_bytes(b"GET", path.encode(), [(b"host", str(engine).encode())], b"")
+    call = pool.send(engine, b"GET", request, Collector(done), connect_timeout=timeout)
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await result
+    except TimeoutError:
+        return None
+    finally:
+        call.abort()
+    return answer.body if isinstance(answer, Answer) and answer.head.status == 200 else None

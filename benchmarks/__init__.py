@@ -1,4 +1,4 @@
-"""Measurements. Each script prints its figures and what they ran on; none is a test.
+"""Benchmarks, which are no tests: each script prints its figures and the machine it ran on.
 
 python -m benchmarks.handoff --json figures.json
 make bench                                  every script, one table

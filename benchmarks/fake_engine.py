@@ -1,11 +1,12 @@
-"""A fake engine: answers every request at once, in vLLM's shape, and computes nothing.
+"""A fake engine: answers every request at once, in vLLM's format, and computes nothing.
 
     python -m benchmarks.fake_engine PORT [--chunks 256]
 
-A body that says `"do_remote_decode":true` gets `kv_transfer_params`, one that says `"stream":true`
-gets events, each chunk in a send of its own as from an engine that writes token by token. GET
-/counts tells what was asked, so that a request lost on the way shows. It reads requests as h2load,
-Envoy and the sidecar write them: `content-length`, nothing else.
+A body with `"do_remote_decode":true` is answered with `kv_transfer_params`, one with
+`"stream":true` with a stream of events, each sent by a system call of its own, as by an engine that
+writes token by token. GET /counts shows what was requested, so that a lost request is noticed. Of a
+request's framing only `content-length` is understood: that is what h2load, Envoy and the sidecar
+send.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ import uvloop
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _ENDS: Final = 2048
-"""Bytes looked at on either side of a body: the prompt between them may be large."""
+"""Bytes searched at the start and at the end of a body: the prompt in between may be large."""
 
 _PARAMS: Final = {
     "do_remote_prefill": True,
@@ -38,9 +39,9 @@ _PARAMS: Final = {
 
 @dataclass(slots=True)
 class Counts:
-    """What was asked; `ended` are answers written whole."""
+    """Numbers of requests; `ended` counts answers that were written completely."""
 
-    asked: int = 0
+    requests: int = 0
     prefills: int = 0
     pulls: int = 0
     ended: int = 0
@@ -91,7 +92,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 def stream_size(chunks: int) -> int:
-    """Bytes of a streamed answer of `chunks` tokens, the chunked coding taken off."""
+    """Bytes of a streamed answer of `chunks` tokens, without the chunked coding."""
     return chunks * len(_EVENT) + len(_DONE)
 
 
@@ -122,14 +123,14 @@ class Engine(asyncio.Protocol):
             self._transport.write(_answer(json.dumps(asdict(self._counts)).encode()))
             return
         counts = self._counts
-        counts.asked += 1
-        told = request[body : body + _ENDS] + request[max(body, len(request) - _ENDS) :]
-        if b'"do_remote_decode":true' in told:
+        counts.requests += 1
+        searched = request[body : body + _ENDS] + request[max(body, len(request) - _ENDS) :]
+        if b'"do_remote_decode":true' in searched:
             counts.prefills += 1
             self._transport.write(_PREFILL)
         else:
-            counts.pulls += b'"do_remote_prefill":true' in told
-            if b'"stream":true' in told:
+            counts.pulls += b'"do_remote_prefill":true' in searched
+            if b'"stream":true' in searched:
                 self._stream()
             else:
                 self._transport.write(_PLAIN)
@@ -143,7 +144,7 @@ class Engine(asyncio.Protocol):
         self._send(_chunk(_DONE) + b"0\r\n\r\n")
 
     def _send(self, data: bytes) -> None:
-        """At once, in a segment of its own; the transport would gather them into one write."""
+        """Send now, in a TCP segment of its own; the transport would combine several writes."""
         if not self._transport.get_write_buffer_size():
             try:
                 data = data[os.write(self._fd, data) :]
@@ -166,7 +167,7 @@ async def serve(port: int, chunks: int) -> None:
 
 @click.command()
 @click.argument("port", type=int)
-@click.option("--chunks", default=256, show_default=True, help="events of a stream")
+@click.option("--chunks", default=256, show_default=True, help="events in a stream")
 def main(port: int, chunks: int) -> None:
     """Serve on 127.0.0.1:PORT until killed."""
     uvloop.run(serve(port, chunks))

@@ -1,6 +1,6 @@
-"""Load from h2load (nghttp2), and what it counted.
+"""Runs h2load (nghttp2) and parses its output.
 
-Errors: `NotInstalled`: h2load is missing; `Unreadable`: it printed something unexpected.
+Errors: `NotInstalled`: h2load is missing; `Unreadable`: its output has an unexpected format.
 """
 
 import asyncio
@@ -24,48 +24,48 @@ class NotInstalled(RuntimeError):
 
 
 class Unreadable(RuntimeError):
-    """The message is what h2load printed."""
+    """The message is the output of h2load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """POSTs of one body over HTTP/1.1."""
+    """A number of POST requests with the same body, over HTTP/1.1."""
 
     body: Path
     headers: tuple[str, ...]
-    """`name: value` each."""
+    """Header lines, `name: value` each."""
     requests: int
     clients: int = 8
     rate: float | None = None
-    """Requests per second of all clients together; None: as fast as answers come."""
+    """Requests per second of all clients together; None: the next request follows each answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came back."""
+    """The answers."""
 
     good: int
-    """Whole answers with a 2xx."""
+    """Complete answers with status 2xx."""
     data: int
-    """Bytes of all bodies, the chunked coding taken off."""
+    """Bytes of all bodies, without the chunked coding."""
     per_second: float
     latencies: tuple[float, ...]
-    """Milliseconds from request to end of answer, ascending."""
+    """Milliseconds from each request to the end of its answer, ascending."""
 
     def quantile(self, share: float) -> float:
-        """Milliseconds that `share` of the answers took at most."""
+        """The time in milliseconds within which a `share` (0 to 1) of the answers was complete."""
         return self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
 
 
 def find() -> str:
-    """The program. Raises NotInstalled."""
+    """The path of h2load. Raises NotInstalled."""
     if (program := shutil.which("h2load")) is None:
         raise NotInstalled(_HOW)
     return program
 
 
 async def drive(url: str, load: Load, scratch: Path) -> Outcome:
-    """Send `load` to `url` and wait for its end. Raises NotInstalled, Unreadable."""
+    """Send `load` to `url` and wait for all answers. Raises NotInstalled, Unreadable."""
     log = scratch / "latencies"
     log.unlink(missing_ok=True)
     command = [find(), "--h1", "-c", str(load.clients), "-n", str(load.requests)]

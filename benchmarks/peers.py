@@ -20,7 +20,7 @@ ENGINE = Path(sys.executable).with_name("tandem-engine")
 async def engine(
     model: Path, *flags: str, kv_role: str | None = None, threads: int = 1
 ) -> AsyncIterator[str]:
-    """A running `tandem-engine` on 127.0.0.1; yields its URL, ends the process afterwards."""
+    """Start a `tandem-engine` on 127.0.0.1, yield its URL, and end it afterwards."""
     port, side_channel = free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [str(ENGINE), "--model", str(model), "--served-model-name", "bench", *flags]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -56,13 +56,13 @@ async def _healthy(url: str, process: asyncio.subprocess.Process) -> None:
             except aiohttp.ClientConnectionError:
                 pass
             await asyncio.sleep(0.05)
-    raise RuntimeError(f"the engine at {url} ended with {process.returncode}")
+    raise RuntimeError(f"the engine at {url} exited with {process.returncode}")
 
 
 async def complete(
     session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int, **body: object
 ) -> dict[str, Any]:
-    """One greedy completion; raises RuntimeError with the engine's own words when it fails."""
+    """One greedy completion. Raises RuntimeError with the engine's answer when it fails."""
     request = {
         "model": "bench", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
         "ignore_eos": True, "return_token_ids": True, **body,

@@ -1,4 +1,4 @@
-"""The processes that `benchmarks.sidecar` compares: fake engine, Envoy as a bare proxy, sidecar."""
+"""Starts what `benchmarks.sidecar` compares: a fake engine, Envoy as a bare proxy, the sidecar."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ class Server:
     log: Path
 
     def cpu(self) -> float:
-        """Seconds of CPU used so far, all threads."""
+        """CPU time used so far in seconds, of all threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
 
-    def complaints(self) -> list[str]:
-        """The last warnings it logged."""
+    def last_warnings(self) -> list[str]:
+        """The last five lines with a warning or an error in its log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if '"level":"warning"' in line or "ERROR" in line][-5:]
 
@@ -43,7 +43,7 @@ class Server:
 
 
 class Servers(NamedTuple):
-    """All three, and the directory of the keys that the sidecar trusts."""
+    """The three servers, and the directory of the plan keys that the sidecar trusts."""
 
     engine: Server
     envoy: Server
@@ -53,9 +53,10 @@ class Servers(NamedTuple):
 
 @asynccontextmanager
 async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
-    """Start them; the engine streams `chunks` events.
+    """Start the servers, and end them afterwards; the engine streams `chunks` events.
 
-    Raises Refused without Envoy, RuntimeError with what a process said that did not start.
+    Raises Refused when Envoy is missing, RuntimeError with the output of a server that did not
+    start.
     """
     program = find_envoy()
     keys, config = scratch / "keys", scratch / "envoy.json"
@@ -89,16 +90,16 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
 async def server(
     name: str, port: int, command: tuple[str, ...], log: Path
 ) -> AsyncIterator[Server]:
-    """Run `command` until it listens on `port`, and end it afterwards.
+    """Start `command`, wait until it listens on `port`, and end it afterwards.
 
-    Raises RuntimeError with what it said when it ends before.
+    Raises RuntimeError with its output when it exits before it listens.
     """
     with log.open("wb") as file:
         child = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
     try:
         while not await _listens(port):
             if child.returncode is not None:
-                raise RuntimeError(f"{name} ended with {child.returncode}: {_said(log)}")
+                raise RuntimeError(f"{name} exited with {child.returncode}: {_output(log)}")
             await asyncio.sleep(0.05)
         yield Server(name, port, child.pid, log)
     finally:
@@ -107,7 +108,7 @@ async def server(
         await child.wait()
 
 
-def _said(log: Path) -> str:
+def _output(log: Path) -> str:
     return log.read_text(errors="replace").strip()
 
 
@@ -122,7 +123,7 @@ async def _listens(port: int) -> bool:
 
 
 def _bare_proxy(port: int, engine: int) -> dict[str, object]:
-    """Envoy's bootstrap: one route, a router, nothing else."""
+    """Envoy's bootstrap configuration: one listener, one route, the router filter."""
     filters = "type.googleapis.com/envoy.extensions.filters"
     router = {"@type": f"{filters}.http.router.v3.Router"}
     route = {"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}

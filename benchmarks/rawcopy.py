@@ -7,7 +7,6 @@ on both sides and writes into the reader's blocks. The two alternate in one run.
 import asyncio
 import multiprocessing
 import socket
-import statistics
 import time
 from multiprocessing.connection import Connection
 from typing import Final
@@ -86,8 +85,8 @@ async def _pull(puller: Puller, control: Connection, address: tuple[str, int], n
     return time.perf_counter() - start
 
 
-def copy_ratio(rounds: int) -> float:
-    """Bytes per second of the transfer over the bare copy's; median of `rounds` pairs."""
+def copy_ratios(rounds: int) -> list[float]:
+    """Bytes per second of the transfer over those of a bare copy, for each of `rounds` pairs."""
     spawn = multiprocessing.get_context("spawn")
     torch.set_num_threads(1)
     holder, theirs = spawn.Pipe()
@@ -114,7 +113,7 @@ def copy_ratio(rounds: int) -> float:
         return ratios[1:]  # the first touches fresh memory
 
     try:
-        return statistics.median(asyncio.run(measure()))
+        return asyncio.run(measure())
     finally:
         for child in children:
             child.terminate()

@@ -1,8 +1,9 @@
-"""How soon a prefill engine has its blocks back after clients left, at each of the three moments.
+"""Time until a prefill engine's KV blocks are free again after clients left.
 
-A client leaves while its prompt is prefilled, between the prefill's answer and the decode engine's
-first token, or while the answer is streamed. The reference engine, NIXL's pull, one warmed pair;
-the model is random: 8 layers, 512 wide, float32, on CPU.
+Clients leave at one of three moments: during the prefill, between the prefill's answer and the
+decode engine's first token, or while the answer is streamed. Two reference engines with pulled KV
+(NIXL), after one request that makes their connection. The model has random weights, 8 layers,
+a hidden size of 512, float32, on CPU.
 """
 
 import asyncio
@@ -33,16 +34,16 @@ from .proxies import server
 PROMPT: Final = 600
 CLIENTS: Final = 4
 MOMENTS: Final = ("prefilling", "decoding", "answering")
-"""As the sidecar's `/state` calls them."""
+"""The phases that the sidecar's `/state` shows at these moments."""
 LIMIT: Final = 120.0
-"""Seconds after which blocks count as lost; the lease ends far earlier."""
+"""Seconds after which blocks count as never freed; their lease expires long before."""
 _FLAGS: Final = ("--max-model-len", "2048", "--num-gpu-blocks-override", "2048")
 _HOST: Final = "127.0.0.1"
 
 
 @dataclass
 class Setup:
-    """A warmed pair behind a sidecar."""
+    """A prefill and a decode engine behind a sidecar."""
 
     session: aiohttp.ClientSession
     prefill: str
@@ -50,7 +51,7 @@ class Setup:
     admin: str
 
     async def phase(self, request_id: str) -> str | None:
-        """Where a request is; None before it came and after it ended."""
+        """The phase of a request; None before it arrives and after it has ended."""
         async with self.session.get(self.admin + endpoints.STATE) as answer:
             running = (await answer.json())["in_flight"]
         # A release under way has its request's id, too.
@@ -58,7 +59,7 @@ class Setup:
         return next((phase for phase in found if phase in MOMENTS), None)
 
     async def busy(self) -> bool:
-        """Whether the producer's blocks are not all free."""
+        """Whether the prefill engine has KV blocks in use or held for a reader."""
         async with self.session.get(self.prefill + endpoints.METRICS) as answer:
             page = await answer.text()
         watched = (metrics.ENGINE_KV_USAGE, metrics.ENGINE_HELD)
@@ -67,20 +68,20 @@ class Setup:
         )
 
     def ask(self, rng: random.Random, request_id: str) -> "aiohttp.client._RequestContextManager":
-        """A streamed completion of a prompt that nobody asked before."""
+        """Request a streamed completion of a new random prompt."""
         body = {
             "model": "bench", "prompt": prompt(rng, PROMPT), "max_tokens": 256, "temperature": 0,
             "ignore_eos": True, "stream": True,
         }  # fmt: skip
-        where = {
+        routing = {
             headers.PREFILLER_HOST_PORT: self.prefill.removeprefix("http://"),
             headers.REQUEST_ID: request_id,
         }
-        return self.session.post(f"{self.sidecar}/v1/completions", json=body, headers=where)
+        return self.session.post(f"{self.sidecar}/v1/completions", json=body, headers=routing)
 
 
 async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) -> str | None:
-    """Ask, and close the connection at `moment`, or at one after it. Which it was."""
+    """Send a request and close its connection at `moment`, or at a later one. The actual moment."""
     answered = asyncio.Event()
 
     async def client() -> None:
@@ -101,7 +102,7 @@ async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) 
 
 
 async def leave_all(setup: Setup, count: int) -> Counter[str]:
-    """`count` clients leave, a few at a time. How many at each moment."""
+    """Have `count` clients leave, `CLIENTS` at a time. The number that left at each moment."""
     rng, left = random.Random(1), Counter[str]()
     each = enumerate(islice(cycle(MOMENTS), count))
 
@@ -115,15 +116,15 @@ async def leave_all(setup: Setup, count: int) -> Counter[str]:
 
 
 async def seconds_until_free(setup: Setup) -> float:
-    """From now; LIMIT when blocks stay taken."""
-    begun = time.perf_counter()
-    while await setup.busy() and time.perf_counter() - begun < LIMIT:
+    """Seconds from now until all blocks are free, at most LIMIT."""
+    start = time.perf_counter()
+    while await setup.busy() and time.perf_counter() - start < LIMIT:
         pass
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 async def measure(count: int, scratch: Path) -> list[Figure]:
-    """Both figures."""
+    """The time until all blocks are free, and how many clients left at the rarest moment."""
     async with running(scratch) as setup:
         async with setup.ask(random.Random(2), "warm") as response:
             await response.read()
@@ -140,7 +141,7 @@ async def measure(count: int, scratch: Path) -> list[Figure]:
 
 @asynccontextmanager
 async def running(scratch: Path) -> AsyncIterator[Setup]:
-    """Two engines and a sidecar."""
+    """Start two engines and a sidecar; end them afterwards."""
     make_tiny_model(scratch, vocab=VOCAB, layers=8, hidden=512, heads=8, kv_heads=2)
     port, admin = free_port(_HOST), free_port(_HOST)
     async with (
@@ -163,7 +164,7 @@ async def running(scratch: Path) -> AsyncIterator[Setup]:
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
-@click.option("--clients", default=200, show_default=True, help="how many leave")
+@click.option("--clients", default=200, show_default=True, help="number of clients that leave")
 def main(file: Path | None, clients: int) -> None:
     """Measure how soon KV is released when clients leave."""
     with tempfile.TemporaryDirectory() as scratch:

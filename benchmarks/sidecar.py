@@ -1,9 +1,11 @@
-"""What the sidecar costs, beside Envoy as a bare proxy and the engine asked directly.
+"""CPU, latency and memory of the sidecar, compared with Envoy as a bare proxy and with no proxy.
 
-One fake engine that computes nothing answers all; h2load sends the same body to each in turn, round
-by round. CPU per request is the proxy's own, from /proc; figures are medians over the rounds. The
-sidecar runs with what it has: signed plans, metrics, history, breakers, JSON log at info. A request
-is lost when it was not answered 2xx, not with all its bytes, or not handed off as planned.
+A fake engine that computes nothing is behind all of them. In each round, h2load sends the same body
+to each server in turn. CPU per request is that of the proxy's process, from /proc. A figure is the
+median over the rounds; minimum and maximum are printed beside it, because other work on the machine
+moves the rounds. The sidecar runs with all features: signed plans, metrics, history, circuit
+breakers, JSON log at info. A request counts as lost unless it was answered with 2xx and all its
+bytes, and handed off as planned.
 """
 
 import asyncio
@@ -34,13 +36,13 @@ from .proxies import Server, Servers, running
 
 CHUNKS: Final = 256
 REQUEST_ID: Final = "bench"
-"""One for all: a plan is good for one request id."""
+"""The same for all requests, because a plan is signed for one request id."""
 _WORDS: Final = "the quick brown fox jumps over a lazy dog "
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of request, and how it is sent."""
+    """A kind of request and the load that is sent of it."""
 
     name: str
     requests: int
@@ -48,16 +50,16 @@ class Case:
     """Bytes of the prompt."""
     stream: bool = False
     split: bool = False
-    """Prefill and decode; only the sidecar is asked so."""
+    """Whether the plan asks for a hand-off; only the sidecar gets such requests."""
     clients: int = 8
     rate: float | None = None
-    """Requests per second; None: as fast as answers come."""
+    """Requests per second; None: the next request follows each answer."""
 
     def body(self) -> bytes:
-        """The request."""
-        said = (_WORDS * (self.size // len(_WORDS) + 1))[: self.size]
+        """The request body."""
+        text = (_WORDS * (self.size // len(_WORDS) + 1))[: self.size]
         request = {"model": "bench", "max_tokens": 64, "stream": self.stream}
-        request["messages"] = [{"role": "user", "content": said}]
+        request["messages"] = [{"role": "user", "content": text}]
         return json.dumps(request, separators=(",", ":")).encode()
 
     def answer_size(self) -> int:
@@ -69,7 +71,7 @@ PLAIN: Final = Case("plain, 1 KB", 12000)
 HAND_OFF: Final = Case("hand-off, 1 KB", 8000, split=True)
 STREAM: Final = Case(f"stream of {CHUNKS} chunks", 1500, stream=True)
 HAND_OFF_STREAM: Final = Case("hand-off, then stream", 1500, stream=True, split=True)
-# One client: h2load has all of them send at the same moment, and each would wait for the others.
+# One client: h2load lets all clients send at the same moment, and they would delay each other.
 PACED: Final = Case("200 req/s", 800, clients=1, rate=200)
 PACED_HAND_OFF: Final = Case("200 req/s, hand-off", 800, split=True, clients=1, rate=200)
 LARGE: Final = Case("hand-off, 220 KB, 32 clients", 1500, 220_000, split=True, clients=32)
@@ -77,12 +79,12 @@ LARGE: Final = Case("hand-off, 220 KB, 32 clients", 1500, 220_000, split=True, c
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One case against one server; times in milliseconds."""
+    """The result of one load on one server; times in milliseconds."""
 
     case: Case
     server: str
     cpu: float
-    """Per request, of the server's process."""
+    """CPU time of the server's process per request."""
     per_second: float
     p50: float
     p99: float
@@ -90,7 +92,7 @@ class Sample:
 
 
 class Bench:
-    """The servers under test, and every sample taken of them."""
+    """The servers that are measured, and the samples taken."""
 
     def __init__(self, scratch: Path, servers: Servers) -> None:
         self.servers = servers
@@ -104,27 +106,27 @@ class Bench:
         file.write_bytes(case.body())
         lines = self._headers(server, case)
         load = h2load.Load(file, lines, case.requests, case.clients, case.rate)
-        asked, cpu = await self._counts(), server.cpu()
+        counts_before, cpu_before = await self._counts(), server.cpu()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         outcome = await h2load.drive(url, load, self._scratch)
-        cpu, counts = server.cpu() - cpu, await self._counts()
+        cpu, counts = server.cpu() - cpu_before, await self._counts()
         handed_off = case.requests * (case.split and server is self.servers.sidecar)
         losses = {
             "no 2xx": case.requests - outcome.good,
             "cut short": abs(outcome.good - outcome.data / case.answer_size()),
-            "not prefilled": abs(counts["prefills"] - asked["prefills"] - handed_off),
-            "not pulled": abs(counts["pulls"] - asked["pulls"] - handed_off),
+            "not prefilled": abs(counts["prefills"] - counts_before["prefills"] - handed_off),
+            "not pulled": abs(counts["pulls"] - counts_before["pulls"] - handed_off),
         }
         lost = ceil(sum(losses.values()))
         if lost:
             progress(f"  lost: {losses}")
-            progress("  " + "\n  ".join(server.complaints()))
+            progress("  " + "\n  ".join(server.last_warnings()))
         p50, p99 = outcome.quantile(0.5), outcome.quantile(0.99)
         each = cpu / case.requests * 1000
         self.samples.append(Sample(case, server.name, each, outcome.per_second, p50, p99, lost))
 
     def of(self, server: Server, case: Case) -> list[Sample]:
-        """The samples of one pair, in order."""
+        """The samples of one case on one server, by round."""
         return [s for s in self.samples if s.server == server.name and s.case is case]
 
     def _headers(self, server: Server, case: Case) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ class Bench:
         return (*common, f"{headers.PLAN}: {self._plan(case)}")
 
     def _plan(self, case: Case) -> str:
-        """What the EPP would send, good for an hour."""
+        """A signed plan as the EPP sends it, valid for an hour."""
         now = time.time()
         target = plan.Target("engine-0", f"127.0.0.1:{self.servers.engine.port}")
         path = RoutingPath.PREFILL_THEN_DECODE if case.split else RoutingPath.UNIFIED
@@ -152,16 +154,17 @@ class Bench:
 
 
 def schedule(servers: Servers, number: int) -> Iterator[tuple[Server, Case]]:
-    """Round `number`: what is compared stands side by side, another one first each time."""
+    """The loads of round `number`. Cases that are compared follow each other directly, in an order
+    that alternates between rounds."""
     engine, envoy, sidecar, _ = servers
     for case, split in ((PLAIN, HAND_OFF), (STREAM, HAND_OFF_STREAM), (PACED, PACED_HAND_OFF)):
         yield engine, case
-        asked = [(sidecar, case), (envoy, case), (sidecar, split)]
-        yield from reversed(asked) if number % 2 else asked
+        compared = [(sidecar, case), (envoy, case), (sidecar, split)]
+        yield from reversed(compared) if number % 2 else compared
 
 
 async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
-    """All figures, and the samples they come from."""
+    """All figures, and the samples that they are computed from."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         async with running(scratch, CHUNKS) as servers:
@@ -176,18 +179,17 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
 
 
 def figures(bench: Bench, resident: float) -> list[Figure]:
-    """What the targets speak of; `resident` in MB."""
+    """The figures that have targets; `resident` is the sidecar's memory in MB."""
     engine, envoy, sidecar, _ = bench.servers
 
     def cpu(name: str, ours: Case, theirs: Case, ceiling: float) -> Figure:
         pairs = zip(bench.of(sidecar, ours), bench.of(envoy, theirs), strict=True)
-        ratio = statistics.median(a.cpu / b.cpu for a, b in pairs)
-        return at_most(f"CPU, {name}", ratio, "ratio", ceiling)
+        return at_most(f"CPU, {name}", [a.cpu / b.cpu for a, b in pairs], "ratio", ceiling)
 
-    def added(name: str, case: Case) -> Figure:
+    def latency(name: str, case: Case) -> Figure:
         pairs = zip(bench.of(sidecar, case), bench.of(engine, PACED), strict=True)
-        more = statistics.median(a.p99 - b.p99 for a, b in pairs)
-        return at_most(f"added p99 at 200 req/s, {name}", more, "ms", 2)
+        added = [a.p99 - b.p99 for a, b in pairs]
+        return at_most(f"added p99 at 200 req/s, {name}", added, "ms", 2)
 
     lost = sum(s.lost for s in bench.samples if s.server == sidecar.name)
     return [
@@ -195,28 +197,36 @@ def figures(bench: Bench, resident: float) -> list[Figure]:
         cpu("hand-off 1 KB over Envoy's plain", HAND_OFF, PLAIN, 4),
         cpu(f"{CHUNKS}-chunk stream over Envoy's", STREAM, STREAM, 1.1),
         cpu("hand-off + stream over Envoy's stream", HAND_OFF_STREAM, STREAM, 2),
-        added("plain", PACED),
-        added("hand-off", PACED_HAND_OFF),
+        latency("plain", PACED),
+        latency("hand-off", PACED_HAND_OFF),
         at_most("RSS after 220 KB x 32 clients", resident, "MB", 80),
         at_most("requests lost by the sidecar, all runs", lost, "requests", 0),
     ]
 
 
 def show(samples: Sequence[Sample]) -> None:
-    """Print the medians behind the figures."""
-    table = Table("case", "asked", "CPU ms/request", "req/s", "p50 ms", "p99 ms", "lost")
+    """Print median and range of each case on each server."""
+    table = Table("case", "server", "CPU ms/request", "req/s", "p50 ms", "p99 ms", "lost")
     rows: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         rows.setdefault((sample.case.name, sample.server), []).append(sample)
     for (case, server), taken in rows.items():
-        cpu = statistics.median(s.cpu for s in taken)
-        rate = statistics.median(s.per_second for s in taken)
-        p50, p99 = (statistics.median(getattr(s, q) for s in taken) for q in ("p50", "p99"))
-        lost = sum(s.lost for s in taken)
         table.add_row(
-            case, server, f"{cpu:.3f}", f"{rate:.0f}", f"{p50:.2f}", f"{p99:.2f}", str(lost)
+            case,
+            server,
+            _median_and_range([s.cpu for s in taken], ".3f"),
+            _median_and_range([s.per_second for s in taken], ".0f"),
+            _median_and_range([s.p50 for s in taken], ".2f"),
+            _median_and_range([s.p99 for s in taken], ".2f"),
+            str(sum(s.lost for s in taken)),
         )
-    Console(width=max(100, Console().width)).print(table)
+    Console(width=max(130, Console().width)).print(table)
+
+
+def _median_and_range(values: Sequence[float], form: str) -> str:
+    """`MEDIAN (MIN-MAX)`; one value stands alone."""
+    median = format(statistics.median(values), form)
+    return median if len(values) == 1 else f"{median} ({min(values):{form}}-{max(values):{form}})"
 
 
 def missing_programs() -> list[str]:
@@ -226,17 +236,17 @@ def missing_programs() -> list[str]:
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
-@click.option("--rounds", default=3, show_default=True, help="rounds; medians are kept")
+@click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
 def main(file: Path | None, rounds: int) -> None:
-    """Measure the sidecar beside Envoy; exit 2 when a program that this needs is missing."""
+    """Compare the sidecar with Envoy; exit status 2 when h2load or Envoy is missing."""
     try:
         h2load.find()
-        found, samples = asyncio.run(measure(rounds))
+        results, samples = asyncio.run(measure(rounds))
     except (h2load.NotInstalled, Refused) as err:
         click.echo(f"benchmarks.sidecar: {err}", err=True)
         sys.exit(2)
     show(samples)
-    report(found, file)
+    report(results, file)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""The decode pod's proxy: runs the hand-off, prefill there, KV across, decode here.
+"""The proxy of a decode pod: prefill on a prefill pod, hand-off of the KV, decode on its engine.
 
-    main ─► process ─► handoff ─► connectors, seeing, trust ─► bodies ─► http
+    main ─► process ─► handoff ─► connectors, observability, security ─► bodies ─► http
 
-`http` is the data path's HTTP/1.1, `bodies` what a request says and may not say, `trust` whom to
-believe, `connectors` how the KV moves, `seeing` what operators see of it, `handoff` one request as
-a pure state machine and its driver, `process` everything around. Never: a choice between pods,
-which is the EPP's, nor anything of an engine but its HTTP interface.
+- `http`: HTTP/1.1 for clients and engines
+- `bodies`: parses and edits request bodies, and says which requests one engine must serve
+- `security`: verifies plans, the allow-list, TLS certificates
+- `connectors`: writes the two legs of a hand-off for each KV connector of vLLM
+- `observability`: metrics, recent requests, log and spans
+- `handoff`: one request, as a pure state machine and a driver that performs its actions
+- `process`: start, drain, reload, workers and the admin port
 
+It never chooses between pods (the EPP does) and talks to engines over HTTP only.
 Read `handoff.machine` first, then `handoff.driver`.
 """

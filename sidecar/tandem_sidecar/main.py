@@ -1,4 +1,4 @@
-"""The command `tandem-sidecar`."""
+"""The command `tandem-sidecar`: its flags, and the settings made of them."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import click
 import uvloop
 
-from tandem_contract import otlp, ports
+from tandem_contract import otlp
 from tandem_contract.commandline import (
     DURATION,
     HOST_PORT,
@@ -16,6 +16,7 @@ from tandem_contract.commandline import (
     command,
     config_file,
     fail,
+    format_duration,
     parse_host_port,
 )
 
@@ -32,21 +33,33 @@ from .security.route import AllowList, parse_allow
 from .settings import Breaker, Policy, Settings
 
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
-_UNITS = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_DEFAULTS: Final = Settings()
 
 
 class Engine(NamedTuple):
-    """What `--engine` names."""
+    """The parsed value of `--engine`."""
 
     address: HostPort
     tls: bool
+
+
+def _duration_text(seconds: float) -> str:
+    """A default as users write it: in seconds below five minutes, as in `120s`."""
+    return f"{seconds:g}s" if seconds < 300 else format_duration(seconds)
+
+
+def _size_text(size: int) -> str:
+    """A default in the largest unit that divides it."""
+    unit = next(unit for unit, factor in reversed(_UNITS.items()) if size % factor == 0)
+    return f"{size // _UNITS[unit]}{unit}"
 
 
 def _engine(_ctx: click.Context, _param: click.Parameter, value: str) -> Engine:
     scheme, _, rest = value.partition("://")
     try:
         if scheme not in ("http", "https"):
-            raise ValueError("it begins with neither http:// nor https://")
+            raise ValueError("it does not begin with http:// or https://")
         return Engine(parse_host_port(rest.removesuffix("/")), scheme == "https")
     except ValueError as err:
         raise click.BadParameter(f"{value!r}: {err}: write http://HOST:PORT") from err
@@ -64,7 +77,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     unit = value[len(digits) :]
     if not digits.isdecimal() or unit not in _UNITS or int(digits) == 0:
         raise click.BadParameter(
-            f"{value!r} is no size: write bytes, or a number and KiB, MiB, GiB"
+            f"{value!r} is not a size: write a number of bytes, or a number with KiB, MiB or GiB"
         )
     return int(digits) * _UNITS[unit]
 
@@ -83,12 +96,6 @@ def _collector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
         raise click.BadParameter(str(err)) from err
 
 
-def _worker_sockets(
-    _ctx: click.Context, _param: click.Parameter, value: str | None
-) -> WorkerSockets | None:
-    return None if value is None else WorkerSockets.parse(value)
-
-
 def _plan_keys(directory: Path | None) -> PlanKeys:
     try:
         return PlanKeys(directory)
@@ -99,7 +106,7 @@ def _plan_keys(directory: Path | None) -> PlanKeys:
 
 
 def settings_from(flags: Flags) -> Settings:
-    """The parsed flags as one value. Raises UsageError for flags that do not go together."""
+    """Make settings of parsed flags. Raises UsageError for flags that contradict each other."""
     given = {
         name: value
         for name, value in flags.items()
@@ -107,7 +114,7 @@ def settings_from(flags: Flags) -> Settings:
     }
     engine: Engine = given.pop("engine")
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
-        raise click.UsageError("--tls-cert and --tls-key go together: give both")
+        raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")
     tls = Tls(
         engine.tls,
         given.pop("prefill_tls"),
@@ -135,159 +142,180 @@ def settings_from(flags: Flags) -> Settings:
 @click.option(
     "--listen",
     type=HOST_PORT,
-    default=f"0.0.0.0:{ports.SIDECAR}",
-    help="HOST:PORT clients (Envoy) connect to.",
+    default=str(_DEFAULTS.listen),
+    help="HOST:PORT that clients (Envoy) connect to.",
 )
 @click.option(
     "--admin",
     type=HOST_PORT,
-    default=f"0.0.0.0:{ports.SIDECAR_ADMIN}",
-    help="HOST:PORT of /metrics, /readyz, /drain and /state.",
+    default=str(_DEFAULTS.admin),
+    help="HOST:PORT of the admin port: /metrics, /readyz, /drain, /state, /requests/ID.",
 )
 @click.option(
     "--engine",
     callback=_engine,
-    default=f"http://127.0.0.1:{ports.ENGINE_DECODE}",
+    default=f"http://{_DEFAULTS.engine}",
     help="URL of this pod's decode engine.",
 )
 @click.option(
     "--connector",
     callback=_connector,
-    default=connectors.NAMES[0],
-    help=f"How KV moves between the engines: {', '.join(connectors.NAMES)}.",
+    default=_DEFAULTS.connector,
+    help=f"How KV moves from the prefill to the decode engine: {', '.join(connectors.NAMES)}.",
 )
 @click.option(
     "--prefill-timeout",
     type=DURATION,
-    default="30s",
-    help="For all prefill attempts of a request together.",
+    default=_duration_text(_DEFAULTS.prefill_timeout),
+    help="Time limit of all prefill attempts of a request together.",
 )
 @click.option(
     "--prefill-grace",
     type=DURATION,
-    default="1s",
-    help="What a prefill that nobody waits for gets to end in; then it is aborted. Pull only.",
+    default=_duration_text(_DEFAULTS.prefill_grace),
+    help="Time in which a prefill may finish after its client left; then it is aborted. Pull only.",
 )
 @click.option(
     "--kv-transfer-timeout",
     type=DURATION,
-    default="10s",
-    help="For a call that releases KV; the decode engine bounds the transfer itself.",
+    default=_duration_text(_DEFAULTS.kv_transfer_timeout),
+    help="Time limit of a request that releases KV; the decode engine limits the transfer itself.",
 )
 @click.option(
     "--push-timeout",
     type=DURATION,
-    default="5m",
-    help="With nixl-push: a decode without a first byte this long is computed without the KV.",
+    default=_duration_text(_DEFAULTS.push_timeout),
+    help="With nixl-push: a decode without a first byte after this time is run without the KV.",
 )
 @click.option(
     "--fallback-to-unified/--no-fallback-to-unified",
-    default=True,
-    help="Serve without the split when it is impossible, or answer with an error.",
+    default=_DEFAULTS.policy.fallback_to_unified,
+    help="Without a hand-off, serve the request on the decode engine, or answer with an error.",
 )
 @click.option(
-    "--retries", type=click.IntRange(0, 16), default=2, help="Prefill pods asked after the first."
+    "--retries",
+    type=click.IntRange(0, 16),
+    default=_DEFAULTS.retries,
+    help="Prefill pods tried after the first one failed.",
 )
 @click.option(
     "--prefill-allow",
     callback=_allow,
     multiple=True,
     metavar="CIDR|HOST:PORT",
-    help="Prefill pods that may be named without a signed plan; repeatable. Unused with keys.",
+    help="Prefill pods that may be named without a signed plan; repeatable. Ignored with keys.",
 )
 @click.option(
     "--plan-key-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Directory of plan keys, followed live; with keys nothing unsigned is trusted.",
+    help="Directory of plan keys, reloaded when it changes; with keys only signed plans count.",
 )
-@click.option("--pod-name", default="", help="Name in headers and metrics; empty: the address.")
+@click.option(
+    "--pod-name",
+    default=_DEFAULTS.pod_name,
+    help="This pod's name in headers and metrics; empty: its address.",
+)
 @click.option(
     "--drain-timeout",
     type=DURATION,
-    default="120s",
-    help="What runs when a drain begins gets this long.",
+    default=_duration_text(_DEFAULTS.drain_timeout),
+    help="Time that running requests get when a drain begins.",
 )
 @click.option(
-    "--max-body", callback=_size, default="32MiB", help="Largest request body; more is a 413."
+    "--max-body",
+    callback=_size,
+    default=_size_text(_DEFAULTS.limits.body),
+    help="Largest request body; a larger one is answered with 413.",
 )
 @click.option(
     "--max-connections",
     type=click.IntRange(1),
-    default=8192,
-    help="Clients connected at once, per worker; more wait in the backlog.",
+    default=_DEFAULTS.limits.connections,
+    help="Clients connected at once, per worker; more wait in the kernel's backlog.",
 )
 @click.option(
     "--silence-timeout",
     type=DURATION,
-    default="10s",
-    help="An engine silent this long is asked for /health, and given up after as long again.",
+    default=_duration_text(_DEFAULTS.silence_timeout),
+    help="Silence of an engine after which /health is requested; after as long again it is hung.",
 )
 @click.option(
     "--breaker-failures",
     type=click.IntRange(1),
-    default=5,
-    help="Failures in a row after which a prefill pod is left alone.",
+    default=_DEFAULTS.breaker.failures,
+    help="Failures in a row that open a prefill pod's circuit breaker.",
 )
 @click.option(
     "--breaker-cooldown",
     type=DURATION,
-    default="5s",
-    help="How long, before one request probes it.",
+    default=_duration_text(_DEFAULTS.breaker.cooldown),
+    help="Time that a circuit breaker stays open before one request probes the pod.",
 )
 @click.option(
     "--peer-port",
     type=click.IntRange(1, 65535),
-    help="Port at which the connector asks prefill pods; default: mooncake 8998, offloading 7777.",
+    help="Port for queries to prefill pods; default: mooncake 8998, offloading 7777.",
 )
 @click.option(
     "--tokenize-once/--no-tokenize-once",
-    default=True,
-    help="Hand the prefill's token ids of a chat to the decode engine.",
+    default=_DEFAULTS.tokenize_once,
+    help="Pass the token ids of a chat from the prefill's answer to the decode engine.",
 )
 @click.option(
-    "--prefill-tls/--no-prefill-tls", default=False, help="Prefill pods are asked over TLS."
+    "--prefill-tls/--no-prefill-tls",
+    default=_DEFAULTS.tls.prefill,
+    help="Connect to prefill pods over TLS.",
 )
-@click.option("--tls-ca", type=_FILE, help="Authorities engines are checked by; followed live.")
-@click.option("--tls-cert", type=_FILE, help="Our certificate, for engines that ask for one.")
-@click.option("--tls-key", type=_FILE, help="Its key.")
-@click.option("--workers", type=click.IntRange(1, 64), default=1, help="Processes that serve.")
+@click.option(
+    "--tls-ca",
+    type=_FILE,
+    help="Authorities that engines' certificates are verified against; reloaded when it changes.",
+)
+@click.option("--tls-cert", type=_FILE, help="Client certificate, for engines that require one.")
+@click.option("--tls-key", type=_FILE, help="Private key of the client certificate.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    default=_DEFAULTS.workers,
+    help="Processes that serve.",
+)
 @click.option(
     "--history",
     type=click.IntRange(0),
-    default=2048,
-    help="Ended requests kept for `tandem trace`, per worker.",
+    default=_DEFAULTS.history,
+    help="Ended requests remembered for `tandem trace`, per worker.",
 )
 @click.option(
     "--log-format",
     type=click.Choice([f.value for f in LogFormat]),
-    default=LogFormat.TEXT.value,
-    help="How a log line is written.",
+    default=_DEFAULTS.log_format.value,
+    help="Format of log lines.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    help="What is logged.",
+    default=_DEFAULTS.log_level,
+    help="Least severe level that is logged.",
 )
 @click.option(
     "--otlp-endpoint",
     callback=_collector,
-    default="",
+    default=_DEFAULTS.otlp_endpoint,
     metavar="URL",
-    help="Where OpenTelemetry spans go, over HTTP; empty: nowhere.",
+    help="OpenTelemetry collector that spans are sent to, over HTTP; empty: see OTEL_* variables.",
 )
 @click.option(
     "--worker-sockets",
-    callback=_worker_sockets,
+    type=WorkerSockets.parse,
     hidden=True,
     help="Set by the supervisor for its workers: the sockets they inherit.",
 )
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
-    """The decode pod's proxy: prefill on a prefill pod, KV across, decode here."""
+    """Proxy of a decode pod: prefills on a prefill pod, decodes on this pod's engine."""
     settings = settings_from(flags)
     keys = _plan_keys(flags["plan_key_dir"])
-    source = Source(config_file(ctx), flags, _read_again, _build)
+    source = Source(config_file(ctx), flags, _parse_again, _build)
     sockets: WorkerSockets | None = flags["worker_sockets"]
     logs.configure(settings.log_format, settings.log_level)
     raise_descriptor_limit()
@@ -300,7 +328,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
         fail(str(err))
 
 
-def _read_again() -> Flags:
+def _parse_again() -> Flags:
     try:
         return main.make_context("tandem-sidecar", sys.argv[1:]).params
     except click.ClickException as err:

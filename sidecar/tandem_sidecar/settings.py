@@ -1,15 +1,21 @@
-"""What the command line decides, as one value."""
+"""The sidecar's settings and their defaults. The flags of `main` take their defaults from here."""
 
 from dataclasses import dataclass, field
 
 import msgspec
 
+from tandem_contract import ports
 from tandem_contract.commandline import HostPort
+from tandem_contract.connectors import ConnectorName
 
 from .http.server import Limits
 from .observability.logs import LogFormat
 from .security.credentials import Tls
 from .security.route import AllowList
+
+_LISTEN = HostPort("0.0.0.0", ports.SIDECAR)
+_ADMIN = HostPort("0.0.0.0", ports.SIDECAR_ADMIN)
+_ENGINE = HostPort("127.0.0.1", ports.ENGINE_DECODE)
 
 
 class Policy(msgspec.Struct, frozen=True, gc=False):
@@ -21,58 +27,70 @@ class Policy(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """When a prefill pod is left alone, and for how long (seconds)."""
+    """The circuit breaker of each prefill pod."""
 
     failures: int = 5
-    """In a row. Too low: one hiccup sends its load to the others."""
+    """Failures in a row that open it. Too low: one hiccup moves a pod's load to the others."""
     cooldown: float = 5.0
-    """Then one request is let through to probe. Too long: a pod that came back stays idle."""
+    """Seconds that it stays open before one request probes the pod. Too long: a pod that works
+    again stays idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds. What `reloadable` names may change while requests run."""
+    """All settings of a sidecar; times in seconds.
 
-    listen: HostPort
-    admin: HostPort
-    engine: HostPort
-    """The decode engine of this pod."""
-    connector: str = "nixl"
+    `process.reload.LIVE` names the flags whose settings may change while requests run.
+    """
+
+    listen: HostPort = _LISTEN
+    """Address that clients (Envoy) connect to."""
+    admin: HostPort = _ADMIN
+    """Address of the admin port."""
+    engine: HostPort = _ENGINE
+    """Address of this pod's decode engine."""
+    connector: str = ConnectorName.NIXL.value
     peer_port: int | None = None
-    """Where a connector asks the prefill pod; None: the connector's own default."""
+    """Port on which a connector queries the prefill pod; None: the connector's own default."""
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     allow: AllowList = field(default_factory=AllowList)
     breaker: Breaker = field(default_factory=Breaker)
     tls: Tls = field(default_factory=Tls)
     pod_name: str = ""
-    """This pod's name in headers and metrics; empty: the plan's name for it, else the address."""
+    """This pod's name in headers and metrics; empty: its name in the plan, else its address."""
     prefill_timeout: float = 30.0
-    """All prefill attempts of a request together. Too low: fallbacks under load."""
+    """Seconds that all prefill attempts of a request may take together. Too low: fallbacks under
+    load."""
     prefill_grace: float = 1.0
-    """A prefill that nobody waits for any more may take this long to end before it is aborted. Too
-    low: KV of clients that left waits for its lease. Too high: prefills are computed for nobody."""
+    """Seconds in which a prefill whose client left may still finish, before it is aborted. Too low:
+    the KV of such prefills stays allocated until its lease expires. Too high: prefill pods compute
+    prompts whose answer no client receives."""
     kv_transfer_timeout: float = 10.0
-    """A release call. The pull itself is the decode engine's, and so is its time limit: from here
-    a slow pull looks like a long queue."""
+    """Seconds for a request that releases KV. The decode engine itself limits the time of a
+    transfer: to the sidecar, a slow transfer looks like a long queue."""
     push_timeout: float = 300.0
-    """A pushed hand-off without a first byte from decode this long is computed here: its KV never
-    comes. Too low: answers that take long to make as a whole are made twice."""
+    """Seconds without a first byte of the decode after which the KV of a pushed hand-off is given
+    up and the decode engine computes the prompt. Too low: long answers that are not streamed are
+    computed twice."""
     silence_timeout: float = 10.0
-    """An engine that is silent on a leg and whose `/health` stays without answer this long is taken
-    for hung. Too low: a busy engine's requests are given up; a vLLM short of CPU is silent for
-    seconds. Twice this and a prefill timeout of 30 s leave time for another pod."""
+    """Seconds without a byte on a leg after which the engine's `/health` is requested; without an
+    answer for as long again, the engine counts as hung. Too low: requests to a busy engine are
+    given up, as a vLLM short of CPU is silent for seconds. Twice the default leaves a third of the
+    default prefill timeout for another pod."""
     drain_timeout: float = 120.0
-    """What runs when a drain begins gets this long."""
+    """Seconds that running requests get when a drain begins."""
     retries: int = 2
-    """Prefill pods asked after the first."""
+    """Prefill pods tried after the first one failed."""
     tokenize_once: bool = True
-    """Hand the prefill's token ids to the decode engine, where both can."""
+    """Pass the token ids of a chat from the prefill's answer to the decode engine, if both engines
+    can."""
     workers: int = 1
-    """Processes that serve; one more watches them when there are several."""
+    """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048
-    """Ended requests kept for `tandem trace`, per process."""
+    """Ended requests that each process remembers for `tandem trace`."""
     log_format: LogFormat = LogFormat.TEXT
     log_level: str = "info"
     otlp_endpoint: str = ""
-    """Where spans go (OTLP over HTTP); empty: nowhere."""
+    """URL of the OpenTelemetry collector (OTLP over HTTP); empty: the environment may name one,
+    else no spans are sent."""

@@ -1,21 +1,26 @@
-"""The command as a process: its lines, its exit statuses, its end."""
+"""The command: its flags and their defaults; as a process, its exit statuses and its end."""
 
 import asyncio
 import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.main import main
+from tandem_contract.durations import parse_duration
+from tandem_sidecar.main import main, settings_from
+from tandem_sidecar.settings import Settings
 
 from .peers import FakeDecode, Turn
 from .processes import fails, sidecar
 from .wire import wire
 
-pytestmark = pytest.mark.component
+component = pytest.mark.component
+CRD = Path(__file__).parents[2] / "crds" / "decodepools.yaml"
 
 
 @pytest.mark.parametrize(
@@ -44,12 +49,14 @@ def test_usage_errors_end_with_2(arguments: tuple[str, ...], said: str) -> None:
     assert said in result.stderr
 
 
+@component
 async def test_a_bad_plan_key_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "k").write_bytes(b"short")
     status, err = await fails("--plan-key-dir", str(tmp_path))
     assert (status, "at least 16 bytes" in err, "Traceback" in err) == (2, True, False)
 
 
+@component
 async def test_a_port_in_use_is_one_line_and_1() -> None:
     flag = "--admin"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -60,6 +67,7 @@ async def test_a_port_in_use_is_one_line_and_1() -> None:
     assert line == f"error: {flag} {address}: cannot listen there: address already in use"
 
 
+@component
 async def test_a_low_soft_limit_of_open_files_bounds_no_clients() -> None:
     low = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
     async with sidecar(under=low) as it:
@@ -80,12 +88,44 @@ def test_help_and_version() -> None:
     assert (said.exit_code, "tandem-sidecar" in said.output) == (0, True)
 
 
+def test_the_flags_defaults_are_those_of_the_settings() -> None:
+    context = main.make_context("tandem-sidecar", [])
+    assert settings_from(context.params) == Settings()
+
+
+def test_the_flags_defaults_are_those_of_the_crd() -> None:
+    """A pool without `spec.sidecar` gets from the CRD what the command would use by itself."""
+    [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    sidecar, drain = spec["sidecar"]["properties"], spec["drain"]["properties"]
+    in_crd = {name: field["default"] for name, field in sidecar.items() if "default" in field}
+    in_crd["drainTimeout"] = drain["timeout"]["default"]
+    flags = main.make_context("tandem-sidecar", []).params
+    assert set(in_crd) >= {"prefillTimeout", "kvTransferTimeout", "fallbackToUnified", "retries"}
+    for name, default in in_crd.items():
+        flag = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        in_seconds = parse_duration(default) if isinstance(default, str) else default
+        assert flags[flag] == in_seconds, name
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [("prefill-timeout", "30s"), ("drain-timeout", "120s"), ("push-timeout", "5m"),
+     ("max-body", "32MiB"), ("engine", "http://127.0.0.1:8200")],
+)  # fmt: skip
+def test_help_shows_defaults_with_units(flag: str, default: str) -> None:
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    [after] = re.findall(rf"--{flag} .*?\[default:\s+([^]]+)\]", shown, re.DOTALL)
+    assert after == default
+
+
 async def status_of(listen: HostPort) -> int:
     async with wire(listen) as client:
         client.post(b"{}", path="/v1/models")
         return (await client.response()).status
 
 
+@component
 async def test_sigterm_drains_and_ends_with_0() -> None:
     go = asyncio.Event()
 
@@ -115,6 +155,7 @@ async def test_sigterm_drains_and_ends_with_0() -> None:
         assert "Traceback" not in await it.rest()
 
 
+@component
 async def test_sigterm_past_the_drain_timeout_ends_with_0() -> None:
     async def script(turn: Turn) -> None:
         turn.stream()

@@ -98,7 +98,7 @@ format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff format .
 
 generate: setup ## write anew what is made: the CRDs' reference pages, the chart's copies, ext_proc's messages
-	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc.proto
+	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python charts/generate.py
 

@@ -18,7 +18,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace
 
-from .pods import Gauges, Pod
+from .backends.pods import Gauges, Pod
 
 MAX_TEXT: Final = 256
 """Characters kept of a text that a client chose."""

@@ -16,7 +16,8 @@ from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
-from .discovery import PodSelection, load
+from .backends.pod_backend import PodSelection
+from .configuration import load
 from .service import Settings, serve
 
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 
-from .fleet import Fleet
+from .backends.fleet import Fleet
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TENTHS = tuple(tenth / 10 for tenth in range(11))

@@ -15,19 +15,19 @@ from random import Random
 from typing import Final, Protocol
 
 from tandem_contract import headers as wire
-from tandem_contract.config import DisaggregatedServing
 from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 
-from .catalogue import asks_for_models, list_of_models
-from .decide import Situation, SplitImpossible, Verdict, decide, splits
-from .fleet import Fleet
+from .backends.fleet import Fleet
+from .backends.pods import Pod, may_hand_over, may_prefill
+from .configuration import Routing
+from .ext_proc.messages import HttpRequest, Immediate, Mutation
+from .ext_proc.stream import Refused
 from .history import Decision, History, candidates
-from .messages import HttpRequest, Immediate, Mutation
 from .metrics import Metrics
+from .models_endpoint import asks_for_models, list_of_models
 from .placement import Placement
-from .pods import Pod, may_hand_over, may_prefill
 from .request import (
     BadRequest,
     InferenceRequest,
@@ -37,9 +37,8 @@ from .request import (
     model_named,
     parse_request,
 )
-from .scheduling.config import Scheduling
+from .scheduling.decider import Situation, SplitImpossible, Verdict, decide, splits
 from .scheduling.profile import Context
-from .stream import Refused
 
 PREFILL_CANDIDATES: Final = 3
 """The choice and two retries, as many as the sidecar makes by default."""
@@ -52,14 +51,6 @@ _MODELS_SHOWN: Final = 8
 _NO_BACKEND: Final = "no backend can take the request: try again"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Routing:
-    """What the configuration decides."""
-
-    serving: DisaggregatedServing
-    scheduling: Scheduling
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from typing import Final
 
 from tandem_contract.timing import parse_timing
 
-from .fleet import Fleet
+from .backends.fleet import Fleet
+from .backends.pods import Pod
+from .ext_proc.messages import Mutation
 from .history import Decision
-from .messages import Mutation
 from .metrics import Metrics
-from .pods import Pod
 from .request import InferenceRequest
 
 _UNAVAILABLE: Final = frozenset({502, 503})

@@ -17,7 +17,7 @@ import msgspec
 from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
-from .messages import HttpRequest
+from .ext_proc.messages import HttpRequest
 
 
 class BadRequest(ValueError):

@@ -18,18 +18,19 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import health_app, listening, metrics_app
 
-from .discovery import Loaded, PodSelection, Watch, reload, reload_keys
-from .fleet import Fleet
-from .grpc_server import GrpcServer
+from .backends.fleet import Fleet
+from .backends.pod_backend import PodSelection
+from .backends.pods import Member
+from .backends.scrape import Scraper
+from .backends.warmup import WarmUps
+from .configuration import Loaded, Watch, reload, reload_keys
+from .ext_proc.grpc_server import GrpcServer
 from .history import History, route
 from .metrics import Metrics
 from .picker import EndpointPicker
-from .pods import Member
-from .scrape import Scraper
-from .warmup import WarmUps
 
 if TYPE_CHECKING:
-    from .cluster import ClusterPods
+    from .backends.kubernetes_discovery import ClusterPods
 
 GRACE: Final = 2.0
 """Seconds for open streams at the end. Their requests are placed; Envoy finishes them alone."""
@@ -123,7 +124,7 @@ class Service:
         # Only here: the API's client costs memory that static discovery has no use for.
         from tandem_kube.client import connect  # noqa: PLC0415
 
-        from .cluster import ClusterPods  # noqa: PLC0415
+        from .backends.kubernetes_discovery import ClusterPods  # noqa: PLC0415
 
         api = await stack.enter_async_context(await connect())
         cluster = ClusterPods(api, pods, self._apply)

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
-from tandem_epp.cluster import ClusterPods
-from tandem_epp.discovery import PodSelection
-from tandem_epp.fleet import Fleet
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.kubernetes_discovery import ClusterPods
+from tandem_epp.backends.pod_backend import PodSelection
+from tandem_epp.backends.pods import Member
 from tandem_epp.metrics import Metrics as EppMetrics
-from tandem_epp.pods import Member
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics

@@ -13,15 +13,16 @@ from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, key_id, verify
 from tandem_contract.timing import Timing
-from tandem_epp.fleet import Fleet
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import Gauges, Member, Pod, Report
+from tandem_epp.configuration import Routing
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import Refused
 from tandem_epp.history import History
-from tandem_epp.messages import HttpRequest
 from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker, Routing
+from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
-from tandem_epp.pods import Gauges, Member, Pod, Report
 from tandem_epp.scheduling.config import load_scheduling
-from tandem_epp.stream import Refused
 
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400

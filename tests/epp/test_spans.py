@@ -13,9 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract import headers as wire
-from tandem_epp.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import Refused
 from tandem_epp.spans import DECIDE, Tracer
-from tandem_epp.stream import Refused
 
 from .test_picker import LONG, NOW, World
 

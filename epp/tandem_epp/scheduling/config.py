@@ -21,9 +21,10 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 
-from ..decide import Rules
+from .decider import Rules
 from .pickers import MaxScorePicker
-from .plugins import (
+from .profile import Picker, Profile, Scorer
+from .registry import (
     ALWAYS_DECIDER,
     BUILT_IN,
     DEFAULT_WEIGHTS,
@@ -42,7 +43,6 @@ from .plugins import (
     Strict,
     unknown,
 )
-from .profile import Picker, Profile, Scorer
 from .scorers import RoleFilter
 
 KIND: Final = "EndpointPickerConfig"

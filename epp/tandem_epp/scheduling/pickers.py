@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import nlargest
 from random import Random
 
-from ..pods import Pod
+from ..backends.pods import Pod
 
 
 class MaxScorePicker:

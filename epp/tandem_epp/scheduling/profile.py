@@ -6,7 +6,7 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from ..pods import Pod
+from ..backends.pods import Pod
 from ..request import InferenceRequest
 
 

@@ -10,7 +10,7 @@ from math import inf
 
 from tandem_contract.paths import Role
 
-from ..pods import Gauges, Pod
+from ..backends.pods import Gauges, Pod
 from .profile import Context
 
 _IDLE = Gauges()

@@ -8,10 +8,10 @@ import pytest
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role
-from tandem_epp.decide import Rules
-from tandem_epp.pods import Pod
+from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.config import Scheduling, load_scheduling
+from tandem_epp.scheduling.decider import Rules
 from tandem_epp.scheduling.profile import Context
 
 LLMD = """

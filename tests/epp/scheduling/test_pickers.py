@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from tandem_contract.config import Backend
-from tandem_epp.pods import Pod
+from tandem_epp.backends.pods import Pod
 from tandem_epp.scheduling.pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from tandem_epp.scheduling.profile import Picker
 

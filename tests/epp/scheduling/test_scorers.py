@@ -6,7 +6,7 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.pods import Gauges, Pod, Report
+from tandem_epp.backends.pods import Gauges, Pod, Report
 from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.profile import Context, Scorer
 from tandem_epp.scheduling.scorers import (

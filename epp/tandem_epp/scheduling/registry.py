@@ -8,9 +8,9 @@ import msgspec
 
 from tandem_contract.paths import Role
 
-from ..decide import Rules
-from ..index import GENERATIONS
-from ..pods import BLOCK_TOKENS, CAPACITY_BLOCKS
+from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
+from ..backends.prefix_index import GENERATIONS
+from .decider import Rules
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from .profile import Picker, Scorer
 from .scorers import (

@@ -6,11 +6,11 @@ import pytest
 
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
-from tandem_epp.fleet import Fleet
-from tandem_epp.pods import Gauges, Member
-from tandem_epp.scrape import Scraper, read_page
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import Gauges, Member
+from tandem_epp.backends.scrape import Scraper, read_page
 
-from .real import Backend, serving, until
+from ..real import Backend, serving, until
 
 PAGE = f"""# HELP {names.ENGINE_RUNNING} Number of requests in model execution batches.
 # TYPE {names.ENGINE_RUNNING} gauge

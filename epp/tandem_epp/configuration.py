@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem_contract.config import RouterConfig, router_config
+from tandem_contract.config import DisaggregatedServing, RouterConfig, router_config
 from tandem_contract.documents import DocumentError, load_documents
 from tandem_contract.plan import load_keys
 
-from .picker import Routing
-from .scheduling.config import load_scheduling
+from .scheduling.config import Scheduling, load_scheduling
 
 _log: Final = logging.getLogger(__name__)
 
@@ -25,14 +24,11 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
-class PodSelection:
-    """Which pods of a cluster to serve with."""
+class Routing:
+    """What the configuration decides."""
 
-    namespace: str
-    selector: str
-    """Kubernetes' label selector syntax."""
-    target_port: int
-    """Serving port of a pod that does not say its own."""
+    serving: DisaggregatedServing
+    scheduling: Scheduling
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,17 @@ _ROLES: Final[Mapping[str, Role]] = {
 _names: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
+@dataclass(frozen=True)
+class PodSelection:
+    """Which pods of a cluster to serve with."""
+
+    namespace: str
+    selector: str
+    """Kubernetes' label selector syntax."""
+    target_port: int
+    """Serving port of a pod that does not say its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """A pod that is meant and cannot be used."""

@@ -7,8 +7,8 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.labelled import Unusable, member
-from tandem_epp.pods import Member
+from tandem_epp.backends.pod_backend import Unusable, member
+from tandem_epp.backends.pods import Member
 
 
 def pod(

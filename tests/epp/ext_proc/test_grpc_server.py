@@ -10,12 +10,12 @@ from google.protobuf.struct_pb2 import Struct
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp import ext_proc_pb2 as pb
-from tandem_epp.grpc_server import SERVICE, GrpcServer, ListenError, read_message
-from tandem_epp.messages import BodyMode, RequestHeaders
+from tandem_epp.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.ext_proc.grpc_server import SERVICE, GrpcServer, ListenError, read_message
+from tandem_epp.ext_proc.messages import BodyMode, RequestHeaders
 
-from .real import until
-from .test_picker import World
+from ..real import until
+from ..test_picker import World
 
 
 @asynccontextmanager

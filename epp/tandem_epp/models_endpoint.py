@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from .messages import HttpRequest, Immediate
-from .pods import Pod
+from .backends.pods import Pod
+from .ext_proc.messages import HttpRequest, Immediate
 
 _PATH: Final = "/v1/models"
 _OWNER: Final = "tandem"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
-from tandem_epp.messages import (
+from tandem_epp.ext_proc.messages import (
     Answer,
     BodyMode,
     HttpRequest,
@@ -25,7 +25,7 @@ from tandem_epp.messages import (
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.stream import CHUNK, ExtProcStream, Refused
+from tandem_epp.ext_proc.stream import CHUNK, ExtProcStream, Refused
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})

@@ -29,10 +29,10 @@ from tandem_contract import headers as wire
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, Plan, Target, sign
 
+from ..metrics import Metrics
+from ..request import Kind
 from .fleet import Fleet
-from .metrics import Metrics
 from .pods import Pod, may_hand_over
-from .request import Kind
 
 AT_ONCE: Final = 4
 """Hand-offs under way. More would be felt by requests where a fleet starts."""

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from grpc_tools import protoc
 
-from tandem_epp import ext_proc_pb2 as pb
+from tandem_epp.ext_proc import ext_proc_pb2 as pb
 
 FOLDER = Path(pb.__file__).parent
 
 
 @pytest.mark.parametrize("name", ["ext_proc_pb2.py", "ext_proc_pb2.pyi"])
 def test_the_generated_code_is_that_of_the_proto(name: str, tmp_path: Path) -> None:
-    sources = f"-I{FOLDER.parent}", f"-I{files('grpc_tools') / '_proto'}"
+    sources = f"-I{FOLDER.parents[1]}", f"-I{files('grpc_tools') / '_proto'}"
     outputs = f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"
-    assert protoc.main(["protoc", *sources, *outputs, "tandem_epp/ext_proc.proto"]) == 0
-    made = (tmp_path / "tandem_epp" / name).read_text(encoding="utf-8")
+    assert protoc.main(["protoc", *sources, *outputs, "tandem_epp/ext_proc/ext_proc.proto"]) == 0
+    made = (tmp_path / "tandem_epp" / "ext_proc" / name).read_text(encoding="utf-8")
     assert made == (FOLDER / name).read_text(encoding="utf-8"), "stale: run make generate"
 
 

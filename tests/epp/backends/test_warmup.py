@@ -20,16 +20,16 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, verify
 from tandem_engine.tiny import make_tiny_model
-from tandem_epp.fleet import Fleet
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import Gauges, Member, Pod, Report
+from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.metrics import Metrics
-from tandem_epp.pods import Gauges, Member, Pod, Report
-from tandem_epp.warmup import ATTEMPTS, WarmUps
 from tandem_local.addresses import free_port
 from tandem_local.stack import Stack
 from tandem_operator.resources.pools import parse_pools
 
-from .real import until
-from .test_picker import World
+from ..real import until
+from ..test_picker import World
 
 KEYS = {"k": b"0123456789abcdef"}
 

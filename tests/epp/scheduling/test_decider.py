@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem_contract.paths import RoutingPath
-from tandem_epp.decide import Rules, Situation, SplitImpossible, decide
+from tandem_epp.scheduling.decider import Rules, Situation, SplitImpossible, decide
 
 LONG = Situation(
     prompt_tokens=1000, cached_tokens=0, block_tokens=16, configured=True, prefill_ready=True

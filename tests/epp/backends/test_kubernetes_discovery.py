@@ -17,17 +17,17 @@ from tandem_contract import labels
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
-from tandem_epp.discovery import load
-from tandem_epp.labelled import member
-from tandem_epp.pods import Member
+from tandem_epp.backends.pod_backend import member
+from tandem_epp.backends.pods import Member
+from tandem_epp.configuration import load
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
 from tandem_local.addresses import free_port
 from tandem_operator.routing.envoy import EnvoySettings
 
-from ..cluster.control_plane import ControlPlane
-from ..kube.apis import proxied
-from .real import Backend, Epp, envoy, epp, serving, starting_epp, until
+from ...cluster.control_plane import ControlPlane
+from ...kube.apis import proxied
+from ..real import Backend, Epp, envoy, epp, serving, starting_epp, until
 
 pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
@@ -300,7 +300,7 @@ async def failing(picker: Epp) -> bool:
 def test_the_documented_example_is_one_that_the_api_takes(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "epp.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "epp.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
     flags = ("--validate=strict", f"--namespace={namespace}", "--dry-run=server", "-f", "-")
     applied = control_plane.kubectl("apply", *flags, input=example)

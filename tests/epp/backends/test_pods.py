@@ -5,8 +5,8 @@ from dataclasses import replace
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
-from tandem_epp.fleet import Fleet
-from tandem_epp.pods import REFUSALS, Gauges, Member, Pod, Report, may_prefill
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import REFUSALS, Gauges, Member, Pod, Report, may_prefill
 
 REPORT = Report(Gauges(), b"one", block_tokens=16, blocks=100)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.prefix import text_chain
-from tandem_epp.index import GENERATIONS, PrefixIndex
+from tandem_epp.backends.prefix_index import GENERATIONS, PrefixIndex
 
 TEXTS = st.lists(st.text("ab", max_size=40).map(str.encode), max_size=30)
 

@@ -12,7 +12,7 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
 
-from .index import GENERATIONS, PrefixIndex
+from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
 """Block size of a backend that does not tell its own: vLLM's default."""

@@ -16,8 +16,7 @@ from tandem_kube.client import Api
 from tandem_kube.reflector import Key, Reflector
 from tandem_kube.resources import PODS, Object
 
-from .discovery import PodSelection
-from .labelled import Unusable, member
+from .pod_backend import PodSelection, Unusable, member
 from .pods import Member
 
 _log: Final = logging.getLogger(__name__)

@@ -97,8 +97,9 @@ format: setup ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## write anew what is made: the CRDs' reference pages, the chart's copies, ext_proc's messages
+generate: setup ## regenerate derived files: ext_proc's messages, the plugin table, CRD reference pages, chart copies
 	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto
+	$(BIN)/python -m tandem_epp.scheduling.reference
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python charts/generate.py
 

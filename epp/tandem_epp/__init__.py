@@ -1,12 +1,14 @@
-"""The endpoint picker: decides which pods serve a request, and by which path.
+"""The endpoint picker (EPP): chooses the pods that serve a request, and whether it is split.
 
-Envoy asks over ext_proc before it routes. Here belong the stream logic (`stream`), the reading of
-a request (`request`), the rating of backends (`scheduling`), the decision to split (`decide`), and
-what feeds them: the prefix index, discovery, scrapes. Never: the hand-off itself, which is the
-sidecar's, nor what the cluster should look like, which is the operator's.
+Envoy asks over ext_proc before it routes a request. The hand-off itself belongs to the sidecar, and
+the wanted state of the cluster to the operator.
 
-Read `picker` first, one request from its body to its headers; then `stream`, when Envoy is told.
+    picker          one request, from its body to the headers that Envoy sets; read this first
+    ext_proc/       Envoy's protocol: gRPC server and the state machine of one stream
+    scheduling/     filters, scorers, pickers and the decider; where plugins are added
+    backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
+    service         start and stop of the process
 
-Errors a client sees: `stream.Refused`, raised with its answer. At start: `DocumentError` with file
-and line, `grpc_server.ListenError`.
+Errors: a client's request is answered locally by `ext_proc.stream.LocalReply`. At start:
+`DocumentError` with file and line, `ext_proc.grpc_server.ListenError`.
 """

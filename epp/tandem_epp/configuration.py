@@ -1,8 +1,7 @@
-"""What comes from files, the router's YAML and the plan keys, read anew when they change; and which
-pods to serve with where these come from a cluster (`cluster`).
+"""The configuration file and the plan keys, loaded at start and again when they change.
 
-Errors: `DocumentError` at the first load; later a file that cannot be used is logged with its line
-and the configuration in force stays.
+Errors: `DocumentError` at the first load. Later, a file that cannot be used is logged with its
+line, and the last good configuration stays in force.
 """
 
 import asyncio
@@ -21,46 +20,54 @@ from .scheduling.config import Scheduling, load_scheduling
 _log: Final = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[str, int, int, int], ...]
+"""Path, modification time in ns, size and inode of each file."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What the configuration decides."""
+    """The part of the configuration that decides where requests go; a reload replaces it."""
 
     serving: DisaggregatedServing
     scheduling: Scheduling
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A configuration file that holds together."""
+class Configuration:
+    """A valid configuration file."""
 
-    config: RouterConfig
+    router: RouterConfig
     routing: Routing
 
 
-def load(file: Path, environ: Mapping[str, str], *, listed: bool = True) -> Loaded:
-    """Read and check `file`; `listed`: whether it lists the backends. Raises DocumentError."""
+def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True) -> Configuration:
+    """Read and check `file`. Raises DocumentError.
+
+    `lists_backends`: whether it must list the backends (static discovery) or must not.
+    """
     documents = load_documents(file)
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        holds = "backends" if listed else "disaggregated_serving"
-        raise DocumentError(f"{file}:1: expected one YAML mapping with {holds}")
-    config = router_config(documents[0], environ)
-    if listed and not config.backends:
-        raise documents[0].error("backends", "there are none: list at least one backend")
-    if config.backends and not listed:
+        content = "backends" if lists_backends else "disaggregated_serving"
+        raise DocumentError(f"{file}:1: expected one YAML mapping with {content}")
+    router = router_config(documents[0], environ)
+    if lists_backends and not router.backends:
+        raise documents[0].error("backends", "the list is empty: name at least one backend")
+    if router.backends and not lists_backends:
         message = "backends come from the cluster: remove them, or use --discovery static"
         raise documents[0].error("backends", message)
-    scheduling = load_scheduling(documents[0], config.extra, config.disaggregated_serving)
-    return Loaded(config, Routing(config.disaggregated_serving, scheduling))
+    scheduling = load_scheduling(documents[0], router.extra, router.disaggregated_serving)
+    return Configuration(router, Routing(router.disaggregated_serving, scheduling))
 
 
-class Watch:
-    """Calls `changed` after a path's content moved, on the event loop; polls, as a ConfigMap's
-    mount swaps a link above the file, which notifications on the file do not see."""
+class FileWatch:
+    """Calls `on_change` on the event loop after the content of a file or directory changed.
 
-    def __init__(self, path: Path, changed: Callable[[], None], interval: float = 1.0) -> None:
-        self._path, self._changed, self._interval = path, changed, interval
+    It polls: a ConfigMap's mount swaps a symbolic link above the file, which a file notification
+    (inotify) on the file does not report.
+    """
+
+    def __init__(self, path: Path, on_change: Callable[[], None], interval: float = 1.0) -> None:
+        """`interval` is in seconds."""
+        self._path, self._on_change, self._interval = path, on_change, interval
         self._stamp = _stamp(path)
 
     async def run(self) -> None:
@@ -70,31 +77,33 @@ class Watch:
             stamp = _stamp(self._path)
             if stamp != self._stamp:
                 self._stamp = stamp
-                self._changed()
+                self._on_change()
 
 
-def reload(file: Path, environ: Mapping[str, str], *, listed: bool = True) -> Loaded | None:
-    """As `load`, but None with its error logged."""
+def reload(
+    file: Path, environ: Mapping[str, str], *, lists_backends: bool = True
+) -> Configuration | None:
+    """Like `load`, but logs the error and returns None instead of raising it."""
     try:
-        loaded = load(file, environ, listed=listed)
+        configuration = load(file, environ, lists_backends=lists_backends)
     except DocumentError as err:
-        _log.error("the configuration stays as it was: %s", err)
+        _log.error("the configuration was not reloaded, the last good one stays: %s", err)
         return None
-    _log.info("%s: loaded", file)
-    return loaded
+    _log.info("%s: reloaded", file)
+    return configuration
 
 
 def reload_keys(directory: Path) -> dict[str, bytes] | None:
-    """The plan keys, or None with the error logged."""
+    """The plan keys; None, with the error logged, when they cannot be read."""
     try:
         return load_keys(directory)
     except (OSError, ValueError) as err:
-        _log.error("the plan keys stay as they were: %s", err)
+        _log.error("the plan keys were not reloaded, the last good ones stay: %s", err)
         return None
 
 
 def _stamp(path: Path) -> Stamp:
-    """What tells two states of a file, or of a directory's files, apart."""
+    """Differs between two states of a file, or of the files of a directory."""
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(str(file), file.stat()) for file in files]

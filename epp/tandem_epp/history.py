@@ -1,7 +1,7 @@
-"""The latest decisions and what came of them, for `tandem trace`. No prompt, no header.
+"""The latest decisions and their outcome, for `tandem trace`. Holds no prompt and no header.
 
-decision = history.add(Decision(id, now))     on the way of every request: one append
-history.find(id)                              when somebody asks: a walk over what is kept
+decision = history.add(Decision(id, now))     for every request: one append
+history.find(id)                              for `tandem trace`: a scan of all decisions kept
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace
 from .backends.pods import Gauges, Pod
 
 MAX_TEXT: Final = 256
-"""Characters kept of a text that a client chose."""
+"""Characters kept of a model name, which a client chose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod as it was known when it was chosen. Not the pod: that one may be gone, and its prefix
-    index must not outlive it here."""
+    """What was known of a pod when it was chosen. A copy, because a reference to the Pod would keep
+    the prefix indexes of a removed pod in memory."""
 
     name: str
     address: str
@@ -42,55 +42,60 @@ def candidates(pods: Sequence[Pod]) -> tuple[Candidate, ...]:
 
 @dataclass(slots=True)
 class Decision:
-    """One request's decision; `status`, `timing` and `ended` come later."""
+    """The decision for one request. `status`, `timing` and `ended` are filled in as the response
+    passes and the stream ends."""
 
     request_id: str
-    decided: float
+    decided_at: float
     """Unix seconds."""
     seconds: float = 0.0
-    """What the decision took."""
+    """Duration of the decision."""
     path: RoutingPath | None = None
-    """None: refused, or answered by the EPP itself."""
+    """None when the EPP answered the request itself."""
     reason: str = ""
     model: str | None = None
     decode: tuple[Candidate, ...] = ()
+    """The choice, then its alternates."""
     prefill: tuple[Candidate, ...] = ()
+    """The choice, then the retries."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens believed to be cached on the decode pod."""
     status: int | None = None
+    """HTTP status of the response."""
     timing: Timing | None = None
+    """What the sidecar reported with the response headers."""
     ended: float | None = None
-    """Seconds after the decision."""
+    """Seconds after the decision began at which the request ended."""
     _began: float = field(default_factory=perf_counter)
 
-    def made(self) -> float:
-        """The decision stands; the seconds it took."""
+    def complete(self) -> float:
+        """The decision is complete; returns the seconds it took."""
         self.seconds = perf_counter() - self._began
-        # What a client chose is kept in no greater length than anybody would ask for.
-        self.request_id = self.request_id[:MAX_TEXT]
+        # The history keeps thousands of these: a client must not choose their size.
         self.model = self.model[:MAX_TEXT] if self.model else None
         return self.seconds
 
-    def refused(self, status: int, reason: str) -> None:
-        """The EPP answered by itself."""
+    def record_local_reply(self, status: int, reason: str) -> None:
+        """The EPP answered the request itself."""
         self.status, self.reason = status, reason
         self.end()
 
     def end(self) -> None:
-        """The request is over."""
+        """The request has ended."""
         self.ended = perf_counter() - self._began
 
     def trace(self) -> DecisionTrace:
-        """As it is told."""
+        """The JSON form that `tandem trace` reads."""
         return DecisionTrace(
             request_id=self.request_id,
-            decided=self.decided,
+            decided=self.decided_at,
             decision_seconds=self.seconds,
             model=self.model or "",
             path=self.path,
             reason=self.reason,
-            decode=tuple(map(_told, self.decode)),
-            prefill=tuple(map(_told, self.prefill)),
+            decode=tuple(map(_candidate_trace, self.decode)),
+            prefill=tuple(map(_candidate_trace, self.prefill)),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             status=self.status,
@@ -103,36 +108,38 @@ class History:
     """The latest decisions, oldest first."""
 
     def __init__(self, size: int) -> None:
-        """`size`: how many are kept; 0 keeps none."""
+        """`size`: the number of decisions kept; 0 keeps none."""
         self._decisions: deque[Decision] = deque(maxlen=size)
 
     def add(self, decision: Decision) -> Decision:
-        """Keep `decision`, and forget the oldest for it."""
+        """Keep `decision` and drop the oldest one if the history is full. The caller goes on
+        filling in the same object, so a request under way can be looked up too."""
         self._decisions.append(decision)
         return decision
 
     def find(self, request_id: str) -> list[DecisionTrace]:
-        """The decisions for `request_id`, the newest last; at most MAX_SAME_ID of them."""
-        kept = request_id[:MAX_TEXT]
-        same = [each for each in self._decisions if each.request_id == kept]
-        return [each.trace() for each in same[-MAX_SAME_ID:]]
+        """The decisions for `request_id`, newest last, at most MAX_SAME_ID of them: clients reuse
+        ids."""
+        same_id = [each for each in self._decisions if each.request_id == request_id]
+        return [decision.trace() for decision in same_id[-MAX_SAME_ID:]]
 
 
 def route(history: History) -> web.RouteDef:
-    """`GET /requests/ID`: a list of DecisionTrace, empty with status 404 when none is known."""
+    """`GET /requests/ID`: a list of DecisionTrace; an empty list with status 404 for an unknown
+    id."""
 
     async def requests(request: web.Request) -> web.Response:
-        found = history.find(request.match_info["id"])
+        traces = history.find(request.match_info["id"])
         return web.Response(
-            status=200 if found else 404,
-            body=msgspec.json.encode(found),
+            status=200 if traces else 404,
+            body=msgspec.json.encode(traces),
             content_type="application/json",
         )
 
     return web.get(REQUESTS + "{id}", requests)
 
 
-def _told(candidate: Candidate) -> CandidateTrace:
+def _candidate_trace(candidate: Candidate) -> CandidateTrace:
     gauges = candidate.gauges
     return CandidateTrace(
         candidate.name,

@@ -1,4 +1,4 @@
-"""The picker's own metrics; gauges of the fleet are read from it when they are scraped."""
+"""The EPP's own metrics. Gauges of the fleet are computed when Prometheus scrapes them."""
 
 from collections.abc import Iterable
 
@@ -15,43 +15,43 @@ _TENTHS = tuple(tenth / 10 for tenth in range(11))
 
 
 class Metrics:
-    """Counters and histograms, in a registry of their own."""
+    """Counters and histograms in a registry of this EPP's own."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.decisions = Counter(
             "tandem_epp_decisions_total",
-            "Requests by the path decided and why; path refused for those refused here, answered "
-            "for lists of models. A reason is one of a fixed few.",
+            "Requests by routing path and reason. Path refused: the EPP answered with an error; "
+            "answered: the EPP answered a list of models. Reasons are a fixed set.",
             ("path", "reason"),
             registry=self.registry,
         )
         self.decision_seconds = Histogram(
             "tandem_epp_decision_seconds",
-            "Seconds from a whole body to a decision: parsing, hashing, scoring, signing.",
+            "Seconds from a complete body to a decision: parsing, hashing, scoring, signing.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self._hit_ratio = Histogram(
             "tandem_epp_prefix_hit_ratio",
-            "Cached share of a prompt, 0 to 1: as the index estimates it on the decode pick, and "
-            "as the engine that computed the prompt measured it.",
+            "Cached share of a prompt, 0 to 1. Source estimated: by the prefix index, on the "
+            "chosen decode pod; measured: by the engine that computed the prompt.",
             ("source",),
             buckets=_TENTHS,
             registry=self.registry,
         )
-
-        self.warmups = Counter(
+        self.warm_ups = Counter(
             "tandem_epp_warmups_total",
-            "First hand-offs of pairs of pods, each attempt: warm; fallback, answered without the "
-            "hand-off; error, an HTTP status; unreachable, no answer in time.",
+            "Attempts to make the first hand-off of a pair of pods, by result: warm; fallback "
+            "(answered without the hand-off); error (HTTP status 400 or above); unreachable (no "
+            "answer in time).",
             ("result",),
             registry=self.registry,
         )
 
-    def hit(self, cached: int, prompt: int, source: str) -> None:
-        """Record that `cached` of `prompt` tokens were cached; an empty prompt says nothing."""
+    def observe_hit_ratio(self, cached: int, prompt: int, source: str) -> None:
+        """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""
         if prompt > 0:
             self._hit_ratio.labels(source).observe(cached / prompt)
 
@@ -63,27 +63,27 @@ class _FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
             "tandem_epp_in_flight",
-            "Requests placed on a backend by this picker and not ended; a prefill backend's until "
-            "its part is done.",
+            "Requests that this EPP placed on a backend and that have not ended; on a prefill "
+            "backend, until the response headers pass.",
             labels=("backend",),
         )
         healthy = GaugeMetricFamily(
             names.EPP_HEALTHY,
-            "1 while a backend may be chosen, 0 while it does not answer, and from a request that "
-            "failed at it to its next scrape.",
+            "1 while a backend may be chosen. 0 while it does not answer scrapes or is not ready, "
+            "and from a request that failed at it to its next successful scrape.",
             labels=("backend",),
         )
         rate = GaugeMetricFamily(
             "tandem_epp_prefill_tokens_per_second",
-            "Prompt tokens a backend computes per second, learned from its answers; absent until "
-            "one told.",
+            "Prompt tokens that a backend computes per second, a moving average of what sidecars "
+            "report; absent until the first report.",
             labels=("backend",),
         )
         warming = GaugeMetricFamily(
             names.EPP_WARMING,
-            "Pairs of pods whose first hand-off is under way: others are preferred meanwhile.",
+            "Pairs of pods whose first hand-off is under way; other pairs are preferred meanwhile.",
         )
-        warming.add_metric((), sum(len(pod.cold) for pod in self._fleet))
+        warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight)
             healthy.add_metric((pod.name,), pod.ready and not pod.suspect)

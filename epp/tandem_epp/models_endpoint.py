@@ -1,6 +1,6 @@
-"""GET /v1/models where backends list different models: no one of them knows all. Pure.
+"""GET /v1/models when backends list different models: no single backend knows all of them. Pure.
 
-The rest of the fleet's questions go to a backend; this one is answered here, in OpenAI's shape.
+The EPP answers this one request itself, in OpenAI's format.
 """
 
 from collections.abc import Sequence
@@ -9,24 +9,26 @@ from typing import Final
 import msgspec
 
 from .backends.pods import Pod
-from .ext_proc.messages import HttpRequest, Immediate
+from .ext_proc.messages import HttpRequest, ImmediateResponse
 
 _PATH: Final = "/v1/models"
 _OWNER: Final = "tandem"
 
 
-def asks_for_models(request: HttpRequest) -> bool:
-    """Whether `request` is for the list of models."""
+def is_models_request(request: HttpRequest) -> bool:
+    """Whether `request` asks for the list of models."""
     return request.method == "GET" and request.path.partition("?")[0] == _PATH
 
 
-def list_of_models(pods: Sequence[Pod], now: float) -> Immediate | None:
-    """The models that `pods` list together; None where one of them has to be asked: there is no
-    pod, or one that does not say what it serves. `now` is Unix seconds."""
+def models_response(pods: Sequence[Pod], now: float) -> ImmediateResponse | None:
+    """All models that `pods` list; `now` is Unix seconds.
+
+    None when a backend must answer instead: there is no pod, or one that lists no models.
+    """
     if not pods or not all(pod.backend.models for pod in pods):
         return None
     names = sorted({name for pod in pods for name in pod.backend.models})
     models = [
         {"id": name, "object": "model", "created": int(now), "owned_by": _OWNER} for name in names
     ]
-    return Immediate(200, msgspec.json.encode({"object": "list", "data": models}))
+    return ImmediateResponse(200, msgspec.json.encode({"object": "list", "data": models}))

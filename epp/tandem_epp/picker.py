@@ -1,10 +1,12 @@
-"""One request's pick: parse → candidates → decode pick → split or not → prefill pick → headers.
+"""One request's pick: parse, choose a decode pod, decide on a split, choose prefill pods, headers.
 
-`EndpointPicker` is the stream logic's `Placer`. It holds what a reload may replace (`Routing`) and
-the shared `Fleet`; it does no I/O. What refuses a request is answered in OpenAI's error shape:
+`EndpointPicker` is the `RequestPicker` of `ext_proc.stream`. It holds the configuration, which a
+reload replaces, and the shared `Fleet`; it does no I/O. It answers these requests itself, in
+OpenAI's error format:
 
-    400 no JSON, or not of its kind     404 no backend has the model     413 body too large
-    503 no backend, or no split where one is required; retryable
+    400 not JSON, or not a request of its kind     404 no backend lists the model
+    413 body too large                             503 no backend, or no split where the
+                                                       configuration requires one; retryable
 """
 
 import logging
@@ -18,56 +20,59 @@ from tandem_contract import headers as wire
 from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
-from .backends.pods import Pod, may_hand_over, may_prefill
+from .backends.pods import Pod, can_hand_off, can_prefill_for
 from .configuration import Routing
-from .ext_proc.messages import HttpRequest, Immediate, Mutation
-from .ext_proc.stream import Refused
+from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
+from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
-from .models_endpoint import asks_for_models, list_of_models
+from .models_endpoint import is_models_request, models_response
 from .placement import Placement
-from .request import (
-    BadRequest,
-    InferenceRequest,
-    is_bare,
-    is_json,
-    kind_of,
-    model_named,
-    parse_request,
+from .request import BadBody, InferenceRequest, is_json, kind_of, parse_request, read_model
+from .scheduling.decider import (
+    DeciderInputs,
+    PathDecision,
+    SplitImpossible,
+    decide_path,
+    is_split,
 )
-from .scheduling.decider import Situation, SplitImpossible, Verdict, decide, splits
-from .scheduling.profile import Context
+from .scheduling.profile import ScoringContext
 
 PREFILL_CANDIDATES: Final = 3
-"""The choice and two retries, as many as the sidecar makes by default."""
+"""Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
 PLAN_SECONDS: Final = 120.0
-"""How long a plan may be under way: a minute in Envoy's queue, and another by which the clocks of
-two nodes may differ. Not the request."""
+"""Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
+two nodes may differ. The request itself may take longer."""
 
 _MODELS_SHOWN: Final = 8
-"""Names listed to a client that asked for one there is not: an answer is no catalogue."""
-_NO_BACKEND: Final = "no backend can take the request: try again"
+"""Model names in the answer to a request for an unknown model."""
+_NO_BACKEND: Final = "no backend can serve the request now: try again"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
-    """A decision: the pods by rank, and why."""
+class SchedulingResult:
+    """The chosen pods and the path."""
 
-    verdict: Verdict
+    decision: PathDecision
     decode: Sequence[Pod]
+    """The choice, then its alternates."""
     prefill: Sequence[Pod] = ()
+    """The choice, then the retries; empty without a split."""
     cached_tokens: int = 0
+    """Prompt tokens believed to be cached on the decode pod."""
 
 
-class Spans(Protocol):
-    """Who tells a collector of decisions."""
+class DecisionTracer(Protocol):
+    """Exports decisions as OpenTelemetry spans."""
 
-    def decided(self, decision: Decision, traceparent: str | None) -> str:
-        """Tell of a decision below the client's `traceparent`; the one to pass on."""
+    def export(self, decision: Decision, traceparent: str | None) -> str:
+        """Export a decision as a child of the client's `traceparent`; returns the traceparent to
+        send on."""
 
 
 class EndpointPicker:
@@ -78,201 +83,240 @@ class EndpointPicker:
     ) -> None:
         self.routing = routing
         self.plan_keys: Mapping[str, bytes] = {}
-        """Key id → secret; without any, no plan is sent."""
+        """Key id → secret. Without keys no plan is sent."""
+        self.tracer: DecisionTracer | None = None
+        """None: no spans."""
         self._fleet, self._metrics, self._random = fleet, metrics, random
         self._history = history
-        self.spans: Spans | None = None
-        """Who makes spans; None: nobody."""
 
     def needs_body(self, request: HttpRequest) -> bool:
-        """Prompts in JSON are read, and where backends serve different models, any JSON for its
-        model; any other request is placed on its head alone."""
-        return kind_of(request) is not None or (self._fleet.mixed and is_json(request))
+        """Whether the body decides: for every request with a prompt, and, if backends serve
+        different models, for any JSON that may name a model."""
+        return kind_of(request) is not None or (self._fleet.has_mixed_models and is_json(request))
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
-        """Pick pods for `request` and count it there. Raises Refused."""
-        known = request.headers.get(wire.REQUEST_ID)
-        decision = self._history.add(Decision(known or str(uuid.uuid4()), now))
+        """Pick pods for `request` and count it there. Raises LocalReply."""
+        # The sidecar applies the same rule. An id that only one of both accepted would make the
+        # plan, which is bound to the id, unusable.
+        request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
+        decision = self._history.add(Decision(request_id, now))
         try:
-            placement = self._decide(request, body, decision)
-        except Refused as refused:
-            decision.refused(refused.immediate.status, refused.reason)
-            self._made(request, decision)
+            placement = self._place(request, body, decision)
+        except LocalReply as reply:
+            decision.record_local_reply(reply.response.status, reply.reason)
+            self._complete(request, decision)
             raise
-        if (traceparent := self._made(request, decision)) is not None:
-            placement.mutation = placement.mutation.also(wire.TRACEPARENT, traceparent)
+        if (traceparent := self._complete(request, decision)) is not None:
+            placement.mutation = placement.mutation.with_header(wire.TRACEPARENT, traceparent)
         return placement
 
-    def _made(self, request: HttpRequest, decision: Decision) -> str | None:
-        """Tell that the decision stands; the traceparent to pass on, where spans are made."""
-        self._metrics.decision_seconds.observe(decision.made())
-        given = request.headers.get(wire.TRACEPARENT)
-        # Probes and lists of models are worth a span only in somebody else's trace.
-        if self.spans is None or (given is None and kind_of(request) is None):
-            return None
-        return self.spans.decided(decision, given)
+    def body_too_large(self, limit: int) -> LocalReply:
+        """The reply to a body of more than `limit` bytes."""
+        message = f"the request body is larger than {limit} bytes"
+        return self._error(413, "too_large", message)
 
-    def _decide(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
-        if self._fleet.mixed and asks_for_models(request):
-            self._answer_models(request, decision.decided)
+    def _complete(self, request: HttpRequest, decision: Decision) -> str | None:
+        """Measure and export a decision; returns the traceparent to send on, if there are spans."""
+        self._metrics.decision_seconds.observe(decision.complete())
+        traceparent = request.headers.get(wire.TRACEPARENT)
+        # Probes and lists of models get a span only as part of a client's trace.
+        if self.tracer is None or (traceparent is None and kind_of(request) is None):
+            return None
+        return self.tracer.export(decision, traceparent)
+
+    def _place(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+        if self._fleet.has_mixed_models and is_models_request(request):
+            self._answer_models(request, decision.decided_at)
         try:
             kind = kind_of(request)
-            context = Context(parse_request(kind, body) if kind is not None else None)
-            decision.model = context.request.model if context.request else model_named(body)
-            pick = self._pick(context, decision, request.subset)
-            if pick.decode[0].backend.role is Role.PREFILL and not is_bare(request, body):
-                raise self._refused(503, "no_backend", _NO_BACKEND)
-        except BadRequest as err:
-            raise self._refused(400, "bad_request", str(err)) from err
+            parsed = parse_request(kind, body) if kind is not None else None
+            decision.model = parsed.model if parsed is not None else read_model(body)
+            context = ScoringContext(parsed)
+            result = self._schedule(context, decision, request.subset)
+        except BadBody as err:
+            raise self._error(400, "bad_request", str(err)) from err
         except SplitImpossible as err:
-            raise self._refused(503, "no_prefill_backend", f"{err}: try again") from err
-        return self._placed(request, context, pick, decision)
+            raise self._error(503, "no_prefill_backend", f"{err}: try again") from err
+        # A prefill pod has no sidecar that would remove what clients must not set.
+        is_prefill_pod = result.decode[0].backend.role is Role.PREFILL
+        if is_prefill_pod and _needs_sidecar(request, parsed):
+            raise self._error(503, "no_backend", _NO_BACKEND)
+        return self._placement(request, parsed, result, decision)
 
     def _answer_models(self, request: HttpRequest, now: float) -> None:
-        """Raises Refused with the list of models, unless a backend has to be asked for it."""
-        answer = list_of_models(_allowed(self._fleet.ready(None), request.subset), now)
-        if answer is not None:
+        """Raises LocalReply with the list of models, unless a backend must answer."""
+        pods = _in_subset(self._fleet.ready_pods(None), request.subset)
+        response = models_response(pods, now)
+        if response is not None:
             self._metrics.decisions.labels("answered", "models").inc()
-            raise Refused(answer, "models")
+            raise LocalReply(response, "models")
 
-    def too_large(self, limit: int) -> Immediate:
-        """The answer to a body of more than `limit` bytes."""
-        message = f"the request body is larger than {limit} bytes"
-        return self._refused(413, "too_large", message).immediate
-
-    def _pick(self, context: Context, decision: Decision, subset: frozenset[str] | None) -> Pick:
+    def _schedule(
+        self, context: ScoringContext, decision: Decision, subset: frozenset[str] | None
+    ) -> SchedulingResult:
         model = decision.model
-        if model is not None and not self._fleet.serves(model):
-            if self._fleet.served(model, decision.decided):
-                raise self._refused(503, "model_gone", f"no backend serves `{model}`: try again")
-            raise self._refused(404, "unknown_model", self._unknown(model), param="model")
-        ready = _allowed(self._fleet.ready(model), subset)
-        decode = self._decode(ready, context)
+        self._check_model(model, decision.decided_at)
+        ready = _in_subset(self._fleet.ready_pods(model), subset)
+        decode = self._choose_decode(ready, context)
         if not decode:
-            return self._any_role(ready)
-        partners = _allowed(self._fleet.partners(model, decode[0]), subset)
-        situation = self._situation(context, decode[0], partners)
-        if situation.configured and not situation.prefill_ready:
-            # While the hash changes, pods of one may be without partners, and of another not.
-            paired = _allowed(self._fleet.paired(model), subset)
-            if paired and (others := self._decode(paired, context)):
-                theirs = _allowed(self._fleet.partners(model, others[0]), subset)
-                there = self._situation(context, others[0], theirs)
-                if splits(there, self.routing.scheduling.rules):
-                    decode, partners, situation = others, theirs, there
-        return self._decided(context, decode, partners, situation)
+            return self._without_decode(ready)
+        prefills = _in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
+        inputs = self._decider_inputs(context, decode[0], prefills)
+        if inputs.is_disaggregated and not inputs.has_prefill_candidate:
+            # During a rollout to another compat hash, pods of one hash may have no prefill pod
+            # while pods of the other do: a request worth a split goes to the latter.
+            paired = _in_subset(self._fleet.pods_with_prefill(model), subset)
+            if paired and (other := self._choose_decode(paired, context)):
+                others = _in_subset(self._fleet.prefill_candidates(model, other[0]), subset)
+                other_inputs = self._decider_inputs(context, other[0], others)
+                if is_split(other_inputs, self.routing.scheduling.decider):
+                    decode, prefills, inputs = other, others, other_inputs
+        return self._decide(context, decode, prefills, inputs)
 
-    def _decode(self, pods: Sequence[Pod], context: Context) -> Sequence[Pod]:
-        scheduling = self.routing.scheduling
-        return scheduling.decode.run(pods, context, scheduling.endpoints, self._random)
+    def _check_model(self, model: str | None, now: float) -> None:
+        """Raises LocalReply for a model that no backend may serve."""
+        if model is None or self._fleet.can_serve(model):
+            return
+        if self._fleet.was_removed_recently(model, now):
+            raise self._error(503, "model_gone", f"no backend serves `{model}` now: try again")
+        raise self._error(404, "unknown_model", self._unknown_model(model), param="model")
 
-    def _decided(
+    def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
+        profile = self.routing.scheduling.decode
+        return profile.run(pods, context, profile.max_endpoints, self._random)
+
+    def _decide(
         self,
-        context: Context,
+        context: ScoringContext,
         decode: Sequence[Pod],
-        partners: Sequence[Pod],
-        situation: Situation,
-    ) -> Pick:
+        prefills: Sequence[Pod],
+        inputs: DeciderInputs,
+    ) -> SchedulingResult:
         scheduling = self.routing.scheduling
-        verdict = decide(situation, scheduling.rules)
-        prefill: Sequence[Pod] = ()
-        if verdict.path is RoutingPath.PREFILL_THEN_DECODE:
-            prefill = scheduling.prefill.run(partners, context, PREFILL_CANDIDATES, self._random)
-            # Whoever stands in for the decode pod is handed the same KV.
-            decode = [pod for pod in decode if all(may_hand_over(p, pod) for p in prefill)]
-        return Pick(verdict, decode, prefill, situation.cached_tokens)
+        decision = decide_path(inputs, scheduling.decider)
+        chosen: Sequence[Pod] = ()
+        if decision.path is RoutingPath.PREFILL_THEN_DECODE:
+            chosen = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
+            # An alternate of the decode pod must be able to read the same KV.
+            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in chosen)]
+        return SchedulingResult(decision, decode, chosen, inputs.cached_tokens)
 
-    def _situation(self, context: Context, decode: Pod, partners: Sequence[Pod]) -> Situation:
+    def _decider_inputs(
+        self, context: ScoringContext, decode: Pod, prefills: Sequence[Pod]
+    ) -> DeciderInputs:
         request = context.request
         prompt_tokens = request.prompt_tokens if request else 0
-        return Situation(
+        return DeciderInputs(
             prompt_tokens=prompt_tokens,
-            cached_tokens=min(prompt_tokens, context.held_tokens(decode)),
+            cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
             block_tokens=decode.block_tokens,
-            configured=self.routing.serving.enabled
-            and any(may_prefill(pod, decode) for pod in self._fleet),
-            prefill_ready=any(may_hand_over(pod, decode) for pod in partners),
-            one_engine=request.one_engine if request else "passthrough",
+            is_disaggregated=self.routing.serving.enabled
+            and any(can_prefill_for(pod, decode) for pod in self._fleet),
+            has_prefill_candidate=any(can_hand_off(pod, decode) for pod in prefills),
+            single_engine_reason=request.single_engine_reason if request else "passthrough",
         )
 
-    def _unknown(self, model: str) -> str:
+    def _unknown_model(self, model: str) -> str:
         names = self._fleet.models
         shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
         more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
         return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."
 
-    def _any_role(self, ready: Sequence[Pod]) -> Pick:
-        """No backend may decode: any engine can still serve a request alone (seed 000)."""
+    def _without_decode(self, ready: Sequence[Pod]) -> SchedulingResult:
+        """No ready pod may decode: any engine can still serve a request alone, if the fallback is
+        allowed. Raises LocalReply."""
         serving = self.routing.serving
         if not ready or (serving.enabled and not serving.fallback_to_unified):
-            raise self._refused(503, "no_backend", _NO_BACKEND)
-        verdict = Verdict(RoutingPath.FALLBACK, "no_decode_backend")
-        return Pick(verdict, [min(ready, key=lambda pod: pod.load)])
+            raise self._error(503, "no_backend", _NO_BACKEND)
+        decision = PathDecision(RoutingPath.FALLBACK, "no_decode_backend")
+        return SchedulingResult(decision, [min(ready, key=lambda pod: pod.load)])
 
-    def _placed(
-        self, request: HttpRequest, context: Context, pick: Pick, decision: Decision
+    def _placement(
+        self,
+        request: HttpRequest,
+        parsed: InferenceRequest | None,
+        result: SchedulingResult,
+        decision: Decision,
     ) -> Placement:
-        ident, now = decision.request_id, decision.decided
-        headers = {} if wire.REQUEST_ID in request.headers else {wire.REQUEST_ID: ident}
-        headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(pick.decode)
-        if pick.prefill:
-            headers[wire.PREFILLER_HOST_PORT] = _addresses(pick.prefill)
+        request_id, now = decision.request_id, decision.decided_at
+        headers = {}
+        if request.headers.get(wire.REQUEST_ID) != request_id:
+            headers[wire.REQUEST_ID] = request_id
+        headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
+        if result.prefill:
+            headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
         if self.plan_keys:
-            headers[wire.PLAN] = sign(_plan(pick, ident, now), self.plan_keys, now=now)
-        self._record(context.request, pick, decision)
-        mutation = Mutation(
+            headers[wire.PLAN] = sign(_plan(result, request_id, now), self.plan_keys, now=now)
+        self._record(parsed, result, decision)
+        mutation = HeaderMutation(
             tuple(headers.items()),
+            # A client's copy of any other internal header is dropped.
             tuple(name for name in _INTERNAL if name not in headers),
             destination,
         )
         return Placement(
             mutation,
-            pick.decode[0],
-            pick.prefill,
-            context.request,
+            result.decode[0],
+            result.prefill,
+            parsed,
             self._fleet,
             self._metrics,
             decision,
         )
 
-    def _record(self, request: InferenceRequest | None, pick: Pick, decision: Decision) -> None:
-        """Count the pick, keep it, and note in the index what its pods will cache."""
-        path, reason = pick.verdict.path, pick.verdict.reason
+    def _record(
+        self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision
+    ) -> None:
+        """Count the decision, fill it in, and add the prompt to its pods' prefix indexes."""
+        path, reason = result.decision.path, result.decision.reason
         decision.path, decision.reason = path, reason
-        decision.decode, decision.prefill = candidates(pick.decode), candidates(pick.prefill)
-        decision.cached_tokens = pick.cached_tokens
+        decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
+        decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
         self._metrics.decisions.labels(path, reason).inc()
         if request is not None:
-            self._metrics.hit(pick.cached_tokens, request.prompt_tokens, "estimated")
-            for pod in (pick.decode[0], *pick.prefill[:1]):
-                pod.index.add(request.chain(pod.block_tokens))
+            self._metrics.observe_hit_ratio(
+                result.cached_tokens, request.prompt_tokens, "estimated"
+            )
+            for pod in (result.decode[0], *result.prefill[:1]):
+                pod.placed_prefixes.add(request.chain(pod.block_tokens))
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "request %s: %s (%s), decode %s, prefill %s, %d of %d tokens cached",
+                "request %s: path %s (%s), decode pod %s, prefill pod %s, %d of %d tokens cached",
                 decision.request_id,
                 path,
                 reason,
-                pick.decode[0].name,
-                pick.prefill[0].name if pick.prefill else "none",
-                pick.cached_tokens,
+                result.decode[0].name,
+                result.prefill[0].name if result.prefill else "none",
+                result.cached_tokens,
                 decision.prompt_tokens,
             )
 
-    def _refused(
+    def _error(
         self, status: int, reason: str, message: str, *, param: str | None = None
-    ) -> Refused:
+    ) -> LocalReply:
+        """An error response, counted."""
         self._metrics.decisions.labels("refused", reason).inc()
-        _log.debug("refused: %d %s", status, reason)
+        _log.debug("refused a request: %d %s", status, reason)
         headers = [("content-type", "application/json")]
         if status == 503:
             headers.append(("retry-after", "1"))
-        answer = Immediate(status, error_body(status, message, param=param), tuple(headers))
-        return Refused(answer, reason)
+        body = error_body(status, message, param=param)
+        return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
 
 
-def _allowed(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
+def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> bool:
+    """Whether an engine without a sidecar must not get this request. A body that was not read may
+    hold anything."""
+    if parsed is not None:
+        return parsed.needs_sidecar
+    return request.method not in ("GET", "HEAD")
+
+
+def _in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
+    """The pods that the gateway's subset hint allows, by `ip:port` or by `ip`."""
     if subset is None:
+        # The same object, so that profiles reuse the scores they computed for it.
         return pods
     return tuple(
         pod
@@ -285,16 +329,16 @@ def _addresses(pods: Sequence[Pod]) -> str:
     return ",".join(pod.address for pod in pods if pod.address is not None)
 
 
-def _plan(pick: Pick, request_id: str, now: float) -> Plan:
+def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
     def target(pod: Pod) -> Target:
         return Target(pod.name, pod.address or "")
 
     return Plan(
-        path=pick.verdict.path,
-        reason=pick.verdict.reason,
-        decode=target(pick.decode[0]),
-        prefill=tuple(map(target, pick.prefill)),
-        cached_tokens=pick.cached_tokens,
+        path=result.decision.path,
+        reason=result.decision.reason,
+        decode=target(result.decode[0]),
+        prefill=tuple(map(target, result.prefill)),
+        cached_tokens=result.cached_tokens,
         request_id=request_id,
         expires=now + PLAN_SECONDS,
     )

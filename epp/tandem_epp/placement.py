@@ -8,64 +8,77 @@ from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
-from .ext_proc.messages import Mutation
+from .ext_proc.messages import HeaderMutation
 from .history import Decision
 from .metrics import Metrics
 from .request import InferenceRequest
 
 _UNAVAILABLE: Final = frozenset({502, 503})
-"""What Envoy answers for a pod it cannot reach, and a sidecar whose engine is gone or that drains.
-A dead pod answers fastest of all: left among the choices, it would draw every request."""
+"""Envoy's answers for a pod that it cannot reach, and a sidecar's while its engine is down or it
+drains. Such a pod must not stay a candidate: it answers fastest of all, so its count in flight
+would stay the lowest and it would attract every request."""
 
 
 @dataclass(slots=True)
 class Placement:
-    """A request on its pods. Counted on the decode pod to its end, and on the prefill pod until
-    response headers pass: by then the prefill is done."""
+    """Counts one request on its pods: on the decode pod until `end`, on the prefill pod until the
+    response headers pass, because the prefill is over then.
 
-    mutation: Mutation
+    Every count is taken once in `__post_init__` and returned exactly once, in whatever order
+    responses and the end of the stream come. It holds Pods, not names: a pod that left the fleet
+    meanwhile is still decremented.
+    """
+
+    mutation: HeaderMutation
     decode: Pod
     prefill: Sequence[Pod]
-    """The choice, then the retries; the request counts on the choice."""
+    """The choice, then the retries. The request counts on the choice alone."""
     request: InferenceRequest | None
     fleet: Fleet
     metrics: Metrics
     decision: Decision
-    _prefilling: Pod | None = field(init=False)
+    _prefill_in_flight: Pod | None = field(init=False)
+    """The prefill pod on which the request counts; None once that count is returned."""
 
     def __post_init__(self) -> None:
         self.decode.in_flight += 1
-        self._prefilling = self.prefill[0] if self.prefill else None
-        if self._prefilling is not None:
-            self._prefilling.in_flight += 1
+        self._prefill_in_flight = self.prefill[0] if self.prefill else None
+        if self._prefill_in_flight is not None:
+            self._prefill_in_flight.in_flight += 1
 
-    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
-        self._prefilled()
+    def on_response_headers(
+        self, timing: str | None, status: int, prefill: str | None = None
+    ) -> None:
+        """Learn from the response: the status, the sidecar's `timing` and the backend that ran the
+        `prefill`."""
+        self._end_prefill()
         self.decision.status = status
         if status in _UNAVAILABLE:
-            self.fleet.suspect(self.decode)
+            self.fleet.mark_suspect(self.decode)
         elif status // 100 == 2 and self.request is not None:
-            # The backend has the prompt's KV by now.
-            self.decode.held.add(self.request.chain(self.decode.block_tokens))
+            # Only now is the prompt's KV on the decode pod; after an error it may not be.
+            self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
         if timing is None:
             return
-        self.decision.timing = figures = parse_timing(timing)
-        self._computed_on(prefill).learn(figures)
-        if figures.cached is not None and figures.computed is not None:
-            self.metrics.hit(figures.cached, figures.cached + figures.computed, "measured")
+        self.decision.timing = report = parse_timing(timing)
+        self._computing_pod(prefill).record_prefill(report)
+        if report.cached is not None and report.computed is not None:
+            prompt_tokens = report.cached + report.computed
+            self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
     def end(self) -> None:
-        self._prefilled()
+        """The stream has ended: the request counts nowhere any longer."""
+        self._end_prefill()
         self.decode.in_flight -= 1
         self.decision.end()
 
-    def _prefilled(self) -> None:
-        if self._prefilling is not None:
-            self._prefilling.in_flight -= 1
-            self._prefilling = None
+    def _end_prefill(self) -> None:
+        if self._prefill_in_flight is not None:
+            self._prefill_in_flight.in_flight -= 1
+            self._prefill_in_flight = None
 
-    def _computed_on(self, prefill: str | None) -> Pod:
-        """Who computed the prompt. A sidecar without a plan knows backends by address only."""
+    def _computing_pod(self, prefill: str | None) -> Pod:
+        """The pod that computed the prompt. A sidecar without a plan names backends by address."""
         return next(
             (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
         )

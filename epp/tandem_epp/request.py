@@ -1,49 +1,32 @@
-"""Parse what a pick depends on: model, prompt length, prefix chain, and what rules out a split.
+"""Reads from a request's body what a pick depends on: model, prompt, and what rules out a split.
 
-Only the few fields below are decoded; everything else passes through unread, and messages are
-hashed as the bytes they came in. A body the engine would refuse for another reason is not refused
-here: the engine's own message is better.
+Only the members needed are decoded; messages are hashed as the bytes in which they came. A body
+that the engine would refuse for another reason is not refused here: the engine's own message is
+better.
 
-Errors: `BadRequest`, for the client: what is wrong and where in the body.
+Errors: `BadBody`, for the client: what is wrong and where.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import Raw
 
 from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
+from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind, kind_of_path
+from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 from .ext_proc.messages import HttpRequest
 
-
-class BadRequest(ValueError):
-    """The body is no request of its kind (400)."""
-
-
-class Kind(StrEnum):
-    """The endpoints whose prompts are understood; any other passes through."""
-
-    COMPLETIONS = "/v1/completions"
-    CHAT = "/v1/chat/completions"
+Members = Mapping[str, Raw]
+"""The undecoded members of a JSON object."""
 
 
-class _Body(msgspec.Struct):
-    model: str | None = None
-    prompt: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    n: msgspec.Raw = msgspec.Raw()
-    best_of: msgspec.Raw = msgspec.Raw()
-    echo: msgspec.Raw = msgspec.Raw()
-    prompt_logprobs: msgspec.Raw = msgspec.Raw()
-
-
-class _AnyBody(msgspec.Struct):
-    model: str | None = None
+class BadBody(ValueError):
+    """The body is not a request of its kind; answered with 400."""
 
 
 @dataclass(slots=True)
@@ -51,12 +34,15 @@ class InferenceRequest:
     """What the scheduler knows of one request."""
 
     model: str | None
-    """None when the body names none: any backend may take it."""
+    """None when the body names none: any backend may serve it."""
     prompt: bytes
-    """What is hashed: raw JSON of the text or messages, or four bytes per token id."""
-    one_engine: str | None = None
-    """Why this request must not be split, one word; None when it may be."""
+    """What is hashed: the JSON of text or messages as it came, or four bytes per token id."""
+    single_engine_reason: str | None = None
+    """Why one engine must serve the request alone, in one word; None when it may be split."""
+    needs_sidecar: bool = False
+    """Whether the body holds a field that clients may not set and only a sidecar removes."""
     _chains: dict[int, list[int]] = field(default_factory=dict, repr=False)
+    """Block size in tokens → prefix chain."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,124 +50,171 @@ class InferenceRequest:
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
 
     def chain(self, block_tokens: int) -> list[int]:
-        """The prefix chain in blocks of `block_tokens`, made once for each size asked for."""
-        if (known := self._chains.get(block_tokens)) is None:
+        """The prefix chain in blocks of `block_tokens`; computed once per block size."""
+        if (chain := self._chains.get(block_tokens)) is None:
+            # KV of two models never matches: the model is the chain's salt.
             salt = (self.model or "").encode()
-            known = text_chain(self.prompt, block_tokens * BYTES_PER_TOKEN, salt)
-            self._chains[block_tokens] = known
-        return known
+            chain = text_chain(self.prompt, block_tokens * BYTES_PER_TOKEN, salt)
+            self._chains[block_tokens] = chain
+        return chain
 
 
-def parse_request(kind: Kind, body: bytes) -> InferenceRequest:
-    """The request in `body`. Raises BadRequest."""
+def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
+    """The request in `body`. Raises BadBody."""
     try:
-        fields = _decoder.decode(body)
-        prompt, one_engine = _PARSERS[kind](fields)
-    except msgspec.ValidationError as err:
-        raise BadRequest(f"the body is not a {kind} request: {err}") from err
-    except msgspec.DecodeError as err:
-        at = "" if "(byte " in str(err) else f" (byte {len(body)})"
-        raise BadRequest(f"the body is not JSON: {_cause(err)}{at}") from err
-    except UnicodeDecodeError as err:
-        raise BadRequest(f"the body is not UTF-8 (byte {err.start} of a string)") from err
-    return InferenceRequest(fields.model, prompt, one_engine or _rule(fields))
+        members = _with_sampling_params(kind, _decode_members(body))
+        return InferenceRequest(
+            model=_model(members),
+            prompt=_PROMPTS[kind](members),
+            single_engine_reason=single_engine_reason(kind, body, members),
+            needs_sidecar=not _SIDECAR_FIELDS.isdisjoint(members),
+        )
+    except _UNREADABLE as err:
+        raise _bad_body(body, err) from err
 
 
-def model_named(body: bytes) -> str | None:
-    """The model that the JSON of any other request names; None when there is none to be had."""
+def read_model(body: bytes) -> str | None:
+    """The model that a body of no known kind names; None when it names none or is not JSON.
+
+    Raises BadBody for JSON that is nested too deeply to be read.
+    """
     try:
-        return _any_decoder.decode(body).model
+        return _any_body.decode(body).model
+    except RecursionError as err:
+        raise _bad_body(body, err) from err
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-def kind_of(request: HttpRequest) -> Kind | None:
-    """The kind of prompt the body holds; None for what passes through unread."""
-    kind = _KINDS.get(request.path.partition("?")[0])
-    return kind if kind is not None and is_json(request) else None
+def kind_of(request: HttpRequest) -> RequestKind | None:
+    """The kind of request in the body; None for a request whose body is not read."""
+    return kind_of_path(request.path) if is_json(request) else None
 
 
 def is_json(request: HttpRequest) -> bool:
-    """Whether `request` carries JSON."""
-    media = request.headers.get("content-type", "application/json").partition(";")[0]
-    return request.method == "POST" and media.strip().lower().endswith(("/json", "+json"))
+    """Whether `request` is a POST of JSON; a POST without a content type counts as one."""
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    return request.method == "POST" and media_type.strip().lower().endswith(("/json", "+json"))
 
 
-def is_bare(request: HttpRequest, body: bytes) -> bool:
-    """Whether an engine may have `request` as it is, with no sidecar to take out what clients may
-    not say. Of what is not read nobody knows."""
-    if kind_of(request) is None:
-        return request.method in ("GET", "HEAD")
+class _AnyBody(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_any_body: Final = msgspec.json.Decoder(_AnyBody)
+_name: Final = msgspec.json.Decoder(str | None)
+_token_ids: Final = msgspec.json.Decoder(list[int])
+_list: Final = msgspec.json.Decoder(list[Raw])
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON raises."""
+
+_SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
+"""The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies
+into the same place."""
+_NONE: Final = Raw()
+
+
+def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
+    """A generate request keeps beside its members what other kinds have among them."""
+    if kind is not RequestKind.GENERATE or SAMPLING_PARAMS not in members:
+        return members
     try:
-        return _SIDECARS.isdisjoint(_members.decode(body))
+        return {**members, **_decode_members(members[SAMPLING_PARAMS])}
+    except msgspec.ValidationError:
+        # Not an object: the engine refuses it.
+        return members
+
+
+def _model(members: Members) -> str | None:
+    return _decode_field(members, "model", _name) if "model" in members else None
+
+
+def _completion_prompt(members: Members) -> bytes:
+    raw = bytes(members.get("prompt", _NONE))
+    if not raw.startswith(b"["):
+        return raw[1:-1]
+    if raw[1:].lstrip()[:1] not in (b'"', b"["):
+        return _token_bytes(members, "prompt")
+    # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
+    prompts = (bytes(prompt) for prompt in _list.decode(raw))
+    return b"".join(
+        _token_bytes({"prompt": Raw(prompt)}, "prompt") if prompt.startswith(b"[") else prompt[1:-1]
+        for prompt in prompts
+    )
+
+
+def _joined(*names: str) -> Callable[[Members], bytes]:
+    """The bytes of these members in the order in which chat templates render them. The closing
+    bracket of the last is left out: the next turn of the conversation has a comma there."""
+
+    def prompt(members: Members) -> bytes:
+        *first, last = (bytes(members.get(name, _NONE)) for name in names)
+        return b"".join(first) + last.removesuffix(b"]")
+
+    return prompt
+
+
+def _generate_prompt(members: Members) -> bytes:
+    return _token_bytes(members, "token_ids") if "token_ids" in members else b""
+
+
+_PROMPTS: Final[Mapping[RequestKind, Callable[[Members], bytes]]] = {
+    RequestKind.COMPLETIONS: _completion_prompt,
+    RequestKind.CHAT: _joined("tools", "messages"),
+    RequestKind.RESPONSES: _joined("instructions", "tools", "input"),
+    RequestKind.MESSAGES: _joined("system", "tools", "messages"),
+    RequestKind.GENERATE: _generate_prompt,
+}
+
+
+def _token_bytes(members: Members, name: str) -> bytes:
+    try:
+        return token_bytes(_decode_field(members, name, _token_ids))
+    except OverflowError as err:
+        raise BadBody(f"{name}: token ids are whole numbers from 0 to 4294967295") from err
+
+
+def _decode_field(members: Members, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
+    try:
+        return decoder.decode(members[name])
+    except msgspec.ValidationError as err:
+        raise BadBody(f"{name}: {err}") from err
+
+
+def _bad_body(body: bytes, err: Exception) -> BadBody:
+    """The message for one of `_UNREADABLE`: what is wrong, and where if that is known."""
+    if isinstance(err, RecursionError):
+        return BadBody(f"the body is nested too deeply{_too_deep_at(body)}")
+    if isinstance(err, UnicodeDecodeError):
+        return BadBody(f"the body is not UTF-8 (byte {err.start} of a string)")
+    if isinstance(err, msgspec.ValidationError):
+        return BadBody(f"the body is not a JSON object: {err}")
+    cause = str(err).removeprefix("JSON is malformed: ")
+    place = "" if "(byte " in cause else f" (byte {len(body)})"
+    return BadBody(f"the body is not JSON: {cause}{place}")
+
+
+def _too_deep_at(body: bytes) -> str:
+    """Where nesting exceeds what the parser takes: ` (byte N)`; empty when it takes all of it."""
+    low, high = 0, len(body)
+    if not _is_too_deep(body):
+        return ""
+    # A longer part of the body is never less deeply nested: search for the first part too deep.
+    while low < high:
+        middle = (low + high) // 2
+        if _is_too_deep(memoryview(body)[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return f" (byte {low - 1})"
+
+
+def _is_too_deep(part: bytes | memoryview) -> bool:
+    try:
+        _decode_members(part)
+    except RecursionError:
+        return True
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
-
-
-_KINDS: Final[Mapping[str, Kind]] = {kind.value: kind for kind in Kind}
-_any_decoder: Final = msgspec.json.Decoder(_AnyBody)
-_decoder: Final = msgspec.json.Decoder(_Body)
-_ids: Final = msgspec.json.Decoder(list[int])
-_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_SIDECARS: Final = CLIENT_FORBIDDEN | {"vllm_xargs"}
-"""vLLM keeps the members of vllm_xargs beside kv_transfer_params."""
-_lists: Final = msgspec.json.Decoder(list[msgspec.Raw])
-
-_NEUTRAL: Final = {
-    "n": (b"", b"null", b"1"),
-    "best_of": (b"", b"null", b"1"),
-    "echo": (b"", b"null", b"false"),
-    "prompt_logprobs": (b"", b"null"),
-}
-"""Fields that keep a request on one engine, and the values under which they do not."""
-
-_MEDIA: Final = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"audio_url"')
-"""Keys of content parts that both engines would fetch; inside a text the quotes are escaped."""
-
-
-def _cause(err: msgspec.DecodeError) -> str:
-    return str(err).removeprefix("JSON is malformed: ")
-
-
-def _rule(fields: _Body) -> str | None:
-    for name, neutral in _NEUTRAL.items():
-        if bytes(getattr(fields, name)) not in neutral:
-            return name
-    return None
-
-
-def _chat(fields: _Body) -> tuple[bytes, str | None]:
-    """Tools come first, as in the templates; the closing bracket is not part of the prefix."""
-    messages = bytes(fields.messages)
-    media = "multimodal" if any(key in messages for key in _MEDIA) else None
-    return bytes(fields.tools) + messages.removesuffix(b"]"), media
-
-
-def _completion(fields: _Body) -> tuple[bytes, str | None]:
-    raw = bytes(fields.prompt)
-    if not raw.startswith(b"["):
-        return raw[1:-1], None
-    inside = raw[1:].lstrip()[:1]
-    if inside in (b'"', b"["):
-        prompts = _lists.decode(raw)
-        texts = [_one_prompt(bytes(prompt)) for prompt in prompts]
-        return b"".join(texts), "batch" if len(texts) > 1 else None
-    return _token_bytes(raw), None
-
-
-def _one_prompt(raw: bytes) -> bytes:
-    return _token_bytes(raw) if raw.startswith(b"[") else raw[1:-1]
-
-
-def _token_bytes(raw: bytes) -> bytes:
-    ids = _ids.decode(raw)
-    try:
-        return token_bytes(ids)
-    except OverflowError as err:
-        raise BadRequest("prompt: token ids are whole numbers from 0 to 4294967295") from err
-
-
-_PARSERS: Final[dict[Kind, Callable[[_Body], tuple[bytes, str | None]]]] = {
-    Kind.COMPLETIONS: _completion,
-    Kind.CHAT: _chat,
-}
+    return False

@@ -1,183 +1,169 @@
-"""The running picker: fleet, scraper, servers and watches, from start to SIGTERM.
+"""The running EPP: fleet, scraper, servers and file watches, from start to SIGTERM.
 
-Errors: OSError when a port is taken, `tandem_kube.errors.NotConfigured` when the pods are to come
-from a cluster and there is none to talk to.
+Errors: OSError when a port is in use; `tandem_kube.errors.NotConfigured` when backends come from a
+cluster and no cluster is configured.
 """
 
 import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from time import time
 from typing import TYPE_CHECKING, Final
 
-from tandem_contract.commandline import HostPort
 from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import health_app, listening, metrics_app
 
 from .backends.fleet import Fleet
 from .backends.pod_backend import PodSelection
-from .backends.pods import Member
+from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
-from .configuration import Loaded, Watch, reload, reload_keys
+from .configuration import Configuration, FileWatch, reload, reload_keys
 from .ext_proc.grpc_server import GrpcServer
 from .history import History, route
 from .metrics import Metrics
 from .picker import EndpointPicker
+from .settings import Settings
 
 if TYPE_CHECKING:
-    from .backends.kubernetes_discovery import ClusterPods
+    from .backends.kubernetes_discovery import KubernetesDiscovery
 
 GRACE: Final = 2.0
-"""Seconds for open streams at the end. Their requests are placed; Envoy finishes them alone."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the flags say."""
-
-    listen: HostPort
-    health: HostPort
-    metrics: HostPort
-    config: Path
-    plan_key_dir: Path | None
-    max_body: int
-    """Bytes."""
-    history: int
-    """Decisions kept for `tandem trace`."""
-    otlp_endpoint: str
-    """URL that takes spans; empty: OpenTelemetry's environment says."""
-    warm_up: bool
-    """Whether pairs of pods make their first hand-off before a request needs it."""
-    pods: PodSelection | None = None
-    """Where backends come from; None: the configuration file."""
+"""Seconds that open streams get at shutdown. Their requests are placed: Envoy finishes them without
+the EPP."""
 
 
 class Service:
-    """The parts, and how a new configuration reaches them."""
+    """Builds the components, and applies a new configuration to them."""
 
-    def __init__(self, settings: Settings, loaded: Loaded, keys: dict[str, bytes]) -> None:
+    def __init__(
+        self, settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
+    ) -> None:
         self._settings = settings
+        self._configuration = configuration
         self._fleet = Fleet()
         self._metrics = Metrics(self._fleet)
         self._history = History(settings.history)
         self._picker = EndpointPicker(
-            self._fleet, loaded.routing, self._metrics, self._history, Random()
+            self._fleet, configuration.routing, self._metrics, self._history, Random()
         )
-        self._picker.plan_keys = keys
-        self._warmups = WarmUps(
-            self._fleet, self._metrics, lambda: self._picker.plan_keys, self._warms_up
+        self._picker.plan_keys = plan_keys
+        self._warm_ups = WarmUps(
+            self._fleet,
+            lambda result: self._metrics.warm_ups.labels(result).inc(),
+            lambda: self._picker.plan_keys,
+            self._is_warm_up_enabled,
         )
-        self._scraper = Scraper(self._fleet, self._warmups.met)
+        self._scraper = Scraper(self._fleet, self._warm_ups.on_backend_up)
         self._stopping = asyncio.Event()
-        self._loaded = loaded
-        self._cluster: ClusterPods | None = None
+        self._discovery: KubernetesDiscovery | None = None
+        """None with static discovery."""
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; raises as the module says, with nothing left running."""
+        """Serve until SIGTERM or SIGINT; nothing runs afterwards. Raises OSError, NotConfigured."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         async with AsyncExitStack() as stack:
             if settings.pods is not None:
-                self._cluster = await self._connect(settings.pods, stack)
-            # Probes and scrapes answer until the last stream has ended: so they are closed last.
-            health, metrics = health_app(self._ready), metrics_app(self._metrics.registry)
+                self._discovery = await self._connect(settings.pods, stack)
+            # Entered first, so closed last: probes and metrics answer until the last stream ends.
+            health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
             metrics.add_routes([route(self._history)])
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
-            self._trace(stack)
+            self._start_tracing(stack)
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
             stack.push_async_callback(server.stop, GRACE)
-            stack.push_async_callback(self._warmups.close)
+            stack.push_async_callback(self._warm_ups.close)
             stack.push_async_callback(self._scraper.close)
-            await self._until_stopped()
+            await self._run_watches()
 
-    def _trace(self, stack: AsyncExitStack) -> None:
-        flag = self._settings.otlp_endpoint
-        if is_wanted(flag, os.environ):
-            # Only here: the SDK costs memory and start time.
-            from .spans import Tracer  # noqa: PLC0415
+    def _start_tracing(self, stack: AsyncExitStack) -> None:
+        url = self._settings.otlp_endpoint
+        if is_wanted(url, os.environ):
+            # Imported only here: the SDK costs memory and start time.
+            from .spans import OtlpTracer  # noqa: PLC0415
 
-            tracer = Tracer(flag)
+            tracer = OtlpTracer(url)
             stack.push_async_callback(tracer.close)
-            self._picker.spans = tracer
+            self._picker.tracer = tracer
 
-    async def _until_stopped(self) -> None:
+    async def _run_watches(self) -> None:
+        """Follow files and pods until the process is told to stop."""
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(watch.run()) for watch in self._watches()]
-            if self._cluster is not None:
-                running.append(tasks.create_task(self._cluster.run()))
-                running.append(tasks.create_task(self._first_pods(self._cluster)))
+            running = [tasks.create_task(watch.run()) for watch in self._file_watches()]
+            if self._discovery is not None:
+                running.append(tasks.create_task(self._discovery.run()))
+                running.append(tasks.create_task(self._apply_first_list(self._discovery)))
             else:
                 self._apply()
             await self._stopping.wait()
             for task in running:
                 task.cancel()
 
-    async def _connect(self, pods: PodSelection, stack: AsyncExitStack) -> "ClusterPods":
-        # Only here: the API's client costs memory that static discovery has no use for.
+    async def _connect(self, pods: PodSelection, stack: AsyncExitStack) -> "KubernetesDiscovery":
+        # Imported only here: the Kubernetes client costs memory that static discovery saves.
         from tandem_kube.client import connect  # noqa: PLC0415
 
-        from .backends.kubernetes_discovery import ClusterPods  # noqa: PLC0415
+        from .backends.kubernetes_discovery import KubernetesDiscovery  # noqa: PLC0415
 
         api = await stack.enter_async_context(await connect())
-        cluster = ClusterPods(api, pods, self._apply)
-        self._metrics.registry.register(cluster)
-        return cluster
+        discovery = KubernetesDiscovery(api, pods, self._apply)
+        self._metrics.registry.register(discovery)
+        return discovery
 
-    async def _first_pods(self, cluster: "ClusterPods") -> None:
-        """Also when there are none, of which no change tells."""
-        await cluster.synced.wait()
+    async def _apply_first_list(self, discovery: "KubernetesDiscovery") -> None:
+        """Apply the first list even if it is empty, which is no change that would be notified."""
+        await discovery.synced.wait()
         self._apply()
 
-    def _ready(self) -> bool:
-        return self._scraper.complete and not self._stopping.is_set()
+    def _is_ready(self) -> bool:
+        return self._scraper.is_complete and not self._stopping.is_set()
 
-    def _warms_up(self) -> bool:
-        routing = self._loaded.routing
-        splits = routing.serving.enabled and routing.scheduling.rules.split
-        return self._settings.warm_up and splits
+    def _is_warm_up_enabled(self) -> bool:
+        routing = self._configuration.routing
+        can_split = routing.serving.enabled and routing.scheduling.decider.split
+        return self._settings.warm_up and can_split
 
     def _apply(self) -> None:
-        """Have the backends and the settings that are in force now."""
-        loaded, index = self._loaded, self._loaded.routing.scheduling.index
-        self._fleet.apply(
-            self._members(), index.blockSizeTokens, index.lruCapacityPerServer, time()
-        )
-        self._picker.routing = loaded.routing
-        self._scraper.follow()
+        """Apply the current backends and configuration to fleet, picker and scraper."""
+        routing = self._configuration.routing
+        index = routing.scheduling.index
+        self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
+        self._picker.routing = routing
+        self._scraper.sync()
 
-    def _members(self) -> list[Member]:
-        if self._cluster is not None:
-            return self._cluster.members
-        return [Member(backend) for backend in self._loaded.config.backends]
+    def _backends(self) -> list[DiscoveredBackend]:
+        if self._discovery is not None:
+            return self._discovery.backends
+        return [DiscoveredBackend(backend) for backend in self._configuration.router.backends]
 
-    def _watches(self) -> list[Watch]:
-        watches = [Watch(self._settings.config, self._config_changed)]
+    def _file_watches(self) -> list[FileWatch]:
+        watches = [FileWatch(self._settings.config, self._reload_configuration)]
         if self._settings.plan_key_dir is not None:
-            watches.append(Watch(self._settings.plan_key_dir, self._keys_changed))
+            watches.append(FileWatch(self._settings.plan_key_dir, self._reload_keys))
         return watches
 
-    def _config_changed(self) -> None:
-        pods = self._settings.pods
-        new = reload(self._settings.config, os.environ, listed=pods is None)
+    def _reload_configuration(self) -> None:
+        settings = self._settings
+        new = reload(settings.config, os.environ, lists_backends=settings.lists_backends)
         if new is not None:
-            self._loaded = new
+            self._configuration = new
             self._apply()
-            self._warmups.all_met()
+            self._warm_ups.warm_all()
 
-    def _keys_changed(self) -> None:
+    def _reload_keys(self) -> None:
         directory = self._settings.plan_key_dir
         if directory is not None and (keys := reload_keys(directory)) is not None:
             self._picker.plan_keys = keys
 
 
-async def serve(settings: Settings, loaded: Loaded, keys: dict[str, bytes]) -> None:
-    """Run the picker until it is told to stop. Raises OSError, NotConfigured."""
-    await Service(settings, loaded, keys).run()
+async def serve(
+    settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
+) -> None:
+    """Run the EPP until SIGTERM or SIGINT. Raises OSError, NotConfigured."""
+    await Service(settings, configuration, plan_keys).run()

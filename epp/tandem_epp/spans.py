@@ -1,9 +1,10 @@
-"""One span for each decision, below the client's, to an OpenTelemetry collector over HTTP.
+"""Exports one span per decision, child of the client's, to an OpenTelemetry collector over HTTP.
 
     client's traceparent ──► tandem.decide ──► traceparent of the sidecar's request
 
-Imported only where spans are wanted. Whether a request is traced its client says, else
-OTEL_TRACES_SAMPLER. A thread of the SDK's sends; spans that it cannot are dropped.
+Imported only when tracing is configured. The client's traceparent says whether a request is
+sampled, else OTEL_TRACES_SAMPLER. A thread of the SDK sends the spans, and drops those it cannot
+send.
 """
 
 import asyncio
@@ -24,25 +25,27 @@ from .history import Decision
 
 DECIDE: Final = "tandem.decide"
 _FLUSH_SECONDS: Final = 2.0
-"""At the end of the process, for what waits."""
+"""Seconds to send the remaining spans at the end of the process."""
 _propagator: Final = TraceContextTextMapPropagator()
 
 
-class Tracer:
-    """The picker's `Spans`; `url` empty: OpenTelemetry's environment names the collector."""
+class OtlpTracer:
+    """The picker's `DecisionTracer`."""
 
     def __init__(self, url: str) -> None:
-        ours = Resource.create().merge(Resource({"service.name": "tandem-epp"}))
-        resource = ours.merge(OTELResourceDetector().detect())
+        """`url` takes spans over HTTP; empty: OpenTelemetry's environment variables name one."""
+        default = Resource.create().merge(Resource({"service.name": "tandem-epp"}))
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win over the default.
+        resource = default.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=url or None)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tandem_epp")
 
-    def decided(self, decision: Decision, traceparent: str | None) -> str:
-        """Tell of a decision that stands; the traceparent of what follows from it."""
+    def export(self, decision: Decision, traceparent: str | None) -> str:
+        """Export a complete decision; returns the traceparent for the sidecar's spans."""
         parent = _propagator.extract({wire.TRACEPARENT: traceparent} if traceparent else {})
-        began = int(decision.decided * 1e9)
+        began = int(decision.decided_at * 1e9)
         span = self._tracer.start_span(
             DECIDE, parent, SpanKind.SERVER, _attributes(decision), start_time=began
         )
@@ -54,16 +57,17 @@ class Tracer:
         return carrier[wire.TRACEPARENT]
 
     async def close(self) -> None:
-        """Send what waits, for _FLUSH_SECONDS at most."""
+        """Send the remaining spans, for _FLUSH_SECONDS at most."""
         loop, flushed = asyncio.get_running_loop(), asyncio.Event()
 
         def flush() -> None:
             self._provider.shutdown()
-            # The loop is closed where nobody waited for this.
+            # After a timeout the event loop may be closed already.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(flushed.set)
 
-        # A collector that hangs holds its thread up, not the process's end.
+        # shutdown() blocks for as long as a collector hangs: a daemon thread does not delay the
+        # end of the process.
         Thread(target=flush, daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
@@ -71,19 +75,19 @@ class Tracer:
 
 
 def _attributes(decision: Decision) -> dict[str, str | int]:
-    about: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "tandem.request_id": decision.request_id,
         "tandem.reason": decision.reason,
         "tandem.prompt_tokens": decision.prompt_tokens,
         "tandem.cached_tokens": decision.cached_tokens,
     }
     if decision.model:
-        about["gen_ai.request.model"] = decision.model
+        attributes["gen_ai.request.model"] = decision.model
     if decision.path is not None:
-        about["tandem.routing_path"] = decision.path.value
+        attributes["tandem.routing_path"] = decision.path.value
     if decision.status is not None:
-        about["http.response.status_code"] = decision.status
+        attributes["http.response.status_code"] = decision.status
     for phase, ranked in (("decode", decision.decode), ("prefill", decision.prefill)):
         if ranked:
-            about[f"tandem.{phase}_backend"] = ranked[0].name
-    return about
+            attributes[f"tandem.{phase}_backend"] = ranked[0].name
+    return attributes

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.kubernetes_discovery import ClusterPods
+from tandem_epp.backends.kubernetes_discovery import KubernetesDiscovery
 from tandem_epp.backends.pod_backend import PodSelection
-from tandem_epp.backends.pods import Member
+from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
@@ -58,15 +58,15 @@ def _sidecar() -> CollectorRegistry:
 
 def _epp() -> CollectorRegistry:
     fleet = Fleet()
-    fleet.apply([Member(Backend("b", "http://127.0.0.1:1"))])
+    fleet.apply([DiscoveredBackend(Backend("b", "http://127.0.0.1:1"))])
     for pod in fleet:
         pod.prefill_rate = 1.0
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")
-    metrics.hit(1, 2, "index")
+    metrics.observe_hit_ratio(1, 2, "index")
     # No call is made before it runs.
     api = cast("Api", None)
-    pods = ClusterPods(api, PodSelection("namespace", "label", 8000), lambda: None)
+    pods = KubernetesDiscovery(api, PodSelection("namespace", "label", 8000), lambda: None)
     metrics.registry.register(pods)
     return metrics.registry
 

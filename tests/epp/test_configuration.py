@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.documents import DocumentError
-from tandem_epp.configuration import Watch, load, reload, reload_keys
+from tandem_epp.configuration import FileWatch, load, reload, reload_keys
 
 GOOD = "backends: [{name: a, url: 'http://10.0.0.1:8000'}]\n"
 
@@ -21,7 +21,7 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_backends_and_scheduling_stand_in_one_file(tmp_path: Path) -> None:
     text = GOOD + "disaggregated_serving: {enabled: true}\nplugins: [{type: random-picker}]\n"
     loaded = load(written(tmp_path, text), {})
-    assert [backend.name for backend in loaded.config.backends] == ["a"]
+    assert [backend.name for backend in loaded.router.backends] == ["a"]
     assert loaded.routing.serving.enabled
 
 
@@ -29,8 +29,8 @@ def test_backends_and_scheduling_stand_in_one_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "router.yaml:1: expected one YAML mapping"),
-        ("backends: []\n", "router.yaml:1: backends: there are none"),
-        ("plugins: []\n", "backends: there are none"),
+        ("backends: []\n", "router.yaml:1: backends: the list is empty"),
+        ("plugins: []\n", "backends: the list is empty"),
         (GOOD + "plugins:\n- type: queue-score\n", "router.yaml:3: .*did you mean 'queue-scorer'"),
         (GOOD + "a: [\n", "router.yaml:3: not YAML"),
     ],
@@ -42,15 +42,15 @@ def test_what_cannot_be_used_is_told_with_its_line(
     with pytest.raises(DocumentError, match=message):
         load(file, {})
     assert reload(file, {}) is None
-    assert "stays as it was" in caplog.text
+    assert "the last good one stays" in caplog.text
     assert "router.yaml:" in caplog.text
 
 
 def test_with_pods_from_a_cluster_the_file_lists_none(tmp_path: Path) -> None:
     serving = "disaggregated_serving: {enabled: true}\n"
-    assert load(written(tmp_path, serving), {}, listed=False).routing.serving.enabled
+    assert load(written(tmp_path, serving), {}, lists_backends=False).routing.serving.enabled
     with pytest.raises(DocumentError, match=r"router.yaml:1: backends: .* from the cluster"):
-        load(written(tmp_path, GOOD), {}, listed=False)
+        load(written(tmp_path, GOOD), {}, lists_backends=False)
 
 
 def test_bad_keys_are_told_and_good_ones_stay(
@@ -71,7 +71,7 @@ async def test_a_change_is_noticed_however_it_is_made(tmp_path: Path, how: str) 
         (tmp_path / "v2").write_text(GOOD)
         file.unlink()
         file.symlink_to(tmp_path / "v1")
-    watch = asyncio.create_task(Watch(file, changed.set, interval=0.01).run())
+    watch = asyncio.create_task(FileWatch(file, changed.set, interval=0.01).run())
     try:
         if how == "rewritten":
             file.write_text(GOOD * 2)

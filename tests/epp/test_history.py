@@ -25,7 +25,7 @@ def test_a_split_is_kept_with_what_was_known_and_what_came_of_it() -> None:
     assert before.prefill == (CandidateTrace("p", "10.0.0.2:8000", 3),)
     assert (before.status, before.timing, before.ended) == (None, None, None)
     assert before.decision_seconds > 0
-    placement.responded("compute=0.5;computed=500", 200, "p")
+    placement.on_response_headers("compute=0.5;computed=500", 200, "p")
     placement.end()
     (after,) = world.history.find("r")
     assert (after.status, after.timing) == (200, Timing(compute=0.5, computed=500))

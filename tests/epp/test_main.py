@@ -29,20 +29,27 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         ((), "Missing option '--config'"),
         (("--wrong",), "No such option '--wrong'"),
+        (("--config", "FILE", "--peers", "a:1"), "No such option '--peers'"),
         (("--listen", "nowhere"), "HOST:PORT"),
         (("--max-body", "-1"), "-1 is not in the range"),
         (("--config", "FILE", *KUBERNETES), "needs --namespace"),
-        (("--config", "FILE", *KUBERNETES, "--namespace", "n"), "--endpoint or --selector"),
-        (("--config", "FILE", *KUBERNETES, *SELECTED, "--endpoint", "e"), "one of them"),
+        (("--config", "FILE", *KUBERNETES, "--namespace", "n"), "either --endpoint or --selector"),
+        (
+            ("--config", "FILE", *KUBERNETES, *SELECTED, "--endpoint", "e"),
+            "either --endpoint or --selector",
+        ),
         (("--config", "FILE", *KUBERNETES, *SELECTED), "router.yaml:1: backends: .*cluster"),
-        (("--config", "FILE", *KUBERNETES, "--namespace", "N", "--endpoint", "e"), "'N' is no"),
+        (
+            ("--config", "FILE", *KUBERNETES, "--namespace", "N", "--endpoint", "e"),
+            "'N' is not a valid name",
+        ),
         (("--config", "FILE", *KUBERNETES, "--namespace", "n", "--selector", "a=b=c"), "'a=b=c'"),
         (("--config", "FILE", *KUBERNETES, *SELECTED, "--target-port", "0"), "0 is not in"),
-        (("--config", "FILE", "--transport", "h2"), "h2 is to come"),
         (("--config", "FILE", "--history", "-1"), "-1 is not in the range"),
         (("--config", "FILE", "--otlp-endpoint", "x"), "'x' is no URL of a collector"),
-        (("--config", "FILE", "--namespace", "x"), "go with --discovery kubernetes"),
-        (("--config", "FILE", "--peers", "a:1"), "--peers is to come"),
+        (("--config", "FILE", "--namespace", "x"), "need --discovery kubernetes"),
+        (("--config", "FILE", "--log-level", "trace"), "'trace' is not one of"),
+        (("--config", "FILE", "--max-body", "16MiB"), "'16MiB' is not a valid integer"),
         (("--config", "FILE", "--plan-key-dir", "/nonexistent"), "does not exist"),
         (("--config", "/nonexistent.yaml"), "/nonexistent.yaml: cannot read it"),
     ],
@@ -82,7 +89,7 @@ def test_label_selectors(tmp_path: Path, selector: str, good: bool) -> None:
     status, stderr = invoke("--config", str(tmp_path / "none"), *KUBERNETES, *flags)
     assert status == 2
     assert ("cannot read it" in stderr) is good
-    assert ("is no label selector" in stderr) is not good
+    assert ("is not a label selector" in stderr) is not good
 
 
 def test_without_a_cluster_it_says_what_to_set(

@@ -12,12 +12,14 @@ from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, key_id, verify
+from tandem_contract.request_ids import usable_request_id
+from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import Gauges, Member, Pod, Report
+from tandem_epp.backends.pods import DiscoveredBackend, Gauges, Pod, ScrapeResult
 from tandem_epp.configuration import Routing
 from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import Refused
+from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
@@ -39,7 +41,7 @@ class World:
         document = parse_documents(scheduling, "router.yaml")[0]
         self.fleet = Fleet()
         self.fleet.apply(
-            Member(
+            DiscoveredBackend(
                 Backend(name=name, url=f"http://10.0.0.{i}:8000", role=Role(role), models=("m",))
             )
             for i, (name, role) in enumerate(roles.items(), 1)
@@ -53,8 +55,8 @@ class World:
         return next(pod for pod in self.fleet if pod.name == name)
 
     def down(self, name: str) -> None:
-        self[name].unreachable()
-        self.fleet.changed()
+        self[name].record_scrape_failure()
+        self.fleet.invalidate_views()
 
     def place(self, prompt: object = LONG, **fields: object) -> tuple[Placement, Plan]:
         body = json.dumps({"model": "m", "prompt": prompt, **fields}).encode()
@@ -65,12 +67,12 @@ class World:
 
     def refused(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
         http = HttpRequest("POST", "/v1/completions", request)
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(LocalReply) as refusal:
             self.picker.place(http, body, NOW)
-        immediate = refusal.value.immediate
-        error = json.loads(immediate.body)["error"]
-        assert error["code"] == immediate.status
-        return immediate.status, {**error, **dict(immediate.headers)}
+        response = refusal.value.response
+        error = json.loads(response.body)["error"]
+        assert error["code"] == response.status
+        return response.status, {**error, **dict(response.headers)}
 
     def decisions(self, path: str, reason: str) -> float | None:
         labels = {"path": path, "reason": reason}
@@ -109,7 +111,7 @@ def test_a_split_names_both_pods_and_overwrites_what_was_there() -> None:
 def test_what_was_answered_is_known_as_cached_on_both_pods() -> None:
     world = World(d1="decode", d2="decode", p="prefill")
     first, _ = world.place()
-    first.responded(None, 200)
+    first.on_response_headers(None, 200)
     _, again = world.place()
     assert again.path is RoutingPath.FAST_DECODE
     assert again.decode.name == first.decode.name
@@ -172,8 +174,8 @@ def test_no_engine_without_a_sidecar_is_told_what_clients_may_not_say(said: str)
     body = b'{"model": "m", "prompt": "x", %s}' % said.encode()
     world.down("d")
     assert world.refused(body)[0] == 503
-    unread = HttpRequest("POST", "/v1/responses", {wire.REQUEST_ID: "r"})
-    with pytest.raises(Refused):
+    unread = HttpRequest("POST", "/v1/embeddings", {wire.REQUEST_ID: "r"})
+    with pytest.raises(LocalReply):
         world.picker.place(unread, b"", NOW)
     assert world.picker.place(HttpRequest("GET", "/health", {}), b"", NOW).decode is world["p"]
 
@@ -182,9 +184,9 @@ def test_counts_follow_a_request_and_end_at_zero() -> None:
     world = World(d="decode", p="prefill")
     placement, _ = world.place()
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 1)
-    placement.responded(Timing(compute=0.5, cached=10, computed=40).encode(), 200, "p")
+    placement.on_response_headers(Timing(compute=0.5, cached=10, computed=40).encode(), 200, "p")
     assert (world["d"].in_flight, world["p"].in_flight) == (1, 0)
-    placement.responded(None, 200)
+    placement.on_response_headers(None, 200)
     placement.end()
     assert (world["d"].in_flight, world["p"].in_flight) == (0, 0)
     assert (world["p"].prefill_rate, world["d"].prefill_rate) == (80, None)
@@ -200,11 +202,11 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
     timing = Timing(compute=1.0, computed=100).encode()
     placement, plan = world.place()
     retried = plan.prefill[1].name
-    placement.responded(timing, 200, retried)
+    placement.on_response_headers(timing, 200, retried)
     rates = {pod.name: pod.prefill_rate for pod in world.fleet}
     assert rates == {"d": None, "p1": None, "p2": None, retried: 100}
     placement, _ = world.place("other " * 400)
-    placement.responded(timing, 200, None)
+    placement.on_response_headers(timing, 200, None)
     assert world["d"].prefill_rate == 100, "it fell back: the decode backend computed"
 
 
@@ -214,7 +216,7 @@ def test_refusals() -> None:
     assert (status, error["param"]) == (404, "model")
     assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
     assert world.refused(b"{")[0] == 400
-    assert json.loads(world.picker.too_large(5).body)["error"]["code"] == 413
+    assert json.loads(world.picker.body_too_large(5).response.body)["error"]["code"] == 413
     assert world.decisions("refused", "unknown_model") == 1
 
 
@@ -236,6 +238,47 @@ def test_what_is_not_read_passes_through_with_an_id(request_head: HttpRequest) -
     assert (plan.path, plan.reason) == (RoutingPath.UNIFIED, "passthrough")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [None, "", "two words", "caf\xe9", "x" * 129],
+    ids=["none", "empty", "space", "non-ascii", "too long"],
+)
+def test_an_unusable_request_id_is_replaced_everywhere(given: str | None) -> None:
+    """The sidecar replaces such an id too: a plan bound to the client's would not verify there."""
+    world = World(d="decode", p="prefill")
+    headers = {} if given is None else {wire.REQUEST_ID: given}
+    body = json.dumps({"model": "m", "prompt": LONG}).encode()
+    request = HttpRequest("POST", "/v1/completions", headers)
+    changes = dict(world.picker.place(request, body, NOW).mutation.set)
+    request_id = changes[wire.REQUEST_ID]
+    assert usable_request_id(request_id) == request_id != given
+    plan = verify(changes[wire.PLAN], KEYS, request_id=request_id, now=NOW)
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+    assert [trace.request_id for trace in world.history.find(request_id)] == [request_id]
+
+
+def test_a_usable_request_id_is_kept() -> None:
+    world = World(d="decode")
+    for request_id in ("!", "x" * 128, "a/b?c"):
+        request = HttpRequest("GET", "/", {wire.REQUEST_ID: request_id})
+        changes = dict(world.picker.place(request, b"", NOW).mutation.set)
+        assert wire.REQUEST_ID not in changes
+        verify(changes[wire.PLAN], KEYS, request_id=request_id, now=NOW)
+
+
+@pytest.mark.parametrize(
+    "path", [*PATHS.values(), "/v1/embeddings"], ids=[*map(str, PATHS), "embeddings"]
+)
+def test_a_body_nested_too_deeply_is_answered_with_400_and_the_place(path: str) -> None:
+    world = World()
+    world.fleet.apply([backend("a", "decode", None, "m"), backend("b", "decode", None, "n")])
+    body = b'{"model": "m", "input": ' + b'{"a":[' * 100_000
+    with pytest.raises(LocalReply) as reply:
+        world.picker.place(HttpRequest("POST", path, {}), body, NOW)
+    assert reply.value.response.status == 400
+    assert b"nested too deeply (byte " in reply.value.response.body
+
+
 def test_without_keys_there_is_no_plan() -> None:
     world = World(d="decode")
     world.picker.plan_keys = {}
@@ -249,7 +292,7 @@ def test_a_subset_hint_is_kept_to(hint: str) -> None:
     for _ in range(4):
         request = HttpRequest("GET", "/", {}, frozenset({hint, "10.9.9.9:1"}))
         assert world.picker.place(request, b"", NOW).decode.name == "d2"
-    with pytest.raises(Refused):
+    with pytest.raises(LocalReply):
         world.picker.place(HttpRequest("GET", "/", {}, frozenset({"10.9.9.9:1"})), b"", NOW)
 
 
@@ -269,7 +312,9 @@ def test_who_stands_in_for_the_decode_pod_can_read_the_same_kv() -> None:
     world.fleet.apply(pods)
     placement, plan = world.place()
     hashes = {pod.backend.compat for pod in (placement.decode, *placement.prefill)}
-    named = {pod.name for pod in world.fleet if pod.address in str(placement.mutation.destination)}
+    named = {
+        pod.name for pod in world.fleet if str(pod.address) in str(placement.mutation.destination)
+    }
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     assert named == {placement.decode.name}
     assert len(hashes) == 1
@@ -278,11 +323,11 @@ def test_who_stands_in_for_the_decode_pod_can_read_the_same_kv() -> None:
 def test_a_scrape_moves_the_next_pick() -> None:
     world = World("plugins: [{type: queue-scorer}]", d1="decode", d2="decode")
     for name, waiting in (("d1", 5.0), ("d2", 0.0), ("d1", 0.0)):
-        world[name].reported(Report(Gauges(waiting=waiting), b""))
+        world[name].apply_scrape(ScrapeResult(Gauges(waiting=waiting), b""))
         if name == "d2":
-            world.fleet.changed()
+            world.fleet.invalidate_views()
             assert {world.place("hi")[0].decode.name for _ in range(8)} == {"d2"}
-    world.fleet.changed()
+    world.fleet.invalidate_views()
     assert {world.place("hi")[0].decode.name for _ in range(20)} == {"d1", "d2"}
 
 
@@ -292,39 +337,39 @@ def test_a_prompt_counts_as_cached_once_it_is_answered_and_not_while_it_is_under
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     second, plan = world.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE, "its KV is not there yet"
-    first.responded(None, 400)
+    first.on_response_headers(None, 400)
     assert world.place()[1].path is RoutingPath.PREFILL_THEN_DECODE, "an error left no KV"
     assert second.decode is first.decode, "its like goes to the same pod"
-    second.responded(None, 200)
+    second.on_response_headers(None, 200)
     assert world.place()[1].path is RoutingPath.FAST_DECODE
 
 
 @pytest.mark.parametrize("status", [502, 503])
 def test_a_backend_that_fails_a_request_is_passed_over_until_it_is_scraped(status: int) -> None:
     world = World(d1="decode", d2="decode", p="prefill")
-    report = Report(Gauges(), b"one")
+    report = ScrapeResult(Gauges(), b"one")
     for pod in world.fleet:
-        pod.reported(report)
+        pod.apply_scrape(report)
     failed, _ = world.place()
-    failed.responded(None, status)
+    failed.on_response_headers(None, status)
     failed.end()
     bad = failed.decode
     assert {world.place("short")[0].decode for _ in range(3)}.isdisjoint({bad})
-    assert bad.reported(report), "a scrape that tells it is well changes what scorers see"
-    world.fleet.changed()
+    assert bad.apply_scrape(report), "a scrape that tells it is well changes what scorers see"
+    world.fleet.invalidate_views()
     assert world.place("short")[0].decode is bad
 
 
 def test_the_only_decode_backend_is_asked_again_after_it_failed() -> None:
     world = World(d="decode", p="prefill")
-    world.place()[0].responded(None, 503)
+    world.place()[0].on_response_headers(None, 503)
     assert world.place()[0].decode is world["d"]
 
 
-def backend(name: str, role: str, compat: str | None = None, *models: str) -> Member:
+def backend(name: str, role: str, compat: str | None = None, *models: str) -> DiscoveredBackend:
     # The address follows the name, so that a change of others is none of this one's.
     url = f"http://10.0.{sum(name.encode()) % 250}.1:8000"
-    return Member(Backend(name, url, Role(role), models=models or ("m",), compat=compat))
+    return DiscoveredBackend(Backend(name, url, Role(role), models=models or ("m",), compat=compat))
 
 
 def test_only_pods_of_one_hash_are_paired_and_the_split_goes_where_partners_are() -> None:
@@ -365,7 +410,7 @@ def test_no_request_is_ever_handed_across(
     routing, metrics, history = world.picker.routing, world.metrics, world.history
     world.picker = EndpointPicker(world.fleet, routing, metrics, history, Random(seed))
     members = {
-        f"b{i}": Member(
+        f"b{i}": DiscoveredBackend(
             Backend(f"b{i}", f"http://10.0.0.{i}:1", role, models=models, compat=compat),
             serving=serving,
         )
@@ -378,7 +423,7 @@ def test_no_request_is_ever_handed_across(
         placement = world.picker.place(
             request, json.dumps({"prompt": LONG, **fields}).encode(), NOW
         )
-    except Refused:
+    except LocalReply:
         assert not any(
             m.serving and (model is None or not m.backend.models or model in m.backend.models)
             for m in members.values()
@@ -398,7 +443,7 @@ def test_counts_end_cleanly_after_the_pods_are_gone() -> None:
     placement, _ = world.place()
     d, p = world["d"], world["p"]
     world.fleet.apply([])
-    placement.responded(None, 503)
+    placement.on_response_headers(None, 503)
     placement.end()
     assert (d.in_flight, p.in_flight) == (0, 0)
     assert world.refused(b"{}")[0] == 503
@@ -441,20 +486,20 @@ def test_where_models_differ_the_list_of_them_is_answered_here() -> None:
     pods = [backend("a", "decode", None, "m"), backend("b", "decode", None, "n", "k")]
     ask = HttpRequest("GET", "/v1/models?x=1", {})
     world.fleet.apply(pods)
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(LocalReply) as refusal:
         world.picker.place(ask, b"", NOW)
-    answer = refusal.value.immediate
+    answer = refusal.value.response
     said = json.loads(answer.body)
     assert (answer.status, said["object"]) == (200, "list")
     assert [model["id"] for model in said["data"]] == ["k", "m", "n"]
     assert said["data"][0]["object"] == "model"
     assert world.decisions("answered", "models") == 1
     world.down("a")
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(LocalReply) as refusal:
         world.picker.place(ask, b"", NOW)
-    ids = [model["id"] for model in json.loads(refusal.value.immediate.body)["data"]]
+    ids = [model["id"] for model in json.loads(refusal.value.response.body)["data"]]
     assert ids == ["k", "n"], "of those that are ready"
-    world.fleet.apply([pods[1], Member(Backend("any", "http://10.1.1.1:1"))])
+    world.fleet.apply([pods[1], DiscoveredBackend(Backend("any", "http://10.1.1.1:1"))])
     assert world.picker.place(ask, b"", NOW).decode.name in ("any", "b"), "it alone knows its own"
     world.fleet.apply(pods[1:])
     assert world.picker.place(ask, b"", NOW).decode.name == "b", "one pod knows all there are"

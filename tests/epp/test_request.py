@@ -1,30 +1,39 @@
-"""Parsing: prompts, prefixes, what keeps a request on one engine, and bad bodies."""
+"""Parsing of bodies: prompts, prefixes, what keeps a request on one engine, and invalid bodies."""
 
 import json
 
 import pytest
 
 from tandem_contract.prefix import text_chain, token_bytes
-from tandem_epp.request import BadRequest, InferenceRequest, Kind, parse_request
+from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.request import BadBody, InferenceRequest, kind_of, parse_request, read_model
+
+DEEP = b"[" * 100_000
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+INLINE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def parsed(kind: RequestKind, **fields: object) -> InferenceRequest:
+    return parse_request(kind, json.dumps({"model": "m", **fields}).encode())
 
 
 def completion(**fields: object) -> InferenceRequest:
-    body = {"model": "m", **fields}
-    return parse_request(Kind.COMPLETIONS, json.dumps(body).encode())
+    return parsed(RequestKind.COMPLETIONS, **fields)
 
 
 def chat(*contents: object, **fields: object) -> InferenceRequest:
     messages = [{"role": "user", "content": content} for content in contents]
-    body = {"model": "m", "messages": messages, **fields}
-    return parse_request(Kind.CHAT, json.dumps(body).encode())
+    return parsed(RequestKind.CHAT, messages=messages, **fields)
 
 
 def shared(first: InferenceRequest, second: InferenceRequest, block: int = 4) -> int:
+    """Number of leading blocks that both chains have in common."""
     pairs = zip(first.chain(block), second.chain(block), strict=False)
     return sum(a == b for a, b in pairs)
 
 
-def test_text_is_estimated_and_token_ids_are_exact() -> None:
+def test_text_length_is_estimated_and_token_ids_are_counted() -> None:
     assert completion(prompt="x" * 400).prompt_tokens == 100
     assert completion(prompt="x" * 401).prompt_tokens == 101
     ids = list(range(70))
@@ -46,6 +55,33 @@ def test_the_turns_of_a_conversation_share_their_prefix() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "context", "turns"),
+    [
+        (RequestKind.RESPONSES, {"instructions": "be brief"}, "input"),
+        (RequestKind.MESSAGES, {"system": "be brief"}, "messages"),
+        (RequestKind.MESSAGES, {"tools": [{"name": "search"}]}, "messages"),
+    ],
+)
+def test_instructions_tools_and_turns_are_the_prompt(
+    kind: RequestKind, context: dict[str, object], turns: str
+) -> None:
+    first_turn = {"role": "user", "content": "hello " * 50}
+    first = parsed(kind, **context, **{turns: [first_turn]})
+    second = parsed(kind, **context, **{turns: [first_turn, {"role": "assistant"}]})
+    assert len(first.chain(4)) > 20
+    assert shared(first, second) == len(first.chain(4))
+    assert shared(first, parsed(kind, **{turns: [first_turn]})) == 0
+
+
+def test_token_ids_of_a_generate_request_hash_like_those_of_a_completion() -> None:
+    ids = list(range(64))
+    generate = parsed(RequestKind.GENERATE, token_ids=ids)
+    assert generate.prompt_tokens == 64
+    assert generate.chain(16) == completion(prompt=ids).chain(16)
+    assert parsed(RequestKind.GENERATE).prompt_tokens == 0
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"prompt": "x"}, None),
@@ -56,17 +92,39 @@ def test_the_turns_of_a_conversation_share_their_prefix() -> None:
         ({"prompt": "x", "n": 2}, "n"),
         ({"prompt": "x", "n": 1, "best_of": None, "echo": False}, None),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "echo": True}, None),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo_logprobs"),
         ({"prompt": "x", "prompt_logprobs": 0}, "prompt_logprobs"),
     ],
 )
-def test_what_one_engine_must_do(fields: dict[str, object], reason: str | None) -> None:
-    assert completion(**fields).one_engine == reason
+def test_completions_that_one_engine_must_serve(
+    fields: dict[str, object], reason: str | None
+) -> None:
+    assert completion(**fields).single_engine_reason == reason
 
 
-def test_media_keep_a_chat_on_one_engine_and_words_about_them_do_not() -> None:
-    assert chat([{"type": "image_url", "image_url": {"url": "x"}}]).one_engine == "multimodal"
-    assert chat('{"image_url": "x"}').one_engine is None
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"),
+    [
+        (RequestKind.CHAT, {"messages": [], "echo": True}, "echo_logprobs"),
+        (RequestKind.RESPONSES, {"input": "x", "previous_response_id": "r"}, "previous_response"),
+        (RequestKind.RESPONSES, {"input": "x", "tools": [{"type": "mcp"}]}, "builtin_tools"),
+        (RequestKind.RESPONSES, {"input": "x", "tools": [{"type": "function"}]}, None),
+        (RequestKind.MESSAGES, {"messages": [{"content": [IMAGE]}]}, "media_by_url"),
+        (RequestKind.GENERATE, {"token_ids": [1], "sampling_params": {"n": 2}}, "n"),
+        (RequestKind.GENERATE, {"token_ids": [1], "sampling_params": {"n": 1}}, None),
+    ],
+)
+def test_the_same_rules_hold_for_every_kind(
+    kind: RequestKind, fields: dict[str, object], reason: str | None
+) -> None:
+    assert parsed(kind, **fields).single_engine_reason == reason
+
+
+def test_media_by_url_keep_a_chat_on_one_engine_and_inline_media_do_not() -> None:
+    assert chat([IMAGE]).single_engine_reason == "media_by_url"
+    assert chat([INLINE]).single_engine_reason is None
+    assert chat('{"image_url": "x"}').single_engine_reason is None
 
 
 @pytest.mark.parametrize(
@@ -76,17 +134,75 @@ def test_media_keep_a_chat_on_one_engine_and_words_about_them_do_not() -> None:
         (b'{"model": "m", "prompt": "x', r"not JSON: .*\(byte 27\)"),
         (b"", r"not JSON: .*\(byte 0\)"),
         (b"[1]", "Expected `object`"),
-        (b'{"model": 1}', r"Expected `str \| null`, got `int` - at `\$.model`"),
-        (b'{"model": "m", "prompt": [1, "x"]}', "Expected `int`"),
-        (b'{"model": "m", "prompt": [-1]}', "token ids are whole numbers"),
+        (b'{"model": 1}', r"model: Expected `str \| null`, got `int`"),
+        (b'{"model": "m", "prompt": [1, "x"]}', r"prompt: Expected `int`.* at `\$\[1\]`"),
+        (b'{"model": "m", "prompt": [-1]}', "prompt: token ids are whole numbers"),
         (b'{"model": "\xff"}', "UTF-8"),
     ],
 )
-def test_a_bad_body_says_what_and_where(body: bytes, message: str) -> None:
-    with pytest.raises(BadRequest, match=message):
-        parse_request(Kind.COMPLETIONS, body)
+def test_an_invalid_body_is_refused_with_the_place(body: bytes, message: str) -> None:
+    with pytest.raises(BadBody, match=message):
+        parse_request(RequestKind.COMPLETIONS, body)
 
 
-def test_what_engines_judge_is_left_to_them() -> None:
-    assert parse_request(Kind.COMPLETIONS, b"{}").model is None
-    assert parse_request(Kind.CHAT, b'{"messages": 7}').prompt_tokens == 1
+@pytest.mark.parametrize("kind", RequestKind)
+@pytest.mark.parametrize("member", ["messages", "prompt", "input", "token_ids", "n", "other"])
+def test_a_body_nested_too_deeply_is_refused_with_the_place(kind: RequestKind, member: str) -> None:
+    head = b'{"model": "m", "%s": ' % member.encode()
+    for body in (head + DEEP, head + DEEP + b"]" * len(DEEP) + b"}"):
+        with pytest.raises(BadBody, match=r"nested too deeply \(byte \d+\)") as refusal:
+            parse_request(kind, body)
+        place = int(str(refusal.value).partition("(byte ")[2].rstrip(")"))
+        assert len(head) < place < len(head) + 2000
+
+
+def test_nesting_near_the_parsers_limit_is_read_or_refused() -> None:
+    """A rule on media decodes what the parser only skips, with less stack left."""
+    refusals = 0
+    depths = range(700, 1100)
+    for depth in depths:
+        nested = b"[" * depth + b"]" * depth
+        try:
+            parse_request(RequestKind.CHAT, b'{"messages": [{"image_url": %s}]}' % nested)
+        except BadBody as err:
+            assert str(err).startswith("the body is nested too deeply")  # noqa: PT017
+            refusals += 1
+    assert 0 < refusals < len(depths)
+
+
+def test_the_model_of_any_json_is_read_and_deep_nesting_refused() -> None:
+    assert read_model(b'{"model": "m", "input": "x"}') == "m"
+    assert read_model(b"{}") is None
+    assert read_model(b"not JSON") is None
+    assert read_model(b'{"model": 7}') is None
+    with pytest.raises(BadBody, match=r"nested too deeply \(byte \d+\)"):
+        read_model(b'{"input": ' + DEEP)
+
+
+def test_what_only_the_engine_can_judge_is_accepted() -> None:
+    assert parse_request(RequestKind.COMPLETIONS, b"{}").model is None
+    assert parse_request(RequestKind.CHAT, b'{"messages": 7}').prompt_tokens == 1
+    assert parse_request(RequestKind.GENERATE, b'{"sampling_params": 7}').prompt_tokens == 0
+
+
+@pytest.mark.parametrize("kind", RequestKind)
+def test_the_kind_follows_from_path_method_and_content_type(kind: RequestKind) -> None:
+    path = PATHS[kind]
+    assert kind_of(HttpRequest("POST", f"{path}?x=1", {})) is kind
+    json_type = {"content-type": "Application/JSON; charset=utf-8"}
+    assert kind_of(HttpRequest("POST", path, json_type)) is kind
+    assert kind_of(HttpRequest("POST", path, {"content-type": "text/plain"})) is None
+    assert kind_of(HttpRequest("GET", path, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "member"),
+    [
+        (RequestKind.RESPONSES, '"kv_transfer_params": {}'),
+        (RequestKind.MESSAGES, '"vllm_xargs": {}'),
+        (RequestKind.GENERATE, '"sampling_params": {"extra_args": {}}'),
+    ],
+)
+def test_fields_that_only_a_sidecar_removes_are_noticed(kind: RequestKind, member: str) -> None:
+    assert parse_request(kind, b"{%s}" % member.encode()).needs_sidecar
+    assert not parsed(kind).needs_sidecar

@@ -14,8 +14,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract import headers as wire
 from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import Refused
-from tandem_epp.spans import DECIDE, Tracer
+from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.spans import DECIDE, OtlpTracer
 
 from .test_picker import LONG, NOW, World
 
@@ -48,8 +48,8 @@ async def traced(world: World) -> AsyncIterator[Collector]:
     app = web.Application()
     app.add_routes([web.post("/v1/traces", collector.take)])
     async with TestServer(app) as server:
-        tracer = Tracer(str(server.make_url("/v1/traces")))
-        world.picker.spans = tracer
+        tracer = OtlpTracer(str(server.make_url("/v1/traces")))
+        world.picker.tracer = tracer
         try:
             yield collector
         finally:
@@ -101,7 +101,7 @@ async def test_a_refusal_is_told_and_a_probe_only_in_somebody_elses_trace() -> N
     async with traced(world) as collector:
         assert wire.TRACEPARENT not in dict(world.picker.place(probe, b"", NOW).mutation.set)
         world.down("d")
-        with pytest.raises(Refused):
+        with pytest.raises(LocalReply):
             asked(world, {"model": "m", "prompt": "hi"})
     (span,) = collector.spans
     assert attributes(span)["http.response.status_code"] == 503
@@ -110,8 +110,8 @@ async def test_a_refusal_is_told_and_a_probe_only_in_somebody_elses_trace() -> N
 
 async def test_a_collector_that_is_gone_costs_no_request_anything() -> None:
     world = World(d="decode")
-    tracer = Tracer("http://127.0.0.1:1/v1/traces")
-    world.picker.spans = tracer
+    tracer = OtlpTracer("http://127.0.0.1:1/v1/traces")
+    world.picker.tracer = tracer
     assert wire.TRACEPARENT in asked(world, {"model": "m", "prompt": "hi"})
     async with asyncio.timeout(20):
         await tracer.close()

@@ -1,33 +1,41 @@
-"""All backends, and who of them may do what for a request."""
+"""All backends, and cached views of those that may decode or prefill for a request."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tandem_contract.paths import Role
 
-from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, Member, Pod, may_hand_over, share_kv
+from .pods import (
+    BLOCK_TOKENS,
+    CAPACITY_BLOCKS,
+    DiscoveredBackend,
+    Pod,
+    can_hand_off,
+    is_kv_compatible,
+)
 
-REMEMBERED: Final = 600.0
-"""Seconds for which a model whose last pod went is still one that will be back: a rollout that
-stops all before it starts any, a scale to nothing. Then it is unknown."""
+REMOVED_MODEL_SECONDS: Final = 600.0
+"""Seconds for which a model whose last pod was removed is expected back, after a rollout that stops
+every pod before it starts any, or a scale to zero. Requests for it get 503; afterwards 404."""
 _UNLISTED: Final = "\0"
-"""Key of the view for models no backend lists; no model is called so."""
+"""View key of all models that no backend lists. No model has this name."""
 
 
 class Fleet:
     """All backends, and views of them that stay the same object until something changes.
 
-    Scorers keep what they computed for a view, so `changed` is called after every change that a
-    scorer could see, and only then.
+    Profiles cache scores per view object, so `invalidate_views` must be called after every change
+    that a scorer can see, and should be called after no other.
     """
 
     def __init__(self) -> None:
         self._pods: dict[str, tuple[str, Pod]] = {}
+        """Backend name → pod uid and pod."""
         self._models: frozenset[str] = frozenset()
-        self._gone: dict[str, float] = {}
-        """Models that backends listed until lately → when they were last seen, Unix seconds."""
-        self.mixed = False
-        """Whether backends list different models, so that a request's model says where to."""
+        self._removed_models: dict[str, float] = {}
+        """Models that no backend lists any more → when one last did, Unix seconds."""
+        self.has_mixed_models = False
+        """Whether backends list different models, so that a request's model restricts the pods."""
         self._views: dict[object, tuple[Pod, ...]] = {}
 
     def __iter__(self) -> Iterator[Pod]:
@@ -38,58 +46,65 @@ class Fleet:
 
     def apply(
         self,
-        members: Iterable[Member],
+        backends: Iterable[DiscoveredBackend],
         block_tokens: int = BLOCK_TOKENS,
         capacity: int = CAPACITY_BLOCKS,
         now: float = 0.0,
     ) -> None:
-        """Have exactly these; one whose name, uid and URL stay keeps what is known of it.
+        """Replace the backends. A pod whose name, uid and URL are unchanged keeps its state.
 
-        `block_tokens` and `capacity` are the index's for a backend that does not tell its own;
-        `now` is Unix seconds.
+        `block_tokens` and `capacity` configure the prefix index of a backend whose metrics do not
+        tell its own; `now` is Unix seconds.
         """
         pods = {}
-        for member in members:
-            backend = member.backend
+        for discovered in backends:
+            backend = discovered.backend
             uid, pod = self._pods.get(backend.name, ("", None))
-            if pod is None or (uid, pod.backend.url) != (member.uid, backend.url):
+            if pod is None or (uid, pod.backend.url) != (discovered.uid, backend.url):
                 pod = Pod(backend, block_tokens, capacity)
-            pod.backend, pod.serving = backend, member.serving
-            pods[backend.name] = (member.uid, pod)
+            # Weight, models or compat hash may have changed on a pod that is kept.
+            pod.backend, pod.serving = backend, discovered.serving
+            pods[backend.name] = (discovered.uid, pod)
         self._pods = pods
         models = frozenset(model for pod in self for model in pod.backend.models)
-        kept = {name: at for name, at in self._gone.items() if now - at < REMEMBERED}
-        self._gone = {**kept, **dict.fromkeys(self._models - models, now)}
+        recent = {
+            name: removed
+            for name, removed in self._removed_models.items()
+            if now - removed < REMOVED_MODEL_SECONDS
+        }
+        self._removed_models = {**recent, **dict.fromkeys(self._models - models, now)}
         self._models = models
-        self.mixed = len({pod.backend.models for pod in self}) > 1
-        self.changed()
+        self.has_mixed_models = len({pod.backend.models for pod in self}) > 1
+        self.invalidate_views()
 
-    def changed(self) -> None:
-        """Forget the views: gauges, health or addresses moved."""
+    def invalidate_views(self) -> None:
+        """Drop the cached views: gauges, health, addresses or pairs changed."""
         self._views.clear()
 
-    def suspect(self, pod: Pod) -> None:
-        """A request failed at `pod`: prefer others until it is scraped again."""
+    def mark_suspect(self, pod: Pod) -> None:
+        """A request failed at `pod`: prefer other pods until its next successful scrape."""
         if not pod.suspect:
             pod.suspect = True
-            self.changed()
+            self.invalidate_views()
 
     @property
     def models(self) -> tuple[str, ...]:
         """The model names that backends list, sorted."""
         return tuple(sorted(self._models))
 
-    def serves(self, model: str) -> bool:
-        """Whether some backend, healthy or not, may serve `model`; true when there is none."""
+    def can_serve(self, model: str) -> bool:
+        """Whether some backend, healthy or not, may serve `model`; True for an empty fleet."""
         return model in self._models or not all(pod.backend.models for pod in self) or not self
 
-    def served(self, model: str, now: float) -> bool:
-        """Whether a backend listed `model` until lately; no more does, by now (Unix seconds)."""
-        return now - self._gone.get(model, -REMEMBERED) < REMEMBERED
+    def was_removed_recently(self, model: str, now: float) -> bool:
+        """Whether the last backend that lists `model` went less than REMOVED_MODEL_SECONDS before
+        `now` (Unix seconds)."""
+        removed = self._removed_models.get(model, -REMOVED_MODEL_SECONDS)
+        return now - removed < REMOVED_MODEL_SECONDS
 
-    def ready(self, model: str | None) -> tuple[Pod, ...]:
-        """Backends that may be chosen for `model`; one without a list of models serves any."""
-        key = self._key(model)
+    def ready_pods(self, model: str | None) -> tuple[Pod, ...]:
+        """Pods of any role that may be chosen for `model`; one without a model list serves any."""
+        key = self._model_key(model)
         if (view := self._views.get(key)) is None:
             view = tuple(
                 pod
@@ -97,51 +112,55 @@ class Fleet:
                 if pod.ready
                 and (key is None or not pod.backend.models or key in pod.backend.models)
             )
-            view = self._views[key] = _preferred(view)
+            view = self._views[key] = _without_suspects(view)
         return view
 
-    def partners(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
-        """Whom to choose from to prefill for `decode`: `eligible` pods, without those that are
-        cold to it unless all are."""
-        eligible = self.eligible(model, decode)
-        if not decode.cold:
-            return eligible
-        key = ("warm", self._key(model), decode.name)
+    def prefill_candidates(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
+        """The pods to choose a prefill from for `decode`: `kv_compatible` pods, without those whose
+        first hand-off to `decode` is still under way, unless no other pod can hand off to it."""
+        compatible = self.kv_compatible(model, decode)
+        if not decode.unwarmed_prefills:
+            return compatible
+        key = ("warm", self._model_key(model), decode.name)
         if (view := self._views.get(key)) is None:
-            view = tuple(pod for pod in eligible if pod not in decode.cold)
-            if not any(may_hand_over(pod, decode) for pod in view):
-                view = eligible
+            view = tuple(pod for pod in compatible if pod not in decode.unwarmed_prefills)
+            # A cold pair still beats no disaggregation at all.
+            if not any(can_hand_off(pod, decode) for pod in view):
+                view = compatible
             self._views[key] = view
         return view
 
-    def eligible(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
-        """Those of `ready(model)` that may prefill for `decode`, perhaps among others that their
-        role rules out; `ready(model)` itself where it has no more than one KV compat hash."""
-        ready = self.ready(model)
+    def kv_compatible(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
+        """The pods of `ready_pods(model)` whose KV `decode` can read. Pods that must not prefill
+        because of their role may be among them: the prefill profile's role filter drops them.
+        Returns `ready_pods(model)` itself, not a copy, when no pod is ruled out."""
+        ready = self.ready_pods(model)
         if decode.backend.role is not Role.DECODE:
-            return tuple(pod for pod in ready if may_hand_over(pod, decode))
-        key = (self._key(model), decode.backend.compat, decode.backend.models)
+            # Depends on this very pod (a unified pod has no unified partner): not cached.
+            return tuple(pod for pod in ready if can_hand_off(pod, decode))
+        key = (self._model_key(model), decode.backend.compat, decode.backend.models)
         if (view := self._views.get(key)) is None:
-            view = tuple(pod for pod in ready if share_kv(pod, decode))
+            view = tuple(pod for pod in ready if is_kv_compatible(pod, decode))
+            # The same object, so that profiles reuse the scores they computed for it.
             view = self._views[key] = ready if len(view) == len(ready) else view
         return view
 
-    def paired(self, model: str | None) -> tuple[Pod, ...]:
-        """Those of `ready(model)` for whom another of them may prefill."""
-        key = ("paired", self._key(model))
+    def pods_with_prefill(self, model: str | None) -> tuple[Pod, ...]:
+        """The pods of `ready_pods(model)` to which another of them can hand off."""
+        key = ("with prefill", self._model_key(model))
         if (view := self._views.get(key)) is None:
-            ready = self.ready(model)
+            ready = self.ready_pods(model)
             view = self._views[key] = tuple(
-                pod for pod in ready if any(may_hand_over(other, pod) for other in ready)
+                pod for pod in ready if any(can_hand_off(other, pod) for other in ready)
             )
         return view
 
-    def _key(self, model: str | None) -> str | None:
-        # Names that no backend lists share one view, so clients cannot grow the table.
+    def _model_key(self, model: str | None) -> str | None:
+        # Names that no backend lists share one view: clients cannot grow the table.
         return model if model is None or model in self._models else _UNLISTED
 
 
-def _preferred(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-    """Without those under suspicion, unless nobody else decodes."""
+def _without_suspects(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """`pods` without the suspect ones, unless no other pod can decode."""
     others = tuple(pod for pod in pods if not pod.suspect)
     return others if any(pod.backend.role.serves(Role.DECODE) for pod in others) else pods

@@ -1,7 +1,8 @@
 """Discovery from Kubernetes: the pods that a label selector matches, kept current by a watch.
 
-Imported in this mode only: the API's client costs memory and start time. While the API is away the
-pods last seen stay, and scrapes go on to tell which of them answer.
+Imported only with `--discovery kubernetes`: the API's client costs memory and start time. While the
+API server is unreachable the pods last listed remain the backends, and scrapes go on telling which
+of them answer.
 """
 
 import asyncio
@@ -16,19 +17,21 @@ from tandem_kube.client import Api
 from tandem_kube.reflector import Key, Reflector
 from tandem_kube.resources import PODS, Object
 
-from .pod_backend import PodSelection, Unusable, member
-from .pods import Member
+from .pod_backend import InvalidPod, PodSelection, pod_backend
+from .pods import DiscoveredBackend
 
 _log: Final = logging.getLogger(__name__)
 
 
-class ClusterPods(Collector):
-    """The selected pods, and this discovery's metrics."""
+class KubernetesDiscovery(Collector):
+    """The selected pods, and the metrics of their discovery."""
 
-    def __init__(self, api: Api, selection: PodSelection, changed: Callable[[], None]) -> None:
-        """`changed` is called once for any number of changes seen together."""
-        self._changed, self._told = changed, False
-        self._port = selection.target_port
+    def __init__(self, api: Api, selection: PodSelection, on_change: Callable[[], None]) -> None:
+        """`on_change` is called once for all changes of one turn of the event loop."""
+        self._on_change = on_change
+        self._is_notification_due = False
+        """Whether a call of `on_change` is scheduled and has not run."""
+        self._default_port = selection.target_port
         self._pods = Reflector(
             api,
             PODS,
@@ -40,16 +43,16 @@ class ClusterPods(Collector):
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once the pods have been listed."""
+        """Set once the pods have been listed for the first time."""
         return self._pods.synced
 
     @property
-    def members(self) -> list[Member]:
-        """The pods that can be used, as last seen."""
-        return [found for found in self._pods.items.values() if isinstance(found, Member)]
+    def backends(self) -> list[DiscoveredBackend]:
+        """The selected pods that can be read, as last listed or watched."""
+        return [pod for pod in self._pods.items.values() if isinstance(pod, DiscoveredBackend)]
 
     async def run(self) -> NoReturn:
-        """Keep the pods current until cancelled."""
+        """List and watch the pods until cancelled."""
         await self._pods.run()
 
     def collect(self) -> Iterable[Metric]:
@@ -63,31 +66,33 @@ class ClusterPods(Collector):
             "Calls to the Kubernetes API that failed, broken watches included.",
         )
         failures.add_metric((), self._pods.failures)
-        pods = GaugeMetricFamily(
+        by_state = GaugeMetricFamily(
             "tandem_epp_discovery_pods",
-            "Selected pods by state: serving, waiting (not ready, or leaving), or unusable (what "
-            "they are labelled with cannot be read; the log says why).",
+            "Selected pods by state: serving, waiting (not Ready, or terminating), or unusable "
+            "(a label or annotation cannot be read; the log says which).",
             labels=("state",),
         )
-        found = list(self._pods.items.values())
-        serving = sum(isinstance(each, Member) and each.serving for each in found)
-        unusable = sum(isinstance(each, Unusable) for each in found)
-        pods.add_metric(("serving",), serving)
-        pods.add_metric(("waiting",), len(found) - serving - unusable)
-        pods.add_metric(("unusable",), unusable)
-        return (connected, failures, pods)
+        pods = list(self._pods.items.values())
+        serving = sum(isinstance(pod, DiscoveredBackend) and pod.serving for pod in pods)
+        unusable = sum(isinstance(pod, InvalidPod) for pod in pods)
+        by_state.add_metric(("serving",), serving)
+        by_state.add_metric(("waiting",), len(pods) - serving - unusable)
+        by_state.add_metric(("unusable",), unusable)
+        return (connected, failures, by_state)
 
-    def _parse(self, body: Object) -> Member | Unusable | None:
-        return member(body, self._port)
+    def _parse(self, pod: Object) -> DiscoveredBackend | InvalidPod | None:
+        return pod_backend(pod, self._default_port)
 
     def _pod_changed(self, key: Key) -> None:
-        found = self._pods.items.get(key)
-        if isinstance(found, Unusable):
-            _log.warning("pod %s is not used: %s", key.name, found.reason)
-        if not self._told:
-            self._told = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        pod = self._pods.items.get(key)
+        if isinstance(pod, InvalidPod):
+            _log.warning("pod %s is not used as a backend: %s", key.name, pod.reason)
+        # A relist reports every pod that differs, one call each; one notification is enough.
+        if not self._is_notification_due:
+            self._is_notification_due = True
+            asyncio.get_running_loop().call_soon(self._notify)
 
-    def _tell(self) -> None:
-        self._told = False
-        self._changed()
+    def _notify(self) -> None:
+        # Cleared first: a change that `on_change` itself causes schedules another notification.
+        self._is_notification_due = False
+        self._on_change()

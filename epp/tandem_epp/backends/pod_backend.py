@@ -1,12 +1,14 @@
-"""A Kubernetes pod as a backend: what its labels, annotations and status say. Pure.
+"""A Kubernetes pod as a backend, from its labels, annotations and status. Pure.
 
-The operator's pods carry all of it; on others only what differs from the defaults is needed:
+The operator's pods carry all of these; other pods need only what differs from the defaults:
 
-    role      label tandem.dev/role, else llm-d.ai/role; without either: unified
-    port      annotation tandem.dev/target-port; without it: the default
-    models    annotation tandem.dev/served-models, else label tandem.dev/model; without: any
-    compat    label tandem.dev/kv-compat; KV crosses between equal ones only, absent ones included
-    serving   condition Ready, and neither being deleted nor labelled tandem.dev/draining
+    role      label tandem.dev/role, else label llm-d.ai/role; default: unified
+    port      annotation tandem.dev/target-port; default: the flag --target-port
+    models    annotation tandem.dev/served-models, else label tandem.dev/model; default: any
+    compat    label tandem.dev/kv-compat: KV is handed off only between pods with the same value,
+              or between pods that both have none
+    serving   condition Ready is true, the pod is not being deleted and not labelled
+              tandem.dev/draining
 """
 
 from collections.abc import Mapping
@@ -15,94 +17,95 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem_contract import labels
+from tandem_contract import labels, ports
 from tandem_contract.commandline import HostPort
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 
-from .pods import Member
+from .pods import DiscoveredBackend
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{role.value: role for role in Role},
-    # llm-d's words.
+    # llm-d's values.
     "both": Role.UNIFIED,
     "prefill-decode": Role.UNIFIED,
     "encode-prefill": Role.PREFILL,
     "encode-prefill-decode": Role.UNIFIED,
 }
-_names: Final = msgspec.json.Decoder(tuple[str, ...])
+_model_names: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 @dataclass(frozen=True)
 class PodSelection:
-    """Which pods of a cluster to serve with."""
+    """Which pods of a cluster are backends."""
 
     namespace: str
     selector: str
-    """Kubernetes' label selector syntax."""
-    target_port: int
-    """Serving port of a pod that does not say its own."""
+    """A Kubernetes label selector."""
+    target_port: int = ports.SIDECAR
+    """Serving port of a pod without the annotation tandem.dev/target-port."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
-    """A pod that is meant and cannot be used."""
+class InvalidPod:
+    """A selected pod whose labels or annotations cannot be read."""
 
     reason: str
-    """What is wrong, and where on the pod."""
+    """What is wrong, and in which label or annotation."""
 
 
-def member(body: Mapping[str, Any], default_port: int) -> Member | Unusable | None:
-    """The pod `body` as a backend; None while it has no address, and once its containers ended."""
-    metadata, status = body["metadata"], body.get("status") or {}
+def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend | InvalidPod | None:
+    """The backend in a pod object; None while it has no address, and once its containers ended."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
     address = status.get("podIP")
     if not address or status.get("phase") in ("Succeeded", "Failed"):
         return None
-    found, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    pod_labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     try:
         backend = Backend(
             name=metadata["name"],
-            url=f"http://{HostPort(address, _port(notes, default_port))}",
-            role=_role(found),
-            models=_models(found, notes),
-            compat=found.get(labels.KV_COMPAT),
+            url=f"http://{HostPort(address, _port(annotations, default_port))}",
+            role=_role(pod_labels),
+            models=_models(pod_labels, annotations),
+            compat=pod_labels.get(labels.KV_COMPAT),
         )
     except ValueError as err:
-        return Unusable(str(err))
-    leaving = "deletionTimestamp" in metadata or labels.DRAINING in found
-    return Member(backend, metadata["uid"], serving=_ready(status) and not leaving)
+        return InvalidPod(str(err))
+    is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
+    serving = _is_ready(status) and not is_terminating
+    return DiscoveredBackend(backend, metadata["uid"], serving=serving)
 
 
-def _role(found: Mapping[str, str]) -> Role:
+def _role(pod_labels: Mapping[str, str]) -> Role:
     for key in (labels.ROLE, labels.LLMD_ROLE):
-        if (value := found.get(key)) is not None:
+        if (value := pod_labels.get(key)) is not None:
             if value not in _ROLES:
-                raise ValueError(f"label {key}: {value!r} is none of {', '.join(_ROLES)}")
+                raise ValueError(f"label {key}: unknown role {value!r}, use {', '.join(_ROLES)}")
             return _ROLES[value]
     return Role.UNIFIED
 
 
-def _port(notes: Mapping[str, str], default: int) -> int:
-    written = notes.get(labels.TARGET_PORT)
-    if written is None:
+def _port(annotations: Mapping[str, str], default: int) -> int:
+    text = annotations.get(labels.TARGET_PORT)
+    if text is None:
         return default
-    if not (written.isascii() and written.isdigit() and 1 <= int(written) <= 65535):
-        raise ValueError(f"annotation {labels.TARGET_PORT}: {written!r} is no port")
-    return int(written)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
+        raise ValueError(f"annotation {labels.TARGET_PORT}: {text!r} is not a port, 1 to 65535")
+    return int(text)
 
 
-def _models(found: Mapping[str, str], notes: Mapping[str, str]) -> tuple[str, ...]:
-    written = notes.get(labels.SERVED_MODELS)
-    if written is None:
-        one = found.get(labels.MODEL)
-        return (one,) if one else ()
+def _models(pod_labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[str, ...]:
+    text = annotations.get(labels.SERVED_MODELS)
+    if text is None:
+        model = pod_labels.get(labels.MODEL)
+        return (model,) if model else ()
     try:
-        return _names.decode(written)
+        return _model_names.decode(text)
     except msgspec.MsgspecError as err:
-        message = f"annotation {labels.SERVED_MODELS}: {written!r} is no JSON list of names"
+        message = f"annotation {labels.SERVED_MODELS}: {text!r} is not a JSON list of model names"
         raise ValueError(message) from err
 
 
-def _ready(status: Mapping[str, Any]) -> bool:
+def _is_ready(status: Mapping[str, Any]) -> bool:
     conditions = status.get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -1,7 +1,7 @@
-"""What this router knows of each backend: its load, its health, its prefix index, its pairs.
+"""One backend as this EPP sees it: load, health, cached prompts, and the pods it can pair with.
 
-`Pod` and `fleet.Fleet` are the only state that requests share. They live on one event loop; whoever
-scrapes or places a request changes them between two awaits, so nothing locks.
+`Pod` and `fleet.Fleet` are the only state that requests share. Both belong to one event loop: the
+scraper, discovery and the picker change them between two awaits, so there are no locks.
 """
 
 from dataclasses import dataclass
@@ -15,49 +15,55 @@ from tandem_contract.timing import Timing
 from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
-"""Block size of a backend that does not tell its own: vLLM's default."""
+"""KV block size, in tokens, of a backend whose metrics do not tell it: vLLM's default."""
 CAPACITY_BLOCKS: Final = 31_250
-"""Index capacity of a backend that does not tell its block count: half a million tokens."""
-REFUSALS: Final = 3
-"""Failed scrapes in a row that make a backend unhealthy; one is enough before its first answer."""
+"""Prefix index capacity, in blocks, of a backend whose metrics do not tell its block count: half a
+million tokens."""
+FAILURE_THRESHOLD: Final = 3
+"""Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
 _RATE_WEIGHT: Final = 0.1
-"""Weight of the newest figure in the learned prefill rate."""
+"""Weight of the newest sample in the moving average of the prefill rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """A backend's own account of its load."""
+    """Load as the backend's own metrics report it."""
 
     running: float = 0.0
+    """Requests that the engine is computing."""
     waiting: float = 0.0
+    """Requests in the engine's queue."""
     kv_usage: float = 0.0
     """Share of the KV cache in use, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One scrape: the gauges, and what identifies the process and its cache."""
+class ScrapeResult:
+    """One scrape: the gauges, and what identifies the process and its KV cache."""
 
     gauges: Gauges
     incarnation: bytes
     """Differs between two processes; empty when the page does not tell."""
     block_tokens: int | None = None
+    """KV block size in tokens; None when the page does not tell."""
     blocks: int | None = None
+    """KV blocks on the GPU; None when the page does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A backend as discovery has it now."""
+class DiscoveredBackend:
+    """A backend as discovery reports it now."""
 
     backend: Backend
     uid: str = ""
-    """Another one under the same name is another pod, with empty caches."""
+    """The Kubernetes pod's uid. Another uid under the same name is another pod, with empty caches.
+    Empty for a backend from the configuration file."""
     serving: bool = True
-    """False: known, and not to be chosen; it is not ready, or it leaves."""
+    """False for a pod that exists and must not be chosen: it is not Ready, or it is terminating."""
 
 
 class Pod:
-    """One backend."""
+    """One backend and everything this EPP knows about it."""
 
     def __init__(
         self,
@@ -67,34 +73,38 @@ class Pod:
     ) -> None:
         self.backend = backend
         self.serving = True
-        """Whether discovery has it ready for new requests."""
-        self.address = _literal(backend)
-        """`ip:port`; None while a host name is not resolved, and then it is not chosen."""
+        """Whether discovery reports it ready for new requests."""
+        self.address = _literal_address(backend)
+        """`ip:port`. None until a host name is resolved, and until then the pod is not chosen."""
         self.gauges: Gauges | None = None
-        """None until the first scrape."""
-        self.index = PrefixIndex(capacity)
-        """Prompts placed here: where their like should go too."""
-        self.held = PrefixIndex(capacity)
-        """Prompts answered from here. While the first of its kind is still being prefilled, only
-        this one knows that its KV is not here yet."""
+        """Load at the last successful scrape; None until the first one."""
+        # Two indexes, because a prompt is *placed* when it is routed and *cached* only when it is
+        # answered. Placement decides where similar prompts go; only cached KV makes a prefill
+        # superfluous.
+        self.placed_prefixes = PrefixIndex(capacity)
+        """Prompts routed to this pod: prompts with the same prefix should be routed here too."""
+        self.cached_prefixes = PrefixIndex(capacity)
+        """Prompts that this pod has answered, so their KV is here. A prompt that is still being
+        prefilled is in `placed_prefixes` only."""
         self.block_tokens = block_tokens
         self.in_flight = 0
-        """Requests placed here by this router and not ended."""
+        """Requests that this EPP placed here and that have not ended."""
         self.prefill_rate: float | None = None
-        """Prompt tokens computed per second, learned from what the sidecar reports."""
+        """Prompt tokens computed per second, a moving average of what sidecars report."""
         self.healthy = True
-        """True until a scrape fails: a backend can serve before it is first scraped."""
+        """True until a scrape fails: a backend can serve before its first scrape."""
         self.suspect = False
-        """Whether a request failed at it since its last scrape: others are preferred."""
-        self.cold: set[Pod] = set()
-        """Prefill pods whose first hand-off to this one is under way: others are preferred."""
+        """Whether a request failed here since the last successful scrape: others are preferred."""
+        self.unwarmed_prefills: set[Pod] = set()
+        """Prefill pods whose first hand-off to this pod is under way: others are preferred."""
         self.incarnation = b""
-        """Which process answered the last scrape; empty when it does not tell."""
+        """Identity of the process that answered the last scrape; empty when it does not tell."""
         self._failures = 0
+        """Failed scrapes in a row."""
 
     @property
     def name(self) -> str:
-        """The backend's name, as plans, metrics and response headers say it."""
+        """The backend's name, as in plans, metrics and response headers."""
         return self.backend.name
 
     @property
@@ -104,51 +114,57 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be chosen."""
+        """Whether the picker may choose this pod."""
         return self.serving and self.healthy and self.address is not None
 
-    def reported(self, report: Report) -> bool:
-        """Take a scrape in; true when it changes what scorers see."""
-        changed = report.gauges != self.gauges or not self.healthy or self.suspect
-        if report.incarnation != self.incarnation:
-            self.incarnation = report.incarnation
-            self._forget()
-        if report.block_tokens and report.block_tokens != self.block_tokens:
-            self.block_tokens = report.block_tokens
-            self._forget()
-        if report.blocks:
-            self.index.resize(max(GENERATIONS, report.blocks))
-            self.held.resize(max(GENERATIONS, report.blocks))
-        self.gauges, self.healthy, self._failures = report.gauges, True, 0
+    def apply_scrape(self, result: ScrapeResult) -> bool:
+        """Take in a successful scrape; returns whether anything changed that scorers see."""
+        changed = result.gauges != self.gauges or not self.healthy or self.suspect
+        if result.incarnation != self.incarnation:
+            # Another process has an empty KV cache.
+            self.incarnation = result.incarnation
+            self._clear_prefixes()
+        if result.block_tokens and result.block_tokens != self.block_tokens:
+            # The hashes in the indexes were made for blocks of the old size.
+            self.block_tokens = result.block_tokens
+            self._clear_prefixes()
+        if result.blocks:
+            capacity = max(GENERATIONS, result.blocks)
+            self.placed_prefixes.resize(capacity)
+            self.cached_prefixes.resize(capacity)
+        self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.suspect = False
         return changed
 
-    def unreachable(self) -> bool:
-        """Count a failed scrape; true when it makes the backend unhealthy."""
+    def record_scrape_failure(self) -> bool:
+        """Count a failed scrape; returns whether it made the backend unhealthy."""
         self._failures += 1
-        if not self.healthy or (self.gauges is not None and self._failures < REFUSALS):
+        has_answered = self.gauges is not None
+        if not self.healthy or (has_answered and self._failures < FAILURE_THRESHOLD):
             return False
         self.healthy = False
-        self._forget()
+        self._clear_prefixes()
         return True
 
-    def _forget(self) -> None:
-        self.index.clear()
-        self.held.clear()
-
-    def learn(self, timing: Timing) -> None:
-        """Take in what the sidecar reported of a prefill that ran here."""
+    def record_prefill(self, timing: Timing) -> None:
+        """Update the prefill rate from a sidecar's report of a prefill that ran here."""
         if timing.computed and timing.compute:
             rate = timing.computed / timing.compute
-            known = self.prefill_rate
-            self.prefill_rate = rate if known is None else known + _RATE_WEIGHT * (rate - known)
+            average = self.prefill_rate
+            self.prefill_rate = (
+                rate if average is None else average + _RATE_WEIGHT * (rate - average)
+            )
+
+    def _clear_prefixes(self) -> None:
+        self.placed_prefixes.clear()
+        self.cached_prefixes.clear()
 
 
-def may_prefill(pod: Pod, decode: Pod) -> bool:
-    """Whether `pod` is there to run the prefill of requests that decode on `decode`.
+def can_prefill_for(pod: Pod, decode: Pod) -> bool:
+    """Whether role and model allow `pod` to prefill for `decode`; the KV layout is not compared.
 
-    Never for itself, and a unified backend not for another one: two engines that each do both are
-    no disaggregation. Nor for another model.
+    A pod never prefills for itself. A unified pod does not prefill for another unified pod: two
+    engines that each do both phases are not disaggregated. Nor does a pod of another model.
     """
     roles = {pod.backend.role, decode.backend.role}
     return (
@@ -159,23 +175,24 @@ def may_prefill(pod: Pod, decode: Pod) -> bool:
     )
 
 
-def may_hand_over(pod: Pod, decode: Pod) -> bool:
-    """Whether `decode` can read the KV of a prefill that `pod` is there to run."""
-    return may_prefill(pod, decode) and share_kv(pod, decode)
+def can_hand_off(pod: Pod, decode: Pod) -> bool:
+    """Whether `pod` can prefill for `decode` and `decode` can read its KV."""
+    return can_prefill_for(pod, decode) and is_kv_compatible(pod, decode)
 
 
-def share_kv(pod: Pod, decode: Pod) -> bool:
-    """Whether they have one KV compat hash and a model in common."""
+def is_kv_compatible(pod: Pod, decode: Pod) -> bool:
+    """Whether both have the same KV compat hash (or none) and a model in common."""
     return pod.backend.compat == decode.backend.compat and _share_a_model(pod, decode)
 
 
 def _share_a_model(pod: Pod, decode: Pod) -> bool:
-    ours, theirs = pod.backend.models, decode.backend.models
-    return ours == theirs or not ours or not theirs or not set(ours).isdisjoint(theirs)
+    # No list of models means that the backend serves any.
+    first, second = pod.backend.models, decode.backend.models
+    return first == second or not first or not second or not set(first).isdisjoint(second)
 
 
-def _literal(backend: Backend) -> str | None:
-    """The address where the URL holds one, None where it holds a name."""
+def _literal_address(backend: Backend) -> str | None:
+    """`ip:port` where the URL holds an IP address, None where it holds a host name."""
     try:
         ip_address(backend.address.rpartition(":")[0].strip("[]"))
     except ValueError:

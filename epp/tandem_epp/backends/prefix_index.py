@@ -1,9 +1,9 @@
-"""Approximate prefix index: which prompts a backend has seen, and so probably still caches.
+"""Approximate prefix index: which prompts a backend has received, and so probably still caches.
 
-Kept per backend as a few generations of block hashes. A chain is added whole, so every generation
-holds a hash only together with all the hashes before it, and so does their union: the longest
-cached prefix can be found by binary search. Bulk set updates keep an insertion of thousands of
-blocks in the microseconds, which one linked list of single blocks would not.
+Each backend has a few generations of block hashes. A chain is added whole, so a generation that
+holds a hash also holds all hashes before it in the chain, and the same is true of the union of all
+generations: a binary search finds the longest cached prefix. Sets are updated in bulk, so adding
+thousands of blocks takes microseconds; a linked list with one node per block would be far slower.
 """
 
 from collections import deque
@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from typing import Final
 
 GENERATIONS: Final = 4
-"""More of them forget more finely and are slower to search."""
+"""Generations per index. More evict in smaller steps and make lookups slower."""
 
 
 class PrefixIndex:
-    """What one backend is believed to cache: at most `capacity` blocks, oldest forgotten first."""
+    """Hashes of at most `capacity` blocks that a backend probably caches; evicts the oldest."""
 
     def __init__(self, capacity: int) -> None:
         self._generations: deque[set[int]] = deque([set()])
-        self._capacity = self._share = 0
+        """Oldest first; blocks are added to the last one."""
+        self._capacity = self._generation_size = 0
         self.resize(capacity)
 
     def __len__(self) -> int:
-        """Blocks held, one of several generations counted in each: never below the truth."""
+        """Blocks in all generations. A block in several generations counts in each, so this is
+        never less than the number of distinct blocks."""
         return sum(map(len, self._generations))
 
     def __contains__(self, block: int) -> bool:
@@ -36,21 +38,26 @@ class PrefixIndex:
         """Hold at most `capacity` blocks from now on. Raises ValueError below GENERATIONS."""
         if capacity < GENERATIONS:
             raise ValueError(f"a prefix index holds at least {GENERATIONS} blocks, not {capacity}")
-        self._capacity, self._share = capacity, capacity // GENERATIONS
-        self._forget()
+        self._capacity, self._generation_size = capacity, capacity // GENERATIONS
+        self._evict()
 
     def add(self, chain: Sequence[int]) -> None:
-        """Remember a prompt's chain; of one longer than most of the capacity, its beginning."""
+        """Add a prompt's chain; of a chain that exceeds the capacity less one generation, its
+        beginning."""
         newest = self._generations[-1]
-        newest.update(chain[: self._capacity - self._share])
-        if len(newest) >= self._share:
+        # The newest generation held less than one generation's size before this call, so with this
+        # limit it never exceeds the capacity by itself and survives the eviction below.
+        newest.update(chain[: self._capacity - self._generation_size])
+        if len(newest) >= self._generation_size:
             self._generations.append(set())
-        self._forget()
+        self._evict()
 
     def match(self, chain: Sequence[int]) -> int:
-        """How many blocks of `chain` are held, counted from its start without a gap."""
+        """How many leading blocks of `chain` are in the index, without a gap."""
         if not chain or chain[0] not in self:
             return 0
+        # Invariant: a block that is present has all its predecessors present, so "present" is
+        # monotonic along the chain.
         low, high = 1, len(chain)
         while low < high:
             middle = (low + high) // 2
@@ -61,10 +68,10 @@ class PrefixIndex:
         return low
 
     def clear(self) -> None:
-        """Forget everything: the backend restarted."""
+        """Remove everything: the backend's process restarted."""
         self._generations = deque([set()])
 
-    def _forget(self) -> None:
+    def _evict(self) -> None:
         while len(self._generations) > 1 and len(self) > self._capacity:
             self._generations.popleft()
         if len(self) > self._capacity:

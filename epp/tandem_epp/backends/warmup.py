@@ -1,16 +1,16 @@
-"""The first hand-off of each pair of pods, made here so that no client's request has to make it.
+"""Warm-up: the first hand-off of each prefill/decode pair, before a client's request needs it.
 
-    a pod answers its first scrape, or answers again, or as another process ──► met
-        └─ each ready pod that it may hand over to or from, unless they have met ──► one tiny
-           hand-off through the decode pod's sidecar, tried again a few times
+    a pod answers its first scrape, or again, or as another process ──► on_backend_up
+        └─ for each ready pod that it can hand off to or from, unless this pair of processes is
+           warm already ──► one tiny hand-off through the decode pod's sidecar, with retries
 
-Two engines shake hands before the first KV crosses, which costs up to seconds; and only a decode
-engine that knows the prefill engine can tell it at once that KV will not be read (PROTOCOLS). While
-a pair's first hand-off is under way the pick prefers other prefill pods for this decode pod, and
-after PREFERENCE seconds no more: a slow pair is better than an idle pod.
+Two engines shake hands before the first KV transfer, which takes up to seconds; and a decode engine
+can tell a prefill engine to free KV at once, instead of at the end of its lease, only after that
+handshake. While a pair's first hand-off is under way, the picker prefers other prefill pods for
+this decode pod, for AVOID_SECONDS at most: a slow pair is better than an idle pod.
 
-Every replica of this picker does so for itself, a moment apart. That is harmless: the second finds
-the pair warm, for the price of one short prompt.
+Every EPP replica warms all pairs, a moment apart from the others. A pair that another replica has
+warmed costs one short prompt.
 """
 
 import asyncio
@@ -28,175 +28,187 @@ import msgspec
 from tandem_contract import headers as wire
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, Plan, Target, sign
+from tandem_contract.request_kinds import PATHS, RequestKind
 
-from ..metrics import Metrics
-from ..request import Kind
 from .fleet import Fleet
-from .pods import Pod, may_hand_over
+from .pods import Pod, can_hand_off
 
-AT_ONCE: Final = 4
-"""Hand-offs under way. More would be felt by requests where a fleet starts."""
+MAX_CONCURRENT: Final = 4
+"""Warm-ups under way at once. More would slow down requests while a fleet starts."""
 ATTEMPTS: Final = 3
-PREFERENCE: Final = 10.0
-"""Seconds for which a pair that is not warm yet is avoided."""
+AVOID_SECONDS: Final = 10.0
+"""Seconds for which the picker prefers other pairs to one that is being warmed."""
 _JITTER: Final = 0.25
-"""Seconds, at most, by which replicas of this picker miss each other."""
+"""Seconds; each attempt waits a random part of it, so that EPP replicas do not coincide."""
 BACK_OFF: Final = 2.0
-"""Seconds after the first attempt; three times as long after each further one."""
+"""Seconds before the second attempt; three times as long before each further one."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0)
-"""Of one attempt: what the sidecar gives the prefill by default. A first handshake is slow."""
-_BLOCKS: Final = 2
-_IDS: Final = range(1, 200)
+"""For one attempt: the sidecar's default prefill timeout. A first handshake is slow."""
+_PROMPT_BLOCKS: Final = 2
+_TOKEN_IDS: Final = range(1, 200)
 """Token ids that every vocabulary has."""
 _log: Final = logging.getLogger(__name__)
 
 
 class WarmUps:
-    """Sees to it that every pair of the fleet has met; on one event loop."""
+    """Warms every pair of the fleet once per pair of processes; on one event loop."""
 
     def __init__(
         self,
         fleet: Fleet,
-        metrics: Metrics,
-        keys: Callable[[], Mapping[str, bytes]],
-        wanted: Callable[[], bool],
+        count_result: Callable[[str], None],
+        plan_keys: Callable[[], Mapping[str, bytes]],
+        is_enabled: Callable[[], bool],
         *,
         back_off: float = BACK_OFF,
     ) -> None:
-        """`keys` to sign plans with, `wanted`: whether requests may be split at all; both now."""
+        """`count_result` takes the result of each attempt (see `_hand_off`). `plan_keys` returns
+        the current keys to sign plans with; `is_enabled` whether requests may be split at all.
+        `back_off` is in seconds."""
         self._back_off = back_off
-        self._fleet, self._metrics, self._keys, self._wanted = fleet, metrics, keys, wanted
-        self._met: WeakKeyDictionary[Pod, WeakKeyDictionary[Pod, tuple[bytes, bytes]]]
-        self._met = WeakKeyDictionary()
-        """Decode pod → prefill pod → the processes that met, or that are about to."""
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._running: set[asyncio.Task[None]] = set()
+        self._fleet, self._count_result = fleet, count_result
+        self._plan_keys, self._is_enabled = plan_keys, is_enabled
+        self._warmed: WeakKeyDictionary[Pod, WeakKeyDictionary[Pod, tuple[bytes, bytes]]]
+        self._warmed = WeakKeyDictionary()
+        """Decode pod → prefill pod → incarnations of both that are warm or being warmed. Weak, so
+        that pods that left the fleet are freed."""
+        self._concurrency = asyncio.Semaphore(MAX_CONCURRENT)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._random = Random()
         self._session: aiohttp.ClientSession | None = None
 
-    def met(self, pod: Pod) -> None:
-        """`pod` answers: warm its pairs that are not warm."""
-        if not self._wanted() or not _answers(pod):
+    def on_backend_up(self, pod: Pod) -> None:
+        """`pod` answers scrapes: warm its pairs that are not warm."""
+        if not self._is_enabled() or not _has_answered(pod):
             return
         for other in self._fleet:
             for decode, prefill in ((pod, other), (other, pod)):
-                if _answers(other) and _pair(decode, prefill):
-                    self._meet(decode, prefill)
+                if _has_answered(other) and _is_pair(decode, prefill):
+                    self._start(decode, prefill)
 
-    def all_met(self) -> None:
-        """The configuration changed: as if every pod had just come."""
+    def warm_all(self) -> None:
+        """Warm every pair that is not warm, after the configuration changed."""
         for pod in self._fleet:
-            self.met(pod)
+            self.on_backend_up(pod)
 
     async def close(self) -> None:
-        """End what runs."""
-        for task in self._running:
+        """Cancel the warm-ups under way."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
-    def _meet(self, decode: Pod, prefill: Pod) -> None:
-        known = self._met.setdefault(decode, WeakKeyDictionary())
-        now = (decode.incarnation, prefill.incarnation)
-        if known.get(prefill) == now:
+    def _start(self, decode: Pod, prefill: Pod) -> None:
+        by_prefill = self._warmed.setdefault(decode, WeakKeyDictionary())
+        processes = (decode.incarnation, prefill.incarnation)
+        if by_prefill.get(prefill) == processes:
             return
-        known[prefill] = now
+        # Recorded before the first await, so that a second scrape starts no second warm-up.
+        by_prefill[prefill] = processes
         task = asyncio.create_task(self._warm(decode, prefill))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _warm(self, decode: Pod, prefill: Pod) -> None:
         loop = asyncio.get_running_loop()
-        self._prefer_others(decode, prefill, avoid=True)
-        end = loop.call_later(PREFERENCE, self._prefer_others, decode, prefill)
+        self._mark_unwarmed(decode, prefill)
+        timer = loop.call_later(AVOID_SECONDS, self._unmark_unwarmed, decode, prefill)
         try:
-            if not await self._tried(decode, prefill):
-                # The next time one of them answers anew, they meet anew.
-                self._met[decode].pop(prefill, None)
+            if not await self._attempt(decode, prefill):
+                # Forget the pair: the next time one of the two comes up, it is warmed again.
+                self._warmed[decode].pop(prefill, None)
         finally:
-            end.cancel()
-            self._prefer_others(decode, prefill)
+            timer.cancel()
+            self._unmark_unwarmed(decode, prefill)
 
-    def _prefer_others(self, decode: Pod, prefill: Pod, *, avoid: bool = False) -> None:
-        (decode.cold.add if avoid else decode.cold.discard)(prefill)
-        self._fleet.changed()
+    def _mark_unwarmed(self, decode: Pod, prefill: Pod) -> None:
+        decode.unwarmed_prefills.add(prefill)
+        self._fleet.invalidate_views()
 
-    async def _tried(self, decode: Pod, prefill: Pod) -> bool:
-        """Whether the pair is warm. A loop: what it needs of a library is three lines."""
+    def _unmark_unwarmed(self, decode: Pod, prefill: Pod) -> None:
+        decode.unwarmed_prefills.discard(prefill)
+        self._fleet.invalidate_views()
+
+    async def _attempt(self, decode: Pod, prefill: Pod) -> bool:
+        """Up to ATTEMPTS hand-offs; returns whether the pair is warm."""
         result = ""
         for attempt in range(ATTEMPTS):
             pause = self._back_off * 3 ** (attempt - 1) if attempt else 0.0
             await asyncio.sleep(pause + self._random.uniform(0, _JITTER))
-            async with self._places:
-                if not (_answers(decode) and _answers(prefill)):
+            async with self._concurrency:
+                if not (_has_answered(decode) and _has_answered(prefill)):
                     return False
                 result = await self._hand_off(decode, prefill)
-            self._metrics.warmups.labels(result).inc()
+            self._count_result(result)
             if result == "warm":
                 return True
         _log.warning(
-            "the first hand-off from %s to %s did not work (%s, %d times): a request will pay for"
-            " the handshake",
+            "warm-up failed: no hand-off from prefill pod %s to decode pod %s in %d attempts, the"
+            " last one ended with: %s; the first request of this pair waits for the handshake",
             prefill.name,
             decode.name,
-            result,
             ATTEMPTS,
+            result,
         )
         return False
 
     async def _hand_off(self, decode: Pod, prefill: Pod) -> str:
-        """One attempt: warm, fallback (answered without the hand-off), error or unreachable."""
+        """One attempt. Returns `warm`, `fallback` (a 2xx or 3xx without the hand-off), `error` (a
+        4xx or 5xx) or `unreachable` (no answer within the timeout)."""
         session = self._session = self._session or aiohttp.ClientSession(timeout=_TIMEOUT)
-        url = decode.backend.url.rstrip("/") + Kind.COMPLETIONS
+        url = decode.backend.url.rstrip("/") + PATHS[RequestKind.COMPLETIONS]
         body = msgspec.json.encode(_body(decode, prefill, self._random))
-        headers = _headers(decode, prefill, self._keys(), time())
+        headers = _headers(decode, prefill, self._plan_keys(), time())
         try:
-            async with session.post(url, data=body, headers=headers) as answer:
-                await answer.read()
+            async with session.post(url, data=body, headers=headers) as response:
+                await response.read()
         except (aiohttp.ClientError, TimeoutError):
             return "unreachable"
-        if answer.status >= 400:
+        if response.status >= 400:
             return "error"
-        # A sidecar that is not ours does not say which way it went.
-        way = answer.headers.get(wire.ROUTING_PATH, RoutingPath.PREFILL_THEN_DECODE)
-        return "warm" if way == RoutingPath.PREFILL_THEN_DECODE else "fallback"
+        # Sidecars other than Tandem's do not send this header: take their 2xx for a hand-off.
+        path = response.headers.get(wire.ROUTING_PATH, RoutingPath.PREFILL_THEN_DECODE)
+        return "warm" if path == RoutingPath.PREFILL_THEN_DECODE else "fallback"
 
 
-def _answers(pod: Pod) -> bool:
+def _has_answered(pod: Pod) -> bool:
     return pod.ready and pod.gauges is not None
 
 
-def _pair(decode: Pod, prefill: Pod) -> bool:
-    return decode.backend.role.serves(Role.DECODE) and may_hand_over(prefill, decode)
+def _is_pair(decode: Pod, prefill: Pod) -> bool:
+    return decode.backend.role.serves(Role.DECODE) and can_hand_off(prefill, decode)
 
 
 def _body(decode: Pod, prefill: Pod, random: Random) -> dict[str, Any]:
-    """A prompt of its own for each, so that no cache spares the transfer; a token to answer."""
+    """A completion of one token for a random prompt, so that no cache avoids the transfer."""
     block = max(decode.block_tokens, prefill.block_tokens)
-    body = {"prompt": random.choices(_IDS, k=_BLOCKS * block + 1), "max_tokens": 1}
-    theirs = prefill.backend.models
-    shared = [name for name in decode.backend.models if not theirs or name in theirs] or theirs
-    # Without a model an engine takes its own.
+    prompt = random.choices(_TOKEN_IDS, k=_PROMPT_BLOCKS * block + 1)
+    body = {"prompt": prompt, "max_tokens": 1}
+    models, others = decode.backend.models, prefill.backend.models
+    shared = [name for name in models if not others or name in others] or others
+    # Without a model the engine takes its own.
     return {"model": shared[0], **body} if shared else body
 
 
-def _headers(decode: Pod, prefill: Pod, keys: Mapping[str, bytes], now: float) -> dict[str, str]:
-    ident = f"warm-up-{uuid.uuid4()}"
-    at = prefill.address or ""
+def _headers(
+    decode: Pod, prefill: Pod, plan_keys: Mapping[str, bytes], now: float
+) -> dict[str, str]:
+    request_id = f"warm-up-{uuid.uuid4()}"
+    prefill_address = prefill.address or ""
     headers = {
         "content-type": "application/json",
-        wire.REQUEST_ID: ident,
-        wire.PREFILLER_HOST_PORT: at,
+        wire.REQUEST_ID: request_id,
+        wire.PREFILLER_HOST_PORT: prefill_address,
     }
-    if keys:
+    if plan_keys:
         plan = Plan(
             path=RoutingPath.PREFILL_THEN_DECODE,
             reason=WARM_UP,
             decode=Target(decode.name, decode.address or ""),
-            prefill=(Target(prefill.name, at),),
-            request_id=ident,
+            prefill=(Target(prefill.name, prefill_address),),
+            request_id=request_id,
             expires=now + 2 * (_TIMEOUT.total or 0),
         )
-        headers[wire.PLAN] = sign(plan, keys, now=now)
+        headers[wire.PLAN] = sign(plan, plan_keys, now=now)
     return headers

@@ -1,6 +1,6 @@
-"""The grpcio transport: ext_proc messages in and out of the stream logic.
+"""The gRPC transport, on grpcio: ext_proc messages in and out of the stream's state machine.
 
-Errors: `ListenError` when the address cannot be had.
+Errors: `ListenError` when the server cannot listen at its address.
 """
 
 import asyncio
@@ -17,57 +17,44 @@ from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 
 from . import ext_proc_pb2 as pb
-from .messages import (
-    Answer,
-    BodyMode,
-    HttpRequest,
-    Immediate,
-    Input,
-    Mutation,
-    Part,
-    Pass,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-)
-from .stream import ExtProcStream, Placer
+from . import messages
+from .stream import ExtProcStream, RequestPicker
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _ENVELOPE: Final = 1 << 16
-"""Bytes a message may hold beside the body: headers and framing."""
+"""Bytes that a message may hold besides the body: headers and framing."""
 _OVERWRITE: Final = 2
 """`HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`."""
 
 
 class ListenError(OSError):
-    """The address is taken or not ours: the process cannot serve."""
+    """The port is in use, or the address is not one of this machine's."""
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
-    """An open stream. Only while it is `reading` can its task be cancelled and still end with a
-    status: grpcio refuses one beside an unfinished write."""
+class _OpenStream:
+    """A gRPC stream and the task that serves it."""
 
     task: asyncio.Task[None] | None
     stream: ExtProcStream
-    reading: bool = True
+    is_reading: bool = True
+    """Whether the task waits for a message. Only then may it be cancelled: grpcio cannot send a
+    status beside an unfinished write."""
 
 
 class GrpcServer:
     """Serves ext_proc on one address."""
 
-    def __init__(self, placer: Placer, listen: HostPort, body_limit: int) -> None:
-        self._placer, self._listen, self._limit = placer, listen, body_limit
-        self._open: set[_Call] = set()
-        self._stopping = False
+    def __init__(self, picker: RequestPicker, listen: HostPort, body_limit: int) -> None:
+        """`body_limit` is in bytes."""
+        self._picker, self._listen, self._body_limit = picker, listen, body_limit
+        self._open: set[_OpenStream] = set()
+        self._is_stopping = False
         self._server = grpc.aio.server(
             options=(
-                # BUFFERED bodies come in one message.
+                # A BUFFERED body comes in one message.
                 ("grpc.max_receive_message_length", body_limit + _ENVELOPE),
-                # Else a second picker on the port would silently share its requests.
+                # Otherwise a second EPP on the same port would take part of the requests unnoticed.
                 ("grpc.so_reuseport", 0),
             )
         )
@@ -91,16 +78,18 @@ class GrpcServer:
         return port
 
     async def stop(self, grace: float) -> None:
-        """Take no new stream; end those whose request is placed, the rest after `grace` seconds.
+        """Accept no new stream, end streams of placed requests now, all others after `grace` s.
 
-        Placed ones end with status OK: to Envoy that means no more processing. Any other status
-        is an error, on which it resets a request that it sent in FULL_DUPLEX_STREAMED mode.
+        Streams of placed requests end with status OK, which tells Envoy to go on without ext_proc.
+        Any other status is an error: Envoy would reset a request that it sent in
+        FULL_DUPLEX_STREAMED mode.
         """
-        self._stopping = True
+        self._is_stopping = True
         stopped = asyncio.create_task(self._server.stop(grace))
-        for call in self._open:
-            if call.task and call.reading and call.stream.placed:
-                call.task.cancel()
+        # A stream that is writing sees `_is_stopping` itself once it has written.
+        for open_stream in self._open:
+            if open_stream.task and open_stream.is_reading and open_stream.stream.is_placed:
+                open_stream.task.cancel()
         await stopped
 
     async def _process(
@@ -108,120 +97,126 @@ class GrpcServer:
         requests: AsyncIterator[pb.ProcessingRequest],
         context: grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse],
     ) -> None:
-        stream = ExtProcStream(self._placer, self._limit)
-        call = _Call(asyncio.current_task(), stream)
-        self._open.add(call)
+        stream = ExtProcStream(self._picker, self._body_limit)
+        open_stream = _OpenStream(asyncio.current_task(), stream)
+        self._open.add(open_stream)
         try:
             async for request in requests:
-                call.reading = False
+                open_stream.is_reading = False
                 for answer in stream.receive(read_message(request), time()):
                     await context.write(write_answer(answer))
-                call.reading = True
-                if self._stopping and stream.placed:
+                open_stream.is_reading = True
+                if self._is_stopping and stream.is_placed:
                     break
         except asyncio.CancelledError:
-            if not (self._stopping and stream.placed):
+            # Cancelled by `stop`: return normally, so that grpcio sends status OK.
+            if not (self._is_stopping and stream.is_placed):
                 raise
         finally:
+            # Whatever ended the gRPC stream, the request's count on its pods ends with it.
             stream.close()
-            self._open.discard(call)
+            self._open.discard(open_stream)
 
 
-def read_message(message: pb.ProcessingRequest) -> Input:
-    """What Envoy sent. Raises ValueError for a message of no kind."""
+def read_message(message: pb.ProcessingRequest) -> messages.Input:
+    """The message as a plain value. Raises ValueError for a message without content."""
     kind = message.WhichOneof("request")
     if kind is None:
         raise ValueError("an ext_proc message without content")
     return _READERS[kind](message)
 
 
-def write_answer(answer: Answer) -> pb.ProcessingResponse:
-    """The message that says `answer`."""
+def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
+    """The protobuf message for `answer`."""
     message = pb.ProcessingResponse()
-    if isinstance(answer, Immediate):
-        _immediate(message.immediate_response, answer)
+    if isinstance(answer, messages.ImmediateResponse):
+        _write_immediate(message.immediate_response, answer)
         return message
     part = getattr(message, answer.part.name.lower())
-    if isinstance(answer, Pass):
+    if isinstance(answer, messages.Continue):
+        # An empty message must still be present: it is what says "continue".
         part.SetInParent()
         if answer.part not in _TRAILERS:
             part.response.SetInParent()
         if answer.mutation is not None:
-            _mutate(message, part.response, answer.mutation)
+            _write_mutation(message, part.response, answer.mutation)
         return message
     streamed = part.response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = answer.body, answer.end_of_stream
     return message
 
 
-_TRAILERS: Final = (Part.REQUEST_TRAILERS, Part.RESPONSE_TRAILERS)
+_TRAILERS: Final = (messages.Part.REQUEST_TRAILERS, messages.Part.RESPONSE_TRAILERS)
 
 
-def _mutate(
-    message: pb.ProcessingResponse, response: pb.CommonResponse, mutation: Mutation
+def _write_mutation(
+    message: pb.ProcessingResponse, response: pb.CommonResponse, mutation: messages.HeaderMutation
 ) -> None:
     for name, value in mutation.set:
-        _set(response.header_mutation, name, value)
+        _set_header(response.header_mutation, name, value)
     response.header_mutation.remove_headers.extend(mutation.remove)
     if mutation.destination is not None:
-        # Routes are chosen before filters run; this one depends on the header just set.
+        # Envoy selects the route before its filters run; this route depends on the header above.
         response.clear_route_cache = True
         namespace = Struct()
         namespace.update({wire.DESTINATION_ENDPOINT: mutation.destination})
         message.dynamic_metadata.update({wire.METADATA_NAMESPACE: namespace})
 
 
-def _set(mutation: pb.HeaderMutation, name: str, value: str) -> None:
+def _set_header(mutation: pb.HeaderMutation, name: str, value: str) -> None:
     option = mutation.set_headers.add(append_action=_OVERWRITE)
     option.header.key, option.header.raw_value = name, value.encode("latin-1")
 
 
-def _immediate(message: pb.ImmediateResponse, answer: Immediate) -> None:
-    message.status.code = answer.status
-    message.body = answer.body
-    for name, value in answer.headers:
-        _set(message.headers, name, value)
+def _write_immediate(message: pb.ImmediateResponse, response: messages.ImmediateResponse) -> None:
+    message.status.code = response.status
+    message.body = response.body
+    for name, value in response.headers:
+        _set_header(message.headers, name, value)
 
 
-def _request_headers(message: pb.ProcessingRequest) -> RequestHeaders:
-    headers = _headers(message.request_headers)
+def _read_request_headers(message: pb.ProcessingRequest) -> messages.RequestHeaders:
+    headers = _read_headers(message.request_headers)
     modes = message.protocol_config
-    # A gateway that does not tell its modes is older than the message; inference gateways then
-    # run FULL_DUPLEX_STREAMED, as the Gateway API Inference Extension prescribes.
-    told = message.HasField("protocol_config")
-    default = BodyMode.FULL_DUPLEX_STREAMED
-    return RequestHeaders(
-        HttpRequest(
+    # A gateway that does not send its body modes is older than this field. Inference gateways then
+    # use FULL_DUPLEX_STREAMED, as the Gateway API Inference Extension prescribes.
+    has_modes = message.HasField("protocol_config")
+    default = messages.BodyMode.FULL_DUPLEX_STREAMED
+    return messages.RequestHeaders(
+        messages.HttpRequest(
             method=headers.get(":method", ""),
             path=headers.get(":path", ""),
             headers=headers,
-            subset=_subset(message.metadata_context.filter_metadata),
+            subset=_read_subset(message.metadata_context.filter_metadata),
         ),
         message.request_headers.end_of_stream,
-        BodyMode(modes.request_body_mode) if told else default,
-        BodyMode(modes.response_body_mode) if told else default,
+        messages.BodyMode(modes.request_body_mode) if has_modes else default,
+        messages.BodyMode(modes.response_body_mode) if has_modes else default,
     )
 
 
-def _headers(message: pb.HttpHeaders) -> dict[str, str]:
+def _read_headers(message: pb.HttpHeaders) -> dict[str, str]:
+    # Header values are bytes to Envoy; latin-1 keeps every byte.
     return {h.key: h.raw_value.decode("latin-1") or h.value for h in message.headers.headers}
 
 
-def _response_headers(message: pb.ProcessingRequest) -> ResponseHeaders:
-    found = _headers(message.response_headers)
-    return ResponseHeaders(
-        found.get(wire.TIMING), int(found.get(":status", "0")), found.get(wire.PREFILL_BACKEND)
+def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHeaders:
+    headers = _read_headers(message.response_headers)
+    return messages.ResponseHeaders(
+        headers.get(wire.TIMING),
+        int(headers.get(":status", "0")),
+        headers.get(wire.PREFILL_BACKEND),
     )
 
 
-def _subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
-    """The candidates a gateway allows, in either place it may say so."""
+def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
+    """The backends that the gateway allows, from either place that may name them."""
     for namespace, key in _SUBSET_HINTS:
         if namespace in metadata and key in metadata[namespace].fields:
             value = metadata[namespace].fields[key]
             listed = [item.string_value for item in value.list_value.values]
-            names = listed or value.string_value.split(",")
-            return frozenset(name.strip() for name in names)
+            addresses = listed or value.string_value.split(",")
+            return frozenset(address.strip() for address in addresses)
     return None
 
 
@@ -229,11 +224,15 @@ _SUBSET_HINTS: Final = (
     (wire.METADATA_NAMESPACE, wire.SUBSET_HINT),
     (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY),
 )
-_READERS: Final[dict[str, Callable[[pb.ProcessingRequest], Input]]] = {
-    "request_headers": _request_headers,
-    "request_body": lambda m: RequestBody(m.request_body.body, m.request_body.end_of_stream),
-    "request_trailers": lambda m: RequestTrailers(),
-    "response_headers": _response_headers,
-    "response_body": lambda m: ResponseBody(m.response_body.body, m.response_body.end_of_stream),
-    "response_trailers": lambda m: ResponseTrailers(),
+_READERS: Final[dict[str, Callable[[pb.ProcessingRequest], messages.Input]]] = {
+    "request_headers": _read_request_headers,
+    "request_body": lambda message: messages.RequestBody(
+        message.request_body.body, message.request_body.end_of_stream
+    ),
+    "request_trailers": lambda message: messages.RequestTrailers(),
+    "response_headers": _read_response_headers,
+    "response_body": lambda message: messages.ResponseBody(
+        message.response_body.body, message.response_body.end_of_stream
+    ),
+    "response_trailers": lambda message: messages.ResponseTrailers(),
 }

@@ -1,6 +1,6 @@
-"""What crosses between a transport and the stream logic: ext_proc's messages as plain values.
+"""ext_proc's messages as plain values, between a transport and the stream's state machine.
 
-A transport turns its wire form into an `Input` and an `Answer` into its wire form; nothing here
+A transport turns its wire form into an `Input` and an `Answer` into its wire form. Nothing here
 knows gRPC or protobuf.
 """
 
@@ -21,7 +21,7 @@ class BodyMode(IntEnum):
 
 
 class Part(Enum):
-    """The part of the exchange an answer is for."""
+    """The part of the HTTP exchange that an answer is for."""
 
     REQUEST_HEADERS = auto()
     REQUEST_BODY = auto()
@@ -33,14 +33,16 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """The head of a client's request."""
+    """Method, path and headers of a client's request."""
 
     method: str
     path: str
+    """With its query string."""
     headers: Mapping[str, str]
-    """Lower-case names."""
+    """Names in lower case."""
     subset: frozenset[str] | None = None
-    """The gateway's subset hint: `ip:port` or `ip`; None allows every backend."""
+    """The gateway's subset hint: the `ip:port` or `ip` of each backend it allows; None allows
+    all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class RequestHeaders:
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """A piece of the body, or all of it in BUFFERED mode."""
+    """A chunk of the request body; the whole body in BUFFERED mode."""
 
     body: bytes
     end_of_stream: bool
@@ -68,18 +70,18 @@ class RequestTrailers:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHeaders:
-    """The backend's response began."""
+    """The backend's response headers passed Envoy."""
 
     timing: str | None
-    """Value of the timing header, None where there is none."""
+    """Value of the timing header; None when there is none."""
     status: int = 200
     prefill: str | None = None
-    """Name of the backend that ran the prefill, where the sidecar says so."""
+    """Name of the backend that ran the prefill; None when the sidecar names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseBody:
-    """A piece of the response, sent only by a gateway configured to."""
+    """A chunk of the response body; sent only by gateways configured to."""
 
     body: bytes
     end_of_stream: bool
@@ -98,33 +100,35 @@ Input = (
     | ResponseBody
     | ResponseTrailers
 )
+"""What Envoy sends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mutation:
-    """A change of headers; removals never touch what is set."""
+class HeaderMutation:
+    """Headers to set and to remove. Removals are never among the headers to set."""
 
     set: tuple[tuple[str, str], ...] = ()
     remove: tuple[str, ...] = ()
     destination: str | None = None
-    """Set on a pick: the route is chosen anew, and the value also goes out as metadata."""
+    """The picked endpoint. If given, Envoy also selects the route again and receives the value as
+    dynamic metadata."""
 
-    def also(self, name: str, value: str) -> "Mutation":
-        """This one, and a header more."""
-        return Mutation((*self.set, (name, value)), self.remove, self.destination)
+    def with_header(self, name: str, value: str) -> "HeaderMutation":
+        """A copy that also sets the header `name`."""
+        return HeaderMutation((*self.set, (name, value)), self.remove, self.destination)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """Go on with `part`, its headers changed where a mutation is given."""
+class Continue:
+    """Envoy goes on with `part`; headers change only if a mutation is given."""
 
     part: Part
-    mutation: Mutation | None = None
+    mutation: HeaderMutation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedChunk:
-    """A piece of body handed back in FULL_DUPLEX_STREAMED mode."""
+    """A chunk of body that Envoy sends on, in FULL_DUPLEX_STREAMED mode."""
 
     part: Part
     body: bytes
@@ -132,12 +136,13 @@ class StreamedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Immediate:
-    """Answer the client here and now."""
+class ImmediateResponse:
+    """Envoy answers the client with this and contacts no backend."""
 
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = field(default=(("content-type", "application/json"),))
 
 
-Answer = Pass | StreamedChunk | Immediate
+Answer = Continue | StreamedChunk | ImmediateResponse
+"""What Envoy is sent."""

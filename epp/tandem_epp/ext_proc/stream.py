@@ -1,22 +1,25 @@
 """One HTTP request's ext_proc stream as a pure state machine: messages in, answers out.
 
-    OPEN ──headers need no body──────────────► PLACED ──response headers──► (until the stream ends)
-      └──headers──► COLLECT ──end of body──► PLACED
-                       └──refused, too large──► REFUSED
+    OPEN ──headers need no body───────────► PLACED ──response headers──► (until the stream ends)
+      └──headers──► COLLECT ──body ends──► PLACED
+                       └──local reply, body too large──► REPLIED
 
-*Body modes*, told by the first message. FULL_DUPLEX_STREAMED: nothing is answered until the body
-is whole, then headers and body follow each other. BUFFERED: Envoy holds the body back until the
-headers are answered, so these pass unchanged and the pick travels with the body's answer. In any
-other mode a pick must not wait for a body, so it is made from the headers alone.
+*Body modes*, told by the first message:
 
-*When a request has ended.* The gRPC stream's own end says so, exactly and for nothing, provided
-that Envoy is told to send response trailers (`response_trailer_mode: SEND`) and no response body.
-Seen with Envoy 1.40: with trailers skipped, the stream ends as soon as the response headers are
-answered, while tokens still flow; with trailers sent, it ends when the client has the last byte,
-and at once when the client goes away before the response or in the middle of it. An HTTP/1
-response has no trailers, so this costs no message. The alternatives cost one message per response
-chunk (a response body mode) or a second service whose records arrive in batches (an access log).
-So whoever drives this machine calls `close` when the stream ends, in whatever way it does.
+- FULL_DUPLEX_STREAMED: Envoy waits for nothing. The EPP answers nothing until the body is complete,
+  and then sends the headers and the body, in this order.
+- BUFFERED: Envoy sends the body only after the headers are answered. So the headers pass unchanged,
+  and the pick travels in the answer to the body.
+- Any other mode: a pick must not wait for the body, so the EPP picks from the headers alone.
+
+*The end of a request* is the end of its gRPC stream, provided that Envoy sends response trailers
+(`response_trailer_mode: SEND`) and no response body. Observed with Envoy 1.40: with trailers
+skipped, Envoy ends the stream as soon as the response headers are answered, while tokens still
+flow. With trailers sent, it ends the stream when the client has the last byte, or at once when the
+client disconnects, before the response or in the middle of it. HTTP/1 responses have no trailers,
+so this costs no message. The alternatives cost a message per response chunk (a response body mode)
+or a second service whose records arrive in batches (an access log). The transport therefore calls
+`close` when the gRPC stream ends, for whatever reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +31,12 @@ from tandem_contract import headers as wire
 from .messages import (
     Answer,
     BodyMode,
+    Continue,
+    HeaderMutation,
     HttpRequest,
-    Immediate,
+    ImmediateResponse,
     Input,
-    Mutation,
     Part,
-    Pass,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -44,92 +47,102 @@ from .messages import (
 )
 
 CHUNK: Final = 62 * 1024
-"""Bytes of body per answer. Envoy takes at most 64 KiB per message, its envelope included."""
+"""Bytes of body per answer. Envoy takes at most 64 KiB per message, including its envelope."""
 
-_FORGET_TIMING: Final = Mutation(remove=(wire.TIMING,))
+_REMOVE_TIMING: Final = HeaderMutation(remove=(wire.TIMING,))
 
 
-class Placed(Protocol):
-    """Where one request went; counted until `end`."""
+class PlacedRequest(Protocol):
+    """A request on its pods; counted there until `end`."""
 
     @property
-    def mutation(self) -> Mutation:
-        """What Envoy is to do to the request's headers."""
+    def mutation(self) -> HeaderMutation:
+        """What Envoy changes in the request's headers."""
 
-    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
-        """Response headers passed: `timing` and the name of the backend that ran the `prefill` are
-        what the sidecar reported with them."""
+    def on_response_headers(
+        self, timing: str | None, status: int, prefill: str | None = None
+    ) -> None:
+        """Response headers passed: HTTP status, and what the sidecar reported with them, `timing`
+        and the name of the backend that ran the `prefill`."""
 
     def end(self) -> None:
-        """The request is over, however it ended. Called once."""
+        """The request has ended, in whatever way. Called once."""
 
 
-class Refused(Exception):
-    """The request is answered here: `immediate` says how, `reason` why, in one word."""
+class LocalReply(Exception):
+    """The EPP answers the request itself: `response` is the answer, `reason` why, in one word."""
 
-    def __init__(self, immediate: Immediate, reason: str = "") -> None:
-        super().__init__(immediate.status)
-        self.immediate, self.reason = immediate, reason
+    def __init__(self, response: ImmediateResponse, reason: str = "") -> None:
+        super().__init__(response.status)
+        self.response, self.reason = response, reason
 
 
-class Placer(Protocol):
-    """The decision this machine asks for."""
+class RequestPicker(Protocol):
+    """What this state machine needs of the picker."""
 
     def needs_body(self, request: HttpRequest) -> bool:
-        """Whether the pick depends on the body."""
+        """Whether the pick depends on the request's body."""
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placed:
-        """Pick, and count the request from now on. Raises Refused."""
+    def place(self, request: HttpRequest, body: bytes, now: float) -> PlacedRequest:
+        """Pick pods, and count the request on them from now on (Unix seconds). Raises
+        LocalReply."""
 
-    def too_large(self, limit: int) -> Immediate:
-        """The answer to a body of more than `limit` bytes."""
+    def body_too_large(self, limit: int) -> LocalReply:
+        """The reply to a body of more than `limit` bytes."""
 
 
 class _State(Enum):
     OPEN = auto()
+    """No message yet."""
     COLLECT = auto()
+    """Headers received; body chunks are collected until the body is complete."""
     PLACED = auto()
-    REFUSED = auto()
+    """The pods are picked and the request counts on them."""
+    REPLIED = auto()
+    """The EPP answered itself: no further message gets an answer."""
 
 
 class ExtProcStream:
-    """One stream's state. Not for use from two threads."""
+    """One stream's state. Not thread-safe."""
 
-    def __init__(self, placer: Placer, body_limit: int) -> None:
-        self._placer = placer
-        self._limit = body_limit
+    def __init__(self, picker: RequestPicker, body_limit: int) -> None:
+        """`body_limit` is in bytes."""
+        self._picker = picker
+        self._body_limit = body_limit
         self._state = _State.OPEN
         self._request_mode = self._response_mode = BodyMode.NONE
         self._request: HttpRequest | None = None
-        self._placed: Placed | None = None
-        self._body: list[bytes] = []
+        # Set from `_place` to `close`. Owning it means that the request counts on its pods.
+        self._placed_request: PlacedRequest | None = None
+        self._chunks: list[bytes] = []
         self._size = 0
+        """Bytes in `_chunks`."""
 
     @property
-    def placed(self) -> bool:
-        """Whether the request is on its way: nothing more is needed of this stream."""
+    def is_placed(self) -> bool:
+        """Whether the pods are picked. The request no longer depends on this stream then."""
         return self._state is _State.PLACED
 
     def receive(self, message: Input, now: float) -> Sequence[Answer]:
         """The answers to `message`, in order; `now` is Unix seconds.
 
-        A refusal is the last answer of a stream: what follows it is not answered.
+        An ImmediateResponse is the last answer of a stream: later messages get none.
         """
-        if self._state is _State.REFUSED:
+        if self._state is _State.REPLIED:
             return ()
         try:
             return self._answers(message, now)
-        except Refused as refused:
-            self._state = _State.REFUSED
-            self._body.clear()
-            return (refused.immediate,)
+        except LocalReply as reply:
+            self._state = _State.REPLIED
+            self._chunks.clear()
+            return (reply.response,)
 
     def close(self) -> None:
-        """The stream has ended; the request is counted no longer. May be called again."""
-        placed, self._placed = self._placed, None
-        self._body.clear()
-        if placed is not None:
-            placed.end()
+        """End the request's count on its pods: the stream has ended. May be called again."""
+        placed_request, self._placed_request = self._placed_request, None
+        self._chunks.clear()
+        if placed_request is not None:
+            placed_request.end()
 
     def _answers(self, message: Input, now: float) -> Sequence[Answer]:
         match message:
@@ -138,78 +151,88 @@ class ExtProcStream:
             case RequestBody():
                 return self._request_body(message, now)
             case RequestTrailers():
-                return (*self._request_trailers(now), Pass(Part.REQUEST_TRAILERS))
+                return (*self._request_trailers(now), Continue(Part.REQUEST_TRAILERS))
             case ResponseHeaders():
                 return (self._response_headers(message),)
             case ResponseBody(body=body, end_of_stream=end):
                 return self._response_body(body, end)
             case ResponseTrailers():
-                return (Pass(Part.RESPONSE_TRAILERS),)
+                return (Continue(Part.RESPONSE_TRAILERS),)
 
     def _response_headers(self, message: ResponseHeaders) -> Answer:
-        if self._placed is not None:
-            self._placed.responded(message.timing, message.status, message.prefill)
-        return Pass(Part.RESPONSE_HEADERS, None if message.timing is None else _FORGET_TIMING)
+        if self._placed_request is not None:
+            self._placed_request.on_response_headers(
+                message.timing, message.status, message.prefill
+            )
+        # The timing header is internal: it must not reach the client.
+        mutation = None if message.timing is None else _REMOVE_TIMING
+        return Continue(Part.RESPONSE_HEADERS, mutation)
 
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:
+        # In full duplex Envoy forwards only what the EPP sends back.
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return tuple(_chunks(Part.RESPONSE_BODY, body, end))
-        return (Pass(Part.RESPONSE_BODY),)
+            return tuple(_split(Part.RESPONSE_BODY, body, end))
+        return (Continue(Part.RESPONSE_BODY),)
 
     def _request_headers(self, message: RequestHeaders, now: float) -> Sequence[Answer]:
         if self._state is not _State.OPEN:
             return ()
         self._request_mode, self._response_mode = message.request_mode, message.response_mode
         self._request = message.request
-        if message.end_of_stream or not self._awaits_body(message.request):
-            return (Pass(Part.REQUEST_HEADERS, self._place(b"", now)),)
+        if message.end_of_stream or not self._waits_for_body(message.request):
+            return (Continue(Part.REQUEST_HEADERS, self._place(b"", now)),)
         self._state = _State.COLLECT
         if self._request_mode is BodyMode.BUFFERED:
-            return (Pass(Part.REQUEST_HEADERS),)
+            # Without this answer Envoy would never send the body.
+            return (Continue(Part.REQUEST_HEADERS),)
         return ()
 
-    def _awaits_body(self, request: HttpRequest) -> bool:
-        carried = self._request_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED)
-        return carried and self._placer.needs_body(request)
+    def _waits_for_body(self, request: HttpRequest) -> bool:
+        is_sent = self._request_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED)
+        return is_sent and self._picker.needs_body(request)
 
     def _request_body(self, message: RequestBody, now: float) -> Sequence[Answer]:
-        duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+        is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._state is not _State.COLLECT:
-            if duplex:
-                return tuple(_chunks(Part.REQUEST_BODY, message.body, message.end_of_stream))
-            return (Pass(Part.REQUEST_BODY),)
+            # Placed on its headers alone: the body passes through, whatever its size.
+            if is_duplex:
+                return tuple(_split(Part.REQUEST_BODY, message.body, message.end_of_stream))
+            return (Continue(Part.REQUEST_BODY),)
         self._size += len(message.body)
-        if self._size > self._limit:
-            raise Refused(self._placer.too_large(self._limit))
-        self._body.append(message.body)
-        if not duplex:
-            return (Pass(Part.REQUEST_BODY, self._place(b"".join(self._body), now)),)
-        return tuple(self._release(now, end=True)) if message.end_of_stream else ()
+        if self._size > self._body_limit:
+            raise self._picker.body_too_large(self._body_limit)
+        self._chunks.append(message.body)
+        if not is_duplex:
+            # BUFFERED: one message holds the whole body.
+            return (Continue(Part.REQUEST_BODY, self._place(b"".join(self._chunks), now)),)
+        return tuple(self._forward(now, end=True)) if message.end_of_stream else ()
 
     def _request_trailers(self, now: float) -> Sequence[Answer]:
-        if self._state is _State.COLLECT and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return tuple(self._release(now, end=False))
+        """Trailers end a body whose last chunk did not say so."""
+        is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+        if self._state is _State.COLLECT and is_duplex:
+            return tuple(self._forward(now, end=False))
         return ()
 
-    def _release(self, now: float, *, end: bool) -> Iterator[Answer]:
-        """Answer the held-back headers, then give the body back as it came."""
-        body = b"".join(self._body)
-        yield Pass(Part.REQUEST_HEADERS, self._place(body, now))
-        yield from _chunks(Part.REQUEST_BODY, body, end)
+    def _forward(self, now: float, *, end: bool) -> Iterator[Answer]:
+        """Pick, answer the headers, then return the collected body unchanged."""
+        body = b"".join(self._chunks)
+        yield Continue(Part.REQUEST_HEADERS, self._place(body, now))
+        yield from _split(Part.REQUEST_BODY, body, end)
 
-    def _place(self, body: bytes, now: float) -> Mutation:
+    def _place(self, body: bytes, now: float) -> HeaderMutation:
         if self._request is None:
-            raise ValueError("a body came before the headers")
-        self._placed = self._placer.place(self._request, body, now)
+            raise ValueError("ext_proc: a request body came before the request headers")
+        self._placed_request = self._picker.place(self._request, body, now)
         self._state = _State.PLACED
-        self._body.clear()
-        return self._placed.mutation
+        self._chunks.clear()
+        return self._placed_request.mutation
 
 
-def _chunks(part: Part, body: bytes, end: bool) -> Iterator[StreamedChunk]:
-    """`body` in pieces of at most CHUNK; an empty one only where it carries the end."""
+def _split(part: Part, body: bytes, end: bool) -> Iterator[StreamedChunk]:
+    """`body` in chunks of at most CHUNK bytes; an empty chunk only where it carries the end."""
     last = max(0, (len(body) - 1) // CHUNK)
     for i in range(last + 1):
-        piece = body[i * CHUNK : (i + 1) * CHUNK] if last else body
-        if piece or end:
-            yield StreamedChunk(part, piece, end and i == last)
+        chunk = body[i * CHUNK : (i + 1) * CHUNK] if last else body
+        if chunk or end:
+            yield StreamedChunk(part, chunk, end and i == last)

@@ -1,7 +1,11 @@
-"""Choosing among backends: filters and scorers rate them, a picker draws from the rated.
+"""Scheduling: which backend a request goes to, and whether it is split.
 
-A filter or scorer is one small class with one method over all candidates, a picker likewise; which
-of them run, with what weight, is configuration (`config`) under llm-d's names. A filter answers 0
-or −∞, and −∞ rules a backend out whatever the others say. Never here: I/O, a clock, changes of the
-backends' state. Read `profile` first.
+A profile chooses backends for one phase: filters and scorers rate the candidates, a picker draws
+from them. The decider says whether the request is split between two backends at all. Each filter,
+scorer and picker is one small class; `registry` has one entry for each, under llm-d's names, and
+`config` reads from the configuration file which of them run. A filter scores 0 or −∞, and −∞ rules
+a backend out whatever the scorers say.
+
+Not here: I/O, a clock, or changes to the backends' state. Read `profile` first; to add a plugin,
+`registry`.
 """

@@ -3,16 +3,19 @@
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
 
-Without `plugins`: prefix hit 3, in flight 2, queue 1, the highest score, and the prefix-based
-decider with its default threshold. Every profile filters by its phase's role, listed or not.
-Without a disagg-profile-handler the decider that is listed decides, or the default one; a handler
-that names no decider means that nothing is split.
+Without `plugins`, every scorer with a default weight in the registry is used, with max-score-picker
+and the prefix-based decider. Every profile filters by the role of its phase, listed or not. Without
+`schedulingProfiles`, both phases use every plugin listed, with weight 1.
 
-Errors: `documents.DocumentError`, with file and line; an unknown plugin names the nearest known.
+A disagg-profile-handler that names no decider turns splitting off. Without a handler, the decider
+that is listed applies, or the default one.
+
+Errors: `documents.DocumentError`, with file and line. An unknown plugin type comes with the most
+similar known one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -21,36 +24,34 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 
-from .decider import Rules
+from .decider import DeciderSettings
 from .pickers import MaxScorePicker
 from .profile import Picker, Profile, Scorer
 from .registry import (
-    ALWAYS_DECIDER,
-    BUILT_IN,
-    DEFAULT_WEIGHTS,
-    KNOWN,
-    LEAST,
-    PARAMETERS,
-    PICKERS,
+    PLUGINS,
     PREFIX_DECIDER,
-    SCORERS,
+    REGISTRY,
     DeciderNames,
-    DeciderParameters,
+    DeciderType,
+    FilterType,
     HandlerParameters,
-    NoParameters,
-    PickerParameters,
-    ProducerParameters,
+    HandlerType,
+    PickerType,
+    PluginType,
+    PrefixIndexSettings,
+    PrefixIndexType,
+    ScorerType,
     Strict,
-    unknown,
+    unknown_name,
 )
 from .scorers import RoleFilter
 
 KIND: Final = "EndpointPickerConfig"
 API_VERSIONS: Final = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
-P = TypeVar("P", bound=Strict)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-class Plugin(Strict, frozen=True):
+class PluginEntry(Strict, frozen=True):
     """An entry of `plugins`."""
 
     type: str
@@ -73,31 +74,30 @@ class SchedulingProfile(Strict, frozen=True):
 
 
 class PickerConfig(Strict, frozen=True):
-    """The document, but for the seed's fields."""
+    """The document without `disaggregated_serving` and `backends`."""
 
-    apiVersion: str = API_VERSIONS[0]  # noqa: N815
+    apiVersion: str = API_VERSIONS[0]  # noqa: N815 - Kubernetes' name
     kind: str = KIND
-    plugins: tuple[Plugin, ...] = ()
-    schedulingProfiles: tuple[SchedulingProfile, ...] = ()  # noqa: N815
+    plugins: tuple[PluginEntry, ...] = ()
+    schedulingProfiles: tuple[SchedulingProfile, ...] = ()  # noqa: N815 - llm-d's name
 
 
 @dataclass(frozen=True)
 class Scheduling:
-    """The configuration as things to run."""
+    """What the configuration amounts to."""
 
     decode: Profile
     prefill: Profile
-    rules: Rules
-    endpoints: int
-    """Addresses in the destination header."""
-    index: ProducerParameters
+    decider: DeciderSettings
+    index: PrefixIndexSettings
 
 
 def load_scheduling(
-    document: Document, extra: Mapping[str, Any], serving: DisaggregatedServing
+    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
 ) -> Scheduling:
-    """The scheduling that `extra`, the fields beside the seed's, ask for. Raises DocumentError."""
-    config = _convert(document, "", dict(extra), PickerConfig)
+    """The scheduling that `fields` of `document` configure: all top-level fields but
+    `disaggregated_serving` and `backends`. Raises DocumentError."""
+    config = _convert(document, "", dict(fields), PickerConfig)
     if config.kind != KIND:
         raise document.error("kind", f"{config.kind!r} is not {KIND}")
     if config.apiVersion not in API_VERSIONS:
@@ -105,108 +105,120 @@ def load_scheduling(
     return _Builder(document, config, serving.fallback_to_unified).build()
 
 
+@dataclass(frozen=True)
+class _Plugin:
+    """A configured plugin: its registry entry and its parameters."""
+
+    entry: PluginType[Any]
+    parameters: msgspec.Struct
+
+
 class _Builder:
     def __init__(self, document: Document, config: PickerConfig, fallback: bool) -> None:
         self._document, self._config, self._fallback = document, config, fallback
-        self._parameters: dict[str, Strict] = {}
-        self._types: dict[str, str] = {}
-        for i, plugin in enumerate(config.plugins):
-            self._add(f"plugins[{i}]", plugin)
+        self._plugins: dict[str, _Plugin] = {}
+        """Name → plugin."""
+        for i, entry in enumerate(config.plugins):
+            self._add(f"plugins[{i}]", entry)
 
     def build(self) -> Scheduling:
-        handler = self._only(HandlerParameters) or HandlerParameters(
-            deciders=DeciderNames(prefill=self._decider_listed())
-        )
-        pickers = [p for p in self._parameters.values() if isinstance(p, PickerParameters)]
+        handler = self._handler()
         return Scheduling(
             decode=self._profile(handler.profiles.decode, Role.DECODE),
             prefill=self._profile(handler.profiles.prefill, Role.PREFILL),
-            rules=self._rules(handler.deciders.prefill or handler.deciderPluginName),
-            endpoints=max((p.maxNumOfEndpoints for p in pickers), default=1),
-            index=self._only(ProducerParameters) or ProducerParameters(),
+            decider=self._decider(handler.deciders.prefill or handler.deciderPluginName),
+            index=self._index(),
         )
 
-    def _add(self, at: str, plugin: Plugin) -> None:
-        name = plugin.name or plugin.type
-        if plugin.type not in KNOWN:
-            raise self._document.error(f"{at}.type", unknown("plugin", plugin.type, KNOWN))
-        if name in self._types:
-            raise self._document.error(at, f"the plugin name {name!r} is taken: names are unique")
-        self._types[name] = plugin.type
-        if plugin.type not in BUILT_IN:
-            kind = PARAMETERS.get(plugin.type, NoParameters)
-            at = f"{at}.parameters"
-            self._parameters[name] = _convert(self._document, at, plugin.parameters, kind)
-            self._check_numbers(at, self._parameters[name])
-
-    def _check_numbers(self, at: str, parameters: Strict) -> None:
-        for name, value in msgspec.structs.asdict(parameters).items():
-            if isinstance(value, int) and value < LEAST.get(name, 0):
-                raise self._document.error(f"{at}.{name}", f"{value} is below {LEAST.get(name, 0)}")
-
-    def _only(self, kind: type[P]) -> P | None:
-        return next((p for p in self._parameters.values() if isinstance(p, kind)), None)
-
-    def _decider_listed(self) -> str | None:
-        """Without a handler, the decider that is listed; without one, the default decider."""
-        listed = [n for n, t in self._types.items() if t in (PREFIX_DECIDER, ALWAYS_DECIDER)]
-        return listed[0] if listed else PREFIX_DECIDER
-
-    def _rules(self, decider: str | None) -> Rules:
-        if decider is None:
-            return Rules(split=False, fallback_to_unified=self._fallback)
-        kind = self._types.get(decider, decider)
-        if kind == ALWAYS_DECIDER:
-            return Rules(always=True, fallback_to_unified=self._fallback)
-        if kind != PREFIX_DECIDER:
-            known = (PREFIX_DECIDER, ALWAYS_DECIDER)
-            raise self._document.error("plugins", unknown("decider", decider, known))
-        parameters = self._parameters.get(decider)
-        if not isinstance(parameters, DeciderParameters):
-            parameters = DeciderParameters()
-        return Rules(
-            non_cached_tokens=parameters.nonCachedTokens, fallback_to_unified=self._fallback
+    def _add(self, path: str, entry: PluginEntry) -> None:
+        name = entry.name or entry.type
+        if (plugin_type := REGISTRY.get(entry.type)) is None:
+            message = unknown_name("plugin", entry.type, REGISTRY.keys())
+            raise self._document.error(f"{path}.type", message)
+        if name in self._plugins:
+            message = f"the plugin name {name!r} is taken: names are unique"
+            raise self._document.error(path, message)
+        parameters = _convert(
+            self._document, f"{path}.parameters", entry.parameters, plugin_type.parameters
         )
+        self._plugins[name] = _Plugin(plugin_type, parameters)
+
+    def _handler(self) -> HandlerParameters:
+        for plugin in self._plugins.values():
+            if isinstance(plugin.entry, HandlerType):
+                return plugin.entry.factory(plugin.parameters)
+        deciders = (n for n, p in self._plugins.items() if isinstance(p.entry, DeciderType))
+        return HandlerParameters(deciders=DeciderNames(prefill=next(deciders, PREFIX_DECIDER)))
+
+    def _index(self) -> PrefixIndexSettings:
+        for plugin in self._plugins.values():
+            if isinstance(plugin.entry, PrefixIndexType):
+                return plugin.entry.factory(plugin.parameters)
+        return PrefixIndexSettings()
+
+    def _decider(self, name: str | None) -> DeciderSettings:
+        if name is None:
+            return DeciderSettings(split=False, fallback_to_unified=self._fallback)
+        plugin = self._plugins.get(name)
+        # A decider may be named without being listed: then it has its default parameters.
+        entry = plugin.entry if plugin is not None else REGISTRY.get(name)
+        if not isinstance(entry, DeciderType):
+            deciders = [entry.type_name for entry in PLUGINS if isinstance(entry, DeciderType)]
+            raise self._document.error("plugins", unknown_name("decider", name, deciders))
+        settings = entry.factory(plugin.parameters if plugin is not None else entry.parameters())
+        return replace(settings, fallback_to_unified=self._fallback)
 
     def _profile(self, name: str, phase: Role) -> Profile:
         scorers: list[tuple[Scorer, float]] = [(RoleFilter(phase), 1.0)]
         picker: Picker = MaxScorePicker()
-        for at, ref in self._references(name):
+        for path, ref in self._references(name):
             if ref.weight < 0:
-                raise self._document.error(f"{at}.weight", f"{ref.weight} is below 0")
-            if (kind := self._types.get(ref.pluginRef)) is None:
-                message = unknown("plugin reference", ref.pluginRef, tuple(self._types))
-                raise self._document.error(f"{at}.pluginRef", message)
-            if kind in PICKERS:
-                picker = PICKERS[kind]()
-            elif kind in SCORERS:
-                # A filter's −∞ times a weight of 0 is no number, and its weight means nothing.
-                filters = kind.endswith("-filter")
-                scorers.append((SCORERS[kind](), 1.0 if filters else ref.weight))
-        if len(scorers) == 1 and not self._config.plugins:
-            scorers += [(SCORERS[kind](), weight) for kind, weight in DEFAULT_WEIGHTS]
+                raise self._document.error(f"{path}.weight", f"{ref.weight} is below 0")
+            if (plugin := self._plugins.get(ref.pluginRef)) is None:
+                message = unknown_name("plugin reference", ref.pluginRef, self._plugins.keys())
+                raise self._document.error(f"{path}.pluginRef", message)
+            match plugin.entry:
+                case PickerType(factory=factory):
+                    picker = factory(plugin.parameters)
+                case ScorerType(factory=factory):
+                    scorers.append((factory(plugin.parameters), ref.weight))
+                case FilterType(factory=factory):
+                    # A filter's −∞ times a weight of 0 would not be a number.
+                    scorers.append((factory(plugin.parameters), 1.0))
+        if not self._config.plugins:
+            scorers += [
+                (entry.factory(entry.parameters()), entry.default_weight)
+                for entry in PLUGINS
+                if isinstance(entry, ScorerType) and entry.default_weight
+            ]
         return Profile(scorers, picker)
 
     def _references(self, name: str) -> list[tuple[str, PluginRef]]:
-        """The profile of that name, the only one there is, or every plugin with weight 1."""
+        """The plugins of the profile `name`, each with its path in the document.
+
+        A single profile serves both phases, whatever its name. Without profiles every plugin is
+        used, except filters: each profile has that of its own phase.
+        """
         profiles = self._config.schedulingProfiles
         if not profiles:
-            filters = ("prefill-filter", "decode-filter")
-            every = [n for n, kind in self._types.items() if kind not in filters]
-            return [("plugins", PluginRef(n)) for n in every]
+            return [
+                ("plugins", PluginRef(name))
+                for name, plugin in self._plugins.items()
+                if not isinstance(plugin.entry, FilterType)
+            ]
         for i, profile in enumerate(profiles):
             if profile.name == name or len(profiles) == 1:
-                at = f"schedulingProfiles[{i}].plugins"
-                return [(f"{at}[{j}]", ref) for j, ref in enumerate(profile.plugins)]
+                path = f"schedulingProfiles[{i}].plugins"
+                return [(f"{path}[{j}]", ref) for j, ref in enumerate(profile.plugins)]
         names = tuple(profile.name for profile in profiles)
-        raise self._document.error("schedulingProfiles", unknown("profile", name, names))
+        raise self._document.error("schedulingProfiles", unknown_name("profile", name, names))
 
 
-def _convert(document: Document, at: str, value: Any, kind: type[P]) -> P:
-    """`value`, found at path `at`, as a `kind`. Raises DocumentError with its line."""
+def _convert(document: Document, path: str, value: Any, to: type[S]) -> S:
+    """`value`, from `path` of the document, as a `to`. Raises DocumentError with the line."""
     try:
-        return msgspec.convert(value, type=kind)
+        return msgspec.convert(value, type=to)
     except msgspec.ValidationError as err:
-        message, _, path = str(err).partition(" - at `$")
-        where = [*steps(at), *steps(path.rstrip("`").removeprefix("."))]
+        message, _, inner = str(err).partition(" - at `$")
+        where = [*steps(path), *steps(inner.rstrip("`").removeprefix("."))]
         raise document.error(where, message) from err

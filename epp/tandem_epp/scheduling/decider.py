@@ -1,11 +1,11 @@
-"""Split or not: one request's routing path, from a few figures. Pure.
+"""The decider: one request's routing path, from a few figures. Pure. The first line that holds:
 
-no backends to split between, or the request is one engine's by rule  -> unified
-shorter than `non_cached_tokens`                                      -> unified
-all cached on the decode pick but a last, partial block or two        -> fast_decode
-fewer than `non_cached_tokens` left to compute                        -> unified
-no prefill backend answers                                            -> fallback, or refused
-else                                                                  -> prefill_then_decode
+no prefill backend is configured, or one engine must serve the request alone  -> unified
+the prompt is shorter than `non_cached_tokens`                                -> unified
+all of it is cached on the decode pod, but for at most TAIL_BLOCKS blocks     -> fast_decode
+fewer than `non_cached_tokens` tokens are left to compute                     -> unified
+no prefill backend is healthy                                                 -> fallback, or error
+otherwise                                                                     -> prefill_then_decode
 """
 
 from dataclasses import dataclass
@@ -14,85 +14,90 @@ from typing import Final
 from tandem_contract.paths import RoutingPath
 
 TAIL_BLOCKS: Final = 2
-"""The last block is partial, and the one before it ends in the answer's start or a bracket."""
+"""KV blocks at the prompt's end that may be missing from the cache. The last block is partial, and
+the one before it holds the start of the answer or a closing bracket of the JSON."""
 
 
 class SplitImpossible(Exception):
-    """A split is wanted, no prefill backend is healthy, and serving without one is not allowed."""
+    """The decider wants a split, no prefill backend is healthy, and the configuration does not
+    allow the fallback to one engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The decider's settings."""
+class DeciderSettings:
+    """What the configuration says about splitting."""
 
     split: bool = True
     """False: never split (llm-d's disagg-profile-handler without a prefill decider)."""
     always: bool = False
-    """Split whatever the length and the cache say (llm-d's always-disagg-pd-decider)."""
+    """True: split whatever the prompt's length and the cache (always-disagg-pd-decider)."""
     non_cached_tokens: int = 128
-    """Tokens left to compute from which a hand-off is worth its round trips (llm-d's
-    `nonCachedTokens`; 0: never split). Eight blocks of 16: the time to compute fewer is of the
-    order of one hand-off, on small and large models alike. Too low: short prompts pay for a
-    transfer; too high: prompts are computed between other requests' decodes."""
+    """Prompt tokens left to compute from which a hand-off is worth its round trips (llm-d's
+    `nonCachedTokens`); 0: never split. The default is eight blocks of 16 tokens: to compute fewer
+    takes about as long as a hand-off, on small and large models alike. Too low: short prompts pay
+    for a transfer. Too high: prompts are computed between other requests' decode steps."""
     fallback_to_unified: bool = True
-    """Serve without the split when it is impossible."""
+    """Whether a request that cannot be split is served by one engine instead of refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What is known of the request and of its decode pick."""
+class DeciderInputs:
+    """The request, and the pod chosen to decode it."""
 
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, on the decode pick."""
+    """Prompt tokens whose KV is believed to be on the decode pod."""
     block_tokens: int
-    """The decode pick's block size."""
-    configured: bool
-    """Disaggregation is enabled, and a backend other than the decode pick is there to prefill,
-    healthy or not; not both of them unified, which is no disaggregation."""
-    prefill_ready: bool
-    """A prefill candidate other than the decode pick is healthy."""
-    one_engine: str | None = None
-    """Why the request must not be split, if it must not."""
+    """The decode pod's KV block size, in tokens."""
+    is_disaggregated: bool
+    """Whether disaggregation is enabled and some other backend, healthy or not, may prefill for the
+    decode pod."""
+    has_prefill_candidate: bool
+    """Whether a healthy backend can hand off to the decode pod."""
+    single_engine_reason: str | None = None
+    """Why one engine must serve the request alone, in one word; None when it may be split."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The path, and why in one word: a metric label."""
+class PathDecision:
+    """The routing path and its reason."""
 
     path: RoutingPath
     reason: str
+    """One word of a fixed set: a metric label."""
 
 
-def decide(situation: Situation, rules: Rules) -> Verdict:
-    """The path for a request in `situation`. Raises SplitImpossible."""
-    if (reason := _why_not(situation, rules)) is not None:
-        return Verdict(RoutingPath.UNIFIED, reason)
-    left = situation.prompt_tokens - situation.cached_tokens
-    if not rules.always:
-        if situation.prompt_tokens < rules.non_cached_tokens:
-            return Verdict(RoutingPath.UNIFIED, "short_prompt")
-        if left <= TAIL_BLOCKS * situation.block_tokens:
-            return Verdict(RoutingPath.FAST_DECODE, "cached")
-        if left < rules.non_cached_tokens:
-            return Verdict(RoutingPath.UNIFIED, "mostly_cached")
-    if situation.prefill_ready:
-        return Verdict(RoutingPath.PREFILL_THEN_DECODE, "always" if rules.always else "worth_it")
-    if not rules.fallback_to_unified:
+def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecision:
+    """The path for a request. Raises SplitImpossible."""
+    if (reason := _unified_reason(inputs, settings)) is not None:
+        return PathDecision(RoutingPath.UNIFIED, reason)
+    uncached = inputs.prompt_tokens - inputs.cached_tokens
+    if not settings.always:
+        if inputs.prompt_tokens < settings.non_cached_tokens:
+            return PathDecision(RoutingPath.UNIFIED, "short_prompt")
+        if uncached <= TAIL_BLOCKS * inputs.block_tokens:
+            return PathDecision(RoutingPath.FAST_DECODE, "cached")
+        if uncached < settings.non_cached_tokens:
+            return PathDecision(RoutingPath.UNIFIED, "mostly_cached")
+    if inputs.has_prefill_candidate:
+        reason = "always" if settings.always else "worth_it"
+        return PathDecision(RoutingPath.PREFILL_THEN_DECODE, reason)
+    if not settings.fallback_to_unified:
         raise SplitImpossible("no prefill backend is healthy")
-    return Verdict(RoutingPath.FALLBACK, "no_prefill_backend")
+    return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
 
 
-def splits(situation: Situation, rules: Rules) -> bool:
-    """Whether a request in `situation` is handed across."""
-    return situation.prefill_ready and (
-        decide(situation, rules).path is RoutingPath.PREFILL_THEN_DECODE
+def is_split(inputs: DeciderInputs, settings: DeciderSettings) -> bool:
+    """Whether the decider splits the request; False where `decide_path` would raise."""
+    return inputs.has_prefill_candidate and (
+        decide_path(inputs, settings).path is RoutingPath.PREFILL_THEN_DECODE
     )
 
 
-def _why_not(situation: Situation, rules: Rules) -> str | None:
-    if not situation.configured:
+def _unified_reason(inputs: DeciderInputs, settings: DeciderSettings) -> str | None:
+    """Why a split is out of the question, before its cost is looked at."""
+    if not inputs.is_disaggregated:
         return "not_disaggregated"
-    if not rules.split or (rules.non_cached_tokens == 0 and not rules.always):
+    if not settings.split or (settings.non_cached_tokens == 0 and not settings.always):
         return "split_off"
-    return situation.one_engine
+    return inputs.single_engine_reason

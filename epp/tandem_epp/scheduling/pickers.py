@@ -1,4 +1,4 @@
-"""Pickers, one class each: who is drawn from the rated candidates."""
+"""Pickers, one class each: how backends are drawn from the scored candidates."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -8,30 +8,41 @@ from ..backends.pods import Pod
 
 
 class MaxScorePicker:
-    """The highest score first; ties in random order, so that equals share the load."""
+    """The highest score first. Ties come in random order, so that equal backends share the load."""
 
-    def pick(self, rated: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
-        keyed = [(score, random.random(), i) for i, (score, _) in enumerate(rated)]
-        return [rated[i][1] for _, _, i in nlargest(count, keyed)]
+    def __init__(self, max_endpoints: int = 1) -> None:
+        self.max_endpoints = max_endpoints
+
+    def pick(self, scored: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
+        keyed = [(score, random.random(), i) for i, (score, _) in enumerate(scored)]
+        return [scored[i][1] for _, _, i in nlargest(count, keyed)]
 
 
 class RandomPicker:
-    """Any candidate, each as likely as the other; scores only rule out."""
+    """Every candidate with the same probability. Scores have no influence, except that −∞ rules a
+    backend out before."""
 
-    def pick(self, rated: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
-        return [pod for _, pod in random.sample(rated, min(count, len(rated)))]
+    def __init__(self, max_endpoints: int = 1) -> None:
+        self.max_endpoints = max_endpoints
+
+    def pick(self, scored: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
+        return [pod for _, pod in random.sample(scored, min(count, len(scored)))]
 
 
 class WeightedRandomPicker:
-    """Drawn without replacement, each as likely as its share of the scores; where no score is
-    above 0, each as likely as the other."""
+    """Drawn without replacement, each candidate with a probability in proportion to its score. If
+    no score is above 0, all have the same probability."""
 
-    def pick(self, rated: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
-        if all(score <= 0 for score, _ in rated):
-            return RandomPicker().pick(rated, count, random)
-        # The largest of u^(1/w), u drawn uniformly, is a draw in proportion to the weights w.
+    def __init__(self, max_endpoints: int = 1) -> None:
+        self.max_endpoints = max_endpoints
+
+    def pick(self, scored: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
+        if all(score <= 0 for score, _ in scored):
+            return RandomPicker().pick(scored, count, random)
+        # The k largest of u^(1/w), with u uniform in [0, 1), are a weighted sample without
+        # replacement (Efraimidis and Spirakis, 2006).
         keyed = [
             (random.random() ** (1.0 / score) if score > 0 else 0.0, i)
-            for i, (score, _) in enumerate(rated)
+            for i, (score, _) in enumerate(scored)
         ]
-        return [rated[i][1] for _, i in nlargest(count, keyed)]
+        return [scored[i][1] for _, i in nlargest(count, keyed)]

@@ -1,4 +1,4 @@
-"""A profile: filters and weighted scorers, then a picker, for one phase of a request."""
+"""A profile: filters, weighted scorers and a picker, for one phase of a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,88 +11,103 @@ from ..request import InferenceRequest
 
 
 @dataclass(slots=True)
-class Context:
-    """What scorers may ask about the request at hand."""
+class ScoringContext:
+    """What a scorer may ask about the request and a pod together."""
 
     request: InferenceRequest | None
-    """None for a request that passes through unread."""
-    _matched: dict[str, int] = field(default_factory=dict, repr=False)
+    """None for a request whose body the EPP does not read."""
+    _placed: dict[str, int] = field(default_factory=dict, repr=False)
+    """Pod name → result of `placed_tokens`."""
+
+    def placed_tokens(self, pod: Pod) -> int:
+        """Length, in tokens, of the prompt's longest prefix that was routed to `pod` before: it is
+        cached there or about to be. Looked up once per request and pod."""
+        if self.request is None:
+            return 0
+        if (tokens := self._placed.get(pod.name)) is None:
+            chain = self.request.chain(pod.block_tokens)
+            tokens = pod.placed_prefixes.match(chain) * pod.block_tokens
+            self._placed[pod.name] = tokens
+        return tokens
 
     def cached_tokens(self, pod: Pod) -> int:
-        """Prompt tokens that `pod` caches or will; looked up once per request and pod."""
+        """Length, in tokens, of the prompt's longest prefix whose KV is believed to be on `pod`."""
         if self.request is None:
             return 0
-        if (known := self._matched.get(pod.name)) is None:
-            chain = self.request.chain(pod.block_tokens)
-            known = pod.index.match(chain) * pod.block_tokens
-            self._matched[pod.name] = known
-        return known
-
-    def held_tokens(self, pod: Pod) -> int:
-        """Prompt tokens whose KV is believed to be on `pod` now."""
-        if self.request is None:
-            return 0
-        return pod.held.match(self.request.chain(pod.block_tokens)) * pod.block_tokens
+        chain = self.request.chain(pod.block_tokens)
+        return pod.cached_prefixes.match(chain) * pod.block_tokens
 
     def hit_ratio(self, pod: Pod) -> float:
-        """Cached share of the prompt, 0 to 1; 0 for an empty prompt."""
+        """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""
         tokens = self.request.prompt_tokens if self.request else 0
-        return self.cached_tokens(pod) / tokens if tokens else 0.0
+        return self.placed_tokens(pod) / tokens if tokens else 0.0
 
 
 class Scorer(Protocol):
-    """Rates candidates; also a filter, which answers 0 or −∞."""
+    """Rates candidates. A filter is a scorer that answers 0 or −∞."""
 
     @property
-    def steady(self) -> bool:
-        """Whether scores move only when the candidates do, not with each request."""
+    def is_steady(self) -> bool:
+        """Whether scores depend on the pods' state alone and not on the request: the profile then
+        reuses them until a scrape changes something."""
 
-    def score(self, pods: Sequence[Pod], context: Context) -> Sequence[float]:
-        """One score per pod, in order; 0 to 1, higher is better, −∞ rules out."""
+    def score(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[float]:
+        """One score per pod, in order: 0 to 1, higher is better; −∞ rules a pod out."""
 
 
 class Picker(Protocol):
-    """Draws from rated candidates."""
+    """Draws from scored candidates."""
 
-    def pick(self, rated: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
-        """At most `count` pods, the choice first, then the alternates in order."""
+    @property
+    def max_endpoints(self) -> int:
+        """Addresses in the destination header: the decode pod and its alternates; at least 1."""
+
+    def pick(self, scored: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
+        """At most `count` pods: the choice first, then the alternates in order."""
 
 
 class Profile:
     """Filters and scorers with their weights, and a picker."""
 
     def __init__(self, scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> None:
-        self._steady = [(s, w) for s, w in scorers if s.steady]
-        self._moving = [(s, w) for s, w in scorers if not s.steady]
+        self._steady = [(scorer, weight) for scorer, weight in scorers if scorer.is_steady]
+        self._per_request = [(scorer, weight) for scorer, weight in scorers if not scorer.is_steady]
         self._picker = picker
-        self._rated: tuple[Sequence[Pod], list[Pod], list[float]] | None = None
+        # The steady totals of one view. The key is the view's identity: a fleet returns the same
+        # object until something changes that a scorer can see.
+        self._cache: tuple[Sequence[Pod], list[Pod], list[float]] | None = None
 
-    def run(self, pods: Sequence[Pod], context: Context, count: int, random: Random) -> list[Pod]:
-        """The best `count` of `pods`, best first; empty when every one is ruled out.
+    @property
+    def max_endpoints(self) -> int:
+        """Addresses in the destination header, as the picker's parameters say."""
+        return self._picker.max_endpoints
 
-        Steady scores are kept for as long as `pods` is the same object, which a fleet's views are
-        until a scrape moves something.
-        """
-        eligible, base = self._base(pods, context)
-        totals = _added(base, eligible, self._moving, context)
-        rated = [(t, pod) for t, pod in zip(totals, eligible, strict=True) if t != -inf]
-        return self._picker.pick(rated, count, random) if rated else []
+    def run(
+        self, pods: Sequence[Pod], context: ScoringContext, count: int, random: Random
+    ) -> list[Pod]:
+        """The best `count` of `pods`, best first; empty when every pod is ruled out."""
+        eligible, steady = self._steady_totals(pods, context)
+        totals = _add_scores(steady, eligible, self._per_request, context)
+        scored = [(t, pod) for t, pod in zip(totals, eligible, strict=True) if t != -inf]
+        return self._picker.pick(scored, count, random) if scored else []
 
-    def _base(self, pods: Sequence[Pod], context: Context) -> tuple[list[Pod], list[float]]:
-        if self._rated is None or self._rated[0] is not pods:
-            totals = _added([0.0] * len(pods), pods, self._steady, context)
+    def _steady_totals(
+        self, pods: Sequence[Pod], context: ScoringContext
+    ) -> tuple[list[Pod], list[float]]:
+        """The pods that no steady filter rules out, and their totals so far."""
+        if self._cache is None or self._cache[0] is not pods:
+            totals = _add_scores([0.0] * len(pods), pods, self._steady, context)
             kept = [(pod, t) for pod, t in zip(pods, totals, strict=True) if t != -inf]
-            self._rated = (pods, [pod for pod, _ in kept], [t for _, t in kept])
-        return self._rated[1], self._rated[2]
+            self._cache = (pods, [pod for pod, _ in kept], [t for _, t in kept])
+        return self._cache[1], self._cache[2]
 
 
-def _added(
-    base: list[float],
+def _add_scores(
+    totals: list[float],
     pods: Sequence[Pod],
     scorers: Sequence[tuple[Scorer, float]],
-    context: Context,
+    context: ScoringContext,
 ) -> list[float]:
-    totals = base
     for scorer, weight in scorers:
         scores = scorer.score(pods, context)
         totals = [t + weight * s for t, s in zip(totals, scores, strict=True)]

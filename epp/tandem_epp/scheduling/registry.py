@@ -1,16 +1,23 @@
-"""The plugins that a configuration can name, their parameters, and llm-d's names for both."""
+"""The registry: every plugin that a configuration can name, one entry each.
+
+To add a scorer, write its class in `scorers` and an entry in PLUGINS: type name, factory, typed
+parameters, default weight, one line of help. Then run `make generate`. Validation of the
+configuration, the names suggested for a misspelt type and the table in docs/epp.md all come from
+the entries. Type and parameter names are llm-d's where llm-d has the plugin.
+"""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
-import msgspec
+from msgspec import Meta, Struct
 
 from tandem_contract.paths import Role
 
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
 from ..backends.prefix_index import GENERATIONS
-from .decider import Rules
+from .decider import DeciderSettings
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from .profile import Picker, Scorer
 from .scorers import (
@@ -22,120 +29,278 @@ from .scorers import (
     RunningRequestsSizeScorer,
 )
 
-SCORERS: Final[Mapping[str, Callable[[], Scorer]]] = {
-    "prefix-cache-scorer": PrefixCacheScorer,
-    "queue-scorer": QueueScorer,
-    "running-requests-size-scorer": RunningRequestsSizeScorer,
-    "kv-cache-utilization-scorer": KvCacheUtilizationScorer,
-    "active-request-scorer": ActiveRequestScorer,
-    "prefill-filter": lambda: RoleFilter(Role.PREFILL),
-    "decode-filter": lambda: RoleFilter(Role.DECODE),
-}
-PICKERS: Final[Mapping[str, Callable[[], Picker]]] = {
-    "max-score-picker": MaxScorePicker,
-    "random-picker": RandomPicker,
-    "weighted-random-picker": WeightedRandomPicker,
-}
-BUILT_IN: Final = frozenset(
-    {
-        "core-metrics-extractor",
-        "disagg-headers-handler",
-        "endpoint-notification-source",
-        "inflight-load-producer",
-        "metrics-data-source",
-        "openai-parser",
-        "prefill-header-handler",
-        "single-profile-handler",
-    }
-)
-"""Plugins for what this picker always does; listing them changes nothing."""
-
-HANDLER: Final = "disagg-profile-handler"
-PREFIX_DECIDER: Final = "prefix-based-pd-decider"
-ALWAYS_DECIDER: Final = "always-disagg-pd-decider"
-PRODUCER: Final = "approx-prefix-cache-producer"
-DEFAULT_WEIGHTS: Final = (
-    ("prefix-cache-scorer", 3.0),
-    ("active-request-scorer", 2.0),
-    ("queue-scorer", 1.0),
-)
+# Parameters: one Struct per plugin type. A field's Meta gives its range and its line in the docs.
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of the configuration, where a field nobody knows is a mistake."""
+class Strict(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the configuration in which an unknown field is an error."""
 
 
 class NoParameters(Strict, frozen=True):
-    """A plugin that takes none."""
+    """A plugin without parameters."""
+
+
+class AnyParameters(Struct, frozen=True):
+    """Parameters of a plugin that has no effect here: all are accepted and ignored."""
 
 
 class PickerParameters(Strict, frozen=True):
-    """`maxNumOfEndpoints`: addresses in the destination header, alternates included.
+    """Parameters of every picker."""
 
-    Default 1: an ORIGINAL_DST cluster, as in our Envoy configuration, takes one address and
-    answers 503 to a list. More for a gateway that understands lists.
-    """
-
-    maxNumOfEndpoints: int = 1  # noqa: N815 - llm-d's name
-
-
-class DeciderParameters(Strict, frozen=True):
-    """`nonCachedTokens`, see `decide.Rules.non_cached_tokens`."""
-
-    nonCachedTokens: int = Rules().non_cached_tokens  # noqa: N815 - llm-d's name
+    maxNumOfEndpoints: Annotated[  # noqa: N815 - llm-d's name
+        int,
+        Meta(
+            ge=1,
+            description="addresses in the destination header, the decode pod and its alternates; "
+            "Tandem's Envoy accepts one and answers 503 to a list",
+        ),
+    ] = 1
 
 
-class ProducerParameters(Strict, frozen=True):
-    """The prefix index of a backend whose metrics do not tell its block size and count.
+class PrefixDeciderParameters(Strict, frozen=True):
+    """Parameters of prefix-based-pd-decider."""
 
-    `maxPrefixBlocksToMatch` is taken and has no effect: a match costs the logarithm of the length.
-    """
+    nonCachedTokens: Annotated[  # noqa: N815 - llm-d's name
+        int,
+        Meta(ge=0, description="split from this many uncached prompt tokens on; 0: never"),
+    ] = DeciderSettings().non_cached_tokens
 
-    blockSizeTokens: int = BLOCK_TOKENS  # noqa: N815 - llm-d's names
-    lruCapacityPerServer: int = CAPACITY_BLOCKS  # noqa: N815
-    maxPrefixBlocksToMatch: int = 0  # noqa: N815
+
+class PrefixIndexParameters(Strict, frozen=True):
+    """Parameters of approx-prefix-cache-producer."""
+
+    blockSizeTokens: Annotated[  # noqa: N815 - llm-d's name
+        int, Meta(ge=1, description="block size if a backend's metrics do not tell it")
+    ] = BLOCK_TOKENS
+    lruCapacityPerServer: Annotated[  # noqa: N815 - llm-d's name
+        int,
+        Meta(ge=GENERATIONS, description="blocks remembered if a backend's metrics do not tell it"),
+    ] = CAPACITY_BLOCKS
+    maxPrefixBlocksToMatch: Annotated[  # noqa: N815 - llm-d's name
+        int, Meta(ge=0, description="ignored: a lookup takes logarithmic time at any length")
+    ] = 0
 
 
 class ProfileNames(Strict, frozen=True):
-    """Which profile serves which phase."""
+    """The scheduling profile of each phase."""
 
     decode: str = "decode"
     prefill: str = "prefill"
 
 
 class DeciderNames(Strict, frozen=True):
-    """Which decider runs for which phase."""
+    """The decider of each phase."""
 
     prefill: str | None = None
 
 
 class HandlerParameters(Strict, frozen=True):
-    """Profiles and decider by name; without a decider nothing is split."""
+    """Parameters of disagg-profile-handler. Without a decider no request is split."""
 
-    profiles: ProfileNames = ProfileNames()
-    deciders: DeciderNames = DeciderNames()
-    deciderPluginName: str | None = None  # noqa: N815 - the decider's older place
-
-
-PARAMETERS: Final[Mapping[str, type[Strict]]] = {
-    **dict.fromkeys(PICKERS, PickerParameters),
-    HANDLER: HandlerParameters,
-    PREFIX_DECIDER: DeciderParameters,
-    PRODUCER: ProducerParameters,
-}
-KNOWN: Final = (*SCORERS, *PICKERS, HANDLER, PREFIX_DECIDER, ALWAYS_DECIDER, PRODUCER, *BUILT_IN)
+    profiles: Annotated[
+        ProfileNames, Meta(description="names of the `decode` and the `prefill` profile")
+    ] = ProfileNames()
+    deciders: Annotated[
+        DeciderNames, Meta(description="name of the `prefill` decider; none: never split")
+    ] = DeciderNames()
+    deciderPluginName: Annotated[  # noqa: N815 - llm-d's name
+        str | None, Meta(description="older name of `deciders.prefill`")
+    ] = None
 
 
-LEAST: Final[Mapping[str, int]] = {
-    "maxNumOfEndpoints": 1,
-    "blockSizeTokens": 1,
-    "lruCapacityPerServer": GENERATIONS,
-}
-"""Smallest value of a number that may not be 0; of any other it is 0."""
+@dataclass(frozen=True)
+class PrefixIndexSettings:
+    """The prefix index of a backend whose metrics do not tell its own figures."""
+
+    block_tokens: int = BLOCK_TOKENS
+    capacity_blocks: int = CAPACITY_BLOCKS
 
 
-def unknown(what: str, name: str, known: Collection[str]) -> str:
-    """The message that nothing of `known` is called `name`, with the nearest that is."""
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+P = TypeVar("P", bound=Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginType(Generic[P]):
+    """A registry entry. The subclass says what the plugin is used for and what its factory makes
+    of the parameters."""
+
+    kind: ClassVar[str]
+    type_name: str
+    """Name in `plugins[].type`."""
+    parameters: type[P]
+    """The Struct that `plugins[].parameters` is converted to."""
+    help: str
+    """One line for the documentation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterType(PluginType[P]):
+    """Rules backends out; a weight has no meaning."""
+
+    kind = "filter"
+    factory: Callable[[P], Scorer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerType(PluginType[P]):
+    """Rates backends."""
+
+    kind = "scorer"
+    factory: Callable[[P], Scorer]
+    default_weight: float = 0.0
+    """Weight if the configuration lists no plugins; 0: not used then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickerType(PluginType[P]):
+    """Draws from the scored backends."""
+
+    kind = "picker"
+    factory: Callable[[P], Picker]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeciderType(PluginType[P]):
+    """Decides whether a request is split."""
+
+    kind = "decider"
+    factory: Callable[[P], DeciderSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandlerType(PluginType[P]):
+    """Assigns profiles and a decider to phases."""
+
+    kind = "handler"
+    factory: Callable[[P], HandlerParameters]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixIndexType(PluginType[P]):
+    """Configures the prefix indexes."""
+
+    kind = "index"
+    factory: Callable[[P], PrefixIndexSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedType(PluginType[P]):
+    """A plugin of llm-d for something that this picker always does: listing it has no effect."""
+
+    kind = "no effect"
+
+
+def _accepted(type_name: str, purpose: str) -> AcceptedType[AnyParameters]:
+    return AcceptedType(type_name=type_name, parameters=AnyParameters, help=purpose)
+
+
+PREFIX_DECIDER: Final = "prefix-based-pd-decider"
+"""The decider if the configuration lists none."""
+
+PLUGINS: Final[tuple[PluginType[Any], ...]] = (
+    ScorerType(
+        type_name="prefix-cache-scorer",
+        factory=lambda _: PrefixCacheScorer(),
+        parameters=NoParameters,
+        default_weight=3.0,
+        help="prefers backends to which more of the prompt was routed before",
+    ),
+    ScorerType(
+        type_name="active-request-scorer",
+        factory=lambda _: ActiveRequestScorer(),
+        parameters=NoParameters,
+        default_weight=2.0,
+        help="prefers backends with fewer requests of this EPP in flight",
+    ),
+    ScorerType(
+        type_name="queue-scorer",
+        factory=lambda _: QueueScorer(),
+        parameters=NoParameters,
+        default_weight=1.0,
+        help="prefers engines with fewer waiting requests",
+    ),
+    ScorerType(
+        type_name="running-requests-size-scorer",
+        factory=lambda _: RunningRequestsSizeScorer(),
+        parameters=NoParameters,
+        help="prefers engines with fewer running requests",
+    ),
+    ScorerType(
+        type_name="kv-cache-utilization-scorer",
+        factory=lambda _: KvCacheUtilizationScorer(),
+        parameters=NoParameters,
+        help="prefers engines with a larger free share of the KV cache",
+    ),
+    FilterType(
+        type_name="prefill-filter",
+        factory=lambda _: RoleFilter(Role.PREFILL),
+        parameters=NoParameters,
+        help="keeps backends that may prefill; always active in the prefill profile",
+    ),
+    FilterType(
+        type_name="decode-filter",
+        factory=lambda _: RoleFilter(Role.DECODE),
+        parameters=NoParameters,
+        help="keeps backends that may decode; always active in the decode profile",
+    ),
+    PickerType(
+        type_name="max-score-picker",
+        factory=lambda parameters: MaxScorePicker(parameters.maxNumOfEndpoints),
+        parameters=PickerParameters,
+        help="takes the highest score, ties in random order; the default picker",
+    ),
+    PickerType(
+        type_name="random-picker",
+        factory=lambda parameters: RandomPicker(parameters.maxNumOfEndpoints),
+        parameters=PickerParameters,
+        help="takes any backend that no filter rules out, all with the same probability",
+    ),
+    PickerType(
+        type_name="weighted-random-picker",
+        factory=lambda parameters: WeightedRandomPicker(parameters.maxNumOfEndpoints),
+        parameters=PickerParameters,
+        help="draws a backend with a probability in proportion to its score",
+    ),
+    DeciderType(
+        type_name=PREFIX_DECIDER,
+        factory=lambda parameters: DeciderSettings(non_cached_tokens=parameters.nonCachedTokens),
+        parameters=PrefixDeciderParameters,
+        help="splits requests with enough uncached prompt tokens; the default decider",
+    ),
+    DeciderType(
+        type_name="always-disagg-pd-decider",
+        factory=lambda _: DeciderSettings(always=True),
+        parameters=NoParameters,
+        help="splits every request that may be split",
+    ),
+    HandlerType(
+        type_name="disagg-profile-handler",
+        factory=lambda parameters: parameters,
+        parameters=HandlerParameters,
+        help="names the profile of each phase and the decider",
+    ),
+    PrefixIndexType(
+        type_name="approx-prefix-cache-producer",
+        factory=lambda parameters: PrefixIndexSettings(
+            parameters.blockSizeTokens, parameters.lruCapacityPerServer
+        ),
+        parameters=PrefixIndexParameters,
+        help="configures the prefix index of each backend",
+    ),
+    _accepted("core-metrics-extractor", "the EPP always reads the engines' load metrics"),
+    _accepted("disagg-headers-handler", "the EPP always names prefill pods in a header"),
+    _accepted("endpoint-notification-source", "discovery always notifies the EPP of changes"),
+    _accepted("inflight-load-producer", "the EPP always counts requests in flight"),
+    _accepted("metrics-data-source", "the EPP always scrapes its backends"),
+    _accepted("openai-parser", "the EPP always reads bodies of the APIs it knows"),
+    _accepted("prefill-header-handler", "the EPP always names prefill pods in a header"),
+    _accepted("single-profile-handler", "one profile serves both phases if only one is listed"),
+)
+REGISTRY: Final[Mapping[str, PluginType[Any]]] = {plugin.type_name: plugin for plugin in PLUGINS}
+
+
+def unknown_name(what: str, name: str, names: Collection[str]) -> str:
+    """The message for a `name` that is not among `names`, with the most similar of them."""
+    similar = get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {similar[0]!r}?" if similar else f"known: {', '.join(sorted(names))}"
     return f"unknown {what} {name!r}; {hint}"

@@ -17,8 +17,8 @@ from tandem_contract import labels
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
-from tandem_epp.backends.pod_backend import member
-from tandem_epp.backends.pods import Member
+from tandem_epp.backends.pod_backend import pod_backend
+from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.configuration import load
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
@@ -310,15 +310,15 @@ def test_the_documented_example_is_one_that_the_api_takes(
     }
     file = tmp_path / "router.yaml"
     file.write_text(documents["ConfigMap", "vllm-epp"].data["data"]["router.yaml"])
-    load(file, {}, listed=False)
+    load(file, {}, lists_backends=False)
     template = documents["Deployment", "vllm"].data["spec"]["template"]
-    found = member(
+    found = pod_backend(
         {
             "metadata": {"name": "x", "uid": "u", **template["metadata"]},
             "status": {"podIP": "10.0.0.1"},
         },
         8000,
     )
-    assert isinstance(found, Member)
+    assert isinstance(found, DiscoveredBackend)
     assert found.backend.url == "http://10.0.0.1:8080"
     assert found.backend.models == ("Qwen/Qwen3-0.6B", "qwen")

@@ -7,8 +7,8 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.pod_backend import Unusable, member
-from tandem_epp.backends.pods import Member
+from tandem_epp.backends.pod_backend import InvalidPod, pod_backend
+from tandem_epp.backends.pods import DiscoveredBackend
 
 
 def pod(
@@ -30,14 +30,15 @@ def pod(
     return {"metadata": metadata, "status": status}
 
 
-def found(body: dict[str, Any]) -> Member:
-    made = member(body, 8000)
-    assert isinstance(made, Member)
+def found(body: dict[str, Any]) -> DiscoveredBackend:
+    made = pod_backend(body, 8000)
+    assert isinstance(made, DiscoveredBackend)
     return made
 
 
 def test_a_pod_without_any_label_of_ours_does_both_for_any_model() -> None:
-    assert found(pod()) == Member(Backend("x-0", "http://10.0.0.1:8000"), "u1", serving=True)
+    backend = Backend("x-0", "http://10.0.0.1:8000")
+    assert found(pod()) == DiscoveredBackend(backend, "u1", serving=True)
 
 
 def test_a_pod_of_the_operator() -> None:
@@ -97,19 +98,23 @@ def test_a_draining_pod_is_known_and_not_chosen() -> None:
 
 @pytest.mark.parametrize("body", [pod(address=None), pod(phase="Failed"), pod(phase="Succeeded")])
 def test_what_has_no_address_yet_or_is_over_is_no_backend(body: dict[str, Any]) -> None:
-    assert member(body, 8000) is None
-    assert member({"metadata": {"name": "x", "uid": "u"}}, 8000) is None
+    assert pod_backend(body, 8000) is None
+    assert pod_backend({"metadata": {"name": "x", "uid": "u"}}, 8000) is None
 
 
 @pytest.mark.parametrize(
     ("labelled", "annotations", "reason"),
     [
-        ({labels.ROLE: "router"}, {}, "label tandem.dev/role: 'router' is none of "),
-        ({labels.LLMD_ROLE: "encode"}, {}, "label llm-d.ai/role: 'encode' is none of "),
-        ({}, {labels.TARGET_PORT: "http"}, "annotation tandem.dev/target-port: 'http' is no port"),
-        ({}, {labels.TARGET_PORT: "70000"}, "'70000' is no port"),
-        ({}, {labels.SERVED_MODELS: "m"}, "served-models: 'm' is no JSON list of names"),
-        ({}, {labels.SERVED_MODELS: "[1]"}, "is no JSON list of names"),
+        ({labels.ROLE: "router"}, {}, "label tandem.dev/role: unknown role 'router', use "),
+        ({labels.LLMD_ROLE: "encode"}, {}, "label llm-d.ai/role: unknown role 'encode', use "),
+        (
+            {},
+            {labels.TARGET_PORT: "http"},
+            "tandem.dev/target-port: 'http' is not a port",
+        ),
+        ({}, {labels.TARGET_PORT: "70000"}, "'70000' is not a port"),
+        ({}, {labels.SERVED_MODELS: "m"}, "served-models: 'm' is not a JSON list of model names"),
+        ({}, {labels.SERVED_MODELS: "[1]"}, "is not a JSON list of model names"),
     ],
 )
 def test_what_cannot_be_read_is_said(
@@ -117,6 +122,6 @@ def test_what_cannot_be_read_is_said(
 ) -> None:
     made = pod(annotations=annotations)
     made["metadata"]["labels"] = labelled
-    unusable = member(made, 8000)
-    assert isinstance(unusable, Unusable)
+    unusable = pod_backend(made, 8000)
+    assert isinstance(unusable, InvalidPod)
     assert reason in unusable.reason

@@ -7,7 +7,7 @@ import pytest
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import Gauges, Member
+from tandem_epp.backends.pods import DiscoveredBackend, Gauges
 from tandem_epp.backends.scrape import Scraper, read_page
 
 from ..real import Backend, serving, until
@@ -53,33 +53,33 @@ async def test_backends_are_followed_as_they_come_die_and_restart(
     pods, scraper = fleet
     backend = Backend("a")
     async with serving(backend):
-        pods.apply([Member(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
-        assert not scraper.complete
-        scraper.follow()
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        assert not scraper.is_complete
+        scraper.sync()
         (pod,) = pods
-        await until(lambda: holds(scraper.complete and pod.gauges is not None))
-        pod.index.add([1, 2])
+        await until(lambda: holds(scraper.is_complete and pod.gauges is not None))
+        pod.placed_prefixes.add([1, 2])
         backend.started = 2.0
-        await until(lambda: holds(1 not in pod.index))
+        await until(lambda: holds(1 not in pod.placed_prefixes))
         assert pod.ready
     await until(lambda: holds(not pod.ready))
-    assert pods.ready(None) == ()
+    assert pods.ready_pods(None) == ()
     async with serving(backend):
         await until(lambda: holds(pod.ready))
-        assert pods.ready(None) == (pod,)
+        assert pods.ready_pods(None) == (pod,)
     pods.apply([])
-    scraper.follow()
-    assert scraper.complete
+    scraper.sync()
+    assert scraper.is_complete
 
 
 async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:
     pods, scraper = fleet
     backend = Backend("a")
     async with serving(backend):
-        pods.apply([Member(BackendConfig("a", f"http://localhost:{backend.port}"))])
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://localhost:{backend.port}"))])
         (pod,) = pods
         assert not pod.ready
-        scraper.follow()
+        scraper.sync()
         await until(lambda: holds(pod.ready))
         assert pod.address in (f"127.0.0.1:{backend.port}", f"[::1]:{backend.port}")
 

@@ -21,7 +21,7 @@ from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, verify
 from tandem_engine.tiny import make_tiny_model
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import Gauges, Member, Pod, Report
+from tandem_epp.backends.pods import DiscoveredBackend, Gauges, Pod, ScrapeResult
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.metrics import Metrics
 from tandem_local.addresses import free_port
@@ -59,17 +59,23 @@ class Pairs:
 
     def __init__(self, sidecar: Sidecar, url: str, keys: Mapping[str, bytes]) -> None:
         self.sidecar, self._url = sidecar, url
-        self.wanted = True
+        self.is_enabled = True
         self.fleet = Fleet()
         self.metrics = Metrics(self.fleet)
-        self.warmups = WarmUps(
-            self.fleet, self.metrics, lambda: keys, lambda: self.wanted, back_off=0
+        self.warm_ups = WarmUps(
+            self.fleet,
+            lambda result: self.metrics.warm_ups.labels(result).inc(),
+            lambda: keys,
+            lambda: self.is_enabled,
+            back_off=0,
         )
 
     def have(self, **pods: tuple[Role, str | None, tuple[str, ...]]) -> None:
         """Name → role, compat hash, models. Prefill pods are named and never asked."""
         self.fleet.apply(
-            Member(Backend(name, self._url_of(i, role), role, compat=compat, models=models))
+            DiscoveredBackend(
+                Backend(name, self._url_of(i, role), role, compat=compat, models=models)
+            )
             for i, (name, (role, compat, models)) in enumerate(pods.items())
         )
 
@@ -81,8 +87,8 @@ class Pairs:
 
     def scraped(self, *names: str, process: bytes = b"1") -> None:
         for name in names:
-            self[name].reported(Report(Gauges(), process, block_tokens=32))
-            self.warmups.met(self[name])
+            self[name].apply_scrape(ScrapeResult(Gauges(), process, block_tokens=32))
+            self.warm_ups.on_backend_up(self[name])
 
     def ended(self, result: str) -> float:
         return (
@@ -107,7 +113,7 @@ async def pairs(sidecar: Sidecar, keys: Mapping[str, bytes] = KEYS) -> AsyncIter
             yield made
         finally:
             sidecar.held.set()
-            await made.warmups.close()
+            await made.warm_ups.close()
 
 
 D = (Role.DECODE, None, ("m",))
@@ -121,7 +127,7 @@ async def test_each_pair_meets_once_by_a_signed_plan_for_a_prompt_of_its_own() -
         world.scraped("d1", "d2", "p1", "p2")
         await world.count("warm", 4)
         world.scraped("d1", "d2", "p1", "p2")
-        world.warmups.all_met()
+        world.warm_ups.warm_all()
     plans = []
     for headers, body in sidecar.asked:
         ident = headers["x-request-id"]
@@ -160,11 +166,11 @@ async def test_who_may_not_pair_or_does_not_answer_is_left_alone() -> None:
             silent=(Role.PREFILL, "a", ("m",)),
             right=(Role.PREFILL, "a", ("n", "m")),
         )
-        world["silent"].unreachable()
-        world.wanted = False
+        world["silent"].record_scrape_failure()
+        world.is_enabled = False
         world.scraped("d", "other_hash", "other_model", "right")
-        world.wanted = True
-        world.warmups.all_met()
+        world.is_enabled = True
+        world.warm_ups.warm_all()
         await world.count("warm", 1)
     ((headers, body),) = sidecar.asked
     assert headers[wire.PREFILLER_HOST_PORT] == world["right"].address
@@ -195,7 +201,7 @@ async def test_a_failing_one_is_tried_again_a_few_times(sidecar: Sidecar, result
         await world.count(result, ATTEMPTS)
         await until(lambda: no_longer_cold(world, "d"))
         sidecar.status, sidecar.way = 200, None
-        world.warmups.all_met()
+        world.warm_ups.warm_all()
         await world.count("warm", 1)
     assert len(sidecar.asked) == ATTEMPTS + 1
 
@@ -203,14 +209,18 @@ async def test_a_failing_one_is_tried_again_a_few_times(sidecar: Sidecar, result
 async def test_a_sidecar_that_is_not_there() -> None:
     async with pairs(Sidecar()) as world:
         world.have(d=(Role.UNIFIED, None, ()), p=P)
-        nowhere = Member(Backend("d", f"http://127.0.0.1:{free_port('127.0.0.1')}", Role.DECODE))
-        world.fleet.apply([nowhere, Member(Backend("p", "http://10.0.0.1:1", Role.PREFILL))])
+        closed_port = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+        backends = (
+            Backend("d", closed_port, Role.DECODE),
+            Backend("p", "http://10.0.0.1:1", Role.PREFILL),
+        )
+        world.fleet.apply(map(DiscoveredBackend, backends))
         world.scraped("d", "p")
         await world.count("unreachable", ATTEMPTS)
 
 
 async def no_longer_cold(world: Pairs, name: str) -> bool:
-    return not world[name].cold
+    return not world[name].unwarmed_prefills
 
 
 async def test_others_are_preferred_until_it_is_over() -> None:
@@ -233,16 +243,16 @@ async def test_others_are_preferred_until_it_is_over() -> None:
 
 
 def names(world: Pairs) -> list[str]:
-    return [pod.name for pod in world.fleet.partners("m", world["d"])]
+    return [pod.name for pod in world.fleet.prefill_candidates("m", world["d"])]
 
 
 def test_a_request_is_handed_to_a_warm_pod_while_there_is_one() -> None:
     world = World(d="decode", p1="prefill", p2="prefill")
     world["p2"].in_flight = 50
-    world["d"].cold.add(world["p1"])
+    world["d"].unwarmed_prefills.add(world["p1"])
     assert [target.name for target in world.place()[1].prefill] == ["p2"]
-    world["d"].cold.add(world["p2"])
-    world.fleet.changed()
+    world["d"].unwarmed_prefills.add(world["p2"])
+    world.fleet.invalidate_views()
     assert [target.name for target in world.place("new " * 400)[1].prefill] == ["p1", "p2"]
 
 

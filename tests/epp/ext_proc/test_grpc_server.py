@@ -104,6 +104,15 @@ async def test_a_refusal_is_immediate() -> None:
         assert answer.headers.set_headers[0].header.raw_value == b"application/json"
 
 
+async def test_a_body_nested_too_deeply_is_refused_and_breaks_no_stream() -> None:
+    async with served(World(d="decode")) as (_, call):
+        await call.write(head("/v1/chat/completions", end=False))
+        await call.write(body(b'{"messages": ' + b"[" * 100_000, end=True))
+        answer = (await call.read()).immediate_response
+        assert answer.status.code == 400
+        assert b"nested too deeply" in answer.body
+
+
 async def test_a_stop_ends_placed_streams_with_ok() -> None:
     async with served(World(d="decode")) as (server, call):
         await call.write(head("/", end=True))

@@ -12,11 +12,11 @@ from tandem_contract import headers as wire
 from tandem_epp.ext_proc.messages import (
     Answer,
     BodyMode,
+    Continue,
+    HeaderMutation,
     HttpRequest,
-    Immediate,
-    Mutation,
+    ImmediateResponse,
     Part,
-    Pass,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -25,22 +25,24 @@ from tandem_epp.ext_proc.messages import (
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.ext_proc.stream import CHUNK, ExtProcStream, Refused
+from tandem_epp.ext_proc.stream import CHUNK, ExtProcStream, LocalReply
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})
 LIMIT = 1 << 20
-TOO_LARGE = Immediate(413, b"too large")
-REFUSAL = Immediate(400, b"bad")
+TOO_LARGE = ImmediateResponse(413, b"too large")
+REFUSAL = ImmediateResponse(400, b"bad")
 
 
 @dataclass
 class Placement:
-    mutation: Mutation
+    mutation: HeaderMutation
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
 
-    def responded(self, timing: str | None, status: int, prefill: str | None = None) -> None:
+    def on_response_headers(
+        self, timing: str | None, status: int, prefill: str | None = None
+    ) -> None:
         self.timings.append(timing)
 
     def end(self) -> None:
@@ -58,13 +60,13 @@ class Placer:
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
         if body == b"bad":
-            raise Refused(REFUSAL)
-        mutation = Mutation((("picked", str(hash(body))),), (), f"{len(body)}:{now}")
+            raise LocalReply(REFUSAL)
+        mutation = HeaderMutation((("picked", str(hash(body))),), (), f"{len(body)}:{now}")
         self.placements.append(Placement(mutation))
         return self.placements[-1]
 
-    def too_large(self, limit: int) -> Immediate:
-        return TOO_LARGE
+    def body_too_large(self, limit: int) -> LocalReply:
+        return LocalReply(TOO_LARGE)
 
 
 def cut(body: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -93,10 +95,10 @@ def test_any_chunking_decides_alike_and_gives_the_body_back(
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     first, *rest = drive(stream, cut(body, cuts), trailers=trailers)
-    assert first == Pass(Part.REQUEST_HEADERS, placer.placements[0].mutation)
+    assert first == Continue(Part.REQUEST_HEADERS, placer.placements[0].mutation)
     assert placer.placements[0].mutation.destination == f"{len(body)}:1.0"
     if trailers:
-        assert rest.pop() == Pass(Part.REQUEST_TRAILERS)
+        assert rest.pop() == Continue(Part.REQUEST_TRAILERS)
     chunks = [answer for answer in rest if isinstance(answer, StreamedChunk)]
     assert chunks == rest
     assert b"".join(chunk.body for chunk in chunks) == body
@@ -110,26 +112,26 @@ def test_buffered_bodies_are_waited_for_with_the_headers_let_through() -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     headers = stream.receive(RequestHeaders(POST, False, BUFFERED), 1.0)
-    assert headers == (Pass(Part.REQUEST_HEADERS),)
+    assert headers == (Continue(Part.REQUEST_HEADERS),)
     body = stream.receive(RequestBody(b"whole", True), 1.0)
-    assert body == (Pass(Part.REQUEST_BODY, placer.placements[0].mutation),)
+    assert body == (Continue(Part.REQUEST_BODY, placer.placements[0].mutation),)
 
 
 @pytest.mark.parametrize("mode", list(BodyMode))
 def test_a_request_without_a_body_is_answered_at_once(mode: BodyMode) -> None:
     placer = Placer()
     answers = ExtProcStream(placer, LIMIT).receive(RequestHeaders(POST, True, mode), 1.0)
-    assert answers == (Pass(Part.REQUEST_HEADERS, placer.placements[0].mutation),)
+    assert answers == (Continue(Part.REQUEST_HEADERS, placer.placements[0].mutation),)
 
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
 def test_where_the_body_comes_too_late_the_headers_decide(mode: BodyMode) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
-    assert stream.receive(RequestHeaders(POST, False, mode), 1.0)[0] == Pass(
+    assert stream.receive(RequestHeaders(POST, False, mode), 1.0)[0] == Continue(
         Part.REQUEST_HEADERS, placer.placements[0].mutation
     )
-    assert stream.receive(RequestBody(b"x", True), 1.0) == (Pass(Part.REQUEST_BODY),)
+    assert stream.receive(RequestBody(b"x", True), 1.0) == (Continue(Part.REQUEST_BODY),)
 
 
 def test_a_body_nobody_reads_flows_through_whatever_its_size() -> None:
@@ -146,7 +148,7 @@ def test_a_body_nobody_reads_flows_through_whatever_its_size() -> None:
 
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
 @pytest.mark.parametrize(("body", "answer"), [(b"bad", REFUSAL), (b"x" * 11, TOO_LARGE)])
-def test_a_refusal_is_the_last_word(mode: BodyMode, body: bytes, answer: Immediate) -> None:
+def test_a_refusal_is_the_last_word(mode: BodyMode, body: bytes, answer: ImmediateResponse) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, 10)
     stream.receive(RequestHeaders(POST, False, mode), 1.0)
@@ -168,8 +170,8 @@ def test_timing_is_taken_from_the_response_and_kept_from_the_client() -> None:
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
     (answer,) = stream.receive(ResponseHeaders("queue=1"), 1.0)
-    assert answer == Pass(Part.RESPONSE_HEADERS, Mutation(remove=(wire.TIMING,)))
-    assert stream.receive(ResponseHeaders(None), 1.0) == (Pass(Part.RESPONSE_HEADERS),)
+    assert answer == Continue(Part.RESPONSE_HEADERS, HeaderMutation(remove=(wire.TIMING,)))
+    assert stream.receive(ResponseHeaders(None), 1.0) == (Continue(Part.RESPONSE_HEADERS),)
     assert placer.placements[0].timings == ["queue=1", None]
 
 
@@ -179,10 +181,10 @@ def test_a_gateway_that_sends_responses_gets_them_back() -> None:
     assert stream.receive(ResponseBody(b"token", False), 1.0) == (
         StreamedChunk(Part.RESPONSE_BODY, b"token", False),
     )
-    assert stream.receive(ResponseTrailers(), 1.0) == (Pass(Part.RESPONSE_TRAILERS),)
+    assert stream.receive(ResponseTrailers(), 1.0) == (Continue(Part.RESPONSE_TRAILERS),)
     plain = ExtProcStream(Placer(), LIMIT)
     plain.receive(RequestHeaders(POST, True, BUFFERED, BodyMode.STREAMED), 1.0)
-    assert plain.receive(ResponseBody(b"token", True), 1.0) == (Pass(Part.RESPONSE_BODY),)
+    assert plain.receive(ResponseBody(b"token", True), 1.0) == (Continue(Part.RESPONSE_BODY),)
 
 
 def test_the_end_is_counted_once_and_only_for_what_was_placed() -> None:
@@ -193,7 +195,7 @@ def test_the_end_is_counted_once_and_only_for_what_was_placed() -> None:
     assert placer.placements == []
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
-    assert stream.placed
+    assert stream.is_placed
     stream.close()
     stream.close()
     assert placer.placements[0].ended == 1

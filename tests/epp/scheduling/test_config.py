@@ -11,8 +11,8 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.config import Scheduling, load_scheduling
-from tandem_epp.scheduling.decider import Rules
-from tandem_epp.scheduling.profile import Context
+from tandem_epp.scheduling.decider import DeciderSettings
+from tandem_epp.scheduling.profile import ScoringContext
 
 LLMD = """
 apiVersion: llm-d.ai/v1alpha1
@@ -59,44 +59,44 @@ def pods() -> list[Pod]:
 
 def test_an_llmd_file_loads() -> None:
     scheduling = loaded(LLMD)
-    assert scheduling.rules == Rules(non_cached_tokens=16)
-    assert (scheduling.endpoints, scheduling.index.lruCapacityPerServer) == (2, 1000)
+    assert scheduling.decider == DeciderSettings(non_cached_tokens=16)
+    assert (scheduling.decode.max_endpoints, scheduling.index.capacity_blocks) == (2, 1000)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
-    fleet[1].index.add(request.chain(16))
-    decode = scheduling.decode.run(fleet, Context(request), 2, Random(1))
+    fleet[1].placed_prefixes.add(request.chain(16))
+    decode = scheduling.decode.run(fleet, ScoringContext(request), 2, Random(1))
     assert [pod.name for pod in decode] == ["decode-1", "decode-0"]
-    prefill = scheduling.prefill.run(fleet, Context(request), 2, Random(1))
+    prefill = scheduling.prefill.run(fleet, ScoringContext(request), 2, Random(1))
     assert [pod.name for pod in prefill] == ["prefill-2"]
 
 
 def test_the_default_weighs_prefix_hits_over_load() -> None:
     scheduling = loaded("{}", fallback=False)
-    assert scheduling.rules == Rules(fallback_to_unified=False)
+    assert scheduling.decider == DeciderSettings(fallback_to_unified=False)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
-    fleet[1].index.add(request.chain(16))
+    fleet[1].placed_prefixes.add(request.chain(16))
     fleet[1].in_flight = 1
-    assert scheduling.decode.run(fleet, Context(request), 1, Random(1)) == [fleet[1]]
-    fleet[1].index.clear()
-    assert scheduling.decode.run(fleet, Context(request), 1, Random(1)) == [fleet[0]]
+    assert scheduling.decode.run(fleet, ScoringContext(request), 1, Random(1)) == [fleet[1]]
+    fleet[1].placed_prefixes.clear()
+    assert scheduling.decode.run(fleet, ScoringContext(request), 1, Random(1)) == [fleet[0]]
 
 
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
-        ("plugins: [{type: queue-scorer}]", Rules()),
-        ("plugins: [{type: always-disagg-pd-decider}]", Rules(always=True)),
-        ("plugins: [{type: disagg-profile-handler}]", Rules(split=False)),
+        ("plugins: [{type: queue-scorer}]", DeciderSettings()),
+        ("plugins: [{type: always-disagg-pd-decider}]", DeciderSettings(always=True)),
+        ("plugins: [{type: disagg-profile-handler}]", DeciderSettings(split=False)),
         (
             "plugins: [{type: disagg-profile-handler, parameters: "
             "{deciderPluginName: always-disagg-pd-decider}}, {type: always-disagg-pd-decider}]",
-            Rules(always=True),
+            DeciderSettings(always=True),
         ),
     ],
 )
-def test_which_decider_decides(text: str, rules: Rules) -> None:
-    assert loaded(text).rules == rules
+def test_which_decider_decides(text: str, rules: DeciderSettings) -> None:
+    assert loaded(text).decider == rules
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_which_decider_decides(text: str, rules: Rules) -> None:
         ("plugin: []", "router.yaml:1: .*unknown field `plugin`"),
         (
             "plugins:\n- type: max-score-picker\n  parameters:\n    maxNumOfEndpoints: 0",
-            ":4: .*0 is",
+            ":4: .*Expected `int` >= 1",
         ),
         ("plugins:\n- type: queue-scorer\n  parameters:\n    x: 1", ":3: .*unknown field `x`"),
         ("plugins:\n- {type: queue-scorer}\n- {type: queue-scorer}", ":3: .*is taken"),
@@ -142,8 +142,7 @@ def test_mistakes_are_told_with_their_line(text: str, message: str) -> None:
 def test_steady_scores_are_kept_while_the_view_is_the_same() -> None:
     scheduling = loaded("plugins: [{type: queue-scorer}]")
     view = tuple(pods())
-    first = scheduling.decode.run(view, Context(None), 2, Random(1))
+    first = scheduling.decode.run(view, ScoringContext(None), 2, Random(1))
     assert {pod.name for pod in first} == {"decode-0", "decode-1"}
-    assert {pod.name for pod in scheduling.decode.run(view[1:], Context(None), 2, Random(1))} == {
-        "decode-1"
-    }
+    others = scheduling.decode.run(view[1:], ScoringContext(None), 2, Random(1))
+    assert {pod.name for pod in others} == {"decode-1"}

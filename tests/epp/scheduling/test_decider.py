@@ -5,12 +5,21 @@ from dataclasses import replace
 import pytest
 
 from tandem_contract.paths import RoutingPath
-from tandem_epp.scheduling.decider import Rules, Situation, SplitImpossible, decide
-
-LONG = Situation(
-    prompt_tokens=1000, cached_tokens=0, block_tokens=16, configured=True, prefill_ready=True
+from tandem_epp.scheduling.decider import (
+    DeciderInputs,
+    DeciderSettings,
+    SplitImpossible,
+    decide_path,
 )
-RULES = Rules(non_cached_tokens=100)
+
+LONG = DeciderInputs(
+    prompt_tokens=1000,
+    cached_tokens=0,
+    block_tokens=16,
+    is_disaggregated=True,
+    has_prefill_candidate=True,
+)
+SETTINGS = DeciderSettings(non_cached_tokens=100)
 
 
 @pytest.mark.parametrize(
@@ -24,29 +33,33 @@ RULES = Rules(non_cached_tokens=100)
         ({"cached_tokens": 967}, RoutingPath.UNIFIED, "mostly_cached"),
         ({"cached_tokens": 901}, RoutingPath.UNIFIED, "mostly_cached"),
         ({"cached_tokens": 900}, RoutingPath.PREFILL_THEN_DECODE, "worth_it"),
-        ({"configured": False}, RoutingPath.UNIFIED, "not_disaggregated"),
-        ({"one_engine": "batch"}, RoutingPath.UNIFIED, "batch"),
-        ({"prefill_ready": False}, RoutingPath.FALLBACK, "no_prefill_backend"),
-        ({"prefill_ready": False, "cached_tokens": 992}, RoutingPath.FAST_DECODE, "cached"),
+        ({"is_disaggregated": False}, RoutingPath.UNIFIED, "not_disaggregated"),
+        ({"single_engine_reason": "batch"}, RoutingPath.UNIFIED, "batch"),
+        ({"has_prefill_candidate": False}, RoutingPath.FALLBACK, "no_prefill_backend"),
+        ({"has_prefill_candidate": False, "cached_tokens": 992}, RoutingPath.FAST_DECODE, "cached"),
     ],
 )
 def test_the_table(change: dict[str, object], path: RoutingPath, reason: str) -> None:
-    verdict = decide(replace(LONG, **change), RULES)  # type: ignore[arg-type] # of its fields
+    verdict = decide_path(replace(LONG, **change), SETTINGS)  # type: ignore[arg-type] # of its fields
     assert (verdict.path, verdict.reason) == (path, reason)
 
 
 def test_no_prefill_backend_and_no_fallback_is_an_error() -> None:
     with pytest.raises(SplitImpossible):
-        decide(replace(LONG, prefill_ready=False), replace(RULES, fallback_to_unified=False))
+        decide_path(
+            replace(LONG, has_prefill_candidate=False), replace(SETTINGS, fallback_to_unified=False)
+        )
 
 
-@pytest.mark.parametrize("rules", [Rules(split=False), Rules(non_cached_tokens=0)])
-def test_the_split_can_be_off(rules: Rules) -> None:
-    assert decide(LONG, rules).reason == "split_off"
+@pytest.mark.parametrize(
+    "settings", [DeciderSettings(split=False), DeciderSettings(non_cached_tokens=0)]
+)
+def test_the_split_can_be_off(settings: DeciderSettings) -> None:
+    assert decide_path(LONG, settings).reason == "split_off"
 
 
 def test_always_splits_short_and_cached_prompts_but_not_what_one_engine_must_do() -> None:
-    always = Rules(always=True)
+    always = DeciderSettings(always=True)
     short = replace(LONG, prompt_tokens=1, cached_tokens=1)
-    assert decide(short, always).path is RoutingPath.PREFILL_THEN_DECODE
-    assert decide(replace(short, one_engine="n"), always).path is RoutingPath.UNIFIED
+    assert decide_path(short, always).path is RoutingPath.PREFILL_THEN_DECODE
+    assert decide_path(replace(short, single_engine_reason="n"), always).path is RoutingPath.UNIFIED

@@ -6,9 +6,9 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.pods import Gauges, Pod, Report
+from tandem_epp.backends.pods import Gauges, Pod, ScrapeResult
 from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling.profile import Context, Scorer
+from tandem_epp.scheduling.profile import Scorer, ScoringContext
 from tandem_epp.scheduling.scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
@@ -18,13 +18,13 @@ from tandem_epp.scheduling.scorers import (
     RunningRequestsSizeScorer,
 )
 
-NOTHING = Context(None)
+NOTHING = ScoringContext(None)
 
 
 def pod(gauges: Gauges | None = None, *, weight: int = 1, role: Role = Role.UNIFIED) -> Pod:
     made = Pod(Backend(name=str(id(gauges)), url="http://127.0.0.1:1", weight=weight, role=role))
     if gauges is not None:
-        made.reported(Report(gauges, b""))
+        made.apply_scrape(ScrapeResult(gauges, b""))
     return made
 
 
@@ -66,8 +66,8 @@ def test_prefix_hits_are_shares_of_the_prompt_in_each_backends_own_blocks() -> N
     fine = Pod(Backend(name="fine", url="http://127.0.0.1:1"), block_tokens=16)
     coarse = Pod(Backend(name="coarse", url="http://127.0.0.1:2"), block_tokens=32)
     cold = Pod(Backend(name="cold", url="http://127.0.0.1:3"))
-    fine.index.add(request.chain(16)[:2])
-    coarse.index.add(request.chain(32)[:1])
+    fine.placed_prefixes.add(request.chain(16)[:2])
+    coarse.placed_prefixes.add(request.chain(32)[:1])
     pods = [fine, coarse, cold]
-    assert PrefixCacheScorer().score(pods, Context(request)) == [0.5, 0.5, 0]
+    assert PrefixCacheScorer().score(pods, ScoringContext(request)) == [0.5, 0.5, 0]
     assert PrefixCacheScorer().score(pods, NOTHING) == [0, 0, 0]

@@ -1,0 +1,49 @@
+"""Settings of the process. The flags take their defaults from the fields of `Settings`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandem_contract import ports
+from tandem_contract.commandline import HostPort
+
+from .backends.pod_backend import PodSelection
+
+_LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
+_HEALTH: Final = HostPort("0.0.0.0", ports.EPP_HEALTH)
+_METRICS: Final = HostPort("0.0.0.0", ports.EPP_METRICS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the flags say."""
+
+    config: Path
+    """Router configuration file."""
+    listen: HostPort = _LISTEN
+    """Address of the gRPC server that Envoy connects to."""
+    health: HostPort = _HEALTH
+    """Address of /healthz and /readyz."""
+    metrics: HostPort = _METRICS
+    """Address of /metrics and /requests/ID."""
+    plan_key_dir: Path | None = None
+    """Directory of plan keys; None: sidecars get prefill candidates and no signed plan."""
+    max_body: int = 16 << 20
+    """Bytes; a larger request body is answered with 413. Too low: long prompts are refused. Too
+    high: each request under way may hold that much memory while its body is collected."""
+    history: int = 4096
+    """Decisions kept for `tandem trace`, about 1 KB each; 0 keeps none."""
+    otlp_endpoint: str = ""
+    """URL of an OpenTelemetry collector; empty: its environment variables name one, or none."""
+    warm_up: bool = True
+    """Whether each pair of pods makes its first hand-off before a request needs it. False: the
+    first request of a pair waits for the handshake, up to seconds."""
+    log_level: str = "info"
+    """debug, info, warning or error; debug logs one line per decision."""
+    pods: PodSelection | None = None
+    """The pods of a cluster that are the backends; None: the configuration file lists them."""
+
+    @property
+    def lists_backends(self) -> bool:
+        """Whether the configuration file lists the backends (static discovery)."""
+        return self.pods is None

@@ -1,0 +1,106 @@
+"""The registry: every entry can be built, and its parameters reach the plugin."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tandem_contract.config import DisaggregatedServing
+from tandem_contract.documents import parse_documents
+from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.scheduling.decider import DeciderSettings
+from tandem_epp.scheduling.reference import PAGE, plugin_table, with_table
+from tandem_epp.scheduling.registry import (
+    PLUGINS,
+    REGISTRY,
+    AcceptedType,
+    PluginType,
+    ScorerType,
+)
+
+WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType)]
+
+
+def by_type_name(plugin: PluginType[Any]) -> str:
+    return plugin.type_name
+
+
+def test_type_names_are_unique() -> None:
+    assert len(REGISTRY) == len(PLUGINS)
+
+
+@pytest.mark.parametrize("plugin", WITH_EFFECT, ids=by_type_name)
+def test_every_plugin_is_built_from_its_default_parameters(plugin: Any) -> None:
+    assert plugin.factory(plugin.parameters()) is not None
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=by_type_name)
+def test_every_plugin_loads_from_a_configuration(plugin: PluginType[Any]) -> None:
+    document = parse_documents(f"plugins: [{{type: {plugin.type_name}}}]", "router.yaml")[0]
+    load_scheduling(document, document.data, DisaggregatedServing(enabled=True))
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=by_type_name)
+def test_every_plugin_and_parameter_is_documented(plugin: PluginType[Any]) -> None:
+    assert plugin.help
+    schema = msgspec.json.schema(plugin.parameters)["$defs"][plugin.parameters.__name__]
+    assert all("description" in field for field in schema["properties"].values())
+
+
+@pytest.mark.parametrize("picker", ["max-score-picker", "random-picker", "weighted-random-picker"])
+def test_parameters_reach_the_picker(picker: str) -> None:
+    text = f"plugins: [{{type: {picker}, parameters: {{maxNumOfEndpoints: 3}}}}]"
+    document = parse_documents(text, "router.yaml")[0]
+    scheduling = load_scheduling(document, document.data, DisaggregatedServing())
+    assert scheduling.decode.max_endpoints == scheduling.prefill.max_endpoints == 3
+
+
+def test_each_profile_has_the_parameters_of_its_own_picker() -> None:
+    document = parse_documents(
+        """
+plugins:
+- {type: max-score-picker, parameters: {maxNumOfEndpoints: 2}}
+- {type: random-picker, parameters: {maxNumOfEndpoints: 5}}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: max-score-picker}]}
+- {name: prefill, plugins: [{pluginRef: random-picker}]}
+""",
+        "router.yaml",
+    )[0]
+    scheduling = load_scheduling(document, document.data, DisaggregatedServing())
+    assert (scheduling.decode.max_endpoints, scheduling.prefill.max_endpoints) == (2, 5)
+
+
+def test_a_decider_named_without_being_listed_has_its_default_parameters() -> None:
+    text = (
+        "plugins: [{type: disagg-profile-handler, parameters: "
+        "{deciders: {prefill: prefix-based-pd-decider}}}]"
+    )
+    document = parse_documents(text, "router.yaml")[0]
+    scheduling = load_scheduling(document, document.data, DisaggregatedServing())
+    assert scheduling.decider == DeciderSettings()
+
+
+def test_the_default_weights_are_those_of_the_documentation() -> None:
+    weights = {
+        plugin.type_name: plugin.default_weight
+        for plugin in PLUGINS
+        if isinstance(plugin, ScorerType) and plugin.default_weight
+    }
+    assert weights == {
+        "prefix-cache-scorer": 3,
+        "active-request-scorer": 2,
+        "queue-scorer": 1,
+    }
+
+
+def test_the_table_in_the_documentation_is_current() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_table(page), "docs/epp.md is stale: run make generate"
+
+
+def test_the_table_has_a_row_for_every_plugin_with_an_effect() -> None:
+    rows = [line for line in plugin_table().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == [p.type_name for p in WITH_EFFECT]
+    with pytest.raises(ValueError, match="marker lines"):
+        with_table("no markers")

@@ -21,7 +21,7 @@ from tandem_kube.resources import DEPLOYMENTS, PODS, Object, Resource
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.crd import DECODE_POOL
 from tandem_operator.observed import PodState, PoolResource, SetKey
-from tandem_operator.planning.parse import pod_state, pool_resource, set_key
+from tandem_operator.planning.api_objects import pod_state, pool_resource, set_key
 
 if TYPE_CHECKING:
     from tandem_kube.client import Api

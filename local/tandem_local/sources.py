@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem_contract.documents import DocumentError, load_documents
-from tandem_operator.resources.pools import Pools, parse_pools
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import Pools
 
 
 def read_sets(paths: Sequence[Path]) -> Pools:

@@ -20,7 +20,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.trace import CandidateTrace, DecisionTrace, SidecarTrace
 from tandem_engine.tiny import make_tiny_model
 from tandem_local.stack import Stack
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 pytestmark = pytest.mark.component
 

@@ -20,7 +20,7 @@ from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.client import Client
 from tandem_local.stack import Stack
 from tandem_local.state import PodState
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from tandem_operator.observed import Body, EndpointKey
-from tandem_operator.resources.pools import DecodePool, parse_pools
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import DecodePool
 from tandem_operator.routing.router import EndpointPool, ObservedEndpoint, Ref, ref_of
 
 from .pool_yaml import decode_pool, documents, prefill_pool

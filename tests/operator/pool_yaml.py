@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 from tandem_contract.documents import Document, parse_documents
-from tandem_operator.resources.pools import Pools, parse_pools
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import Pools
 
 FILE = "pools.yaml"
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
-from tandem_operator.planning import parse
+from tandem_operator.planning import api_objects
 from tandem_operator.planning.actions import SetPlan
 from tandem_operator.planning.plan import plan_set
-from tandem_operator.planning.status import Event, statuses, transitions
+from tandem_operator.planning.status import Event, status_events, statuses
 from tandem_operator.resources.resolve import Defaults
 from tandem_operator.resources.schema import defaulted
 
@@ -55,7 +55,7 @@ class World:
         body["metadata"] |= {
             "uid": uid,
             "generation": generation,
-            "creationTimestamp": parse.rfc3339(self.now),
+            "creationTimestamp": api_objects.rfc3339(self.now),
         }
         body["status"] = old.get("status", {}) if old else {}
         self.objects[key] = body
@@ -79,8 +79,8 @@ class World:
         return next(c for c in self.status(name, kind)["conditions"] if c["type"] == which)
 
     def observe(self) -> Observed:
-        resources = [parse.pool_resource(body) for body in self.objects.values()]
-        keys = {parse.set_key(body) for body in self.objects.values()}
+        resources = [api_objects.pool_resource(body) for body in self.objects.values()]
+        keys = {api_objects.set_key(body) for body in self.objects.values()}
         assert len(keys) == 1, keys
         return Observed(
             key=keys.pop(),
@@ -88,7 +88,7 @@ class World:
             prefill=next((r for r in resources if r.key.kind == "PrefillPool"), None),
             decodes=tuple(r for r in resources if r.key.kind == "DecodePool"),
             pods=tuple(self.pods.values()),
-            revisions=tuple(parse.revision_state(body) for body in self.revisions.values()),
+            revisions=tuple(api_objects.revision_state(body) for body in self.revisions.values()),
             budgets=tuple(self.budgets.values()),
             nodes=self.nodes,
             routers=self.routers,
@@ -111,7 +111,7 @@ class World:
         for key, body in statuses(observed, plan).items():
             held = self.objects[key.kind, key.name]
             if held["status"] != body:
-                self.events += transitions(held["status"], body)
+                self.events += status_events(held["status"], body)
                 held["status"] = copy.deepcopy(body)
                 self.status_writes += 1
         return plan
@@ -186,15 +186,15 @@ class World:
         name = body["metadata"]["name"]
         assert name not in self.pods, f"{name} exists"
         made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": parse.rfc3339(self.now)}
+        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": api_objects.rfc3339(self.now)}
         self.bodies[name] = made
-        self.pods[name] = parse.pod_state(made)
+        self.pods[name] = api_objects.pod_state(made)
 
     def _create_revision(self, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]
         assert name not in self.revisions, f"{name} exists"
         made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": parse.rfc3339(self.now)}
+        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": api_objects.rfc3339(self.now)}
         self.revisions[name] = made
 
     def _adopt(self, kind: str, name: str, uid: str) -> None:

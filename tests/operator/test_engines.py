@@ -15,8 +15,8 @@ import pytest
 
 from tandem_operator.errors import InvalidSet
 from tandem_operator.pods.manifests import pods
-from tandem_operator.resources import versions
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources import vllm_versions
+from tandem_operator.resources.pool_files import parse_pools
 
 from .pool_yaml import decode_pool, documents, pair
 
@@ -116,11 +116,12 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
     steps = {
         known.since
         for known in (
-            versions.HAND_OFF, versions.LEASE, versions.SHUTDOWN_TIMEOUT, versions.NIXL_PIPELINE,
-            *(known for _, known in versions.CONNECTORS.values()),
+            vllm_versions.HANDOFF, vllm_versions.LEASE, vllm_versions.SHUTDOWN_TIMEOUT,
+            vllm_versions.NIXL_PIPELINE,
+            *(known for _, known in vllm_versions.CONNECTORS.values()),
         )
     }  # fmt: skip
-    written = {versions.release(version) for version in VERSIONS}
+    written = {vllm_versions.parse_release(version) for version in VERSIONS}
     # A lone pool reads no connector: 0.11 changed nothing else.
     assert steps - {(0, 11)} <= written
 

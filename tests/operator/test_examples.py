@@ -7,7 +7,7 @@ import pytest
 
 from tandem_contract.documents import load_documents, parse_documents
 from tandem_operator.pods.manifests import pods
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tandem_operator.observed import EndpointKey, Observed
-from tandem_operator.planning import parse
+from tandem_operator.planning import api_objects
 from tandem_operator.planning.plan import plan_set
-from tandem_operator.resources.pools import PoolSet, parse_pools
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import PoolSet
 from tandem_operator.resources.resolve import Defaults
 from tandem_operator.resources.schema import defaulted
 from tandem_operator.routing.router import (
@@ -216,9 +217,9 @@ def observed_set(case: str) -> Observed:
         name = body["metadata"]["name"]
         body["metadata"] |= {"namespace": "default", "uid": f"{case}: {name}", "generation": 1}
         bodies.append(body)
-    resources = [parse.pool_resource(body) for body in bodies]
+    resources = [api_objects.pool_resource(body) for body in bodies]
     return Observed(
-        key=parse.set_key(bodies[0]),
+        key=api_objects.set_key(bodies[0]),
         now=NOW,
         prefill=next((one for one in resources if one.key.kind == "PrefillPool"), None),
         decodes=tuple(one for one in resources if one.key.kind == "DecodePool"),

@@ -14,9 +14,8 @@ from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
 from tandem_operator.pods import prestop
-from tandem_operator.pods.labelling import label_value
-from tandem_operator.pods.manifests import plan_key_secrets, pod, pods, template
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.pods.manifests import label_value, plan_key_secrets, pod, pods, template
+from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.resolve import Defaults, own_version
 from tandem_operator.routing.static import router_config
 

@@ -8,7 +8,7 @@ import pytest
 
 from tandem_contract.documents import load_documents
 from tandem_operator.pods.manifests import pods
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 from ..cluster.control_plane import ControlPlane
 from ..cluster.kubectl import Failed

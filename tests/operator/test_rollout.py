@@ -10,7 +10,7 @@ from tandem_operator.observed import PodName, PodState
 from tandem_operator.planning.rollout import (
     Gate,
     Limits,
-    Moves,
+    PodChanges,
     has_served,
     hold,
     index_of,
@@ -34,8 +34,8 @@ def pods(revision: str, *indexes: int, ready: bool = True) -> list[PodState]:
     return [pod(f"p-{revision}-{i}", ready=ready) for i in indexes]
 
 
-def names(moves: Moves) -> list[str]:
-    return [str(one.name) for one in moves.leave]
+def names(changes: PodChanges) -> list[str]:
+    return [str(one.name) for one in changes.remove]
 
 
 @pytest.mark.parametrize(
@@ -61,44 +61,44 @@ def test_limits(
 
 
 def test_a_first_rollout_brings_all_pods_at_once() -> None:
-    assert roll([], Limits(3, 1, 0), None, "b") == Moves(come_update=3)
+    assert roll([], Limits(3, 1, 0), None, "b") == PodChanges(add_update=3)
 
 
 def test_by_surge_a_new_pod_comes_and_is_ready_before_an_old_one_goes() -> None:
     within = Limits(2, 1, 0)
-    assert roll(pods("a", 0, 1), within, "a", "b") == Moves(come_update=1)
+    assert roll(pods("a", 0, 1), within, "a", "b") == PodChanges(add_update=1)
     waiting = [*pods("a", 0, 1), *pods("b", 0, ready=False)]
-    assert roll(waiting, within, "a", "b") == Moves()
-    moves = roll([*pods("a", 0, 1), *pods("b", 0)], within, "a", "b")
-    assert names(moves) == ["p-a-1"]
-    assert moves.come_update == 1
+    assert roll(waiting, within, "a", "b") == PodChanges()
+    changes = roll([*pods("a", 0, 1), *pods("b", 0)], within, "a", "b")
+    assert names(changes) == ["p-a-1"]
+    assert changes.add_update == 1
 
 
 def test_without_surge_an_old_pod_goes_first() -> None:
-    moves = roll(pods("a", 0, 1), Limits(2, 0, 1), "a", "b")
-    assert names(moves) == ["p-a-1"]
-    assert moves.come_update == 1
+    changes = roll(pods("a", 0, 1), Limits(2, 0, 1), "a", "b")
+    assert names(changes) == ["p-a-1"]
+    assert changes.add_update == 1
 
 
 def test_an_old_pod_lost_in_mid_rollout_comes_back_of_its_own_revision() -> None:
-    moves = roll([*pods("a", 0), *pods("b", 0, ready=False)], Limits(2, 1, 0), "a", "b")
-    assert moves == Moves(come_current=1)
+    changes = roll([*pods("a", 0), *pods("b", 0, ready=False)], Limits(2, 1, 0), "a", "b")
+    assert changes == PodChanges(add_current=1)
 
 
 def test_even_the_only_one() -> None:
-    assert roll(pods("b", 0, ready=False), Limits(1, 1, 0), "a", "b") == Moves(come_current=1)
+    assert roll(pods("b", 0, ready=False), Limits(1, 1, 0), "a", "b") == PodChanges(add_current=1)
 
 
 def test_a_revision_that_never_served_leaves_at_once_when_it_is_not_ready() -> None:
-    moves = roll([*pods("a", 0), *pods("x", 0, ready=False)], Limits(1, 1, 0), "a", "b")
-    assert names(moves) == ["p-x-0"]
-    assert moves.come_update == 1
+    changes = roll([*pods("a", 0), *pods("x", 0, ready=False)], Limits(1, 1, 0), "a", "b")
+    assert names(changes) == ["p-x-0"]
+    assert changes.add_update == 1
 
 
 def test_a_first_revision_that_never_served_gives_way_without_surge() -> None:
-    moves = roll(pods("a", 0, 1, ready=False), Limits(2, 0, 1), None, "b")
-    assert sorted(names(moves)) == ["p-a-0", "p-a-1"]
-    assert moves.come_update == 2
+    changes = roll(pods("a", 0, 1, ready=False), Limits(2, 0, 1), None, "b")
+    assert sorted(names(changes)) == ["p-a-0", "p-a-1"]
+    assert changes.add_update == 2
 
 
 def test_what_leaves_first_is_unscheduled_then_unready_then_of_the_highest_index() -> None:
@@ -108,37 +108,37 @@ def test_what_leaves_first_is_unscheduled_then_unready_then_of_the_highest_index
     ]  # fmt: skip
     order = [names(roll(crowd, Limits(n, 1, 0), "b", "b"))[-1] for n in (4, 3, 2, 1)]
     assert order == ["p-b-4", "p-b-1", "p-b-10", "p-b-2"]
-    assert len(roll(crowd, Limits(0, 0, 0), "b", "b").leave) == 5
+    assert len(roll(crowd, Limits(0, 0, 0), "b", "b").remove) == 5
 
 
 def test_a_closed_gate_keeps_old_pods_but_for_one_place() -> None:
     closed = Gate(is_open=False)
-    assert roll(pods("a", 0, 1), Limits(2, 1, 0), "a", "b", closed) == Moves(come_update=1)
+    assert roll(pods("a", 0, 1), Limits(2, 1, 0), "a", "b", closed) == PodChanges(add_update=1)
     full = [*pods("a", 0, 1), *pods("b", 0)]
-    assert roll(full, Limits(2, 1, 0), "a", "b", closed) == Moves()
+    assert roll(full, Limits(2, 1, 0), "a", "b", closed) == PodChanges()
     alone = roll(pods("a", 0), Limits(1, 0, 1), "a", "b", closed)
-    assert (names(alone), alone.come_update) == (["p-a-0"], 1)
+    assert (names(alone), alone.add_update) == (["p-a-0"], 1)
 
 
 def test_a_smaller_number_holds_behind_a_closed_gate_too() -> None:
     crowd = [*pods("a", 0, 1, 2, 3), *pods("b", 0, ready=False)]
-    moves = roll(crowd, Limits(1, 1, 0), "a", "b", Gate(is_open=False))
-    assert names(moves) == ["p-a-3", "p-a-2", "p-a-1"]
+    changes = roll(crowd, Limits(1, 1, 0), "a", "b", Gate(is_open=False))
+    assert names(changes) == ["p-a-3", "p-a-2", "p-a-1"]
 
 
 def test_a_kept_pod_stays_last() -> None:
     crowd = [*pods("a", 0), *pods("b", 0)]
-    assert roll(crowd, Limits(1, 1, 0), "a", "b", Gate(keep={"p-a-0"})) == Moves()
+    assert roll(crowd, Limits(1, 1, 0), "a", "b", Gate(keep={"p-a-0"})) == PodChanges()
     assert names(roll(crowd, Limits(1, 1, 0), "a", "b")) == ["p-a-0"]
 
 
 def test_holding_changes_the_number_alone() -> None:
     mixed = [*pods("a", 0, 1), *pods("b", 0)]
-    assert hold(mixed, Limits(2, 1, 0), "a") == Moves()
-    assert hold(mixed[:1], Limits(2, 1, 0), "a") == Moves(come_current=1)
+    assert hold(mixed, Limits(2, 1, 0), "a") == PodChanges()
+    assert hold(mixed[:1], Limits(2, 1, 0), "a") == PodChanges(add_current=1)
     assert names(hold(pods("a", 0, 1), Limits(1, 1, 0), "a")) == ["p-a-1"]
     assert names(hold(mixed, Limits(1, 1, 0), "a")) == ["p-b-0"]
-    assert hold([], Limits(2, 1, 0), None) == Moves()
+    assert hold([], Limits(2, 1, 0), None) == PodChanges()
 
 
 def test_a_revision_has_served_once_it_carries_the_pool() -> None:
@@ -160,13 +160,13 @@ class Pool:
         self.within, self.current = within, current
         self.pods: dict[str, PodState] = {}
 
-    def roll(self, update: str) -> Moves:
+    def roll(self, update: str) -> PodChanges:
         before = list(self.pods.values())
         ready = len([one for one in before if one.ready])
-        moves = roll(before, self.within, self.current, update)
-        for one in moves.leave:
+        changes = roll(before, self.within, self.current, update)
+        for one in changes.remove:
             del self.pods[one.name]
-        for revision, number in ((self.current, moves.come_current), (update, moves.come_update)):
+        for revision, number in ((self.current, changes.add_current), (update, changes.add_update)):
             for _ in range(number):
                 name = next(n for i in range(99) if (n := f"p-{revision}-{i}") not in self.pods)
                 self.pods[name] = pod(name, ready=False)
@@ -176,7 +176,7 @@ class Pool:
         assert len(self.pods) <= most, "made too many pods"
         if has_served(list(self.pods.values()), self.within, update):
             self.current = update
-        return moves
+        return changes
 
 
 @settings(deadline=None, max_examples=80)
@@ -203,7 +203,7 @@ def test_it_always_gets_there_and_never_takes_too_many(
             elif fate != "stay":
                 pool.pods[name] = replace(pool.pods[name], ready=fate == "ready")
     for _ in range(40):
-        at_rest = pool.roll("b") == Moves() and all(one.ready for one in pool.pods.values())
+        at_rest = pool.roll("b") == PodChanges() and all(one.ready for one in pool.pods.values())
         for name in pool.pods:
             pool.pods[name] = replace(pool.pods[name], ready=True)
         if at_rest:

@@ -24,7 +24,7 @@ from tandem_operator.routing.router import (
     ObservedEndpoint,
     Ref,
     RouterSettings,
-    covers,
+    is_up_to_date,
     plan_endpoint,
     ref_of,
 )
@@ -89,7 +89,9 @@ async def test_what_is_applied_is_found_again_and_nothing_more_is_written(
     observed = await observed_in(api, namespace)
     plan = plan_endpoint(observed, SETTINGS)
     live = await applied(api, plan.apply)
-    assert [ref_of(body) for body in plan.apply if not covers(live[ref_of(body)], body)] == []
+    assert [
+        ref_of(body) for body in plan.apply if not is_up_to_date(live[ref_of(body)], body)
+    ] == []
     again = plan_endpoint(replace(observed, children=live, secret=b""), SETTINGS)
     assert (again.apply, again.delete) == ((), ())
 
@@ -211,4 +213,4 @@ async def test_inference_pool_and_route_are_what_their_definitions_ask_for(
     ]
     assert [body["kind"] for body in wanted] == ["InferencePool", "HTTPRoute"]
     live = await applied(api, wanted)
-    assert all(covers(live[ref_of(body)], body) for body in wanted)
+    assert all(is_up_to_date(live[ref_of(body)], body) for body in wanted)

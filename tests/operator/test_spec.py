@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.spec import DecodeSpec, PrefillSpec
 
 from .full_pools import FULL

@@ -146,7 +146,7 @@ def test_a_replica_larger_than_any_node() -> None:
     assert stated(world, "PodsReady", "p", "PrefillPool") == ("False", "FitsNoNode")
     assert stated(world, "Stalled", "p", "PrefillPool") == ("True", "FitsNoNode")
     message = world.condition("p", "Ready", "PrefillPool")["message"]
-    assert "wants nvidia.com/gpu: 8" in message
+    assert "requests nvidia.com/gpu: 8" in message
     assert "small, has 4" in message
     world.nodes = None
     world.reconcile()

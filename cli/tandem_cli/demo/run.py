@@ -26,7 +26,7 @@ from tandem_local.router import write_plan_key
 from tandem_local.runner import Runner
 from tandem_local.stack import Stack
 from tandem_operator.pods.manifests import plan_key_secrets, pods
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 from . import load, outcome, pools
 

@@ -1,9 +1,10 @@
-"""From what is seen of a set to what is written and said about it. Pure.
+"""From what the operator observes of a set to what it writes and reports. Pure.
 
-    parse, reading                          API objects → observed values and typed pools
-    plan, revisions, coherence, rollout, replacement, pod_plan, budgets, progress    what to write
-    status, status_facts, status_conditions, transitions, fit                        what to say
-    covers                                  whether a live object is as desired already
+    api_objects, validation            API objects → observed values → pools, or their rejection
+    plan, actions                      what to write: one pass over a set
+    revisions, revision_gate, rollout, pod_plan, budgets, progress        the steps of a plan
+    status, status_facts, status_conditions, node_fit                     what to report
+    drift                              whether a live object is as desired already
 
 Read `plan` first, then `status`.
 """

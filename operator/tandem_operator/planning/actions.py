@@ -1,7 +1,7 @@
-"""What a set needs done, as frozen values: what `plan.plan_set` gives and `cluster.apply` does.
+"""The plan of a set as frozen values: `plan.plan_set` returns it, `runtime.cluster` applies it.
 
-The order of the fields of SetPlan is the order of the writes. A process that dies between any two
-of them leaves a state from which the next plan goes on.
+The order of the fields of SetPlan is the order of the writes. If the process dies between any two
+of them, the next plan continues from the state that is then in the cluster.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..observed import Body, Failure, PodName, PoolKey, SetKey
-from ..resources.members import Pool
-from .reading import Reading
+from ..resources.pools import Pool
+from .validation import PoolValidation
 
 
 @dataclass(frozen=True)
 class Create:
-    """An object to create: a ControllerRevision or a Pod, complete."""
+    """An object to create, complete: a ControllerRevision, a Pod or a PodDisruptionBudget."""
 
     pool: PoolKey
     body: Body = field(repr=False)
@@ -27,7 +27,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Adopt:
-    """An orphan to give an owner: a merge patch of `metadata` with `uid` as precondition."""
+    """An orphan that gets an owner: a merge patch of `metadata` with `uid` as precondition."""
 
     pool: PoolKey
     kind: str
@@ -71,49 +71,49 @@ class Delete:
 
 
 class Mode(Enum):
-    """How a pool's pods are brought to its spec."""
+    """Which changes a pool's pods get in this pass."""
 
     ROLL = "roll"
-    """To the update revision."""
+    """Pods roll to the update revision, and scale."""
     HOLD = "hold"
-    """Pods stay of the revision they are of: paused, waiting for a peer, or in disagreement."""
+    """Pods scale but keep their revision: the pool is paused, waits for a peer or is rejected."""
     FREEZE = "freeze"
-    """Nothing is touched: the spec cannot be read."""
+    """No pod is created or deleted: the spec cannot be read."""
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """What was read and decided of one pool; what its status is made from."""
+    """Mode and revisions of one pool; `status` reports from it."""
 
     key: PoolKey
-    reading: Reading
+    validation: PoolValidation
     mode: Mode
     desired: int | None
-    """Pods wanted; None when the spec does not say so readably."""
+    """Desired number of pods; None when the spec has no readable one."""
     current: str | None
-    """The revision that last served by itself; None before the first did."""
+    """The revision that served last by itself; None before any has."""
     update: str | None
-    """The revision to come to: `current` again when nothing is to change. None when there is none
-    yet."""
+    """The revision to roll to; equal to `current` when nothing changes, None when there is no
+    revision yet."""
     compat: str | None
     """Compat hash of `update`."""
-    laggards: tuple[str, ...] = ()
-    """`HOLD` for their sake: pools of the set that do not come to the same compat hash, and why."""
+    blocked_by: tuple[str, ...] = ()
+    """Reason of a HOLD: pools of the set that keep the old compat hash, and why each does."""
     refused: Failure | None = None
-    """`HOLD` because of it: the API server takes no pod of the pool's spec, in its own words."""
+    """Reason of a HOLD: the API server refuses every pod of the spec; its message."""
     newer_template: bool = False
-    """Whether this operator would render the update revision otherwise than it is pinned."""
+    """Whether this operator would render the update revision differently than it is pinned."""
     template: Body | None = field(default=None, repr=False)
     """The pod template of `update`."""
 
     @property
     def pool(self) -> Pool | None:
-        return self.reading.pool
+        return self.validation.pool
 
 
 @dataclass(frozen=True)
 class SetPlan:
-    """One pass over a set."""
+    """The writes of one pass over a set."""
 
     key: SetKey
     adopt: tuple[Adopt, ...] = ()
@@ -126,17 +126,18 @@ class SetPlan:
     delete_budgets: tuple[str, ...] = ()
     delete_revisions: tuple[str, ...] = ()
     requeue_after: float | None = None
-    """Seconds until time alone changes what is to be done or said."""
+    """Seconds until the next pass is needed even if no object changes; None: never."""
     pools: Mapping[PoolKey, PoolPlan] = field(default_factory=dict)
 
     @property
     def touches_pods(self) -> bool:
-        """Whether pods come or go: the plan is then made again from a live list first."""
+        """Whether pods are created or deleted: the plan is then first computed again from a live
+        list, because the cache may trail."""
         return bool(self.create_pods or self.delete_pods)
 
     @property
     def writes(self) -> int:
-        """How many API calls it takes; 0 at rest."""
+        """Number of API calls; 0 when the set is as its spec says."""
         return sum(
             map(
                 len,

@@ -1,7 +1,7 @@
-"""PodDisruptionBudgets: how many pods of a pool a node drain leaves. Pure.
+"""PodDisruptionBudgets of pools: how many pods a node drain must leave. Pure.
 
-One pod at a time may always go, of a single replica too: its own drain loses no request, and a
-budget that forbids it would block every node's maintenance for good.
+One pod may always be evicted, also the only one of a pool: its own drain loses no request, and a
+budget that forbids the eviction would block the maintenance of its node for good.
 """
 
 from collections.abc import Iterable
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from tandem_contract import labels
 
 from ..observed import Body, PoolResource, roles_of
-from .covers import covers
-from .revisions import owner
+from .drift import is_up_to_date
+from .revisions import owner_reference
 from .rollout import Limits
 
 
-def name_of(resource: PoolResource) -> str:
-    """With the kind in it: two pools of a set may share a name."""
+def budget_name(resource: PoolResource) -> str:
+    """The budget's name, with the pool's kind in it: two pools of a set may share a name."""
     return f"{resource.key.name}-{roles_of(resource.key.kind)[0]}"
 
 
-def budget(resource: PoolResource, within: Limits) -> Body | None:
-    """The pool's budget; None when one pod or none is all there is."""
-    fewest = within.desired - max(1, within.unavailable)
+def budget(resource: PoolResource, limits: Limits) -> Body | None:
+    """The pool's budget; None when the pool has at most one pod more than may be missing."""
+    fewest = limits.desired - max(1, limits.unavailable)
     if fewest < 1:
         return None
     key = resource.key
@@ -29,14 +29,14 @@ def budget(resource: PoolResource, within: Limits) -> Body | None:
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {
-            "name": name_of(resource),
+            "name": budget_name(resource),
             "namespace": key.namespace,
             "labels": {
                 labels.POOL: key.name,
                 labels.ROLE: roles_of(key.kind)[0],
                 labels.MANAGED_BY: "tandem-operator",
             },
-            "ownerReferences": [owner(resource)],
+            "ownerReferences": [owner_reference(resource)],
         },
         "spec": {
             "minAvailable": fewest,
@@ -52,9 +52,9 @@ def budget(resource: PoolResource, within: Limits) -> Body | None:
     }
 
 
-def is_kept(wanted: Body, seen: Iterable[Body]) -> bool:
+def has_budget(desired: Body, live: Iterable[Body]) -> bool:
     """Whether the API server has this budget already."""
     return any(
-        one["metadata"]["name"] == wanted["metadata"]["name"] and covers(one, wanted)
-        for one in seen
+        body["metadata"]["name"] == desired["metadata"]["name"] and is_up_to_date(body, desired)
+        for body in live
     )

@@ -1,12 +1,13 @@
-"""One pass over a set: what is seen → what to write. Pure.
+"""One pass over a set: from what the operator observes to what it writes. Pure.
 
-    read      each pool as a type, or what keeps it back       `pools.read_set`
-    target    the revision each pool is to come to             `revisions`
-    gate      who waits for whom                               `coherence`
-    count     how many pods come and go                        `rollout`
-    name      which                                            `pod_plan`
+    validate  each pool as a type, or why it is rejected        `validation`
+    target    the revision to which each pool rolls             `revisions`
+    gate      which pools wait for which                        `revision_gate`
+    count     how many pods to add and to remove                `rollout`
+    name      which pods                                        `pod_plan`
 
-A pool that cannot be read is frozen: nothing of it is touched, and the others go on without it.
+A pool whose spec cannot be read is frozen: the plan does not touch it, and the other pools of the
+set go on without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,27 +25,28 @@ from ..observed import (
     PoolResource,
     RevisionState,
 )
-from ..resources.members import Pool
+from ..resources.pools import Pool
 from ..resources.resolve import DEFAULTS, Defaults
 from ..resources.spec import Rollout
 from . import budgets, pod_plan, progress, revisions
 from .actions import Adopt, Create, Delete, Label, Mode, PoolPlan, SetPlan
-from .coherence import Member, gate, laggards
-from .reading import Reading, attempt_pods, read_set
-from .replacement import due, rests
+from .revision_gate import Member, blocked_by, gate
 from .revisions import Target
-from .rollout import OPEN, Gate, Limits, Moves, has_served, hold, limits, roll
+from .rollout import OPEN, Gate, Limits, PodChanges, has_served, hold, limits, roll
+from .validation import PoolValidation, check_renderable, validate_set
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """One pool, with what belongs to it."""
+class _PoolState:
+    """One pool, with the objects that belong to it."""
 
     resource: PoolResource
-    reading: Reading
+    validation: PoolValidation
     pods: tuple[PodState, ...]
     counting: tuple[PodState, ...]
+    """Those of `pods` that fill a place among the replicas."""
     pinned: tuple[RevisionState, ...]
+    """Its ControllerRevisions, oldest first."""
     current: RevisionState | None
     refused: Failure | None
 
@@ -53,20 +55,20 @@ class _Seen:
         return f"{self.resource.key.kind} {self.resource.key.name}"
 
     @property
-    def frozen(self) -> bool:
-        held = self.reading.held
-        return held is not None and held.reason is Reason.INVALID_SPEC
+    def is_frozen(self) -> bool:
+        rejection = self.validation.rejection
+        return rejection is not None and rejection.reason is Reason.INVALID_SPEC
 
     @property
-    def follows(self) -> Pool | None:
-        """The pool as its spec has it, when pods may follow it."""
-        kept = self.reading.held or self.reading.paused or self.refused
-        return None if kept else self.reading.pool
+    def rollable_pool(self) -> Pool | None:
+        """The pool as its spec says, when its pods may roll to that spec."""
+        is_held = self.validation.rejection or self.validation.paused or self.refused
+        return None if is_held else self.validation.pool
 
     @property
     def limits(self) -> Limits:
-        rollout = self.reading.pool.spec.rollout if self.reading.pool else Rollout()
-        return limits(rollout, self.reading.replicas or 0)
+        pool = self.validation.pool
+        return limits(pool.spec.rollout if pool else Rollout(), self.validation.replicas or 0)
 
 
 def plan_set(
@@ -74,231 +76,261 @@ def plan_set(
     defaults: Defaults = DEFAULTS,
     refused: Mapping[PoolKey, Failure] = MappingProxyType({}),
 ) -> SetPlan:
-    """What brings the set one step nearer to its spec; empty (`writes == 0`) once it is there.
+    """The writes that bring the set one step nearer to its spec; none once it is there.
 
-    `refused`: pools of whose new revision the API server takes no pod; they keep what they have.
+    `refused`: pools whose new revision the API server refuses to create pods of; they keep the
+    revision that they have.
     """
-    seen = _see(observed, defaults, refused)
-    targets = revisions.targets(
-        {one.name: one.follows for one in seen if one.follows},
-        {one.name: one.pinned for one in seen},
+    pools = _pool_states(observed, defaults, refused)
+    targets = revisions.choose_targets(
+        {pool.name: pool.rollable_pool for pool in pools if pool.rollable_pool},
+        {pool.name: pool.pinned for pool in pools},
         defaults,
     )
-    members = [_member(one, targets.get(one.name), observed.now) for one in seen]
-    steps = []
-    for one, member in zip(seen, members, strict=True):
-        behind = laggards(member, members)
-        decided = _decide(one, targets.get(one.name), behind, defaults)
-        steps.append(_step(observed, one, decided, gate(member, members) if not behind else OPEN))
-    return _together(observed, steps)
+    members = [_gate_member(pool, targets.get(pool.name), observed.now) for pool in pools]
+    writes = []
+    for pool, member in zip(pools, members, strict=True):
+        blockers = blocked_by(member, members)
+        plan = _plan_pool(pool, targets.get(pool.name), blockers, defaults)
+        pool_gate = OPEN if blockers else gate(member, members)
+        writes.append(_plan_writes(observed, pool, plan, pool_gate))
+    return _combine(observed, writes)
 
 
-def _see(observed: Observed, defaults: Defaults, refused: Mapping[PoolKey, Failure]) -> list[_Seen]:
+def _pool_states(
+    observed: Observed, defaults: Defaults, refused: Mapping[PoolKey, Failure]
+) -> list[_PoolState]:
+    """The set's pools that are not being deleted, the PrefillPool first."""
     prefill = observed.prefill if observed.prefill and not observed.prefill.deleting else None
-    decodes = [one for one in observed.decodes if not one.deleting]
-    reading = read_set(prefill.body if prefill else None, [one.body for one in decodes], defaults)
-    read = [(one, reading.decodes[one.key.name]) for one in decodes]
-    if prefill and reading.prefill:
-        read.insert(0, (prefill, reading.prefill))
-    return [_seen(observed, *one, defaults, refused.get(one[0].key)) for one in read]
+    decodes = [decode for decode in observed.decodes if not decode.deleting]
+    validations = validate_set(
+        prefill.body if prefill else None, [decode.body for decode in decodes], defaults
+    )
+    pairs = [(decode, validations.decodes[decode.key.name]) for decode in decodes]
+    if prefill and validations.prefill:
+        pairs.insert(0, (prefill, validations.prefill))
+    return [
+        _pool_state(observed, resource, validation, defaults, refused.get(resource.key))
+        for resource, validation in pairs
+    ]
 
 
-def _seen(
+def _pool_state(
     observed: Observed,
     resource: PoolResource,
-    reading: Reading,
+    validation: PoolValidation,
     defaults: Defaults,
     refused: Failure | None,
-) -> _Seen:
-    reading = attempt_pods(reading, lambda pool: revisions.rendered(pool, pool.revision, defaults))
+) -> _PoolState:
+    validation = check_renderable(
+        validation, lambda pool: revisions.render_template(pool, pool.revision, defaults)
+    )
     pods = pod_plan.own_pods(observed, resource)
-    pinned = tuple(revisions.owned(observed, resource))
-    return _Seen(
-        resource, reading, pods, pod_plan.counting(pods, observed.now), pinned,
-        revisions.current_of(resource, pinned, pods), refused,
+    pinned = tuple(revisions.owned_revisions(observed, resource))
+    return _PoolState(
+        resource, validation, pods, pod_plan.counting(pods, observed.now), pinned,
+        revisions.current_revision(resource, pinned, pods), refused,
     )  # fmt: skip
 
 
-def _member(one: _Seen, target: Target | None, now: float) -> Member:
-    why = ""
-    if one.reading.held:
-        why = f"does not agree ({one.reading.held.reason})"
-    elif one.reading.paused:
-        why = "is paused"
-    elif one.refused:
-        why = f"is refused ({one.refused.reason})"
+def _gate_member(pool: _PoolState, target: Target | None, now: float) -> Member:
+    reason = ""
+    if pool.validation.rejection:
+        reason = f"does not agree ({pool.validation.rejection.reason})"
+    elif pool.validation.paused:
+        reason = "is paused"
+    elif pool.refused:
+        reason = f"is refused ({pool.refused.reason})"
     return Member(
-        name=one.name,
-        prefill=one.resource.key.kind == PREFILL_POOL,
-        desired=one.reading.replicas or 0,
-        pods=one.counting,
-        serving=tuple(pod for pod in one.pods if not pod.over and not progress.stuck(pod, now)),
+        name=pool.name,
+        prefill=pool.resource.key.kind == PREFILL_POOL,
+        desired=pool.validation.replicas or 0,
+        pods=pool.counting,
+        # A stuck pod serves nothing; waiting for it would block the set for good.
+        serving=tuple(pod for pod in pool.pods if not pod.over and not progress.is_stuck(pod, now)),
         target=target.compat if target else None,
-        why=why,
+        hold_reason=reason,
     )
 
 
-def _decide(
-    one: _Seen, target: Target | None, behind: tuple[str, ...], defaults: Defaults
+def _plan_pool(
+    pool: _PoolState, target: Target | None, blockers: tuple[str, ...], defaults: Defaults
 ) -> PoolPlan:
     """Mode and revisions of a pool."""
-    current = one.current.revision if one.current else None
-    base = PoolPlan(
-        key=one.resource.key, reading=one.reading, mode=Mode.HOLD, desired=one.reading.replicas,
-        current=current, update=current, compat=one.current.compat if one.current else None,
-        laggards=behind, refused=one.refused,
-        template=one.current.template if one.current else None,
+    current = pool.current.revision if pool.current else None
+    held = PoolPlan(
+        key=pool.resource.key, validation=pool.validation, mode=Mode.HOLD,
+        desired=pool.validation.replicas, current=current, update=current,
+        compat=pool.current.compat if pool.current else None,
+        blocked_by=blockers, refused=pool.refused,
+        template=pool.current.template if pool.current else None,
     )  # fmt: skip
-    if one.frozen:
-        return replace(base, mode=Mode.FREEZE)
+    if pool.is_frozen:
+        return replace(held, mode=Mode.FREEZE)
     if target is None:
-        return base
-    newer = target.pinned is not None and one.follows is not None and (
-        revisions.rendered(one.follows, target.revision, defaults) != target.pinned.template
+        return held
+    newer = target.pinned is not None and pool.rollable_pool is not None and (
+        revisions.render_template(pool.rollable_pool, target.revision, defaults)
+        != target.pinned.template
     )  # fmt: skip
-    wanted = replace(
-        base, update=target.revision, compat=target.compat, newer_template=newer,
+    targeted = replace(
+        held, update=target.revision, compat=target.compat, newer_template=newer,
         template=target.template,
     )  # fmt: skip
-    if behind:
-        return wanted
-    served = has_served(one.counting, one.limits, target.revision)
-    return replace(wanted, mode=Mode.ROLL, current=target.revision if served else current)
+    if blockers:
+        return targeted
+    served = has_served(pool.counting, pool.limits, target.revision)
+    return replace(targeted, mode=Mode.ROLL, current=target.revision if served else current)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What one pool adds to the plan."""
+class _PoolWrites:
+    """The part of the set's plan that is about one pool; the fields are SetPlan's."""
 
     plan: PoolPlan
     adopt: tuple[Adopt, ...] = ()
-    revision: tuple[Create, ...] = ()
-    budget: tuple[Create, ...] = ()
-    label: tuple[Label, ...] = ()
-    create: tuple[Create, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    drop_budget: tuple[str, ...] = ()
-    drop_revisions: tuple[str, ...] = ()
-    again: tuple[float, ...] = ()
+    create_revisions: tuple[Create, ...] = ()
+    apply_budgets: tuple[Create, ...] = ()
+    label_pods: tuple[Label, ...] = ()
+    create_pods: tuple[Create, ...] = ()
+    delete_pods: tuple[Delete, ...] = ()
+    delete_budgets: tuple[str, ...] = ()
+    delete_revisions: tuple[str, ...] = ()
+    requeue_times: tuple[float, ...] = ()
     """Unix seconds."""
 
 
-def _step(observed: Observed, one: _Seen, decided: PoolPlan, gate: Gate) -> _Step:
-    """A pool's moves as writes."""
-    again = tuple(progress.wakes(one.resource, decided, one.counting, observed.now))
-    again += tuple(due(pod) for pod in one.counting if rests(pod, observed.now))
-    again += tuple(
-        at for at in map(progress.late, one.pods) if at is not None and at > observed.now
+def _plan_writes(observed: Observed, pool: _PoolState, plan: PoolPlan, gate: Gate) -> _PoolWrites:
+    """The writes for one pool."""
+    if plan.mode is Mode.FREEZE:
+        return _PoolWrites(plan)
+    changes, source = _pod_changes(pool, plan, gate)
+    routing = pod_plan.routing_labels(observed, pool.resource)
+    draining, deletions = pod_plan.plan_deletions(
+        pool.resource, changes.remove, pool.pods, observed.now
     )
-    if decided.mode is Mode.FREEZE:
-        return _Step(decided)
-    moves, source = _moves(one, decided, gate)
-    wanted = pod_plan.endpoints_of(observed, one.resource)
-    marked, deleted = pod_plan.departures(one.resource, moves.leave, one.pods, observed.now)
-    leaving = {label.name for label in marked}
+    going = {label.name for label in draining}
+    relabelled = pod_plan.plan_relabels(
+        pool.resource, (pod for pod in pool.pods if pod.name not in going), routing
+    )
     batches = (
-        (moves.come_current, source.template if source else None),
-        (moves.come_update, decided.template),
+        (changes.add_current, source.template if source else None),
+        (changes.add_update, plan.template),
     )
-    relabelled = pod_plan.relabels(
-        one.resource, (pod for pod in one.pods if pod.name not in leaving), wanted
+    return _PoolWrites(
+        plan=plan,
+        adopt=(*_adopt_revisions(pool), *pod_plan.plan_adoptions(pool.resource, pool.pods)),
+        create_revisions=tuple(_create_revision(pool, plan)),
+        apply_budgets=tuple(_apply_budget(observed, pool)) if plan.template else (),
+        label_pods=(*draining, *relabelled),
+        create_pods=tuple(
+            _create_pods(observed, pool, batches, routing=routing, deletions=deletions)
+        ),
+        delete_pods=tuple(deletions),
+        delete_budgets=tuple(_delete_budget(observed, pool)),
+        delete_revisions=tuple(_delete_revisions(pool, plan)),
+        requeue_times=tuple(_requeue_times(pool, plan, observed.now)),
     )
-    return _Step(
-        plan=decided,
-        adopt=(*_adopted_revisions(one), *pod_plan.adoptions(one.resource, one.pods)),
-        revision=tuple(_revision(one, decided)),
-        budget=tuple(_budget(observed, one)) if decided.template else (),
-        label=(*marked, *relabelled),
-        create=tuple(_arrivals(observed, one, batches, wanted=wanted, deleted=deleted)),
-        delete=tuple(deleted),
-        drop_budget=tuple(_unwanted_budget(observed, one)),
-        drop_revisions=tuple(_history(one, decided)),
-        again=again,
+
+
+def _requeue_times(pool: _PoolState, plan: PoolPlan, now: float) -> Iterator[float]:
+    """Unix seconds at which the plan or the status changes although no object changes."""
+    yield from progress.requeue_times(pool.resource, plan, pool.counting, now)
+    yield from (
+        pod_plan.replacement_time(pod) for pod in pool.counting if pod_plan.is_in_backoff(pod, now)
     )
+    for pod in pool.pods:
+        if (start := progress.stuck_from(pod)) is not None and start > now:
+            yield start
 
 
-def _moves(one: _Seen, decided: PoolPlan, gate: Gate) -> tuple[Moves, RevisionState | None]:
-    """How many come and go, and what those of the current revision are made from."""
-    if decided.mode is Mode.ROLL and decided.update is not None:
-        before = one.current.revision if one.current else None
-        return roll(one.counting, one.limits, before, decided.update, gate), one.current
-    # Pods of a pool that never served yet come back from the newest there is.
-    source = one.current or (one.pinned[-1] if one.pinned else None)
-    return hold(one.counting, one.limits, source.revision if source else None), source
+def _pod_changes(
+    pool: _PoolState, plan: PoolPlan, gate: Gate
+) -> tuple[PodChanges, RevisionState | None]:
+    """Pods to add and to remove, and the revision that `add_current` pods are created from."""
+    if plan.mode is Mode.ROLL and plan.update is not None:
+        # The revision that served before this pass: `plan.current` may already be the update.
+        before = pool.current.revision if pool.current else None
+        return roll(pool.counting, pool.limits, before, plan.update, gate), pool.current
+    # A held pool that never served replaces its pods from the newest revision that it has.
+    source = pool.current or (pool.pinned[-1] if pool.pinned else None)
+    return hold(pool.counting, pool.limits, source.revision if source else None), source
 
 
-def _arrivals(
+def _create_pods(
     observed: Observed,
-    one: _Seen,
+    pool: _PoolState,
     batches: Iterable[tuple[int, Body | None]],
     *,
-    wanted: Mapping[str, str],
-    deleted: Sequence[Delete],
+    routing: Mapping[str, str],
+    deletions: Sequence[Delete],
 ) -> Iterator[Create]:
     """Pods of each template, under names that no pod of the set has."""
+    # `taken` is shared by all batches, but two batches never share a name: it has the revision.
     taken = {str(pod.name) for pod in observed.pods}
-    over = {delete.name for delete in deleted if delete.reason == pod_plan.OVER}
-    replaced = [pod for pod in one.pods if pod.name in over]
+    ended = {delete.name for delete in deletions if delete.reason == pod_plan.OVER}
+    replaced = [pod for pod in pool.pods if pod.name in ended]
     for number, template in batches:
         if template is not None:
-            yield from pod_plan.arrivals(
-                one.resource, template, number, taken, wanted=wanted, replaced=replaced
+            yield from pod_plan.plan_creations(
+                pool.resource, template, number, taken, routing=routing, replaced=replaced
             )
 
 
-def _adopted_revisions(one: _Seen) -> Iterable[Adopt]:
-    for state in one.pinned:
+def _adopt_revisions(pool: _PoolState) -> Iterable[Adopt]:
+    for state in pool.pinned:
         if state.owner is None:
             yield Adopt(
-                one.resource.key, "ControllerRevision", state.name, state.uid,
-                revisions.owner(one.resource),
+                pool.resource.key, "ControllerRevision", state.name, state.uid,
+                revisions.owner_reference(pool.resource),
             )  # fmt: skip
 
 
-def _revision(one: _Seen, decided: PoolPlan) -> Iterable[Create]:
-    """The update revision, where it is not pinned yet."""
-    known = {state.revision for state in one.pinned}
-    if decided.mode is not Mode.ROLL or decided.update is None or decided.update in known:
+def _create_revision(pool: _PoolState, plan: PoolPlan) -> Iterable[Create]:
+    """The update revision, unless it is pinned already."""
+    pinned = {state.revision for state in pool.pinned}
+    if plan.mode is not Mode.ROLL or plan.update is None or plan.update in pinned:
         return
-    target = Target(decided.update, decided.compat or "", None, dict(decided.template or {}))
-    number = max((state.number for state in one.pinned), default=0) + 1
-    yield Create(one.resource.key, revisions.body(one.resource, target, number))
+    target = Target(plan.update, plan.compat or "", None, dict(plan.template or {}))
+    number = max((state.number for state in pool.pinned), default=0) + 1
+    yield Create(pool.resource.key, revisions.controller_revision(pool.resource, target, number))
 
 
-def _budget(observed: Observed, one: _Seen) -> Iterable[Create]:
-    wanted = budgets.budget(one.resource, one.limits)
-    if wanted is not None and not budgets.is_kept(wanted, observed.budgets):
-        yield Create(one.resource.key, wanted)
+def _apply_budget(observed: Observed, pool: _PoolState) -> Iterable[Create]:
+    desired = budgets.budget(pool.resource, pool.limits)
+    if desired is not None and not budgets.has_budget(desired, observed.budgets):
+        yield Create(pool.resource.key, desired)
 
 
-def _unwanted_budget(observed: Observed, one: _Seen) -> Iterable[str]:
-    name = budgets.name_of(one.resource)
-    if budgets.budget(one.resource, one.limits) is None and any(
+def _delete_budget(observed: Observed, pool: _PoolState) -> Iterable[str]:
+    name = budgets.budget_name(pool.resource)
+    if budgets.budget(pool.resource, pool.limits) is None and any(
         body["metadata"]["name"] == name for body in observed.budgets
     ):
         yield name
 
 
-def _history(one: _Seen, decided: PoolPlan) -> Iterable[str]:
-    used = {decided.update, decided.current, one.current.revision if one.current else None}
-    used |= {pod.revision for pod in one.pods}
-    used.add(one.reading.pool.revision if one.reading.pool else None)
-    for state in revisions.unneeded(one.pinned, filter(None, used)):
+def _delete_revisions(pool: _PoolState, plan: PoolPlan) -> Iterable[str]:
+    """Unused revisions beyond the history that is kept."""
+    used = {plan.update, plan.current, pool.current.revision if pool.current else None}
+    used |= {pod.revision for pod in pool.pods}
+    used.add(pool.validation.pool.revision if pool.validation.pool else None)
+    for state in revisions.expired_revisions(pool.pinned, filter(None, used)):
         yield state.name
 
 
-def _together(observed: Observed, steps: Sequence[_Step]) -> SetPlan:
-    again = [at - observed.now for step in steps for at in step.again]
+def _combine(observed: Observed, pools: Sequence[_PoolWrites]) -> SetPlan:
+    delays = [time - observed.now for pool in pools for time in pool.requeue_times]
     return SetPlan(
         key=observed.key,
-        adopt=tuple(one for step in steps for one in step.adopt),
-        create_revisions=tuple(one for step in steps for one in step.revision),
-        apply_budgets=tuple(one for step in steps for one in step.budget),
-        label_pods=tuple(one for step in steps for one in step.label),
-        create_pods=tuple(one for step in steps for one in step.create),
-        delete_pods=tuple(one for step in steps for one in step.delete),
-        delete_budgets=tuple(one for step in steps for one in step.drop_budget),
-        delete_revisions=tuple(one for step in steps for one in step.drop_revisions),
-        requeue_after=max(0.0, min(again)) if again else None,
-        pools={step.plan.key: step.plan for step in steps},
+        adopt=tuple(write for pool in pools for write in pool.adopt),
+        create_revisions=tuple(write for pool in pools for write in pool.create_revisions),
+        apply_budgets=tuple(write for pool in pools for write in pool.apply_budgets),
+        label_pods=tuple(write for pool in pools for write in pool.label_pods),
+        create_pods=tuple(write for pool in pools for write in pool.create_pods),
+        delete_pods=tuple(write for pool in pools for write in pool.delete_pods),
+        delete_budgets=tuple(name for pool in pools for name in pool.delete_budgets),
+        delete_revisions=tuple(name for pool in pools for name in pool.delete_revisions),
+        requeue_after=max(0.0, min(delays)) if delays else None,
+        pools={pool.plan.key: pool.plan for pool in pools},
     )

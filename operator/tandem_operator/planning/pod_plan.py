@@ -1,4 +1,11 @@
-"""The pods of one pool: from how many come and go to which, with names, bodies and labels. Pure."""
+"""The pods of one pool: which are created, labelled, adopted and deleted, and when failed pods are
+replaced. Pure.
+
+Pods are never restarted in place, so the back-off that a kubelet applies to containers is applied
+here to pods: without it, a pod whose command line no engine accepts would be created, scheduled and
+loaded over and over. Annotation `tandem.dev/attempt` of the pods holds the count of failures; it is
+stored nowhere else, so it survives restarts of the operator.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -11,16 +18,21 @@ from ..crd import DECODE_POOL
 from ..observed import Body, Observed, PodState, PoolResource, roles_of
 from ..pods import manifests
 from .actions import Adopt, Create, Delete, Label
-from .replacement import next_attempts, rests
-from .revisions import owner
+from .revisions import owner_reference
 
 OVER: Final = "over"
-"""Reason to delete: its containers ended, or its node is gone."""
+"""Reason of a deletion: the pod's containers have ended, or its node is gone."""
 _DRAINING: Final = "true"
+_EARLY_END: Final = 600.0
+"""Seconds. A pod that ends after a shorter life repeats its predecessor's failure; after a longer
+life it failed anew and is replaced at once."""
+_FIRST_DELAY: Final = 10.0
+_LONGEST_DELAY: Final = 300.0
+"""Seconds of back-off, first and most; the kubelet's for containers."""
 
 
 def own_pods(observed: Observed, resource: PoolResource) -> tuple[PodState, ...]:
-    """Pods of a pool, by name: those it owns, and orphans that carry its labels."""
+    """Pods of a pool, by name: those it owns, and orphans with its labels."""
     roles = roles_of(resource.key.kind)
     return tuple(
         sorted(
@@ -36,102 +48,128 @@ def own_pods(observed: Observed, resource: PoolResource) -> tuple[PodState, ...]
 
 
 def counting(pods: Iterable[PodState], now: float) -> tuple[PodState, ...]:
-    """Pods that fill a place: active ones, and failed ones whose replacement is not due."""
-    return tuple(pod for pod in pods if pod.active or rests(pod, now))
+    """Pods that fill a place among the replicas: active ones, and failed ones in back-off."""
+    return tuple(pod for pod in pods if pod.active or is_in_backoff(pod, now))
 
 
-def endpoints_of(observed: Observed, resource: PoolResource) -> dict[str, str]:
+def replacement_time(pod: PodState) -> float:
+    """Unix seconds from which an ended pod is replaced; 0.0 means at once."""
+    if pod.attempt == 0 or not _ended_early(pod):
+        return 0.0
+    delay = _FIRST_DELAY * 2.0 ** min(pod.attempt - 1, 10)
+    return (pod.ended or 0.0) + min(delay, _LONGEST_DELAY)
+
+
+def is_in_backoff(pod: PodState, now: float) -> bool:
+    """Whether an ended pod still keeps its place, because its replacement is not due yet."""
+    return pod.over and not pod.leaving and now < replacement_time(pod)
+
+
+def routing_labels(observed: Observed, resource: PoolResource) -> dict[str, str]:
     """The endpoint labels of a pool's pods.
 
-    Read from the objects as they are: a DecodePool that cannot be read keeps its endpoint.
+    Read from the custom resources as they are, so that an invalid DecodePool keeps its endpoint.
     """
     if resource.key.kind == DECODE_POOL:
         return {labels.endpoint_label(endpoint_name(resource)): Role.DECODE.value}
-    names = sorted({endpoint_name(one) for one in observed.decodes if not one.deleting})
+    names = sorted({endpoint_name(decode) for decode in observed.decodes if not decode.deleting})
     return {labels.endpoint_label(name): Role.PREFILL.value for name in names}
 
 
 def endpoint_name(resource: PoolResource) -> str:
-    """Of the endpoint that a DecodePool serves behind: its own name unless it gives one."""
+    """Name of the endpoint that serves a DecodePool: `routing.endpoint`, else the pool's name."""
     spec = resource.body.get("spec")
     routing = spec.get("routing") if isinstance(spec, Mapping) else None
     name = routing.get("endpoint") if isinstance(routing, Mapping) else None
     return name if isinstance(name, str) and name else resource.key.name
 
 
-def adoptions(resource: PoolResource, pods: Iterable[PodState]) -> Iterator[Adopt]:
+def plan_adoptions(resource: PoolResource, pods: Iterable[PodState]) -> Iterator[Adopt]:
+    """Orphans that get the pool as owner."""
     for pod in pods:
         if pod.owner is None and not pod.deleting:
-            yield Adopt(resource.key, "Pod", pod.name, pod.uid, owner(resource))
+            yield Adopt(resource.key, "Pod", pod.name, pod.uid, owner_reference(resource))
 
 
-def relabels(
-    resource: PoolResource, pods: Iterable[PodState], wanted: Mapping[str, str]
+def plan_relabels(
+    resource: PoolResource, pods: Iterable[PodState], desired: Mapping[str, str]
 ) -> Iterator[Label]:
-    """Endpoint labels that pods have and should not, or should and have not."""
+    """Changes of endpoint labels after which active pods have exactly those in `desired`."""
     for pod in pods:
         if not pod.active:
             continue
+        present = [key for key in pod.labels if key.startswith(labels.ENDPOINT_PREFIX)]
         changed: dict[str, str | None] = {
-            key: wanted.get(key)
-            for key in sorted({*_endpoint_keys(pod.labels), *wanted})
-            if pod.labels.get(key) != wanted.get(key)
+            key: desired.get(key)
+            for key in sorted({*present, *desired})
+            if pod.labels.get(key) != desired.get(key)
         }
         if changed:
             yield Label(resource.key, pod.name, pod.uid, changed)
 
 
-def departures(
-    resource: PoolResource, leave: Iterable[PodState], pods: Iterable[PodState], now: float
+def plan_deletions(
+    resource: PoolResource, remove: Iterable[PodState], pods: Iterable[PodState], now: float
 ) -> tuple[list[Label], list[Delete]]:
-    """Pods that go: those chosen, those that are over, and those that an earlier pass chose."""
-    reasons = {pod.name: "not needed" for pod in leave}
-    reasons |= {pod.name: OVER for pod in pods if pod.over and not rests(pod, now)}
+    """Draining labels and deletions for pods that go.
+
+    Pods go because `remove` names them, because they have ended, or because an earlier pass has
+    labelled them already. A scheduled pod is labelled before it is deleted, so that the EPP and
+    the PodDisruptionBudget leave it out before it starts to drain.
+    """
+    reasons = {pod.name: "not needed" for pod in remove}
+    reasons |= {pod.name: OVER for pod in pods if pod.over and not is_in_backoff(pod, now)}
     reasons |= {pod.name: "draining" for pod in pods if pod.draining}
     going = [pod for pod in pods if pod.name in reasons and not pod.deleting]
-    marked = [
+    draining = [
         Label(resource.key, pod.name, pod.uid, {labels.DRAINING: _DRAINING})
         for pod in going
         if pod.scheduled and not pod.over and not pod.draining
     ]
-    return marked, [Delete(resource.key, p.name, p.uid, reasons[p.name]) for p in going]
+    return draining, [Delete(resource.key, p.name, p.uid, reasons[p.name]) for p in going]
 
 
-def arrivals(
+def plan_creations(
     resource: PoolResource,
     template: Body,
     number: int,
     taken: Collection[str],
     *,
-    wanted: Mapping[str, str],
+    routing: Mapping[str, str],
     replaced: Sequence[PodState] = (),
 ) -> Iterator[Create]:
-    """`number` pods of a template, under the lowest free indexes.
+    """`number` pods of a template, with the lowest free indexes in their names.
 
-    `replaced` are pods that are over and deleted now: what comes instead remembers how often.
+    `taken`: names in use. `routing`: the endpoint labels. `replaced`: ended pods that are deleted
+    in the same pass; the new pods carry their failure counts on.
     """
     revision = template["metadata"]["labels"][labels.REVISION]
     stem = f"{resource.key.name}-{revision}"
-    free = (name for name in (f"{stem}-{i}" for i in count()) if name not in taken)
-    attempts = next_attempts(pod for pod in replaced if pod.revision == revision)
-    for place in range(number):
+    free_names = (name for name in (f"{stem}-{i}" for i in count()) if name not in taken)
+    attempts = _next_attempts(pod for pod in replaced if pod.revision == revision)
+    for position in range(number):
         body: Body = manifests.pod(
             dict(template),
-            name=next(free),
+            name=next(free_names),
             namespace=resource.key.namespace,
-            owner=owner(resource),
-            labels=wanted,
+            owner=owner_reference(resource),
+            labels=routing,
         )
-        if place < len(attempts):
-            body = _annotated(body, {labels.ATTEMPT: str(attempts[place])})
+        if position < len(attempts):
+            body = _with_annotations(body, {labels.ATTEMPT: str(attempts[position])})
         yield Create(resource.key, body)
 
 
-def _annotated(body: Body, more: Mapping[str, str]) -> Body:
+def _next_attempts(replaced: Iterable[PodState]) -> list[int]:
+    """Attempt numbers of the pods that replace these, highest first."""
+    return sorted((pod.attempt + 1 for pod in replaced if _ended_early(pod)), reverse=True)
+
+
+def _ended_early(pod: PodState) -> bool:
+    return pod.ended is not None and pod.ended - pod.created < _EARLY_END
+
+
+def _with_annotations(body: Body, more: Mapping[str, str]) -> Body:
     metadata = body["metadata"]
     annotations = {**(metadata.get("annotations") or {}), **more}
     return {**body, "metadata": {**metadata, "annotations": annotations}}
-
-
-def _endpoint_keys(found: Mapping[str, str]) -> list[str]:
-    return [key for key in found if key.startswith(labels.ENDPOINT_PREFIX)]

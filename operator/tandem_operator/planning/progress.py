@@ -1,7 +1,8 @@
-"""Whether a pool comes nearer to its spec, and since when it has not. Pure.
+"""Whether a pool comes nearer to its spec, and when it counts as stalled. Pure.
 
-The clock of a deadline starts anew with every sign of progress that the API server remembers: a
-revision pinned, a pod made for the first time, a pod that became ready.
+The deadline runs anew from every sign of progress that is stored in the cluster: a revision
+pinned, a pod created for the first time, a pod that became ready. Nothing is kept in memory, so a
+restart of the operator changes no deadline.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,41 +11,41 @@ from typing import Any, Final
 from ..conditions import ConditionType, Reason
 from ..observed import PodState, PoolResource
 from .actions import Mode, PoolPlan
-from .parse import timestamp
+from .api_objects import timestamp
 from .rollout import PROGRESS_DEADLINE
 
 STUCK_AFTER: Final = 30.0
-"""Seconds past its grace period after which a pod that still leaves counts as stuck."""
+"""Seconds past its grace period after which a terminating pod counts as stuck."""
 
 
-def late(pod: PodState) -> float | None:
-    """Unix seconds from which a leaving pod counts as stuck; None while nobody told it to leave."""
+def stuck_from(pod: PodState) -> float | None:
+    """Unix seconds from which a terminating pod counts as stuck; None for a pod not deleted."""
     return None if pod.leaves_by is None else pod.leaves_by + STUCK_AFTER
 
 
-def stuck(pod: PodState, now: float) -> bool:
-    """Whether a pod should be gone and is not: nobody answers on its node any more."""
-    at = late(pod)
-    return at is not None and now >= at
+def is_stuck(pod: PodState, now: float) -> bool:
+    """Whether a pod should be gone and is not: the kubelet of its node does not answer."""
+    start = stuck_from(pod)
+    return start is not None and now >= start
 
 
-def complete(plan: PoolPlan, counting: Sequence[PodState]) -> bool:
+def is_complete(plan: PoolPlan, counting: Sequence[PodState]) -> bool:
     """Whether the pool has exactly its number of pods, all ready, all of the update revision."""
     ready = [pod for pod in counting if pod.ready and pod.revision == plan.update]
     return plan.mode is Mode.ROLL and len(ready) == len(counting) == plan.desired
 
 
-def reason(
+def progressing_reason(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> Reason:
-    """Of the condition Progressing."""
+    """The reason of condition Progressing."""
     if plan.mode is not Mode.ROLL:
-        if plan.laggards:
+        if plan.blocked_by:
             return Reason.WAITING_FOR_PEER
-        return Reason.HELD if plan.reading.held or plan.refused else Reason.PAUSED
-    if complete(plan, counting):
+        return Reason.HELD if plan.validation.rejection or plan.refused else Reason.PAUSED
+    if is_complete(plan, counting):
         return Reason.COMPLETE
-    if _stopped(resource, plan, counting) or now >= deadline(resource, plan, counting, now):
+    if _remains_stalled(resource, plan, counting) or now >= deadline(resource, plan, counting, now):
         return Reason.PROGRESS_DEADLINE_EXCEEDED
     if any(pod.revision != plan.update for pod in counting):
         return Reason.ROLLING_OUT
@@ -54,48 +55,51 @@ def reason(
 def deadline(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> float:
-    """Unix seconds at which a pool under way counts as stalled."""
+    """Unix seconds from which a pool that is not complete counts as stalled."""
     pool = plan.pool
-    given = pool.spec.rollout.progress_deadline if pool else None
+    seconds = pool.spec.rollout.progress_deadline if pool else None
     before = condition(resource.status, ConditionType.PROGRESSING)
     began = timestamp(before.get("lastTransitionTime")) if before.get("status") == "True" else now
-    signs = [began or now, *_signs(plan, counting)]
-    return max(signs) + (PROGRESS_DEADLINE if given is None else given)
+    last_sign = max([began or now, *_progress_times(plan, counting)])
+    return last_sign + (PROGRESS_DEADLINE if seconds is None else seconds)
 
 
-def wakes(
+def requeue_times(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> Iterator[float]:
-    """Unix seconds at which time alone changes what is to be said of a pool."""
-    said = reason(resource, plan, counting, now)
-    if said in (Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING):
+    """Unix seconds at which a pool's status changes although no object in the cluster changes."""
+    reason = progressing_reason(resource, plan, counting, now)
+    if reason in (Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING):
         yield deadline(resource, plan, counting, now)
 
 
 def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """A condition of a status as the API server holds it; empty when there is none."""
-    found = status.get("conditions")
-    for one in found if isinstance(found, list) else ():
-        if isinstance(one, Mapping) and one.get("type") == kind:
-            return one
+    """A condition of a status as the API server has it; empty when there is none."""
+    conditions = status.get("conditions")
+    for entry in conditions if isinstance(conditions, list) else ():
+        if isinstance(entry, Mapping) and entry.get("type") == kind:
+            return entry
     return {}
 
 
-def _stopped(resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState]) -> bool:
-    """Whether the deadline passed before, and nothing happened since."""
+def _remains_stalled(resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState]) -> bool:
+    """Whether the deadline has passed in an earlier pass and no progress was made since.
+
+    `deadline` alone does not tell: condition Progressing is False by then, so there is no start.
+    """
     status = resource.status
     before = condition(status, ConditionType.PROGRESSING)
     if before.get("reason") != Reason.PROGRESS_DEADLINE_EXCEEDED:
         return False
     if (status.get("updateRevision"), status.get("desiredReplicas")) != (plan.update, plan.desired):
         return False
-    at = timestamp(before.get("lastTransitionTime")) or 0.0
-    return not any(sign > at for sign in _signs(plan, counting))
+    since = timestamp(before.get("lastTransitionTime")) or 0.0
+    return not any(time > since for time in _progress_times(plan, counting))
 
 
-def _signs(plan: PoolPlan, counting: Sequence[PodState]) -> list[float]:
-    """Unix seconds at which the update revision's pods got on."""
-    mine = [pod for pod in counting if pod.revision == plan.update]
-    # A pod that replaces a failed one is the same attempt again.
-    made = [pod.created for pod in mine if pod.attempt == 0]
-    return [*made, *(pod.ready_since for pod in mine if pod.ready_since is not None)]
+def _progress_times(plan: PoolPlan, counting: Sequence[PodState]) -> list[float]:
+    """Unix seconds at which pods of the update revision were first created or became ready."""
+    pods = [pod for pod in counting if pod.revision == plan.update]
+    # A pod that replaces a failed one is no progress.
+    created = [pod.created for pod in pods if pod.attempt == 0]
+    return [*created, *(pod.ready_since for pod in pods if pod.ready_since is not None)]

@@ -1,9 +1,13 @@
-"""Revisions of a pool: ControllerRevisions, each a pod template as it was rendered when a user's
-spec was first seen. Pure.
+"""Revisions of a pool: ControllerRevisions, each with the pod template as it was rendered when the
+operator first saw a user's spec. Pure.
 
-A revision is named after the user's spec alone, so a later operator finds it and leaves it as it
-is. Where the sides of a set were pinned by different operators and their compat hashes differ,
-what is rendered now gets a name with the hash in it, and the whole set moves there together.
+A revision is named after the hash of the user's spec alone. A newer operator, which may render the
+same spec differently, therefore finds the revision and keeps its template: an upgrade of the
+operator restarts no pod.
+
+Where different operators pinned the two sides of a set and their compat hashes differ, no hand-off
+is possible between the pinned templates. All pools of the set then get a revision as this operator
+renders it, whose name has the compat hash in it, and move there together.
 """
 
 import json
@@ -17,83 +21,91 @@ from tandem_contract import labels
 from ..observed import Body, Observed, PodState, PoolResource, RevisionState, roles_of
 from ..pods import manifests
 from ..pods.manifests import PodTemplate
-from ..resources.canonical import short_hash
-from ..resources.members import Pool, as_revision
+from ..resources.pools import Pool, short_hash, with_revision
 from ..resources.resolve import Defaults
 
 HISTORY: Final = 5
-"""Revisions kept beyond those in use, for rolling back to pods as they were."""
+"""Unused revisions that are kept: rolling a spec back to one of them restores its exact pods."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The revision a pool is to come to."""
+    """The revision to which a pool rolls."""
 
     revision: str
     compat: str
     pinned: RevisionState | None
-    """None: it is still to be created."""
+    """The ControllerRevision; None: it is still to be created."""
     template: PodTemplate = field(repr=False)
 
 
-def owned(observed: Observed, resource: PoolResource) -> list[RevisionState]:
-    """Revisions of a pool, orphans included; those that pin no template are none."""
+def owned_revisions(observed: Observed, resource: PoolResource) -> list[RevisionState]:
+    """Revisions of a pool, oldest first, orphans included; those without a template are ignored."""
     return sorted(
         (
-            one
-            for one in observed.revisions
-            if one.template
-            and (one.pool, one.kind) == (resource.key.name, resource.key.kind)
-            and one.owner in (None, resource.uid)
+            state
+            for state in observed.revisions
+            if state.template
+            and (state.pool, state.kind) == (resource.key.name, resource.key.kind)
+            and state.owner in (None, resource.uid)
         ),
-        key=lambda one: (one.number, one.name),
+        key=lambda state: (state.number, state.name),
     )
 
 
-def targets(
+def choose_targets(
     pools: Mapping[str, Pool], pinned: Mapping[str, Sequence[RevisionState]], defaults: Defaults
 ) -> dict[str, Target]:
-    """What pools that must pair come to, by any key: revisions of one compat hash.
+    """The target of each pool of a set, by the keys of `pools`: all of one compat hash.
 
-    The newest hash for which every pool has its spec pinned already; else what is rendered now.
+    That is the newest hash with which every pool has its present spec pinned already; without one,
+    each pool as this operator renders it.
     """
-    found = {key: _pinned_for(pool, pinned[key]) for key, pool in pools.items()}
-    shared = set.intersection(*(set(one) for one in found.values())) if found else set()
+    by_hash = {key: _pinned_by_hash(pool, pinned[key]) for key, pool in pools.items()}
+    shared = set.intersection(*map(set, by_hash.values())) if by_hash else set()
     if shared:
-        compat = max(shared, key=lambda c: (max(one[c].number for one in found.values()), c))
-        return {key: _of(one[compat]) for key, one in found.items()}
-    return {key: _rendered(pool, found[key], pinned[key], defaults) for key, pool in pools.items()}
+        compat = max(
+            shared, key=lambda c: (max(states[c].number for states in by_hash.values()), c)
+        )
+        return {key: _target(states[compat]) for key, states in by_hash.items()}
+    return {
+        key: _rendered_target(pool, by_hash[key], pinned[key], defaults)
+        for key, pool in pools.items()
+    }
 
 
-def rendered(pool: Pool, revision: str, defaults: Defaults) -> PodTemplate:
-    """The template that this operator makes of the pool, as JSON holds it; not to be changed."""
-    return _render(_Same(pool), revision, defaults)
+def render_template(pool: Pool, revision: str, defaults: Defaults) -> PodTemplate:
+    """The pod template that this operator renders for the pool, as JSON stores it.
+
+    Cached and shared: do not change it.
+    """
+    return _render(_PoolIdentity(pool), revision, defaults)
 
 
-def current_of(
+def current_revision(
     resource: PoolResource, pinned: Sequence[RevisionState], pods: Sequence[PodState]
 ) -> RevisionState | None:
-    """The revision that last served: the status says so; without one, the newest with a pod ready.
+    """The revision that served last: the status names it, else the newest with a ready pod.
 
-    None before the first did.
+    None before any revision has served.
     """
-    said = resource.status.get("currentRevision")
-    for one in pinned:
-        if one.revision == said:
-            return one
+    name = resource.status.get("currentRevision")
+    for state in pinned:
+        if state.revision == name:
+            return state
     ready = {pod.revision for pod in pods if pod.active and pod.ready}
-    return next((one for one in reversed(pinned) if one.revision in ready), None)
+    return next((state for state in reversed(pinned) if state.revision in ready), None)
 
 
-def unneeded(pinned: Sequence[RevisionState], used: Iterable[str]) -> list[RevisionState]:
-    """What history no longer holds: all but the newest few that nothing uses."""
-    needed = set(used)
-    past = [one for one in pinned if one.revision not in needed]
-    return past[: max(0, len(past) - HISTORY)]
+def expired_revisions(pinned: Sequence[RevisionState], used: Iterable[str]) -> list[RevisionState]:
+    """Revisions to delete: all unused ones but the newest `HISTORY`."""
+    in_use = set(used)
+    unused = [state for state in pinned if state.revision not in in_use]
+    return unused[: max(0, len(unused) - HISTORY)]
 
 
-def body(resource: PoolResource, target: Target, number: int) -> Body:
-    """The ControllerRevision of a target."""
+def controller_revision(resource: PoolResource, target: Target, number: int) -> Body:
+    """The ControllerRevision object of a target."""
     key = resource.key
     return {
         "apiVersion": "apps/v1",
@@ -108,15 +120,15 @@ def body(resource: PoolResource, target: Target, number: int) -> Body:
                 labels.KV_COMPAT: target.compat,
                 labels.MANAGED_BY: "tandem-operator",
             },
-            "ownerReferences": [owner(resource)],
+            "ownerReferences": [owner_reference(resource)],
         },
         "revision": number,
         "data": target.template,
     }
 
 
-def sample(revision: Body) -> dict[str, Any]:
-    """A pod as the ControllerRevision `revision` pins it."""
+def sample_pod(revision: Body) -> dict[str, Any]:
+    """A pod of the ControllerRevision `revision`, for a dry-run create before it is pinned."""
     metadata = revision["metadata"]
     return manifests.pod(
         dict(revision["data"]),
@@ -127,8 +139,8 @@ def sample(revision: Body) -> dict[str, Any]:
     )
 
 
-def owner(resource: PoolResource) -> dict[str, Any]:
-    """The ownerReference of what a pool controls."""
+def owner_reference(resource: PoolResource) -> dict[str, Any]:
+    """The ownerReference of objects that the pool controls."""
     return {
         "apiVersion": labels.API_VERSION,
         "kind": resource.key.kind,
@@ -139,8 +151,12 @@ def owner(resource: PoolResource) -> dict[str, Any]:
     }
 
 
-class _Same:
-    """A pool as a key: the very object, which `read_set` gives again while nobody edits it."""
+class _PoolIdentity:
+    """A pool as a cache key, compared by identity.
+
+    `validate_set` returns the same object again while the custom resource is unchanged; hashing the
+    whole spec in every pass would cost more than rendering it.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -149,42 +165,44 @@ class _Same:
         return id(self.pool)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.pool is self.pool
+        return isinstance(other, _PoolIdentity) and other.pool is self.pool
 
 
 @lru_cache(maxsize=1024)
-def _render(same: _Same, revision: str, defaults: Defaults) -> PodTemplate:
-    made: PodTemplate = json.loads(
-        json.dumps(manifests.template(as_revision(same.pool, revision), defaults))
+def _render(identity: _PoolIdentity, revision: str, defaults: Defaults) -> PodTemplate:
+    # Through JSON, so that it compares equal to the template that the API server returns.
+    template: PodTemplate = json.loads(
+        json.dumps(manifests.template(with_revision(identity.pool, revision), defaults))
     )
-    return made
+    return template
 
 
-def _pinned_for(pool: Pool, pinned: Sequence[RevisionState]) -> dict[str, RevisionState]:
+def _pinned_by_hash(pool: Pool, pinned: Sequence[RevisionState]) -> dict[str, RevisionState]:
     """Compat hash → the newest revision that pins the pool's present spec with it."""
     return {
-        one.compat: one
-        for one in pinned
-        if one.revision in (pool.revision, _qualified(pool, one.compat))
+        state.compat: state
+        for state in pinned
+        if state.revision in (pool.revision, _qualified_name(pool, state.compat))
     }
 
 
-def _rendered(
+def _rendered_target(
     pool: Pool,
-    found: Mapping[str, RevisionState],
+    by_hash: Mapping[str, RevisionState],
     pinned: Sequence[RevisionState],
     defaults: Defaults,
 ) -> Target:
-    if (known := found.get(pool.compat)) is not None:
-        return _of(known)
-    taken = any(one.revision == pool.revision for one in pinned)
-    revision = _qualified(pool, pool.compat) if taken else str(pool.revision)
-    return Target(revision, pool.compat, None, rendered(pool, revision, defaults))
+    if (state := by_hash.get(pool.compat)) is not None:
+        return _target(state)
+    # The plain name is taken by a template with another compat hash: add this hash to the name.
+    is_taken = any(state.revision == pool.revision for state in pinned)
+    revision = _qualified_name(pool, pool.compat) if is_taken else str(pool.revision)
+    return Target(revision, pool.compat, None, render_template(pool, revision, defaults))
 
 
-def _qualified(pool: Pool, compat: str) -> str:
+def _qualified_name(pool: Pool, compat: str) -> str:
     return short_hash({"revision": pool.revision, "compat": compat})
 
 
-def _of(one: RevisionState) -> Target:
-    return Target(one.revision, one.compat, one, dict(one.template))
+def _target(state: RevisionState) -> Target:
+    return Target(state.revision, state.compat, state, dict(state.template))

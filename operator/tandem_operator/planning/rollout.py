@@ -1,14 +1,17 @@
-"""How many pods of which revision come and go in one pass over a pool. Pure arithmetic.
+"""How many pods of which revision to add and to remove in one pass over a pool. Pure arithmetic.
 
-    desired D, surge S, unavailable U        N, O: pods of the update revision, of older ones
+    desired D, surge S, unavailable U        N, O: pods of the update revision, of older revisions
     floor   F = max(0, D - U - ready N)      older pods that are still needed
-    leave   older pods above F, as long as D - U stay ready
-    come    min(F - O, room) of the current revision, then min(D - N, room) of the update revision
-    room    D + S - all
+    remove  older pods above F, as long as D - U stay ready
+    add     min(F - O, room) of the current revision, then min(D - N, room) of the update revision
+    room    D + S - all pods
 
-An older pod that is lost leaves O below F and so comes back from the current revision: nobody has
-seen the new one serve yet. Revisions that are neither current nor update never served: their pods
-leave at once unless they are ready, and never come back.
+The update revision is the one to roll to; the current revision is the one that served last.
+
+A lost older pod makes O smaller than F and is therefore replaced by the current revision: the
+update revision has not proved yet that it serves. Pods of a revision that is neither current nor
+update belong to a rollout that was replaced before it served: they are removed at once unless they
+are ready, and never added again.
 """
 
 import math
@@ -21,15 +24,15 @@ from ..resources.spec import Rollout
 
 MAX_SURGE: Final = "25%"
 MAX_UNAVAILABLE: Final = "25%"
-"""A Deployment's. A single replica is replaced by surge; a cluster without a spare accelerator
-wants `maxSurge: 0, maxUnavailable: 1`."""
+"""The defaults of a Deployment. A single replica is replaced by surge; in a cluster without a spare
+accelerator set `maxSurge: 0, maxUnavailable: 1`."""
 PROGRESS_DEADLINE: Final = 2400.0
-"""Seconds; above the 1800 an engine may take to load its weights."""
+"""Seconds; more than the 1800 that an engine may take to load its weights."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a pool may be from its number of pods while it rolls."""
+    """How many pods a pool may have, and must have ready, while it rolls."""
 
     desired: int
     surge: int
@@ -46,132 +49,140 @@ class Limits:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the rest of the set lets the older pods of a pool do."""
+    """Which older pods of a pool the rest of the set still needs."""
 
     is_open: bool = True
-    """False: older pods leave only to make room for a first new one."""
+    """False: older pods are removed only to make room for a first pod of the new revision."""
     keep: Collection[str] = ()
-    """Names of pods that stay, the last ones that others still pair with."""
+    """Names of pods that stay: the last of their compat hash, which decode pods still use."""
 
 
 @dataclass(frozen=True)
-class Moves:
-    """What comes and goes."""
+class PodChanges:
+    """Pods to remove, and numbers of pods to add."""
 
-    leave: tuple[PodState, ...] = ()
-    come_current: int = 0
-    come_update: int = 0
+    remove: tuple[PodState, ...] = ()
+    add_current: int = 0
+    add_update: int = 0
 
 
 OPEN: Final = Gate()
 
 
 def limits(rollout: Rollout, desired: int) -> Limits:
-    """Percentages of `desired`: surge rounds up, unavailable down; one of them is at least 1.
+    """maxSurge and maxUnavailable in pods, of `desired` pods.
 
-    Raises ValueError for text that is no percentage.
+    Of percentages, surge is rounded up and unavailable down; one of the two is at least 1. Raises
+    ValueError for text that is no percentage.
     """
-    surge = _share(rollout.max_surge, MAX_SURGE, desired, up=True)
-    unavailable = _share(rollout.max_unavailable, MAX_UNAVAILABLE, desired, up=False)
+    surge = _pod_count(rollout.max_surge, MAX_SURGE, desired, up=True)
+    unavailable = _pod_count(rollout.max_unavailable, MAX_UNAVAILABLE, desired, up=False)
     if surge == 0 and unavailable == 0:
         unavailable = 1
     return Limits(desired, surge, min(unavailable, desired))
 
 
 def roll(
-    pods: Sequence[PodState], within: Limits, current: str | None, update: str, gate: Gate = OPEN
-) -> Moves:
-    """Towards `desired` pods of `update`. `pods` are those that count; `current` is None when no
-    revision served yet."""
-    new = [pod for pod in pods if pod.revision == update]
-    failed = [pod for pod in pods if pod.revision not in (update, current) and not pod.ready]
-    old = [pod for pod in pods if pod not in new and pod not in failed]
-    leave = [*failed, *_last(new, len(new) - within.desired)]
-    new = [pod for pod in new if pod not in leave]
-    floor = max(0, within.fewest_ready - _ready(new))
-    leave += _older(old, new, floor, within, gate)
-    stay = [pod for pod in (*new, *old) if pod not in leave]
-    # A smaller desired number can leave too many of both: unready new ones serve nobody yet.
-    unready = [pod for pod in new if not pod.ready]
-    leave += _last(unready, min(len(stay) - within.most, len(unready)))
-    stay = [pod for pod in stay if pod not in leave]
-    room = max(0, within.most - len(stay))
-    older = len([pod for pod in stay if pod.revision != update])
-    come_current = 0
-    if current is not None and current != update:
-        come_current = min(max(0, floor - older), room)
-    come_update = min(within.desired - (len(stay) - older), room - come_current)
-    return Moves(tuple(leave), come_current, max(0, come_update))
+    pods: Sequence[PodState], bounds: Limits, current: str | None, update: str, gate: Gate = OPEN
+) -> PodChanges:
+    """One step towards `desired` pods of revision `update`.
 
-
-def hold(pods: Sequence[PodState], within: Limits, current: str | None) -> Moves:
-    """Only the number changes: pods keep their revision, and what is missing comes of `current`.
-
-    In mid-rollout the surge stays.
+    `pods`: those that fill a place. `current`: None when no revision has served yet.
     """
-    most = within.most if len({pod.revision for pod in pods}) > 1 else within.desired
-    leave = sorted(pods, key=lambda pod: _leaving_order(pod, current))[: len(pods) - most]
+    new = [pod for pod in pods if pod.revision == update]
+    abandoned = [pod for pod in pods if pod.revision not in (update, current) and not pod.ready]
+    old = [pod for pod in pods if pod not in new and pod not in abandoned]
+    remove = [*abandoned, *_first_to_remove(new, len(new) - bounds.desired)]
+    new = [pod for pod in new if pod not in remove]
+    floor = max(0, bounds.fewest_ready - _ready_count(new))
+    remove += _older_to_remove(old, new, floor, bounds, gate)
+    stay = [pod for pod in (*new, *old) if pod not in remove]
+    # After a scale-down there can be too many pods of both revisions: remove unready new pods,
+    # which serve no request yet.
+    unready = [pod for pod in new if not pod.ready]
+    remove += _first_to_remove(unready, min(len(stay) - bounds.most, len(unready)))
+    stay = [pod for pod in stay if pod not in remove]
+    room = max(0, bounds.most - len(stay))
+    older = len([pod for pod in stay if pod.revision != update])
+    add_current = 0
+    if current is not None and current != update:
+        add_current = min(max(0, floor - older), room)
+    add_update = min(bounds.desired - (len(stay) - older), room - add_current)
+    return PodChanges(tuple(remove), add_current, max(0, add_update))
+
+
+def hold(pods: Sequence[PodState], bounds: Limits, current: str | None) -> PodChanges:
+    """Scale only: pods keep their revision, and missing pods are added from `current`.
+
+    A pool that is held in the middle of a rollout keeps its surge pods.
+    """
+    most = bounds.most if len({pod.revision for pod in pods}) > 1 else bounds.desired
+    remove = sorted(pods, key=lambda pod: _removal_order(pod, current))[: len(pods) - most]
     if len(pods) <= most:
-        leave = []
-    missing = within.desired - len(pods) if current is not None else 0
-    return Moves(tuple(leave), come_current=max(0, missing))
+        remove = []
+    missing = bounds.desired - len(pods) if current is not None else 0
+    return PodChanges(tuple(remove), add_current=max(0, missing))
 
 
-def has_served(pods: Sequence[PodState], within: Limits, update: str) -> bool:
-    """Whether the update revision carries the pool by itself and so becomes the current one."""
-    ready = _ready([pod for pod in pods if pod.revision == update])
-    return within.desired == 0 or ready >= max(1, within.fewest_ready)
+def has_served(pods: Sequence[PodState], bounds: Limits, update: str) -> bool:
+    """Whether the update revision has enough ready pods to carry the pool by itself.
+
+    It then becomes the current revision.
+    """
+    ready = _ready_count([pod for pod in pods if pod.revision == update])
+    return bounds.desired == 0 or ready >= max(1, bounds.fewest_ready)
 
 
 def index_of(pod: PodState) -> int:
-    """The last part of `pool-revision-index`; of another name, -1."""
+    """The last part of the name `pool-revision-index`; -1 for another form of name."""
     tail = pod.name.rpartition("-")[2]
     return int(tail) if tail.isdecimal() else -1
 
 
-def _older(
+def _older_to_remove(
     old: Sequence[PodState],
     new: Sequence[PodState],
     floor: int,
-    within: Limits,
+    bounds: Limits,
     gate: Gate,
 ) -> list[PodState]:
-    """Older pods that leave: unready ones first, and never so that too few stay ready."""
-    above = len(old) - floor
-    spare = _ready(old) + _ready(new) - within.fewest_ready
-    surplus = len(old) + len(new) - within.most
-    kept: Collection[str] = gate.keep
+    """Older pods to remove, unready ones first; at least `bounds.fewest_ready` pods stay ready."""
+    removable = len(old) - floor
+    spare_ready = _ready_count(old) + _ready_count(new) - bounds.fewest_ready
+    surplus = len(old) + len(new) - bounds.most
+    keep: Collection[str] = gate.keep
     if not gate.is_open:
-        # One pod must be able to come before any may go; and a smaller number holds at once.
-        above, kept = min(above, max(surplus, 0 if new else surplus + 1)), ()
-    leave: list[PodState] = []
-    for pod in _last(old, len(old)):
-        if len(leave) >= above:
+        # A first new pod needs room before any older pod may go. A scale-down applies at once, and
+        # then also to the pods in `keep`.
+        removable, keep = min(removable, max(surplus, 0 if new else surplus + 1)), ()
+    remove: list[PodState] = []
+    for pod in _first_to_remove(old, len(old)):
+        if len(remove) >= removable:
             break
-        if pod.name in kept or (pod.ready and spare <= 0):
+        if pod.name in keep or (pod.ready and spare_ready <= 0):
             continue
-        spare -= pod.ready
-        leave.append(pod)
-    return leave
+        spare_ready -= pod.ready
+        remove.append(pod)
+    return remove
 
 
-def _last(pods: Sequence[PodState], count: int) -> list[PodState]:
-    """The `count` that go first: unscheduled, unready, highest index."""
-    return sorted(pods, key=lambda pod: _leaving_order(pod, None))[: max(0, count)]
+def _first_to_remove(pods: Sequence[PodState], count: int) -> list[PodState]:
+    """The `count` pods that are removed first: unscheduled, then unready, then highest index."""
+    return sorted(pods, key=lambda pod: _removal_order(pod, None))[: max(0, count)]
 
 
-def _leaving_order(pod: PodState, current: str | None) -> tuple[bool, bool, bool, int, str]:
-    other = current is not None and pod.revision != current
-    return (pod.scheduled, pod.ready, not other, -index_of(pod), pod.name)
+def _removal_order(pod: PodState, current: str | None) -> tuple[bool, bool, bool, int, str]:
+    is_other = current is not None and pod.revision != current
+    return (pod.scheduled, pod.ready, not is_other, -index_of(pod), pod.name)
 
 
-def _ready(pods: Sequence[PodState]) -> int:
+def _ready_count(pods: Sequence[PodState]) -> int:
     return len([pod for pod in pods if pod.ready])
 
 
-def _share(value: int | str | None, default: str, desired: int, *, up: bool) -> int:
+def _pod_count(value: int | str | None, default: str, desired: int, *, up: bool) -> int:
     value = default if value is None else value
     if isinstance(value, int):
         return max(0, value)
-    part = int(value.removesuffix("%")) * desired
-    return math.ceil(part / 100) if up else part // 100
+    hundredths = int(value.removesuffix("%")) * desired
+    return math.ceil(hundredths / 100) if up else hundredths // 100

@@ -1,33 +1,67 @@
-"""The status of each pool of a set. Pure: a pool at rest gives the status that it has already.
+"""The status of each pool of a set, and the events that report its changes. Pure.
 
-statuses(observed, plan) -> {pool: status}      transitions(old, new) -> events
+statuses(observed, plan)     -> {pool: status}; equal to the present one when nothing changed
+status_events(old, new)      -> Kubernetes events about the changes that matter
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from tandem_contract import labels
 
+from ..conditions import ConditionType, Reason
 from ..observed import Observed, PoolKey, roles_of
 from .actions import SetPlan
-from .parse import rfc3339
+from .api_objects import rfc3339
+from .progress import condition
 from .status_conditions import conditions
-from .status_facts import Facts, facts
-from .transitions import Event, transitions
-
-__all__ = ["Event", "StatusBody", "statuses", "transitions"]
+from .status_facts import Facts, pool_facts
 
 StatusBody = dict[str, Any]
 """A pool's whole `status`."""
+
+_NORMAL: Final = "Normal"
+_WARNING: Final = "Warning"
+
+_EVENT_TYPES: Final[dict[tuple[str, str], Literal["Normal", "Warning"]]] = {
+    (ConditionType.READY, "True"): _NORMAL,
+    (ConditionType.STALLED, "True"): _WARNING,
+    (ConditionType.UPDATE_AVAILABLE, "True"): _NORMAL,
+    (ConditionType.TRANSPORT_VERIFIED, "True"): _NORMAL,
+    (ConditionType.PODS_READY, Reason.UNSCHEDULABLE): _WARNING,
+    (ConditionType.PODS_READY, Reason.PODS_FAIL): _WARNING,
+    (ConditionType.PEER_READY, Reason.PEER_MISSING): _WARNING,
+    (ConditionType.PROGRESSING, Reason.ROLLING_OUT): _NORMAL,
+    (ConditionType.PROGRESSING, Reason.WAITING_FOR_PEER): _NORMAL,
+    (ConditionType.PROGRESSING, Reason.PAUSED): _NORMAL,
+    (ConditionType.PROGRESSING, Reason.COMPLETE): _NORMAL,
+    (ConditionType.DRAINING, Reason.DRAIN_STUCK): _WARNING,
+}
+"""Condition and its new status or reason → type of the event."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One Kubernetes event about a pool."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
 
 
 def statuses(observed: Observed, plan: SetPlan) -> Mapping[PoolKey, StatusBody]:
     """The status of every pool that is not being deleted; equal to what the object has when nothing
     changed.
 
-    `observed.failures` should be those of the apply of this very plan.
+    `observed.failures` should be those of applying this very plan.
     """
-    return {one.resource.key: _status(one) for one in facts(observed, plan)}
+    return {facts.resource.key: _status(facts) for facts in pool_facts(observed, plan)}
+
+
+def status_events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
+    """Events for the changes between two statuses of a pool; none when no condition changed."""
+    return tuple(dict.fromkeys(_events(old, new)))
 
 
 def selector(key: PoolKey) -> str:
@@ -38,15 +72,15 @@ def selector(key: PoolKey) -> str:
 
 def _status(facts: Facts) -> StatusBody:
     plan = facts.plan
-    updated = [pod for pod in facts.active if pod.revision == plan.update]
+    updated = [pod for pod in facts.active_pods if pod.revision == plan.update]
     body: StatusBody = {
-        **_resolved(facts),
-        "replicas": len(facts.active),
+        **_columns(facts),
+        "replicas": len(facts.active_pods),
         "desiredReplicas": facts.desired,
-        "readyReplicas": len(facts.ready),
+        "readyReplicas": len(facts.ready_pods),
         "updatedReplicas": len(updated),
-        "pairedReplicas": len(facts.paired),
-        "drainingReplicas": len(facts.leaving),
+        "pairedReplicas": len(facts.paired_pods),
+        "drainingReplicas": len(facts.leaving_pods),
         "selector": selector(plan.key),
         "currentRevision": plan.current,
         "updateRevision": plan.update,
@@ -58,8 +92,8 @@ def _status(facts: Facts) -> StatusBody:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _resolved(facts: Facts) -> dict[str, Any]:
-    """What columns show of a pool, inherited or not; as last known where it cannot be read."""
+def _columns(facts: Facts) -> dict[str, Any]:
+    """Fields for `kubectl get`, inherited ones included; of an unreadable spec the last ones."""
     pool = facts.plan.pool
     if pool is None:
         status = facts.resource.status
@@ -81,25 +115,38 @@ def _scaling(facts: Facts) -> dict[str, Any] | None:
         return None
     status = facts.resource.status
     before = status.get("scaling")
-    same = status.get("desiredReplicas") == facts.desired
-    since = before.get("lastTransition") if isinstance(before, Mapping) and same else None
+    is_same = status.get("desiredReplicas") == facts.desired
+    since = before.get("lastTransition") if isinstance(before, Mapping) and is_same else None
     return {"reason": "minReplicas", "lastTransition": since or rfc3339(facts.now)}
 
 
 def _conditions(facts: Facts) -> list[dict[str, Any]]:
-    found = []
-    for kind, stated in conditions(facts).items():
-        before = facts.before(kind)
-        same = before.get("status") == stated.status
-        found.append(
+    """The conditions with their times; lastTransitionTime is kept while the status is the same."""
+    entries = []
+    for kind, state in conditions(facts).items():
+        before = facts.last_condition(kind)
+        is_same = before.get("status") == state.status
+        entries.append(
             {
                 "type": str(kind),
-                "status": stated.status,
-                "reason": str(stated.reason),
-                "message": stated.message,
-                "lastTransitionTime": (before.get("lastTransitionTime") if same else None)
+                "status": state.status,
+                "reason": str(state.reason),
+                "message": state.message,
+                "lastTransitionTime": (before.get("lastTransitionTime") if is_same else None)
                 or rfc3339(facts.now),
                 "observedGeneration": facts.resource.generation,
             }
         )
-    return found
+    return entries
+
+
+def _events(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Event]:
+    for now in new.get("conditions", ()):
+        before = condition(old, now["type"])
+        for part in ("status", "reason"):
+            event_type = _EVENT_TYPES.get((now["type"], now[part]))
+            if event_type is not None and before.get(part) != now[part]:
+                yield Event(event_type, now["reason"], now["message"])
+        # A pool that is no longer ready: a warning, whatever the reason.
+        if now["type"] == ConditionType.READY and before.get("status") == "True" != now["status"]:
+            yield Event(_WARNING, now["reason"], now["message"])

@@ -1,7 +1,8 @@
-"""A pool's conditions: each from the facts by itself, in the order in which they are shown. Pure.
+"""A pool's conditions, each computed from the facts by itself, in the order of the status. Pure.
 
-`Ready` is PodsReady and Compatible and, of a DecodePool, PeerReady and RouterReady. Messages say
-nothing that changes while nothing happens, so that a pool at rest is never written.
+`Ready` is PodsReady and Compatible, and for a DecodePool also PeerReady and RouterReady. Messages
+hold nothing that changes by itself (no ages, no counters), so the status of a pool at rest is
+never written.
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ from tandem_contract import labels
 from ..conditions import ConditionType, Reason
 from ..observed import PodState
 from . import progress
-from .actions import Mode
+from .actions import Mode, PoolPlan
 from .status_facts import Facts
 
 Truth = Literal["True", "False", "Unknown"]
 
 
-class Stated(NamedTuple):
+class ConditionState(NamedTuple):
     """A condition without its times."""
 
     status: Truth
@@ -26,7 +27,7 @@ class Stated(NamedTuple):
     message: str
 
 
-_UNDER_WAY: Final = frozenset(
+_PROGRESSING_REASONS: Final = frozenset(
     {Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING, Reason.WAITING_FOR_PEER}
 )
 _NO_SPARE: Final = (
@@ -35,16 +36,16 @@ _NO_SPARE: Final = (
 )
 
 
-def conditions(facts: Facts) -> dict[ConditionType, Stated]:
+def conditions(facts: Facts) -> dict[ConditionType, ConditionState]:
     """Every condition that the pool has, `Ready` first."""
-    found = dict(_parts(facts))
-    return {ConditionType.READY: _ready(facts, found), **found}
+    states = dict(_all_but_ready(facts))
+    return {ConditionType.READY: _ready(facts, states), **states}
 
 
-def _parts(facts: Facts) -> Iterator[tuple[ConditionType, Stated]]:
+def _all_but_ready(facts: Facts) -> Iterator[tuple[ConditionType, ConditionState]]:
     yield ConditionType.PODS_READY, _pods_ready(facts)
     yield ConditionType.COMPATIBLE, _compatible(facts)
-    if facts.pairs or facts.is_prefill:
+    if facts.names_prefill or facts.is_prefill:
         yield ConditionType.PEER_READY, _peer_ready(facts)
     if not facts.is_prefill:
         yield ConditionType.ROUTER_READY, _router_ready(facts)
@@ -52,197 +53,217 @@ def _parts(facts: Facts) -> Iterator[tuple[ConditionType, Stated]]:
     yield ConditionType.STALLED, _stalled(facts)
     yield ConditionType.DRAINING, _draining(facts)
     yield ConditionType.SCALING_ACTIVE, _scaling_active(facts)
-    if facts.pairs:
+    if facts.names_prefill:
         yield ConditionType.TRANSPORT_VERIFIED, _transport_verified(facts)
     yield ConditionType.UPDATE_AVAILABLE, _update_available(facts)
 
 
-def _ready(facts: Facts, found: dict[ConditionType, Stated]) -> Stated:
-    # A pool that disagrees lacks pods for that reason.
-    needed = [ConditionType.COMPATIBLE, ConditionType.PODS_READY]
-    # Nobody needs a peer or a router to do nothing.
+def _ready(facts: Facts, states: dict[ConditionType, ConditionState]) -> ConditionState:
+    """The first required condition that is not True, else PodsReady."""
+    # Compatible first: a rejected pool may lack pods for that very reason.
+    required = [ConditionType.COMPATIBLE, ConditionType.PODS_READY]
+    # A pool scaled to zero serves nothing and needs neither peer nor router.
     if not facts.is_prefill and facts.plan.desired != 0:
-        needed += [ConditionType.PEER_READY, ConditionType.ROUTER_READY]
-    for kind in needed:
-        if kind in found and found[kind].status != "True":
-            return Stated("False", found[kind].reason, found[kind].message)
-    return found[ConditionType.PODS_READY]
+        required += [ConditionType.PEER_READY, ConditionType.ROUTER_READY]
+    for kind in required:
+        if kind in states and states[kind].status != "True":
+            return ConditionState("False", states[kind].reason, states[kind].message)
+    return states[ConditionType.PODS_READY]
 
 
-def _pods_ready(facts: Facts) -> Stated:
-    if facts.plan.mode is Mode.FREEZE and facts.plan.reading.held:
-        return Stated("Unknown", Reason.INVALID_SPEC, facts.plan.reading.held.message)
-    count = f"{len(facts.ready)} of {facts.desired} pods are ready"
+def _pods_ready(facts: Facts) -> ConditionState:
+    rejection = facts.plan.validation.rejection
+    if facts.plan.mode is Mode.FREEZE and rejection:
+        return ConditionState("Unknown", Reason.INVALID_SPEC, rejection.message)
+    count = f"{len(facts.ready_pods)} of {facts.desired} pods are ready"
     if facts.desired == 0:
-        return Stated("True", Reason.SCALED_TO_ZERO, "no pods are wanted")
-    if len(facts.ready) >= facts.desired:
-        return Stated("True", Reason.ALL_READY, count)
-    within = facts.limits
-    if facts.rolling and within and len(facts.ready) >= max(1, within.fewest_ready):
-        return Stated("True", Reason.ROLLING_OUT, f"{count}, as many as maxUnavailable leaves")
+        return ConditionState("True", Reason.SCALED_TO_ZERO, "no pods are requested")
+    if len(facts.ready_pods) >= facts.desired:
+        return ConditionState("True", Reason.ALL_READY, count)
+    limits = facts.limits
+    if facts.is_rolling and limits and len(facts.ready_pods) >= max(1, limits.fewest_ready):
+        return ConditionState("True", Reason.ROLLING_OUT, f"{count}, within maxUnavailable")
     if facts.failure is not None:
-        return Stated("False", facts.failure.reason, f"{count}: {facts.failure.message}")
-    return _short_of_pods(facts, count)
+        return ConditionState("False", facts.failure.reason, f"{count}: {facts.failure.message}")
+    return _missing_pods(facts, count)
 
 
-def _short_of_pods(facts: Facts, count: str) -> Stated:
-    """What keeps the missing pods, worst first."""
-    if facts.misfit is not None:
-        return Stated("False", Reason.FITS_NO_NODE, f"{count}: {facts.misfit}")
-    unready = [pod for pod in facts.counting if not pod.ready and pod.trouble]
+def _missing_pods(facts: Facts, count: str) -> ConditionState:
+    """Why pods are missing or unready, the worst cause first."""
+    if facts.no_fit_reason is not None:
+        return ConditionState("False", Reason.FITS_NO_NODE, f"{count}: {facts.no_fit_reason}")
+    unready = [pod for pod in facts.counting_pods if not pod.ready and pod.trouble]
     failed = [pod for pod in unready if pod.over]
-    waiting = [pod for pod in unready if not pod.scheduled and not pod.over]
+    unscheduled = [pod for pod in unready if not pod.scheduled and not pod.over]
     if failed:
-        return Stated("False", Reason.PODS_FAIL, f"{count}: {_told(failed)}")
-    if waiting:
-        hint = _NO_SPARE if facts.rolling else ""
-        return Stated("False", Reason.UNSCHEDULABLE, f"{count}: {_told(waiting)}{hint}")
+        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(failed)}")
+    if unscheduled:
+        hint = _NO_SPARE if facts.is_rolling else ""
+        message = f"{count}: {_troubles(unscheduled)}{hint}"
+        return ConditionState("False", Reason.UNSCHEDULABLE, message)
     if unready:
-        return Stated("False", Reason.PODS_FAIL, f"{count}: {_told(unready)}")
-    return Stated("False", Reason.PODS_NOT_READY, count)
+        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(unready)}")
+    return ConditionState("False", Reason.PODS_NOT_READY, count)
 
 
-def _told(pods: list[PodState]) -> str:
+def _troubles(pods: list[PodState]) -> str:
+    """The first pod's trouble, and how many more pods have one."""
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     return f"{pods[0].name}: {pods[0].trouble}{more}"
 
 
-def _compatible(facts: Facts) -> Stated:
-    held = facts.plan.reading.held
-    if held is not None:
-        status: Truth = "False" if held.reason is Reason.MISMATCH else "Unknown"
-        return Stated(status, held.reason, held.message)
+def _compatible(facts: Facts) -> ConditionState:
+    rejection = facts.plan.validation.rejection
+    if rejection is not None:
+        status: Truth = "False" if rejection.reason is Reason.MISMATCH else "Unknown"
+        return ConditionState(status, rejection.reason, rejection.message)
     if facts.is_prefill:
-        return _agreed_with(facts)
-    if not facts.pairs:
-        return Stated("True", Reason.ALONE, "the pool pairs with none")
-    notes = "".join(f"; {note}" for note in facts.plan.reading.notes)
+        return _compatible_with_decodes(facts)
+    if not facts.names_prefill:
+        return ConditionState("True", Reason.ALONE, "the pool has no prefillRef and needs no peer")
+    notes = "".join(f"; {note}" for note in facts.plan.validation.notes)
     name = facts.prefill.key.name if facts.prefill else ""
-    return Stated("True", Reason.AGREES, f"agrees with PrefillPool {name}{notes}")
+    return ConditionState("True", Reason.AGREES, f"agrees with PrefillPool {name}{notes}")
 
 
-def _agreed_with(facts: Facts) -> Stated:
-    """A PrefillPool is wrong only when everybody says so."""
+def _compatible_with_decodes(facts: Facts) -> ConditionState:
+    """A PrefillPool is incompatible only when every DecodePool that names it disagrees with it."""
     if not facts.decodes:
-        return Stated("True", Reason.ALONE, "no DecodePool names this pool")
-    against = [one for one in facts.decodes if _disagrees(one.reading.held)]
-    names = ", ".join(one.key.name for one in against)
-    if len(against) == len(facts.decodes):
-        return Stated("False", Reason.MISMATCH, f"no DecodePool agrees with this pool: see {names}")
-    but = f", but not {names}: see there" if against else ""
-    return Stated("True", Reason.AGREES, f"DecodePools agree with this pool{but}")
+        return ConditionState("True", Reason.ALONE, "no DecodePool names this pool")
+    mismatched = [plan for plan in facts.decodes if _is_mismatch(plan)]
+    names = ", ".join(plan.key.name for plan in mismatched)
+    if len(mismatched) == len(facts.decodes):
+        message = f"no DecodePool agrees with this pool: see condition Compatible of {names}"
+        return ConditionState("False", Reason.MISMATCH, message)
+    but = f", except {names}: see condition Compatible there" if mismatched else ""
+    return ConditionState("True", Reason.AGREES, f"DecodePools agree with this pool{but}")
 
 
-def _disagrees(held: object) -> bool:
-    return getattr(held, "reason", None) is Reason.MISMATCH
+def _is_mismatch(plan: PoolPlan) -> bool:
+    rejection = plan.validation.rejection
+    return rejection is not None and rejection.reason is Reason.MISMATCH
 
 
-def _peer_ready(facts: Facts) -> Stated:
+def _peer_ready(facts: Facts) -> ConditionState:
     if facts.is_prefill:
         if not facts.decodes:
-            return Stated("False", Reason.PEER_MISSING, "no DecodePool names this pool")
+            return ConditionState("False", Reason.PEER_MISSING, "no DecodePool names this pool")
     elif facts.prefill is None:
-        held = facts.plan.reading.held
-        return Stated("False", Reason.PEER_MISSING, held.message if held else "")
+        rejection = facts.plan.validation.rejection
+        return ConditionState("False", Reason.PEER_MISSING, rejection.message if rejection else "")
     elif facts.prefill.desired == 0:
         name = facts.prefill.key.name
-        return Stated(
+        return ConditionState(
             "True", Reason.PEER_SCALED_TO_ZERO,
             f"PrefillPool {name} is scaled to zero: requests are served without a hand-off",
         )  # fmt: skip
-    hashes = {pod.compat for pod in facts.ready} or {facts.plan.compat or ""}
+    # Without a ready pod of its own, the pool counts with the hash that it rolls to.
+    hashes = {pod.compat for pod in facts.ready_pods} or {facts.plan.compat or ""}
     if any(pod.compat in hashes for pod in facts.peers):
-        return Stated("True", Reason.PAIRED, "a pod of the other side with this KV layout is ready")
+        return ConditionState(
+            "True", Reason.PAIRED, "a pod of the other side with this KV layout is ready"
+        )
     other = "decode" if facts.is_prefill else "prefill"
-    return Stated(
+    return ConditionState(
         "False", Reason.PEER_NOT_READY, f"no {other} pod with this pool's KV layout is ready"
     )
 
 
-def _router_ready(facts: Facts) -> Stated:
+def _router_ready(facts: Facts) -> ConditionState:
     router = facts.router
     if router is None:
-        return Stated(
-            "Unknown", Reason.ROUTER_PENDING, f"endpoint {facts.endpoint} is not looked at yet"
-        )
-    return Stated("True" if router.ready else "False", router.reason, router.message)
+        return ConditionState(
+            "Unknown", Reason.ROUTER_PENDING,
+            f"the operator has not reconciled endpoint {facts.endpoint} yet",
+        )  # fmt: skip
+    return ConditionState("True" if router.ready else "False", router.reason, router.message)
 
 
-def _progressing(facts: Facts) -> Stated:
-    said = facts.progress
-    updated = [pod for pod in facts.active if pod.revision == facts.plan.update]
+def _progressing(facts: Facts) -> ConditionState:
+    plan, reason = facts.plan, facts.progress
+    updated = [pod for pod in facts.active_pods if pod.revision == plan.update]
     ready = len([pod for pod in updated if pod.ready])
-    pods = f"{ready} of {facts.desired} pods are of revision {facts.plan.update} and ready"
-    # While older pods keep PodsReady true, this is the only place that says why new ones do not.
-    counting = [pod for pod in facts.counting if pod.revision == facts.plan.update]
+    pods = f"{ready} of {facts.desired} pods are of revision {plan.update} and ready"
+    # While older pods keep PodsReady true, only this message says why new pods are not ready.
+    counting = [pod for pod in facts.counting_pods if pod.revision == plan.update]
     if failing := [pod for pod in counting if pod.trouble and not pod.ready]:
-        pods += f": {_told(failing)}"
-    held = facts.plan.reading.held or facts.plan.refused
+        pods += f": {_troubles(failing)}"
+    held_by = plan.validation.rejection or plan.refused
     messages: dict[Reason, str] = {
-        Reason.WAITING_FOR_PEER: f"keeps revision {facts.plan.current} until the whole set can"
-        f" change: {', '.join(facts.plan.laggards)}",
+        Reason.WAITING_FOR_PEER: f"keeps revision {plan.current} until the whole set can"
+        f" change: {', '.join(plan.blocked_by)}",
         Reason.PAUSED: "spec.paused is true: pods keep their revision",
-        Reason.HELD: f"keeps the pods it has: {held.message if held else ''}",
+        Reason.HELD: f"keeps its present pods: {held_by.message if held_by else ''}",
         Reason.COMPLETE: "the pods are as the spec says",
         Reason.PROGRESS_DEADLINE_EXCEEDED: f"no progress within rollout.progressDeadline: {pods}",
     }
-    return Stated("True" if said in _UNDER_WAY else "False", said, messages.get(said, pods))
+    status: Truth = "True" if reason in _PROGRESSING_REASONS else "False"
+    return ConditionState(status, reason, messages.get(reason, pods))
 
 
-def _stalled(facts: Facts) -> Stated:
-    """Whether it stays as it is until somebody does something."""
-    held = facts.plan.reading.held
-    if held is not None and held.reason in (Reason.INVALID_SPEC, Reason.MISMATCH):
-        return Stated("True", held.reason, held.message)
+def _stalled(facts: Facts) -> ConditionState:
+    """Whether the pool stays as it is until a user or an administrator changes something."""
+    rejection = facts.plan.validation.rejection
+    if rejection is not None and rejection.reason in (Reason.INVALID_SPEC, Reason.MISMATCH):
+        return ConditionState("True", rejection.reason, rejection.message)
     if facts.failure is not None:
-        return Stated("True", facts.failure.reason, facts.failure.message)
-    if facts.misfit is not None:
-        return Stated("True", Reason.FITS_NO_NODE, facts.misfit)
+        return ConditionState("True", facts.failure.reason, facts.failure.message)
+    if facts.no_fit_reason is not None:
+        return ConditionState("True", Reason.FITS_NO_NODE, facts.no_fit_reason)
     if facts.progress is Reason.PROGRESS_DEADLINE_EXCEEDED:
-        return Stated("True", facts.progress, _short_of_pods(facts, _progressing(facts)[2]).message)
-    return Stated("False", Reason.NOT_STALLED, "nothing keeps the pool from its spec for good")
+        message = _missing_pods(facts, _progressing(facts).message).message
+        return ConditionState("True", facts.progress, message)
+    return ConditionState("False", Reason.NOT_STALLED, "nothing blocks the pool permanently")
 
 
-def _draining(facts: Facts) -> Stated:
-    late = sorted(pod.name for pod in facts.leaving if progress.stuck(pod, facts.now))
-    if late:
-        return Stated(
+def _draining(facts: Facts) -> ConditionState:
+    stuck = sorted(pod.name for pod in facts.leaving_pods if progress.is_stuck(pod, facts.now))
+    if stuck:
+        return ConditionState(
             "True", Reason.DRAIN_STUCK,
-            f"past their grace period and still there: {', '.join(late)}; is their node?",
+            f"still there after their grace period: {', '.join(stuck)}; check whether their node"
+            " is ready",
         )  # fmt: skip
-    if facts.leaving:
-        return Stated(
-            "True", Reason.PODS_DRAIN, f"{len(facts.leaving)} pods finish their requests and leave"
+    if facts.leaving_pods:
+        count = len(facts.leaving_pods)
+        return ConditionState(
+            "True", Reason.PODS_DRAIN, f"{count} pods finish their requests before they terminate"
         )
-    return Stated("False", Reason.NOTHING_DRAINS, "no pod is leaving")
+    return ConditionState("False", Reason.NOTHING_DRAINS, "no pod is terminating")
 
 
-def _scaling_active(facts: Facts) -> Stated:
+def _scaling_active(facts: Facts) -> ConditionState:
     pool = facts.plan.pool
     if pool is None or pool.spec.scaling is None:
-        return Stated("False", Reason.NOT_CONFIGURED, "spec.scaling is not given")
-    return Stated(
+        return ConditionState("False", Reason.NOT_CONFIGURED, "spec.scaling is not set")
+    return ConditionState(
         "False", Reason.AT_MINIMUM,
-        f"this release scales nothing by itself: {facts.desired} is scaling.minReplicas",
+        "this release does not scale pools by itself: the pool has scaling.minReplicas pods,"
+        f" {facts.desired}",
     )  # fmt: skip
 
 
-def _transport_verified(facts: Facts) -> Stated:
+def _transport_verified(facts: Facts) -> ConditionState:
+    """True once KV has moved; kept for a revision, because the engines' counters restart at 0."""
     status = facts.resource.status
-    before = facts.before(ConditionType.TRANSPORT_VERIFIED)
-    known = before.get("status") == "True" and status.get("currentRevision") == facts.plan.current
-    if facts.moved > 0 or known:
-        return Stated(
+    before = facts.last_condition(ConditionType.TRANSPORT_VERIFIED)
+    is_known = before.get("status") == "True" and (
+        status.get("currentRevision") == facts.plan.current
+    )
+    if facts.kv_bytes_moved > 0 or is_known:
+        return ConditionState(
             "True", Reason.BYTES_MOVED, "decode engines have read KV from prefill engines"
         )
-    return Stated("Unknown", Reason.NOTHING_MOVED, "no KV has moved yet: no request was handed off")
+    return ConditionState(
+        "Unknown", Reason.NOTHING_MOVED, "no KV has moved yet: no request was handed off"
+    )
 
 
-def _update_available(facts: Facts) -> Stated:
+def _update_available(facts: Facts) -> ConditionState:
     if facts.plan.newer_template:
-        return Stated(
+        return ConditionState(
             "True", Reason.NEWER_TEMPLATE,
-            "this operator makes the pods differently than they are pinned: set annotation"
-            f" {labels.RESTARTED_AT} to the present time to adopt it",
+            "this operator renders the pods differently than their revision pins them: set"
+            f" annotation {labels.RESTARTED_AT} to the present time to roll to the new template",
         )  # fmt: skip
-    return Stated("False", Reason.UP_TO_DATE, "the pods are as this operator makes them")
+    return ConditionState("False", Reason.UP_TO_DATE, "the pods are as this operator renders them")

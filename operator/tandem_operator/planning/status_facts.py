@@ -1,4 +1,4 @@
-"""What a pool's status is made from: one pool beside what it pairs with. Pure."""
+"""The facts from which a pool's status is made: the pool beside its peers. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ..observed import (
 )
 from . import pod_plan, progress
 from .actions import Mode, PoolPlan, SetPlan
-from .fit import misfit
+from .node_fit import no_fit_reason
 from .rollout import Limits, limits
 
 
@@ -26,37 +26,40 @@ class Facts:
     """One pool of a set that is not being deleted."""
 
     now: float
+    """Unix seconds."""
     resource: PoolResource
     plan: PoolPlan
     pods: tuple[PodState, ...]
     peers: tuple[PodState, ...]
     """Ready pods of the other side."""
     prefill: PoolPlan | None
-    """Of a DecodePool: its PrefillPool's."""
+    """Of a DecodePool: the plan of its PrefillPool."""
     decodes: tuple[PoolPlan, ...]
-    """Of a PrefillPool: those that name it."""
+    """Of a PrefillPool: the plans of the DecodePools that name it."""
     nodes: tuple[NodeState, ...] | None
+    """None when the operator may not read nodes."""
     router: RouterState | None
     endpoint: str | None
-    """Name of the endpoint that a DecodePool serves behind."""
-    moved: float
-    """KV bytes, where anybody looked."""
+    """Name of the endpoint that serves a DecodePool."""
+    kv_bytes_moved: float
+    """KV bytes that decode engines have read so far; 0 where no engine was asked yet."""
     failure: Failure | None
+    """The write about this pool that the API server refused last."""
 
     @property
     def is_prefill(self) -> bool:
         return self.resource.key.kind == PREFILL_POOL
 
     @property
-    def pairs(self) -> bool:
-        """Whether it is a DecodePool that names a PrefillPool."""
+    def names_prefill(self) -> bool:
+        """Whether the pool is a DecodePool with a `prefillRef`."""
         spec = self.resource.body.get("spec")
         return not self.is_prefill and isinstance(spec, Mapping) and bool(spec.get("prefillRef"))
 
     @property
     def desired(self) -> int:
-        """Pods wanted; of a pool that says none readably, those there are."""
-        return len(self.active) if self.plan.desired is None else self.plan.desired
+        """Desired number of pods; of a spec without a readable number, the present one."""
+        return len(self.active_pods) if self.plan.desired is None else self.plan.desired
 
     @property
     def limits(self) -> Limits | None:
@@ -64,86 +67,93 @@ class Facts:
         return limits(pool.spec.rollout, self.desired) if pool else None
 
     @cached_property
-    def active(self) -> tuple[PodState, ...]:
+    def active_pods(self) -> tuple[PodState, ...]:
         return tuple(pod for pod in self.pods if pod.active)
 
     @cached_property
-    def counting(self) -> tuple[PodState, ...]:
+    def counting_pods(self) -> tuple[PodState, ...]:
+        """Active pods, and failed ones whose replacement is not due."""
         return pod_plan.counting(self.pods, self.now)
 
     @cached_property
-    def ready(self) -> tuple[PodState, ...]:
-        return tuple(pod for pod in self.active if pod.ready)
+    def ready_pods(self) -> tuple[PodState, ...]:
+        return tuple(pod for pod in self.active_pods if pod.ready)
 
     @cached_property
-    def leaving(self) -> tuple[PodState, ...]:
+    def leaving_pods(self) -> tuple[PodState, ...]:
+        """Pods that drain or terminate."""
         return tuple(pod for pod in self.pods if pod.leaving and not pod.over)
 
     @cached_property
-    def paired(self) -> tuple[PodState, ...]:
+    def paired_pods(self) -> tuple[PodState, ...]:
+        """Ready pods for which the other side has a ready pod of the same compat hash."""
         hashes = {pod.compat for pod in self.peers}
-        return tuple(pod for pod in self.ready if pod.compat in hashes)
+        return tuple(pod for pod in self.ready_pods if pod.compat in hashes)
 
     @cached_property
     def progress(self) -> Reason:
-        return progress.reason(self.resource, self.plan, self.counting, self.now)
+        return progress.progressing_reason(self.resource, self.plan, self.counting_pods, self.now)
 
     @property
-    def rolling(self) -> bool:
+    def is_rolling(self) -> bool:
         return self.plan.mode is Mode.ROLL and any(
-            pod.revision != self.plan.update for pod in self.active
+            pod.revision != self.plan.update for pod in self.active_pods
         )
 
     @cached_property
-    def misfit(self) -> str | None:
-        """Why no node can take a pod; asked only when one waits for a node."""
+    def no_fit_reason(self) -> str | None:
+        """Why a new pod fits on no node; None unless pods are missing or wait for a node."""
         template = self.plan.template
-        waiting = [pod for pod in self.active if not pod.scheduled]
-        short = len(self.active) < self.desired or waiting
-        if self.nodes is None or template is None or not short:
+        unscheduled = [pod for pod in self.active_pods if not pod.scheduled]
+        is_short = len(self.active_pods) < self.desired or unscheduled
+        if self.nodes is None or template is None or not is_short:
             return None
+        # A scheduled pod of this revision proves that the template fits.
         if any(pod.scheduled and pod.revision == self.plan.update for pod in self.pods):
             return None
-        return misfit(template["spec"], self.nodes)
+        return no_fit_reason(template["spec"], self.nodes)
 
-    def before(self, kind: str) -> Mapping[str, Any]:
-        """A condition as it was last written."""
+    def last_condition(self, kind: str) -> Mapping[str, Any]:
+        """A condition as it was last written; empty when there is none."""
         return progress.condition(self.resource.status, kind)
 
 
-def facts(observed: Observed, plan: SetPlan) -> list[Facts]:
-    """Of every pool that the plan speaks of."""
+def pool_facts(observed: Observed, plan: SetPlan) -> list[Facts]:
+    """The facts of every pool that the plan covers."""
     resources = [*([observed.prefill] if observed.prefill else []), *observed.decodes]
-    known = [one for one in resources if one.key in plan.pools]
-    pods = {one.key: pod_plan.own_pods(observed, one) for one in known}
+    planned = [resource for resource in resources if resource.key in plan.pools]
+    pods = {resource.key: pod_plan.own_pods(observed, resource) for resource in planned}
     prefill = next((p for key, p in plan.pools.items() if key.kind == PREFILL_POOL), None)
     decodes = tuple(p for key, p in plan.pools.items() if key.kind == DECODE_POOL)
     return [
         Facts(
             now=observed.now,
-            resource=one,
-            plan=plan.pools[one.key],
-            pods=pods[one.key],
+            resource=resource,
+            plan=plan.pools[resource.key],
+            pods=pods[resource.key],
             peers=tuple(
                 pod
-                for key, those in pods.items()
-                if key.kind != one.key.kind
-                for pod in those
+                for key, pool_pods in pods.items()
+                if key.kind != resource.key.kind
+                for pod in pool_pods
                 if pod.active and pod.ready
             ),
-            prefill=prefill if one.key.kind == DECODE_POOL else None,
-            decodes=decodes if one.key.kind == PREFILL_POOL else (),
+            prefill=prefill if resource.key.kind == DECODE_POOL else None,
+            decodes=decodes if resource.key.kind == PREFILL_POOL else (),
             nodes=observed.nodes,
-            router=_router(observed, one),
-            endpoint=None if one.key.kind == PREFILL_POOL else pod_plan.endpoint_name(one),
-            moved=observed.transports.get(one.key.name, 0.0),
-            failure=observed.failures.get(one.key),
+            router=_router(observed, resource),
+            endpoint=_endpoint(resource),
+            kv_bytes_moved=observed.transports.get(resource.key.name, 0.0),
+            failure=observed.failures.get(resource.key),
         )
-        for one in known
+        for resource in planned
     ]
 
 
+def _endpoint(resource: PoolResource) -> str | None:
+    return None if resource.key.kind == PREFILL_POOL else pod_plan.endpoint_name(resource)
+
+
 def _router(observed: Observed, resource: PoolResource) -> RouterState | None:
-    if resource.key.kind == PREFILL_POOL:
-        return None
-    return observed.routers.get(pod_plan.endpoint_name(resource))
+    endpoint = _endpoint(resource)
+    return None if endpoint is None else observed.routers.get(endpoint)

@@ -1,4 +1,10 @@
-"""From a pool to the template of its pods: containers, command lines, what goes with them. Pure.
+"""From a pool to the template of its pods. Pure.
+
+    manifests     pool → Pod JSON: labels, placement, volumes; `merge` applies the user's template
+    containers    the engine and the sidecar: ports, probes, flags, security contexts
+    engines       the engine's command line, variables and volumes
+    connectors    --kv-transfer-config and what belongs to it
+    prestop       preStop of a prefill engine; its source text is part of the pod
 
 Read `manifests` first, then `engines`.
 """

@@ -1,8 +1,11 @@
 """The containers of a pod: the engine, and on decode pods the sidecar in front of it.
 
-prefill   engine :8000, ready when it answers; before it stops it waits for its readers
-decode    sidecar :8000, ready when it and the engine are; before the engine stops, the
-          sidecar refuses new requests and lets those it has finish
+prefill   engine :8000, ready when it answers /health. preStop waits until decode engines have
+          read its KV.
+decode    sidecar :8000, ready when it and the engine are. The engine's preStop tells the sidecar
+          to refuse new requests and waits until it has finished the others.
+
+Pods and containers keep to the restricted pod security standard of Kubernetes.
 """
 
 import inspect
@@ -12,30 +15,50 @@ from typing import Any, Final
 from tandem_contract import endpoints, metrics, ports
 from tandem_contract.durations import format_duration
 
-from ..resources.pools import DecodePool, PrefillPool
+from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
 from . import connectors, engines, prestop
-from .connectors import POD_IP, Pool
-from .security import container_security
+from .connectors import POD_IP
 
 Container = dict[str, Any]
 
 ENGINE: Final = "engine"
+"""Name of the engine's container."""
 SIDECAR: Final = "sidecar"
-"""Names of the containers."""
+"""Name of the sidecar's container."""
 PLAN_KEYS: Final = "plan-keys"
-"""Name of the volume of keys."""
+"""Name of the volume with the keys that verify the EPP's plans."""
 
-_LAST_WORDS: Final = "FallbackToLogsOnError"
-"""Why a container failed stands in its status, and so in the pool's conditions."""
+_MESSAGE_POLICY: Final = "FallbackToLogsOnError"
+"""terminationMessagePolicy: the end of a failed container's log goes into its status, from where
+the operator copies it into the pool's conditions."""
 _STARTUP: Final = 1800
 """Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
+_USER: Final = 65532
+"""A user id that no image assigns, so that the process owns no file of the image."""
+
+
+def pod_security() -> dict[str, Any]:
+    """`securityContext` of a pod; its volumes are writable for the pod's user (fsGroup)."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "runAsGroup": _USER,
+        "fsGroup": _USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(*, read_only: bool) -> dict[str, Any]:
+    """`securityContext` of a container; `read_only`: its root file system cannot be written."""
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {**context, "readOnlyRootFilesystem": True} if read_only else context
 
 
 def prefill_engine(pool: PrefillPool) -> Container:
     """The engine of a prefill pod."""
-    container = _engine(pool, ports.ENGINE_PREFILL, hands_off=True)
+    container = _engine(pool, ports.ENGINE_PREFILL, handoff=True)
     container["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
     if pool.spec.engine.type == "vllm":
         container["lifecycle"] = {"preStop": {"exec": {"command": _wait_until_idle(pool)}}}
@@ -43,16 +66,16 @@ def prefill_engine(pool: PrefillPool) -> Container:
 
 
 def decode_engine(pool: DecodePool) -> Container:
-    """The engine of a decode pod, readiness being the sidecar's."""
-    hands_off = pool.spec.prefill_ref is not None
-    container = _engine(pool, ports.ENGINE_DECODE, hands_off=hands_off)
+    """The engine of a decode pod. It has no readiness probe: the sidecar's covers both."""
+    handoff = pool.spec.prefill_ref is not None
+    container = _engine(pool, ports.ENGINE_DECODE, handoff=handoff)
     drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
     container["lifecycle"] = {"preStop": {"httpGet": drain}}
     return container
 
 
 def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
-    """A native sidecar: up before the engine, down after it."""
+    """A native sidecar: Kubernetes starts it before the engine and stops it after."""
     container: Container = {
         "name": SIDECAR,
         "image": defaults.tandem_image,
@@ -64,11 +87,12 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
             {"name": "http", "containerPort": ports.SIDECAR},
             {"name": "admin", "containerPort": ports.SIDECAR_ADMIN},
         ],
-        # No startup probe: the engine would wait for it, and it for the engine.
+        # No startup probe: Kubernetes would start the engine only after the sidecar is ready, and
+        # the sidecar is ready only after the engine.
         "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
         "livenessProbe": _liveness(endpoints.ALIVE, ports.SIDECAR_ADMIN),
         "securityContext": container_security(read_only=True),
-        "terminationMessagePolicy": _LAST_WORDS,
+        "terminationMessagePolicy": _MESSAGE_POLICY,
     }
     if defaults.pull_policy:
         container["imagePullPolicy"] = defaults.pull_policy
@@ -78,36 +102,36 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
     return container
 
 
-def _engine(pool: Pool, port: int, *, hands_off: bool) -> Container:
+def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:
     engine = pool.spec.engine
-    command, args = engines.command(pool, port, hands_off=hands_off)
+    command, args = engines.command(pool, port, handoff=handoff)
     container: Container = {
         "name": ENGINE,
         "image": engine.image,
         "command": command,
         "args": args,
-        "env": engines.environment(pool, hands_off=hands_off),
-        "ports": _ports(pool, port, hands_off=hands_off),
+        "env": engines.environment(pool, handoff=handoff),
+        "ports": _ports(pool, port, handoff=handoff),
         "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
         "livenessProbe": _liveness(endpoints.HEALTH, port),
         "securityContext": container_security(read_only=engine.type == "torch"),
-        "terminationMessagePolicy": _LAST_WORDS,
-        "volumeMounts": engines.needs(pool).mounts,
+        "terminationMessagePolicy": _MESSAGE_POLICY,
+        "volumeMounts": engines.engine_needs(pool).mounts,
     }
     if engine.image_pull_policy:
         container["imagePullPolicy"] = engine.image_pull_policy
-    if resources := _resources(pool, hands_off=hands_off):
+    if resources := _resources(pool, handoff=handoff):
         container["resources"] = resources
     return container
 
 
-def _resources(pool: Pool, *, hands_off: bool) -> dict[str, Any]:
-    """What the user says of CPU and memory, and the devices, whose limit is their request."""
+def _resources(pool: Pool, *, handoff: bool) -> dict[str, Any]:
+    """CPU and memory as the user says, and devices, whose limit Kubernetes takes as request."""
     spec = pool.spec
     limits: dict[str, Any] = dict(spec.engine.resources.limits)
     if spec.accelerator.count:
         limits[spec.accelerator.resource] = str(spec.accelerator.count)
-    if hands_off and spec.transfer.rdma:
+    if handoff and spec.transfer.rdma:
         limits[spec.transfer.rdma.resource] = str(spec.transfer.rdma.count)
     requests = dict(spec.engine.resources.requests)
     return {
@@ -116,23 +140,27 @@ def _resources(pool: Pool, *, hands_off: bool) -> dict[str, Any]:
     }
 
 
-def _ports(pool: Pool, port: int, *, hands_off: bool) -> list[dict[str, Any]]:
+def _ports(pool: Pool, port: int, *, handoff: bool) -> list[dict[str, Any]]:
     ranks = pool.spec.parallelism.data
     named = {
         ENGINE: port,
-        **connectors.per_rank("kv-events", ports.KV_EVENTS, ranks),
-        **connectors.per_rank("kv-replay", ports.KV_EVENTS_REPLAY, ranks),
-        **(connectors.listening(pool) if hands_off else {}),
+        **connectors.rank_ports("kv-events", ports.KV_EVENTS, ranks),
+        **connectors.rank_ports("kv-replay", ports.KV_EVENTS_REPLAY, ranks),
+        **(connectors.connector_ports(pool) if handoff else {}),
     }
     return [{"name": name, "containerPort": number} for name, number in named.items()]
 
 
 def _wait_until_idle(pool: PrefillPool) -> list[str]:
-    """Runs in the engine's container, so that it works when nothing of ours is up."""
+    """The preStop command of a vLLM prefill engine.
+
+    It is the source of `prestop` and runs in the engine's container, whose image has nothing of
+    Tandem. The source is therefore part of the pod template: editing it restarts pods.
+    """
     seconds = str(math.ceil(pool.spec.drain.timeout))
-    watched = (metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE)
+    gauges = (metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE)
     source = inspect.getsource(prestop)
-    return ["python3", "-c", source, str(ports.ENGINE_PREFILL), seconds, *watched]
+    return ["python3", "-c", source, str(ports.ENGINE_PREFILL), seconds, *gauges]
 
 
 def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
@@ -140,13 +168,13 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
     fallback = (
         "--fallback-to-unified" if settings.fallback_to_unified else "--no-fallback-to-unified"
     )
-    # In brackets an address is read rightly, whichever its family.
+    # Brackets make IPv6 addresses unambiguous and are accepted around IPv4 addresses as well.
     arguments = [
         *("--listen", f"[{POD_IP}]:{ports.SIDECAR}"),
         *("--admin", f"[{POD_IP}]:{ports.SIDECAR_ADMIN}"),
         *("--engine", f"http://[{POD_IP}]:{ports.ENGINE_DECODE}"),
-        *("--connector", pool.spec.transfer.hand_off),
-        *connectors.peer_port(pool),
+        *("--connector", pool.spec.transfer.handoff_connector),
+        *connectors.peer_port_flag(pool),
         *("--prefill-timeout", format_duration(settings.prefill_timeout)),
         *("--kv-transfer-timeout", format_duration(settings.kv_transfer_timeout)),
         fallback,
@@ -156,8 +184,9 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
     ]
     if pool.spec.routing.epp.enabled:
         return [*arguments, "--plan-key-dir", _PLAN_KEY_DIR]
-    # Another picker signs nothing: its choices are followed within the cluster's networks.
-    return [*arguments, *(w for net in defaults.pod_networks for w in ("--prefill-allow", net))]
+    # Another picker signs no plans, so the sidecar follows its choices only within these networks.
+    allow = (word for net in defaults.pod_networks for word in ("--prefill-allow", net))
+    return [*arguments, *allow]
 
 
 def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
@@ -170,5 +199,5 @@ def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
 
 
 def _liveness(path: str, port: int) -> dict[str, Any]:
-    """Patient: what is only slow must not be restarted."""
+    """A liveness probe that fails after a minute only: a slow container must not be restarted."""
     return {**_probe(path, port, failures=6), "periodSeconds": 10, "timeoutSeconds": 10}

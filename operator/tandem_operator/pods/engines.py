@@ -1,7 +1,7 @@
 """Command line, environment and volumes of an engine container, for vLLM and for the torch engine.
 
-An engine listens at the pod's own address and never at 127.0.0.1: where pods run as processes of
-one machine, each has its address and standard ports, and nothing else tells them apart.
+An engine listens at the pod's own address and never at 127.0.0.1: `tandem up` runs pods as
+processes of one machine, where each pod has its own address and all use the standard ports.
 """
 
 import json
@@ -12,44 +12,93 @@ from typing import Any, Final
 
 from tandem_contract import ports
 from tandem_contract.durations import format_duration
+from tandem_contract.paths import Role
 
-from ..resources import versions
-from ..resources.pools import PrefillPool
+from ..resources import vllm_versions
+from ..resources.pools import Pool, PrefillPool
 from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec
 from . import connectors
-from .connectors import POD_IP, Pool
-from .tuning import tuning
+from .connectors import POD_IP
 
 SHUTDOWN: Final = 10
 """Seconds an engine has to end after a drain; within the pod's grace beyond `drain.timeout`."""
 
 _CLAIM_MOUNT: Final = "/model"
 _HOME: Final = "/home/tandem"
-_SHM_OF_A_RANK: Final = 2
-"""GiB: NCCL's and vLLM's own queues between ranks of one node."""
-_LOADED_AT_ONCE: Final = 8
-"""Adapters in one batch at most: each takes memory of the accelerator."""
+_SHM_PER_RANK: Final = 2
+"""GiB of /dev/shm for the queues of NCCL and vLLM between the ranks of one node."""
+_MAX_LORAS: Final = 8
+"""Most adapters in one batch (`--max-loras`): each takes memory of the accelerator."""
 
 
 @dataclass(frozen=True)
-class Mounted:
-    """What a container needs beside its command: environment, mounts, and the pod's volumes."""
+class ContainerNeeds:
+    """Environment and mounts of a container, with the volumes that the pod must have for them."""
 
     env: dict[str, Any] = field(default_factory=dict)
-    """Name → value, or a mapping of where it comes from."""
+    """Name → value, or a mapping of the value's source (`valueFrom`)."""
     mounts: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[dict[str, Any]] = field(default_factory=list)
 
-    def __add__(self, other: "Mounted") -> "Mounted":
-        return Mounted(
+    def __add__(self, other: "ContainerNeeds") -> "ContainerNeeds":
+        return ContainerNeeds(
             self.env | other.env, self.mounts + other.mounts, self.volumes + other.volumes
         )
 
 
-def command(pool: Pool, port: int, *, hands_off: bool) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class Tuning:
+    """Values of vLLM's flags; None leaves a flag to vLLM."""
+
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    gpu_memory_utilization: float | None = None
+    prefix_caching: bool | None = None
+    all2all_backend: str | None = None
+
+
+_NO_TUNING: Final = Tuning()
+_ROLE_TUNING: Final = {
+    Role.PREFILL: Tuning(
+        max_num_batched_tokens=32768,
+        gpu_memory_utilization=0.85,
+        all2all_backend="deepep_high_throughput",
+    ),
+    Role.DECODE: Tuning(
+        max_num_seqs=512,
+        gpu_memory_utilization=0.95,
+        prefix_caching=True,
+        all2all_backend="deepep_low_latency",
+    ),
+}
+"""`engine.tuning: auto`. Prefill is bound by compute: large steps, and little memory for KV, which
+decode engines soon take over. Decode is bound by memory: many sequences and as much KV cache as
+possible. Unified pools keep vLLM's defaults."""
+
+
+def tuning(spec: PoolSpec, role: Role) -> Tuning:
+    """The flags of a pool's vLLM: what the user chose, else what suits `role`.
+
+    On CPU nothing is chosen: a share of the accelerator's memory means nothing there.
+    """
+    engine, sizes = spec.engine, spec.parallelism
+    auto = engine.tuning == "auto" and spec.accelerator.count > 0
+    best = _ROLE_TUNING.get(role, _NO_TUNING) if auto else _NO_TUNING
+    # Experts are exchanged between data-parallel ranks only.
+    exchanges_experts = sizes.expert and sizes.data > 1
+    return Tuning(
+        engine.max_num_batched_tokens or best.max_num_batched_tokens,
+        engine.max_num_seqs or best.max_num_seqs,
+        engine.gpu_memory_utilization or best.gpu_memory_utilization,
+        best.prefix_caching,
+        sizes.all2all_backend or (best.all2all_backend if exchanges_experts else None),
+    )
+
+
+def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[str]]:
     """Command and arguments of the engine of `pool`, serving at `port`.
 
-    `hands_off`: whether the pool has a peer to hand KV to or take it from.
+    `handoff`: whether the pool has a peer that it hands KV to or takes KV from.
     """
     spec = pool.spec
     model = model_argument(spec.model)
@@ -62,20 +111,21 @@ def command(pool: Pool, port: int, *, hands_off: bool) -> tuple[list[str], list[
     args += ["--host", POD_IP, "--port", str(port)]
     for flag, value in _flags(pool):
         args += [flag] if value is True else [flag, str(value)]
-    args += _lora(spec.model.lora_adapters)
+    args += _lora_flags(spec.model.lora_adapters)
     args += ["--kv-events-config", _json(_kv_events_config(pool))]
-    if hands_off:
+    if handoff:
         args += ["--kv-transfer-config", _json(connectors.transfer_config(pool))]
+    # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 
 
-def environment(pool: Pool, *, hands_off: bool) -> list[dict[str, Any]]:
-    """Variables of the engine container; those of the pool's spec come last and win."""
+def environment(pool: Pool, *, handoff: bool) -> list[dict[str, Any]]:
+    """Variables of the engine container; those of the pool's spec replace ours of the same name."""
     own: dict[str, Any] = {}
-    if hands_off:
-        own |= connectors.environment(pool)
-    own |= _all2all(pool)
-    own |= needs(pool).env
+    if handoff:
+        own |= connectors.connector_variables(pool)
+    own |= _all2all_variable(pool)
+    own |= engine_needs(pool).env
     users = {variable["name"] for variable in pool.spec.engine.env}
     return [
         *downward_api(),
@@ -98,7 +148,7 @@ def downward_api() -> list[dict[str, Any]]:
 
 
 def model_argument(model: ModelSpec) -> str:
-    """What the engine is told to load: a directory in the container, a repository, or `tiny`."""
+    """The engine's model argument: a directory in the container, a repository, or `tiny:SEED`."""
     source = model.source
     if source.tiny is not None:
         return f"tiny:{source.tiny.seed}"
@@ -110,62 +160,64 @@ def model_argument(model: ModelSpec) -> str:
     return repository or model.name
 
 
-def needs(pool: Pool) -> Mounted:
-    """Volumes with their mounts and the variables that go with them."""
+def engine_needs(pool: Pool) -> ContainerNeeds:
+    """Volumes, mounts and variables for the model, the home directory and shared memory."""
     model = _model_volume(pool.spec.model)
     if pool.spec.engine.type == "torch":
-        return model + _writable_home(temporary=True)
-    return model + _writable_home(temporary=False) + _shared_memory(pool.spec)
+        return model + _writable_home(temporary_files=True)
+    return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec)
 
 
-def _model_volume(model: ModelSpec) -> Mounted:
+def _model_volume(model: ModelSpec) -> ContainerNeeds:
     source = model.source
     if source.path is not None:
-        # The same path inside and outside, so that the command line reads as it does on the host.
+        # Same path in the container as on the host: the command line reads the same in both.
         volume = {"name": "model", "hostPath": {"path": source.path, "type": "Directory"}}
-        return _mounted_read_only(volume, source.path)
+        return _read_only_mount(volume, source.path)
     if source.pvc is not None:
         claim = {"claimName": source.pvc.claim_name, "readOnly": True}
-        return _mounted_read_only({"name": "model", "persistentVolumeClaim": claim}, _CLAIM_MOUNT)
+        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, _CLAIM_MOUNT)
     token = source.huggingface.token_secret_ref if source.huggingface else None
     if token is None:
-        return Mounted()
-    return Mounted(env={"HF_TOKEN": {"secretKeyRef": {"name": token.name, "key": token.key}}})
+        return ContainerNeeds()
+    return ContainerNeeds(
+        env={"HF_TOKEN": {"secretKeyRef": {"name": token.name, "key": token.key}}}
+    )
 
 
-def _mounted_read_only(volume: dict[str, Any], path: str) -> Mounted:
+def _read_only_mount(volume: dict[str, Any], path: str) -> ContainerNeeds:
     mount = {"name": volume["name"], "mountPath": path, "readOnly": True}
-    return Mounted(mounts=[mount], volumes=[volume])
+    return ContainerNeeds(mounts=[mount], volumes=[volume])
 
 
-def _writable_home(*, temporary: bool) -> Mounted:
-    """A home for downloads and caches, the images having none for our user.
+def _writable_home(*, temporary_files: bool) -> ContainerNeeds:
+    """A home directory for downloads and caches; the images have none for the pod's user.
 
-    USER, because torch asks for the user's name and the image knows none for our number.
-    `temporary`: temporary files lie there too, where the root file system is read-only.
+    USER is set because torch looks up the user's name, and the image has none for its number.
+    `temporary_files`: TMPDIR is there too, for a container with a read-only root file system.
     """
     env = {"HOME": _HOME, "USER": "tandem"}
-    return Mounted(
-        env={**env, "TMPDIR": _HOME} if temporary else env,
+    return ContainerNeeds(
+        env={**env, "TMPDIR": _HOME} if temporary_files else env,
         mounts=[{"name": "home", "mountPath": _HOME}],
         volumes=[{"name": "home", "emptyDir": {}}],
     )
 
 
-def _shared_memory(spec: PoolSpec) -> Mounted:
-    """For the queues between ranks and for offloaded KV: the container's own 64 MiB are too few."""
+def _shared_memory(spec: PoolSpec) -> ContainerNeeds:
+    """Shared memory for the queues between ranks and for offloaded KV; the default is 64 MiB."""
     sizes = spec.parallelism
     ranks = sizes.tensor * sizes.pipeline * sizes.data
     offloaded = math.ceil(connectors.offloaded_bytes(spec) / 1024**3)
-    limit = f"{_SHM_OF_A_RANK * ranks + offloaded}Gi"
-    return Mounted(
+    limit = f"{_SHM_PER_RANK * ranks + offloaded}Gi"
+    return ContainerNeeds(
         mounts=[{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - where engines look for it
         volumes=[{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}],
     )
 
 
 def _flags(pool: Pool) -> Iterator[tuple[str, object]]:
-    """Flags with their values; those left to the engine are left out."""
+    """Flags with their values, in the order of the command line; unset flags are left out."""
     engine = pool.spec.engine
     every = [
         ("--dtype", _unless(engine.dtype, "auto")),
@@ -180,16 +232,17 @@ def _torch_flags(pool: Pool) -> Iterator[tuple[str, object]]:
     engine, drain = pool.spec.engine, pool.spec.drain.timeout
     yield "--max-num-seqs", engine.max_num_seqs
     yield "--max-num-batched-tokens", engine.max_num_batched_tokens
-    # Where pods are processes, a GPU that is nobody's in the pools is in sight all the same.
+    # Explicit, because `tandem up` runs pods as processes, which see GPUs that no pool claims.
     yield "--device", None if pool.spec.accelerator.count else "cpu"
-    # A prefill pod drains by itself: after SIGTERM it serves out, and waits for readers of its KV.
-    alone = isinstance(pool, PrefillPool)
-    yield "--shutdown-timeout", format_duration(drain) if alone else f"{SHUTDOWN}s"
+    # A prefill engine drains by itself after SIGTERM: it finishes its requests and waits until
+    # decode engines have read its KV. A decode engine is drained by the sidecar before SIGTERM.
+    drains_itself = isinstance(pool, PrefillPool)
+    yield "--shutdown-timeout", format_duration(drain) if drains_itself else f"{SHUTDOWN}s"
 
 
 def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
     spec, best = pool.spec, tuning(pool.spec, pool.role)
-    version, sizes = versions.release(engine.version), spec.parallelism
+    release, sizes = vllm_versions.parse_release(engine.version), spec.parallelism
     yield "--max-num-seqs", best.max_num_seqs
     yield "--max-num-batched-tokens", best.max_num_batched_tokens
     yield "--revision", spec.model.revision
@@ -200,28 +253,30 @@ def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
     yield "--pipeline-parallel-size", _unless(sizes.pipeline, 1)
     yield "--data-parallel-size", _unless(sizes.data, 1)
     yield "--enable-expert-parallel", sizes.expert
-    if versions.ALL2ALL_FLAG.has(version):
+    if vllm_versions.ALL2ALL_FLAG.includes(release):
         yield "--all2all-backend", best.all2all_backend
-    if versions.SHUTDOWN_TIMEOUT.has(version):
+    if vllm_versions.SHUTDOWN_TIMEOUT.includes(release):
         yield "--shutdown-timeout", SHUTDOWN
 
 
-def _all2all(pool: Pool) -> dict[str, str]:
-    """The exchange between experts for a vLLM that has no flag for it."""
+def _all2all_variable(pool: Pool) -> dict[str, str]:
+    """The all-to-all backend as a variable, for vLLM versions without the flag."""
     engine = pool.spec.engine
-    if engine.type != "vllm" or versions.ALL2ALL_FLAG.has(versions.release(engine.version)):
+    if engine.type != "vllm" or vllm_versions.ALL2ALL_FLAG.includes(
+        vllm_versions.parse_release(engine.version)
+    ):
         return {}
     backend = tuning(pool.spec, pool.role).all2all_backend
     return {"VLLM_ALL2ALL_BACKEND": backend} if backend else {}
 
 
-def _lora(adapters: tuple[LoraAdapter, ...]) -> list[str]:
-    """One flag with all adapters: a second one would replace the first."""
+def _lora_flags(adapters: tuple[LoraAdapter, ...]) -> list[str]:
+    """One `--lora-modules` with all adapters: a second one would replace the first."""
     if not adapters:
         return []
     modules = [_json({"name": adapter.name, "path": adapter.path}) for adapter in adapters]
-    kept, at_once = str(len(adapters)), str(min(len(adapters), _LOADED_AT_ONCE))
-    flags = ["--enable-lora", "--max-loras", at_once, "--max-cpu-loras", kept]
+    in_memory, in_batch = str(len(adapters)), str(min(len(adapters), _MAX_LORAS))
+    flags = ["--enable-lora", "--max-loras", in_batch, "--max-cpu-loras", in_memory]
     return [*flags, "--lora-modules", *modules]
 
 
@@ -230,7 +285,8 @@ def _unless(value: object, default: object) -> object:
 
 
 def _kv_events_config(pool: Pool) -> dict[str, Any]:
-    # The star: vLLM connects to an endpoint without one. The torch engine binds its own host.
+    # With `*` vLLM binds the endpoint; without it vLLM would connect to it. The torch engine binds
+    # its own host.
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",

@@ -1,17 +1,19 @@
-"""From sets of pools to Pod JSON and to the router's static configuration; pure.
+"""From sets of pools to Pod JSON. Pure.
 
     for pool_set in parse_pools(documents):
         pods(pool_set)                       -> [{"apiVersion": "v1", "kind": "Pod", …}, …]
 
     prefill pod   engine :8000
-    decode pod    sidecar :8000 and :8001 (a native sidecar: up first, down last), engine :8200
+    decode pod    sidecar :8000 and :8001 (native: starts first, stops last), engine :8200
 
-Containers of a pod find each other at the pod's address. A pod's engine is not restarted in
-place: its engine id would outlive the KV blocks it named, so the pod is replaced instead.
+Containers of a pod reach each other at the pod's address. Pods have restartPolicy Never: an engine
+restarted in place would keep its engine id although the KV blocks that the id named are gone. The
+operator replaces the pod instead.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,39 +21,40 @@ from typing import Any, Final
 from tandem_contract import labels
 from tandem_contract.paths import Role
 
-from ..resources.pools import DecodePool, PoolSet, PrefillPool
+from ..resources.pools import DecodePool, Pool, PoolSet, PrefillPool
 from ..resources.resolve import DEFAULTS, Defaults
 from . import containers, engines
-from .labelling import label_value
 from .merge import merge
-from .security import pod_security
 
 Pod = dict[str, Any]
 PodTemplate = dict[str, Any]
 """`{"metadata": {"labels", "annotations"}, "spec"}`."""
 
 _GRACE: Final = 15
-"""Seconds between the end of a drain and the kill, for the processes to leave."""
+"""Seconds between the end of a drain and SIGKILL, for the processes to exit."""
+_MAX_LABEL_VALUE: Final = 63
+"""Characters of a label's value, at most."""
 
 
 def pods(pool_set: PoolSet, defaults: Defaults = DEFAULTS) -> list[Pod]:
-    """Every Pod of the set where nothing scales: prefill first, then decode pools in order."""
-    return [made for pool in pool_set.pools for made in _replicas(pool, pool_set, defaults)]
+    """Every Pod of the set before autoscaling: prefill first, then decode pools in order."""
+    return [pod for pool in pool_set.pools for pod in _replicas(pool, pool_set, defaults)]
 
 
-def template(pool: PrefillPool | DecodePool, defaults: Defaults = DEFAULTS) -> PodTemplate:
-    """What a revision pins: `{"metadata": {"labels", "annotations"}, "spec"}` of the pool's pods.
+def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
+    """The pod template of the pool, which its ControllerRevision pins.
 
-    The endpoint's labels are not in it: they follow the routing of live pods.
+    Labels of the endpoint are not in it: a change of `routing` relabels live pods instead.
     """
     parts = _prefill_parts(pool) if isinstance(pool, PrefillPool) else _decode_parts(pool, defaults)
     own = {
-        "labels": {**pool.queueing, **_labels(pool)},
+        "labels": {**pool.kueue_labels, **_labels(pool)},
         "annotations": {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)},
     }
-    users = pool.spec.template
-    metadata = merge(merge(own, users.metadata), own)
-    return {"metadata": metadata, "spec": merge({**_pod_spec(pool), **parts}, users.spec)}
+    user = pool.spec.template
+    # Own labels are merged again over the user's: selectors and the EPP rely on them.
+    metadata = merge(merge(own, user.metadata), own)
+    return {"metadata": metadata, "spec": merge({**_pod_spec(pool), **parts}, user.spec)}
 
 
 def pod(
@@ -78,15 +81,25 @@ def pod(
     }
 
 
-def endpoint_labels(pool: PrefillPool | DecodePool, pool_set: PoolSet) -> dict[str, str]:
+def label_value(text: str) -> str:
+    """`text` with the characters that a label's value cannot hold replaced by dashes; may be empty.
+
+    >>> label_value("meta-llama/Llama-3.1-8B")
+    'meta-llama-Llama-3.1-8B'
+    """
+    replaced = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_MAX_LABEL_VALUE]
+    return replaced.strip("-_.")
+
+
+def endpoint_labels(pool: Pool, pool_set: PoolSet) -> dict[str, str]:
     """Labels by which EPPs and Services find the pods of `pool`, a pool of the set."""
     if isinstance(pool, DecodePool):
         return {labels.endpoint_label(pool.spec.routing.endpoint): Role.DECODE.value}
     endpoints = {decode.spec.routing.endpoint for decode in pool_set.decodes}
-    return {labels.endpoint_label(one): Role.PREFILL.value for one in sorted(endpoints)}
+    return {labels.endpoint_label(name): Role.PREFILL.value for name in sorted(endpoints)}
 
 
-def pod_names(pool: PrefillPool | DecodePool) -> list[str]:
+def pod_names(pool: Pool) -> list[str]:
     """`pool-revision-index` for each replica."""
     return [f"{pool.name}-{pool.revision}-{i}" for i in range(pool.spec.initial_replicas)]
 
@@ -102,21 +115,19 @@ def plan_key_secrets(sets: Iterable[PoolSet]) -> frozenset[str]:
     return frozenset(plan_key_secret(r.endpoint) for r in routings if r.epp.enabled)
 
 
-def _replicas(
-    pool: PrefillPool | DecodePool, pool_set: PoolSet, defaults: Defaults
-) -> Iterator[Pod]:
-    made, found_by = template(pool, defaults), endpoint_labels(pool, pool_set)
+def _replicas(pool: Pool, pool_set: PoolSet, defaults: Defaults) -> Iterator[Pod]:
+    pod_template, routing_labels = template(pool, defaults), endpoint_labels(pool, pool_set)
     for name in pod_names(pool):
-        yield pod(made, name=name, namespace=pool.namespace, labels=found_by)
+        yield pod(pod_template, name=name, namespace=pool.namespace, labels=routing_labels)
 
 
 def _prefill_parts(pool: PrefillPool) -> dict[str, Any]:
     engine = containers.prefill_engine(pool)
-    return {"containers": [engine], "volumes": engines.needs(pool).volumes}
+    return {"containers": [engine], "volumes": engines.engine_needs(pool).volumes}
 
 
 def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
-    volumes = engines.needs(pool).volumes
+    volumes = engines.engine_needs(pool).volumes
     if pool.spec.routing.epp.enabled:
         secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
         volumes = [*volumes, {"name": containers.PLAN_KEYS, "secret": secret}]
@@ -127,14 +138,14 @@ def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
     }
 
 
-def _labels(pool: PrefillPool | DecodePool) -> dict[str, str]:
+def _labels(pool: Pool) -> dict[str, str]:
     return {
         labels.POOL: pool.name,
         labels.ROLE: pool.role.value,
         labels.MODEL: label_value(pool.spec.model.name),
         labels.REVISION: pool.revision,
         labels.KV_COMPAT: pool.compat,
-        # llm-d's word for a pod that does both.
+        # llm-d calls a unified pod "both".
         labels.LLMD_ROLE: "both" if pool.role is Role.UNIFIED else pool.role.value,
         labels.NAME: "tandem",
         labels.INSTANCE: pool.name,
@@ -143,28 +154,29 @@ def _labels(pool: PrefillPool | DecodePool) -> dict[str, str]:
     }
 
 
-def _pod_spec(pool: PrefillPool | DecodePool) -> dict[str, Any]:
+def _pod_spec(pool: Pool) -> dict[str, Any]:
     accelerator, placement = pool.spec.accelerator, pool.spec.placement
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(pool.spec.drain.timeout) + _GRACE,
         "automountServiceAccountToken": False,
-        # A Service called tandem-sidecar would otherwise set the sidecar's flags.
+        # Kubernetes would set variables such as TANDEM_SIDECAR_PORT for a Service of that name,
+        # and the sidecar reads its flags from variables with the same prefix.
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": containers.pod_security(),
     }
     if accelerator.node_selector:
         spec["nodeSelector"] = dict(accelerator.node_selector)
     if accelerator.tolerations:
         spec["tolerations"] = list(accelerator.tolerations)
-    spec["topologySpreadConstraints"] = [_over_nodes(pool)]
+    spec["topologySpreadConstraints"] = [_spread_over_nodes(pool)]
     if placement:
-        spec["affinity"] = _near_its_set(pool, placement.topology_key)
+        spec["affinity"] = _affinity_to_set(pool, placement.topology_key)
     return spec
 
 
-def _over_nodes(pool: PrefillPool | DecodePool) -> dict[str, Any]:
-    """Replicas of a pool on several nodes where that is possible: one node takes few with it."""
+def _spread_over_nodes(pool: Pool) -> dict[str, Any]:
+    """Spread a pool's replicas over nodes where possible, so that a lost node takes few of them."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -173,8 +185,11 @@ def _over_nodes(pool: PrefillPool | DecodePool) -> dict[str, Any]:
     }
 
 
-def _near_its_set(pool: PrefillPool | DecodePool, topology_key: str) -> dict[str, Any]:
-    """Preferred, not required: a far pod serves, an unschedulable one does not."""
+def _affinity_to_set(pool: Pool, topology_key: str) -> dict[str, Any]:
+    """Prefer the topology domain of the set's other pods.
+
+    Preferred, not required: a distant pod still serves, an unschedulable one does not.
+    """
     term = {
         "topologyKey": topology_key,
         "labelSelector": {"matchLabels": {labels.KV_COMPAT: pool.compat}},

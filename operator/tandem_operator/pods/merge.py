@@ -1,20 +1,20 @@
-"""A pool's `template` over the rendered Pod: Kubernetes' strategic merge, as `kubectl patch` does.
+"""Merge a pool's `template` over the rendered Pod: Kubernetes' strategic merge patch.
 
-Mappings merge field by field, null removes a field. A list of objects that have a key in
-Kubernetes (containers by name, ports by number) merges object by object; every other list is
-replaced. `$patch: delete` removes an object of a list, `$patch: replace` replaces a mapping whole.
+Mappings merge field by field, null removes a field. Lists of objects with a merge key in Kubernetes
+(containers by name, ports by number) merge object by object; every other list is replaced.
+`$patch: delete` removes an object of a list, `$patch: replace` replaces a whole mapping.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-_KEYS: Final = {
+_MERGE_KEYS: Final = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name",
     "volumes": "name", "imagePullSecrets": "name", "resourceClaims": "name", "env": "name",
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
     "hostAliases": "ip", "topologySpreadConstraints": "topologyKey",
 }  # fmt: skip
-"""List → the field that tells its objects apart."""
+"""List → the field by which its objects are matched (`patchMergeKey`)."""
 
 _DIRECTIVE: Final = "$patch"
 
@@ -28,17 +28,17 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, Mapping):
-            below = merged.get(key)
-            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
-        elif isinstance(value, list) and isinstance(merged.get(key), list) and key in _KEYS:
-            merged[key] = _merge_list(merged[key], value, _KEYS[key])
+            old = merged.get(key)
+            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
+        elif isinstance(value, list) and isinstance(merged.get(key), list) and key in _MERGE_KEYS:
+            merged[key] = _merge_list(merged[key], value, _MERGE_KEYS[key])
         else:
             merged[key] = value
     return merged
 
 
 def _merge_list(base: list[Any], patch: list[Any], key: str) -> list[Any]:
-    """Objects of `base` in their order, patched; new ones after them."""
+    """The objects of `base` in their order, patched, followed by the new ones of `patch`."""
     if not all(isinstance(item, Mapping) for item in patch):
         return patch
     merged = list(base)

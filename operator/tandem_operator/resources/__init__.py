@@ -1,8 +1,10 @@
 """The custom resources: from YAML or API objects to typed pools, every choice made. Pure.
 
-    schema, cel, objects, canonical     the CRD's defaults, structure and rules, on one object
-    inherit, agree, versions, words     what pools of a set share, must agree on, and a vLLM has
-    resolve, spec, members, pools       the result as types, grouped into sets
+    schema, cel                        one object against its CRD: defaults, structure, rules
+    compatibility                      what pools of a set inherit and must agree on
+    vllm_versions                      which vLLM has what, and settings that a version lacks
+    resolve, spec, pools               specs with every choice made, as types
+    pool_files                         pools from YAML files
 
-Read `pools` first.
+Read `pools` first. To add a field: the CRD, then `spec`, then the module that renders it.
 """

@@ -1,8 +1,8 @@
-"""`x-kubernetes-validations` rules, evaluated as the API server does on a create.
+"""`x-kubernetes-validations` rules, evaluated as the API server does when an object is created.
 
-Rules that compare with the old object (`oldSelf`) hold there by definition and are skipped.
-Compiling a rule takes milliseconds, importing celpy half a second: both happen at a rule's first
-use, so a command that parses no pool pays nothing.
+Transition rules, which compare with the old object (`oldSelf`), are skipped: there is none.
+Compiling a rule takes milliseconds and importing celpy half a second, so both happen at the first
+use of a rule: a command that parses no pool does not wait for them.
 """
 
 import re
@@ -20,9 +20,9 @@ _TRANSITION: Final = re.compile(r"\boldSelf\b")
 
 
 def broken_rules(schema: Mapping[str, Any], value: Any) -> Iterator[Mapping[str, Any]]:
-    """Rules of this node (not of those below it) that `value`, defaults applied, breaks.
+    """Rules of this schema node (not of nodes below it) that `value`, with defaults, breaks.
 
-    A rule that cannot be evaluated is broken, as in the API server.
+    A rule that cannot be evaluated counts as broken, as in the API server.
     """
     rules = [r for r in schema.get(RULES, ()) if not _TRANSITION.search(r["rule"])]
     if rules:
@@ -43,7 +43,7 @@ def _holds(expression: str, activation: dict[str, Any]) -> bool:
 def _environment() -> "Environment":
     from celpy import Environment  # noqa: PLC0415 - see the module's docstring
 
-    # celpy raises the whole process's recursion limit, which rules as short as ours never need.
+    # celpy raises the recursion limit of the whole process; rules this short do not need that.
     limit = sys.getrecursionlimit()
     try:
         return Environment()
@@ -58,7 +58,7 @@ def _program(expression: str) -> "Runner":
 
 
 def _to_cel(schema: Mapping[str, Any], value: Any) -> Any:
-    """`value` as CEL sees it: fields without a schema are hidden, and in a number 1 is a double."""
+    """`value` as CEL types. Fields without a schema are hidden; a number's 1 becomes a double."""
     from celpy import celtypes as cel  # noqa: PLC0415 - see the module's docstring
 
     if isinstance(value, dict):

@@ -1,151 +1,178 @@
-"""The pools: custom resources as types, grouped into sets.
+"""The pools of a set as types. A pool here is valid by itself, with everything it inherits, and
+every field is chosen.
 
-    sets = parse_pools(load_documents(path))              from files, all or nothing
-    reading = read_set(prefill, decodes, defaults)        from the API server, each pool by itself
+    prefill_pool(manifest, defaults), decode_pool(manifest, defaults)      custom resource → pool
 
-Everything of a file is checked here, once: the CRD's schema and rules on each object as it is
-written, the fields that the pools of a set must agree on, and the rules again on each DecodePool
-with what it inherits. What the API server holds it has checked already, but for what takes two
-objects. Past this module a pool is valid and every field is chosen.
+`pool_files` reads pools from YAML files, `planning.validation` from the API server.
 
-Errors: `errors.PoolsError`, all faults at once, each with file and line; `read_set` raises none.
+A pool's revision is a hash of what its user wrote about the pods. It must not change when Tandem
+is upgraded, because a new revision restarts the pods: values that equal the CRD's defaults are
+left out of it, so that a default added by a later CRD is no change.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NewType
 
-from tandem_contract.documents import Document, DocumentError
+from tandem_contract import labels
+from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL, PREFILL_POOL
-from ..errors import InvalidSet
-from .agree import disagreements
-from .inherit import Mismatch, inherit
-from .members import (
-    CompatHash,
-    DecodePool,
-    Pool,
-    Pools,
-    PoolSet,
-    PrefillPool,
-    Revision,
-    Written,
-    decode_pool,
-    prefill_pool,
+from ..crd import DECODE_POOL, PREFILL_POOL, load_schema
+from .compatibility import compat_facts
+from .resolve import Defaults, resolve
+from .spec import DecodeSpec, PrefillSpec, typed_spec
+
+Revision = NewType("Revision", str)
+CompatHash = NewType("CompatHash", str)
+
+_NOT_IN_TEMPLATE: Final = frozenset(
+    {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
 )
-from .objects import PoolObject, valid_objects
-from .resolve import DEFAULTS, Defaults
-from .schema import Problem, nearest, problems
-from .versions import refusals
-from .words import contradiction
-
-__all__ = [
-    "CompatHash",
-    "DecodePool",
-    "Pool",
-    "PoolSet",
-    "Pools",
-    "PrefillPool",
-    "Revision",
-    "parse_pools",
-]
+"""Fields of the spec that change no pod, and so no revision."""
+_ABSENT: Final = object()
 
 
-def parse_pools(documents: Sequence[Document], defaults: Defaults = DEFAULTS) -> Pools:
-    """The sets that `documents` describe, in the order of their first object.
+@dataclass(frozen=True)
+class _Pool:
+    name: str
+    namespace: str
+    revision: Revision
+    """Hash of what the user wrote about the pods; the number of pods is not part of it."""
+    compat: CompatHash
+    """Hash of what both sides of a hand-off must share."""
+    kueue_labels: Mapping[str, str]
+    """Kueue's labels of the pool's object, which its pods get as well."""
 
-    Raises InvalidPool when an object is no valid pool, InvalidSet when valid ones do not fit
-    together. No document at all gives no set.
+
+@dataclass(frozen=True)
+class PrefillPool(_Pool):
+    """Pods that prefill."""
+
+    spec: PrefillSpec
+
+    @property
+    def role(self) -> Role:
+        return Role.PREFILL
+
+
+@dataclass(frozen=True)
+class DecodePool(_Pool):
+    """Pods that decode, or do both."""
+
+    spec: DecodeSpec
+
+    @property
+    def role(self) -> Role:
+        return self.spec.role
+
+
+Pool = PrefillPool | DecodePool
+
+
+@dataclass(frozen=True)
+class PoolSet:
+    """A PrefillPool and every DecodePool that names it; or one unified DecodePool alone."""
+
+    prefill: PrefillPool | None
+    decodes: tuple[DecodePool, ...]
+
+    @property
+    def name(self) -> str:
+        """The PrefillPool's name, or that of the pool that stands alone."""
+        return self.prefill.name if self.prefill else self.decodes[0].name
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return (*((self.prefill,) if self.prefill else ()), *self.decodes)
+
+
+Pools = tuple[PoolSet, ...]
+
+
+@dataclass(frozen=True)
+class PoolManifest:
+    """The parts of a custom resource that a pool is made from."""
+
+    kind: str
+    name: str
+    namespace: str
+    spec: Mapping[str, Any]
+    """The user's spec with the schema's defaults and the inherited fields."""
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+
+
+def prefill_pool(manifest: PoolManifest, defaults: Defaults) -> PrefillPool:
+    """The typed PrefillPool.
+
+    Raises msgspec.ValidationError, KeyError, TypeError or ValueError for a spec that breaks the
+    schema.
     """
-    objects = valid_objects(documents)
-    _require_unique(objects)
-    return _sets(objects, defaults)
+    spec = resolve(PREFILL_POOL, manifest.name, manifest.spec, defaults)
+    return PrefillPool(
+        manifest.name, manifest.namespace, _revision(manifest, {}), _compat_hash(spec),
+        _kueue_labels(manifest), typed_spec(spec, PrefillSpec),
+    )  # fmt: skip
 
 
-def _require_unique(objects: Sequence[PoolObject]) -> None:
-    faults = []
-    seen: dict[tuple[str, str, str], PoolObject] = {}
-    for one in objects:
-        first = seen.setdefault((one.kind, one.namespace, one.name), one)
-        if first is not one:
-            faults.append(
-                one.document.error(
-                    "metadata.name",
-                    f"{one} is at {first.document.where('metadata.name')} already:"
-                    " give one of them another name",
-                )
-            )
-    if faults:
-        raise InvalidSet(faults)
+def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
+    """The typed DecodePool; raises as `prefill_pool` does."""
+    spec = resolve(DECODE_POOL, manifest.name, manifest.spec, defaults)
+    routing = spec["routing"]
+    # `routing` is not hashed, except for the two fields that pods are rendered from.
+    in_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
+    return DecodePool(
+        manifest.name, manifest.namespace, _revision(manifest, in_pods), _compat_hash(spec),
+        _kueue_labels(manifest), typed_spec(spec, DecodeSpec),
+    )  # fmt: skip
 
 
-def _sets(objects: Sequence[PoolObject], defaults: Defaults) -> Pools:
-    prefills = {one.prefill_key: one for one in objects if one.kind == PREFILL_POOL}
-    made: dict[tuple[str, ...] | None, PrefillPool] = {
-        key: prefill_pool(_written(one, one.spec), defaults) for key, one in prefills.items()
-    }
-    members: dict[tuple[str, ...] | None, list[DecodePool]] = {}
-    faults: list[DocumentError] = []
-    for one in objects:
-        key = one.prefill_key
-        decodes = members.setdefault(key or (one.kind, one.namespace, one.name), [])
-        if one.kind == PREFILL_POOL:
-            faults += _refused(one, refusals(made[key].spec))
-            continue
-        found = list(_misfits(one, prefills, defaults))
-        faults += found
-        if not found:
-            user = inherit(prefills[key].spec, one.spec) if key else one.spec
-            pool = decode_pool(_written(one, user), defaults)
-            # What is inherited is said where it is written.
-            above = list(refusals(made[key].spec)) if key else []
-            faults += _refused(one, (p for p in refusals(pool.spec) if p not in above))
-            decodes.append(pool)
-    if faults:
-        raise InvalidSet(faults)
-    return tuple(PoolSet(made.get(key), tuple(decodes)) for key, decodes in members.items())
+def with_revision(pool: Pool, revision: str) -> Pool:
+    """The same pool under another revision than that of its own hash."""
+    return replace(pool, revision=Revision(revision))
 
 
-def _misfits(
-    one: PoolObject,
-    prefills: Mapping[tuple[str, str] | None, PoolObject],
-    defaults: Defaults,
-) -> Iterator[DocumentError]:
-    """What keeps a DecodePool from its set: no such PrefillPool, or contradictions."""
-    if (key := one.prefill_key) is None:
-        return
-    if key not in prefills:
-        names = sorted(name for namespace, name in filter(None, prefills) if namespace == key[0])
-        hint = nearest(key[1], names) or (f": there are {', '.join(names)}" if names else "")
-        yield one.document.error(
-            "spec.prefillRef.name", f"no PrefillPool {key[1]!r} in namespace {key[0]}{hint}"
-        )
-    else:
-        prefill = prefills[key]
-        spec = inherit(prefill.spec, one.spec)
-        found = [
-            one.document.error(
-                ("spec", *m.stated_at), contradiction(m, str(one), str(prefill), _where(m, prefill))
-            )
-            for m in disagreements(prefill.spec, one.spec, spec, defaults)
-        ]
-        yield from found
-        if not found:
-            merged = {**one.data, "spec": spec}
-            yield from (
-                one.document.error(p.path, f"{p.message} (with what {prefill} gives)")
-                for p in problems(DECODE_POOL, merged)
-            )
+def short_hash(value: Mapping[str, Any]) -> str:
+    """Eight hexadecimal digits of the value's canonical JSON."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _refused(one: PoolObject, found: Iterable[Problem]) -> list[DocumentError]:
-    return [one.document.error(problem.path, problem.message) for problem in found]
+def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> Revision:
+    spec_schema = load_schema(manifest.kind)["properties"]["spec"]
+    user = _without_defaults(spec_schema, manifest.spec)
+    spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
+    # Optional parts join the hash only when they are given, so that pools without them keep theirs.
+    restarted = manifest.annotations.get(labels.RESTARTED_AT)
+    restart = {"restartedAt": restarted} if restarted else {}
+    queue = {"queueing": kueue} if (kueue := _kueue_labels(manifest)) else {}
+    return Revision(
+        short_hash({"kind": manifest.kind, "spec": spec, **in_pods, **restart, **queue})
+    )
 
 
-def _where(mismatch: Mismatch, prefill: PoolObject) -> str:
-    return f" ({prefill.document.where(('spec', *mismatch.path))})"
+def _without_defaults(schema: Mapping[str, Any], value: Any) -> Any:
+    """`value` without the fields that equal the schema's default."""
+    if isinstance(value, list):
+        return [_without_defaults(schema.get("items", {}), item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    fields = schema.get("properties", {})
+    stated = {}
+    for name, item in value.items():
+        field = fields.get(name, {})
+        item = _without_defaults(field, item)
+        default = field.get("default", _ABSENT)
+        if default is _ABSENT or item != _without_defaults(field, default):
+            stated[name] = item
+    return stated
 
 
-def _written(one: PoolObject, spec: Mapping[str, Any]) -> Written:
-    metadata = one.data["metadata"]
-    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    return Written(one.kind, one.name, one.namespace, spec, annotations, labels)
+def _kueue_labels(manifest: PoolManifest) -> dict[str, str]:
+    return {k: v for k, v in manifest.labels.items() if k.startswith(labels.KUEUE_PREFIX)}
+
+
+def _compat_hash(spec: Mapping[str, Any]) -> CompatHash:
+    return CompatHash(short_hash(compat_facts(spec)))

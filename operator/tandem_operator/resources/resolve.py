@@ -1,8 +1,8 @@
 """From what a user wrote to a spec with every choice made.
 
-These are the defaults that may change from release to release, which is why no schema holds them;
-a revision pins them when it is made, so that upgrading the operator restarts no engine. The
-defaults that never change are the CRD's.
+The defaults here may change from release to release, so no schema holds them. A pool's
+ControllerRevision pins them when it is created: upgrading the operator restarts no engine.
+Defaults that never change stand in the CRD.
 """
 
 import re
@@ -16,49 +16,50 @@ from tandem_contract import ports
 
 from ..crd import DECODE_POOL
 from .schema import defaulted_spec
-from .versions import LEASE as LEASED
-from .versions import release
+from .vllm_versions import LEASE as RENEWED_LEASE
+from .vllm_versions import parse_release
 
 VLLM_VERSION: Final = "0.32.0"
-"""The vLLM this release's command lines and hand-offs are made for."""
+"""The vLLM version that pools get unless they choose one."""
 
 LEASE: Final = "30s"
-"""vLLM's own lease, which decode pods renew. Shorter loses hand-offs when decode queues."""
+"""vLLM's own default. Decode engines renew the lease on a prompt's KV; with a shorter one, KV
+expires before a decode engine with a long queue reads it, and the hand-off fails."""
 LEASE_UNRENEWED: Final = "480s"
-"""The same where nobody renews it: it has to outlast the longest queue."""
+"""The lease for vLLM versions without renewal: it must outlast the longest decode queue."""
 
 _TAG: Final = re.compile(r":v?(\d+\.\d+(?:\.\d+)?[^@]*)(?:@sha256:[0-9a-f]+)?$")
 
 
 def image_version(image: str) -> str | None:
-    """The version in an image's tag; None when the tag is none."""
+    """The version in an image's tag; None when the tag is no version."""
     match = _TAG.search(image)
     return match[1] if match else None
 
 
 def own_version() -> str:
-    """Of this distribution, whose images carry the same tag."""
+    """The version of this distribution, which is also the tag of its images."""
     return version("tandem-llm")
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What stands in for what no pool says: images, where a mirror or a build has others."""
+    """Values for what a pool leaves out; an installation sets its own images here."""
 
     tandem_image: str = field(default_factory=lambda: f"tandem:{own_version()}")
-    """Of the sidecar, the EPP and the operator."""
+    """Image of the sidecar, the EPP and the operator."""
     torch_image: str = field(default_factory=lambda: f"tandem-engine:{own_version()}")
-    """Of the torch engine; with another tag where a pool names another version."""
+    """Image of the torch engine. Its tag is replaced where a pool names another version."""
     vllm_repository: str = "vllm/vllm-openai"
-    """Of vLLM's images; the tag is `v` and the version."""
+    """Repository of vLLM's images; the tag is `v` and the version."""
     vllm_version: str = VLLM_VERSION
     pull_policy: str | None = None
-    """Of `tandem_image`; None: Kubernetes' own choice by the tag."""
+    """imagePullPolicy of `tandem_image`; None leaves it to Kubernetes, which decides by the tag."""
     pod_networks: tuple[str, ...] = (
         "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
     )  # fmt: skip
-    """Where prefill pods may be that a picker which is not ours names; the private ranges, until
-    somebody says the cluster's own."""
+    """Networks (CIDR) that a sidecar accepts prefill pods from when another picker than Tandem's
+    EPP chooses them. The default is all private ranges; set the cluster's own pod network."""
 
 
 DEFAULTS: Final = Defaults()
@@ -67,7 +68,7 @@ DEFAULTS: Final = Defaults()
 def resolve(
     kind: str, name: str, user: Mapping[str, Any], defaults: Defaults = DEFAULTS
 ) -> dict[str, Any]:
-    """The spec of pool `name`, complete, from `user`: its valid spec, inheritance applied."""
+    """The complete spec of pool `name`, from `user`: its valid spec with the inherited fields."""
     spec = deepcopy(dict(user))
     _resolve_model(spec["model"])
     _resolve_engine(spec.setdefault("engine", {}), defaults)
@@ -104,17 +105,17 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
 
 
 def _lease(engine: Mapping[str, Any]) -> str:
-    renewed = engine["type"] == "torch" or LEASED.has(release(engine["version"]))
-    return LEASE if renewed else LEASE_UNRENEWED
+    release = parse_release(engine["version"]) if engine["type"] == "vllm" else None
+    return LEASE if release is None or RENEWED_LEASE.includes(release) else LEASE_UNRENEWED
 
 
 def _untagged(image: str) -> str:
-    """An image without tag and digest; a registry's port is no tag."""
+    """An image without tag and digest; the port of a registry stays."""
     return re.sub(r"(:[^/:@]+)?(@.*)?$", "", image, count=1)
 
 
 def _resolve_devices(spec: dict[str, Any]) -> None:
-    """Each of accelerator.count and parallelism follows from the other where it is left out."""
+    """Derive accelerator.count from parallelism, or parallelism from it, where one is left out."""
     accelerator = spec.setdefault("accelerator", {})
     count = accelerator.get("count")
     if "parallelism" not in spec:

@@ -1,12 +1,13 @@
-"""Custom resources against their CRD's schema: defaults, structure, rules.
+"""Validation of custom resources against their CRD's schema: defaults, structure, CEL rules.
 
     object_ = defaulted(kind, data)
     for problem in problems(kind, object_): …
 
-Kubernetes' dialect differs from JSON Schema in a few keywords; here each is a keyword of a
-jsonschema validator. As in the API server under strict validation, unknown fields are errors,
-a null counts as left out, and rules are asked only of what is structurally right. In one thing
-this is stricter: an integer is not to be written as 2.0, which the API server takes for 2.
+Kubernetes' structural schemas differ from JSON Schema in a few keywords; each of those is an
+own keyword of a jsonschema validator here. As in the API server with strict validation, unknown
+fields are errors, a null counts as left out, and CEL rules are evaluated only when the structure
+is right. One check is stricter: an integer written as 2.0 is an error; the API server reads it
+as 2.
 """
 
 import difflib
@@ -31,7 +32,7 @@ _TYPE_NAMES: Final = {
     dict: "a mapping", list: "a list", str: "a string", bool: "a boolean", int: "an integer",
     float: "a number", type(None): "nothing",
 }  # fmt: skip
-_WANTED: Final = {
+_EXPECTED: Final = {
     "object": "a mapping", "array": "a list", "string": "a string", "boolean": "true or false",
     "integer": "an integer", "number": "a number",
 }  # fmt: skip
@@ -39,7 +40,7 @@ _WANTED: Final = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with the value at `path`, and what would be right."""
+    """An error at `path`; the message says what would be right."""
 
     path: Path_
     message: str
@@ -51,7 +52,7 @@ def defaulted(kind: str, data: Any) -> Any:
 
 
 def defaulted_spec(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a `spec` alone."""
+    """The same for a `spec` alone."""
     filled: dict[str, Any] = _default(load_schema(kind)["properties"]["spec"], spec)
     return filled
 
@@ -61,7 +62,7 @@ def problems(kind: str, data: Any) -> list[Problem]:
     structural, rules = _validators(kind)
     found = [_problem(error) for error in structural.iter_errors(data)]
     if found:
-        # One is enough of each value: what is empty is malformed, too.
+        # Keep the first error of each path: an empty value, for one, also breaks its pattern.
         return list({problem.path: problem for problem in reversed(found)}.values())[::-1]
     return [_problem(error) for error in rules.iter_errors(data)]
 
@@ -122,7 +123,7 @@ def _properties(
 def _pattern(
     _validator: Any, pattern: str, value: Any, _schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
-    """Whole values: Python's `$` would let a line end pass, RE2's does not."""
+    """Match the whole value: Python's `$` also matches before a final line end, RE2's does not."""
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
 
     if isinstance(value, str) and not re.fullmatch(pattern, value):
@@ -132,7 +133,7 @@ def _pattern(
 def _minimum(
     validator: Any, limit: float, value: Any, schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
-    """OpenAPI's: `exclusiveMinimum` is a boolean that makes the limit itself too small."""
+    """OpenAPI's minimum: with the boolean `exclusiveMinimum` the limit itself is too small."""
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
 
     if validator.is_type(value, "number") and (
@@ -144,19 +145,19 @@ def _minimum(
 def _list_type(
     _validator: Any, kind: str, value: Any, schema: Mapping[str, Any]
 ) -> Iterator["ValidationError"]:
-    """Sets and maps hold no item, or no key, twice."""
+    """A list of type set holds no item twice, one of type map no key twice."""
     from jsonschema import ValidationError  # noqa: PLC0415 - see _validators
 
     if kind == "atomic" or not isinstance(value, list):
         return
     names: Sequence[str] = schema.get(LIST_MAP_KEYS, ())
-    seen: list[Any] = []
+    earlier: list[Any] = []
     for i, item in enumerate(value):
         key = [item.get(name) for name in names] if names and isinstance(item, dict) else item
-        if key in seen:
+        if key in earlier:
             shown = ", ".join(str(part) for part in key) if isinstance(key, list) else str(key)
             yield ValidationError(f"{shown!r} stands twice: keep one", path=(i,))
-        seen.append(key)
+        earlier.append(key)
 
 
 def _rules(
@@ -172,22 +173,22 @@ def _rules(
 def _problem(error: "ValidationError") -> Problem:
     path = tuple(error.absolute_path)
     if error.validator == "required":
-        # jsonschema reports each missing field by itself, and names it in the message only.
-        wanted: Any = error.validator_value
-        missing = [name for name in wanted if error.message.startswith(repr(name))]
+        # jsonschema reports each missing field by itself and names it only in its message.
+        required: Any = error.validator_value
+        missing = [name for name in required if error.message.startswith(repr(name))]
         return Problem((*path, *missing), "is required")
     return Problem(path, _message(error))
 
 
 def _message(error: "ValidationError") -> str:
-    """A person's words for the errors of jsonschema's own keywords."""
+    """A message for an error of one of jsonschema's own keywords: the value and what is allowed."""
     limit: Any = error.validator_value
     schema: Any = error.schema
     value = _shown(error.instance)
     match error.validator:
         case "type":
-            found = _TYPE_NAMES.get(type(error.instance), type(error.instance).__name__)
-            text = f"expected {_WANTED.get(limit, limit)}, got {found}: {value}"
+            actual = _TYPE_NAMES.get(type(error.instance), type(error.instance).__name__)
+            text = f"expected {_EXPECTED.get(limit, limit)}, got {actual}: {value}"
         case "anyOf":
             text = f"expected a whole number or a string, got {value} ({schema['description']})"
         case "enum":

@@ -1,7 +1,7 @@
-"""The custom resources' spec as types, every choice made: no field here has a default.
+"""The custom resources' spec as types, every choice made: `resolve` has filled in the defaults.
 
-A field that may be None means "the engine's own choice". Names are the CRD's, in snake case; what
-each means is its description there. Durations are seconds.
+A field that is None leaves the choice to the engine. Names are the CRD's, in snake case; the CRD's
+descriptions say what each field means. Durations are seconds.
 """
 
 from typing import Any, Final, Literal, TypeVar
@@ -14,7 +14,7 @@ from tandem_contract.paths import Role
 T = TypeVar("T")
 
 OFFLOADING: Final = "offloading"
-"""The connector that keeps KV in host memory as well, and by itself hands it off from there."""
+"""The connector that copies KV to host memory. Used alone, it also hands KV off from there."""
 
 
 class Seconds(float):
@@ -45,7 +45,7 @@ class TinySource(Section, frozen=True, kw_only=True):
 
 
 class ModelSource(Section, frozen=True, kw_only=True):
-    """At most one is given; none is Hugging Face by the model's name."""
+    """At most one field is given. None: a Hugging Face repository with the model's name."""
 
     huggingface: HuggingFaceSource | None = None
     pvc: ClaimSource | None = None
@@ -67,12 +67,12 @@ class ModelSpec(Section, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything clients may ask for: the served names, then the adapters'."""
+        """All names that requests may give as `model`: the served names, then the adapters'."""
         return (*self.served_names, *(adapter.name for adapter in self.lora_adapters))
 
 
 class Resources(Section, frozen=True, kw_only=True):
-    """Name of a resource → quantity, as a container has them."""
+    """Name of a resource → quantity, as in a container's `resources`."""
 
     requests: dict[str, int | str] = {}
     limits: dict[str, int | str] = {}
@@ -94,7 +94,7 @@ class EngineSpec(Section, frozen=True, kw_only=True):
     resources: Resources = Resources()
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
-    """As a container has them."""
+    """EnvVars, as in a container."""
 
 
 class Parallelism(Section, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class Accelerator(Section, frozen=True, kw_only=True):
     type: str | None = None
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
-    """As a Pod has them."""
+    """Tolerations, as in a Pod."""
 
 
 class Storage(Section, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class Storage(Section, frozen=True, kw_only=True):
 
 
 class Rdma(Section, frozen=True, kw_only=True):
-    """Devices of one pod."""
+    """RDMA devices of one pod."""
 
     resource: str
     count: int
@@ -146,15 +146,18 @@ class Transfer(Section, frozen=True, kw_only=True):
     load_failure_policy: Literal["recompute", "fail"]
 
     @property
-    def used(self) -> tuple[str, ...]:
-        """Names of the connectors that move KV: the chain's, or the one alone."""
+    def connector_names(self) -> tuple[str, ...]:
+        """Names of the connectors that move KV: those of `connectors`, or `connector` alone."""
         return tuple(link.connector for link in self.connectors) or (self.connector,)
 
     @property
-    def hand_off(self) -> str:
-        """The connector between the pods of a set: of a chain, the first that is more than a
-        second place for KV."""
-        return next((name for name in self.used if name != OFFLOADING), self.used[0])
+    def handoff_connector(self) -> str:
+        """The connector that moves KV between the pods of a set.
+
+        Of several connectors the first that is not offloading, which then only adds host memory.
+        """
+        names = self.connector_names
+        return next((name for name in names if name != OFFLOADING), names[0])
 
 
 class Slo(Section, frozen=True, kw_only=True):
@@ -196,14 +199,14 @@ class Placement(Section, frozen=True, kw_only=True):
 
 
 class Template(Section, frozen=True, kw_only=True):
-    """Merged over the rendered Pod."""
+    """A part of a Pod, merged over the rendered one."""
 
     metadata: dict[str, Any] = {}
     spec: dict[str, Any] = {}
 
 
 class PoolSpec(Section, frozen=True, kw_only=True):
-    """What both kinds have."""
+    """The fields of both kinds."""
 
     model: ModelSpec
     engine: EngineSpec
@@ -220,14 +223,14 @@ class PoolSpec(Section, frozen=True, kw_only=True):
 
     @property
     def initial_replicas(self) -> int:
-        """Pods before anything scales: `replicas`, else scaling's fewest, else one."""
+        """Number of pods before autoscaling: `replicas`, else `scaling.minReplicas`, else 1."""
         if self.replicas is not None:
             return self.replicas
         return self.scaling.min_replicas if self.scaling else 1
 
 
 class PrefillSpec(PoolSpec, frozen=True, kw_only=True):
-    """A PrefillPool's."""
+    """The spec of a PrefillPool."""
 
 
 class PrefillRef(Section, frozen=True, kw_only=True):
@@ -267,7 +270,7 @@ class Routing(Section, frozen=True, kw_only=True):
 
 
 class DecodeSpec(PoolSpec, frozen=True, kw_only=True):
-    """A DecodePool's, with what it inherits."""
+    """The spec of a DecodePool, with the fields that it inherits."""
 
     prefill_ref: PrefillRef | None = None
     role: Role
@@ -275,8 +278,8 @@ class DecodeSpec(PoolSpec, frozen=True, kw_only=True):
     routing: Routing
 
 
-def typed(spec: dict[str, Any], kind: type[T]) -> T:
-    """A resolved and valid spec as a type."""
+def typed_spec(spec: dict[str, Any], kind: type[T]) -> T:
+    """A resolved and valid spec as `kind`. Raises msgspec.ValidationError for another shape."""
     return msgspec.convert(spec, type=kind, dec_hook=_decode)
 
 

@@ -1,6 +1,6 @@
 """A routing endpoint: the objects that bring a request to a pod. Pure.
 
-plan_endpoint(observed, settings) -> what to write      covers(live, desired) -> already so?
+plan_endpoint(observed, settings) -> what to write      is_up_to_date(live, desired) -> already so?
 router_state(observed)            -> RouterReady        conflicts(pools)      -> who disagrees
 
 router_observed   what is seen and set          router_wants     what the pools ask together
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..observed import Body
-from ..planning.covers import covers
+from ..planning.drift import is_up_to_date
 from .plan_keys import Rotation, keys_in, rotate
 from .router_envoy import envoy_objects
 from .router_epp import epp_objects
@@ -44,7 +44,7 @@ __all__ = [
     "RouterSettings",
     "UnreadPool",
     "conflicts",
-    "covers",
+    "is_up_to_date",
     "plan_endpoint",
     "ref_of",
     "router_state",
@@ -74,7 +74,7 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         apply=tuple(
             one
             for ref, one in desired.items()
-            if ref not in observed.children or not covers(observed.children[ref], one)
+            if ref not in observed.children or not is_up_to_date(observed.children[ref], one)
         ),
         delete=()
         if observed.unread

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tandem_contract import labels, ports
 
-from ..planning.covers import quantity
+from ..planning.drift import quantity
 from .envoy import EnvoySettings, envoy_bootstrap
 from .envoy_guards import LIVE, READY
 from .router_objects import (

@@ -9,8 +9,8 @@ from typing import Any, Final
 from tandem_contract import labels, ports
 
 from ..crd import DECODE_POOL
+from ..pods.containers import container_security, pod_security
 from ..pods.manifests import plan_key_secret
-from ..pods.security import container_security, pod_security
 from ..resources.spec import GatewayRef
 from .plan_keys import secret_data
 from .router_observed import (

@@ -20,7 +20,7 @@ import msgspec
 
 from tandem_contract.documents import Document, DocumentError, load_documents
 
-from ..planning.covers import quantity
+from ..planning.drift import quantity
 from .router_observed import RouterSettings
 
 _PLACE: Final = re.compile(r" - at `\$\.?(.*)`$")

@@ -25,8 +25,8 @@ from tandem_kube.resources import (
 
 from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
 from ..planning.actions import Adopt, Create, SetPlan
-from ..planning.revisions import sample
-from ..planning.status import StatusBody, transitions
+from ..planning.revisions import sample_pod
+from ..planning.status import StatusBody, status_events
 from ..routing.router import ref_of
 from ..routing.router_observed import EndpointPlan, ObservedEndpoint, Ref
 from .events import send_event
@@ -78,7 +78,7 @@ class Cluster:
         found: dict[PoolKey, Failure] = {}
         for revision in plan.create_revisions:
             try:
-                await self._api.create(PODS, sample(revision.body), dry_run=True)
+                await self._api.create(PODS, sample_pod(revision.body), dry_run=True)
             except NOT_ABOUT_THE_OBJECT:
                 raise
             except ApiError as err:
@@ -145,7 +145,7 @@ class Cluster:
         except (NotFound, Conflict):
             return  # Deleted; another of its name has its own events.
         self.known.see_pool(body)
-        for event in transitions(before, status):
+        for event in status_events(before, status):
             await send_event(self._api, pool, event.type, event.reason, event.message)
 
     async def apply_endpoint(self, key: EndpointKey, plan: EndpointPlan) -> bool:

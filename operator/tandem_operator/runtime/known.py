@@ -30,9 +30,9 @@ from ..observed import (
     RouterState,
     SetKey,
 )
-from ..planning.parse import node_state, pod_state, pool_resource, revision_state, set_key
-from ..planning.reading import read_set
-from ..resources.members import DecodePool
+from ..planning.api_objects import node_state, pod_state, pool_resource, revision_state, set_key
+from ..planning.validation import validate_set
+from ..resources.pools import DecodePool
 from ..resources.resolve import DEFAULTS, Defaults
 from ..routing.router_observed import ApiKind, EndpointPool, ObservedEndpoint, Ref, UnreadPool
 from .store import Store
@@ -134,7 +134,7 @@ class Known:
         """The DecodePool with what it inherits; None when it cannot be read."""
         above = self.pools.of(set_key(resource.body))
         prefill = next((pool.body for pool in above if pool.key.kind == PREFILL_POOL), None)
-        reading = read_set(prefill, [resource.body], self._defaults).decodes[resource.key.name]
+        reading = validate_set(prefill, [resource.body], self._defaults).decodes[resource.key.name]
         return reading.pool if isinstance(reading.pool, DecodePool) else None
 
     def routed(self, key: EndpointKey, state: RouterState) -> set[SetKey]:

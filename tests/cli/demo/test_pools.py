@@ -2,7 +2,7 @@ from pathlib import Path
 
 from tandem_cli.demo import pools
 from tandem_contract.paths import Role
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 
 def test_the_pair_is_one_set_of_one_prefill_and_two_decode_pods(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.metrics import Metrics
 from tandem_local.addresses import free_port
 from tandem_local.stack import Stack
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.resources.pool_files import parse_pools
 
 from ..real import until
 from ..test_picker import World

@@ -12,7 +12,8 @@ from tandem_contract.documents import Document, DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_operator.errors import InvalidPool, InvalidSet, PoolsError
 from tandem_operator.pods.manifests import pods
-from tandem_operator.resources.pools import Pools, parse_pools
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import Pools
 
 from .pool_yaml import DECODE, FILE, PREFILL, decode_pool, documents, pair, prefill_pool
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.planning.parse import (
+from tandem_operator.planning.api_objects import (
     node_state,
     pod_state,
     pool_resource,

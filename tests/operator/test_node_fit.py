@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.observed import NodeState
-from tandem_operator.planning.fit import misfit, requests
+from tandem_operator.planning.node_fit import no_fit_reason, pod_requests
 
 
 def node(name: str = "n", **more: Any) -> NodeState:
@@ -37,39 +37,41 @@ GPU_TAINT = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
     ],
 )
 def test_what_fits(spec: dict[str, Any], nodes: list[NodeState]) -> None:
-    assert misfit(spec, nodes) is None
+    assert no_fit_reason(spec, nodes) is None
 
 
 @pytest.mark.parametrize(
     ("spec", "nodes", "said"),
     [
         (pod(8), [node("a"), node("b", allocatable={"nvidia.com/gpu": "2"})],
-         "a replica wants nvidia.com/gpu: 8; the largest of the 2 nodes that its selectors and"
-         " tolerations leave, a, has 4"),
+         "a replica requests nvidia.com/gpu: 8; of the 2 nodes that its selectors and"
+         " tolerations admit, the largest, a, has 4"),
         (pod(), [node(allocatable={"cpu": "4"})],
-         "a replica wants nvidia.com/gpu: 1, and no node has nvidia.com/gpu"),
+         "a replica requests nvidia.com/gpu: 1, and no node has nvidia.com/gpu"),
         (pod(), [], "there is no node in the cluster"),
         (pod(nodeSelector={"zone": "a"}), [node(labels={"zone": "b"})],
          "no node has the labels zone=a of the node selector"),
         (pod(), [node(taints=(GPU_TAINT,))],
-         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+         "every node has a taint that the pods do not tolerate: gpu=only:NoSchedule"),
         (pod(tolerations=[{**GPU_TAINT, "effect": "NoExecute"}]), [node(taints=(GPU_TAINT,))],
-         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+         "every node has a taint that the pods do not tolerate: gpu=only:NoSchedule"),
         (pod(tolerations=[{**GPU_TAINT, "value": "x"}]), [node(taints=(GPU_TAINT,))],
-         "every node repels the pods, whose tolerations lack gpu=only:NoSchedule"),
+         "every node has a taint that the pods do not tolerate: gpu=only:NoSchedule"),
     ],
 )  # fmt: skip
 def test_what_does_not(spec: dict[str, Any], nodes: list[NodeState], said: str) -> None:
-    assert misfit(spec, nodes) == said
+    assert no_fit_reason(spec, nodes) == said
 
 
 def test_each_resource_by_itself_fits_and_all_together_on_no_node() -> None:
     spec = pod(2)
     spec["containers"][0]["resources"]["requests"] = {"memory": "100Gi"}
     nodes = [node("gpus"), node("big", allocatable={"memory": "200Gi"})]
-    said = misfit(spec, nodes)
+    said = no_fit_reason(spec, nodes)
     assert said is not None
-    assert said.startswith("a replica wants nvidia.com/gpu: 2, memory: 100Gi, which no node has")
+    assert said.startswith(
+        "a replica requests nvidia.com/gpu: 2, memory: 100Gi, and no node has all"
+    )
 
 
 def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
 )
 def test_required_node_affinity(expression: dict[str, Any], *, fits: bool) -> None:
     spec = pod(affinity=affinity(expression))
-    assert (misfit(spec, [node(labels={"zone": "a"})]) is None) == fits
+    assert (no_fit_reason(spec, [node(labels={"zone": "a"})]) is None) == fits
 
 
 def test_a_pod_reserves_what_its_containers_and_sidecars_do() -> None:
@@ -102,4 +104,4 @@ def test_a_pod_reserves_what_its_containers_and_sidecars_do() -> None:
         "containers": [container("1"), container("1500m")],
         "overhead": {"cpu": "100m"},
     }
-    assert {name: str(amount) for name, amount in requests(spec).items()} == {"cpu": "3.200"}
+    assert {name: str(amount) for name, amount in pod_requests(spec).items()} == {"cpu": "3.200"}

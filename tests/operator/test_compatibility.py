@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.resources.inherit import inherit
+from tandem_operator.resources.compatibility import inherit
 
 PREFILL: dict[str, Any] = {
     "model": {"name": "m", "source": {"tiny": {"seed": 1}}},

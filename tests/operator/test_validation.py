@@ -7,8 +7,8 @@ import pytest
 
 from tandem_contract import labels
 from tandem_operator.conditions import Reason
-from tandem_operator.planning.reading import Reading, read_set
-from tandem_operator.resources.pools import parse_pools
+from tandem_operator.planning.validation import PoolValidation, validate_set
+from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.schema import defaulted
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, documents, prefill_pool
@@ -21,14 +21,14 @@ def served(pool: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     return body
 
 
-def decode(prefill: dict[str, Any] | None, pool: dict[str, Any]) -> Reading:
+def decode(prefill: dict[str, Any] | None, pool: dict[str, Any]) -> PoolValidation:
     above = served(prefill) if prefill else None
-    return read_set(above, [served(pool)]).decodes[pool["metadata"]["name"]]
+    return validate_set(above, [served(pool)]).decodes[pool["metadata"]["name"]]
 
 
 def test_the_api_servers_objects_are_the_files_pools() -> None:
     (from_files,) = parse_pools(documents(PREFILL, DECODE))
-    reading = read_set(served(PREFILL), [served(DECODE)])
+    reading = validate_set(served(PREFILL), [served(DECODE)])
     assert reading.prefill is not None
     assert reading.prefill.pool == from_files.prefill
     assert reading.decodes["d"].pool == from_files.decodes[0]
@@ -38,12 +38,12 @@ def test_the_api_servers_objects_are_the_files_pools() -> None:
 def test_a_default_that_a_later_schema_fills_in_is_no_change() -> None:
     spelled = served(PREFILL)
     bare = {**spelled, "spec": PREFILL["spec"]}
-    assert read_set(spelled, []).prefill == read_set(bare, []).prefill
+    assert validate_set(spelled, []).prefill == validate_set(bare, []).prefill
 
 
 def test_restarted_at_makes_another_revision_of_the_same_layout() -> None:
     def pool(**annotations: str) -> Any:
-        reading = read_set(served(PREFILL, annotations=annotations), []).prefill
+        reading = validate_set(served(PREFILL, annotations=annotations), []).prefill
         assert reading is not None
         return reading.pool
 
@@ -54,27 +54,27 @@ def test_restarted_at_makes_another_revision_of_the_same_layout() -> None:
 
 def test_what_nobody_edited_is_read_once() -> None:
     body = served(PREFILL, uid="a-uid-of-its-own", generation=1)
-    first = read_set(body, []).prefill
-    assert read_set(copy.deepcopy(body), []).prefill is first
+    first = validate_set(body, []).prefill
+    assert validate_set(copy.deepcopy(body), []).prefill is first
     body["metadata"]["generation"] = 2
-    assert read_set(body, []).prefill is not first
+    assert validate_set(body, []).prefill is not first
 
 
 def test_a_missing_peer() -> None:
     reading = decode(None, DECODE)
     assert reading.pool is None
-    assert reading.held is not None
-    assert (reading.held.reason, reading.replicas) == (Reason.PEER_MISSING, 2)
+    assert reading.rejection is not None
+    assert (reading.rejection.reason, reading.replicas) == (Reason.PEER_MISSING, 2)
 
 
 def test_an_unreadable_peer() -> None:
     broken = served(PREFILL)
     broken["spec"]["model"] = 5
-    reading = read_set(broken, [served(DECODE)])
+    reading = validate_set(broken, [served(DECODE)])
     assert reading.prefill is not None
-    assert reading.prefill.held is not None
-    assert reading.prefill.held.reason is Reason.INVALID_SPEC
-    assert reading.decodes["d"].held is not None
+    assert reading.prefill.rejection is not None
+    assert reading.prefill.rejection.reason is Reason.INVALID_SPEC
+    assert reading.decodes["d"].rejection is not None
 
 
 def args(*words: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ NGRAM = '{"method": "ngram"}'
     ],
 )  # fmt: skip
 def test_contradictions(prefill: dict[str, Any], decode_: dict[str, Any], said: str) -> None:
-    held = decode(prefill_pool(**prefill), decode_pool(**decode_)).held
+    held = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
     assert held is not None
     assert held.reason is Reason.MISMATCH
     assert len(held.faults) == 1
@@ -128,12 +128,12 @@ def test_contradictions(prefill: dict[str, Any], decode_: dict[str, Any], said: 
     ],
 )  # fmt: skip
 def test_what_may_differ(prefill: dict[str, Any], decode_: dict[str, Any]) -> None:
-    assert decode(prefill_pool(**prefill), decode_pool(**decode_)).held is None
+    assert decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection is None
 
 
 def test_flags_that_both_have_move_the_compat_hash() -> None:
     def compat(**spec: Any) -> str:
-        pool = read_set(served(prefill_pool(**spec)), []).prefill
+        pool = validate_set(served(prefill_pool(**spec)), []).prefill
         assert pool is not None
         assert pool.pool is not None
         return pool.pool.compat
@@ -146,6 +146,6 @@ def test_the_torch_engine_inherited_runs_on_one_device() -> None:
     torch = prefill_pool(
         engine={"type": "torch"}, accelerator=None, model={"name": "m", "source": {"path": "/m"}}
     )
-    held = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).held
+    held = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).rejection
     assert held is not None
     assert "runs on one device" in held.message

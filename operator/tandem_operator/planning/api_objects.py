@@ -1,6 +1,6 @@
-"""API objects → the frozen values of `observed`, each object by itself, once per change of it.
+"""Parse API objects into the frozen values of `observed`, each object once per change of it.
 
-Pods and nodes are read leniently: a field that is absent or of another shape counts as not said.
+Pods and nodes are parsed leniently: a field of an unexpected shape counts as absent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,14 @@ from ..observed import (
 
 _PHASES: Final = frozenset(get_args(Phase))
 _WAITING_IS_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
-_LONGEST: Final = 1024
-_LAST_WORDS: Final = 512
-"""Characters kept of a container's last output: its end says why."""
+_MAX_TROUBLE: Final = 1024
+"""Characters kept of what keeps a pod from running."""
+_MAX_OUTPUT: Final = 512
+"""Characters kept of a failed container's output: its last ones, which name the error."""
 
 
 def pool_resource(body: Body) -> PoolResource:
-    """Raises KeyError for what is no API object of ours."""
+    """A pool's custom resource. Raises KeyError for an object of another kind."""
     metadata = body["metadata"]
     kind = body["kind"]
     if kind not in KINDS:
@@ -48,7 +49,7 @@ def pool_resource(body: Body) -> PoolResource:
 
 
 def set_key(body: Body) -> SetKey:
-    """The set that a pool's object belongs to; raises KeyError as `pool_resource` does."""
+    """The set that a custom resource belongs to; raises KeyError as `pool_resource` does."""
     metadata, kind = body["metadata"], body["kind"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind != DECODE_POOL:
@@ -58,10 +59,10 @@ def set_key(body: Body) -> SetKey:
 
 
 def pod_state(body: Body) -> PodState:
-    """Raises KeyError for an object without name or uid."""
+    """A Pod. Raises KeyError for an object without name or uid."""
     metadata, spec, status = body["metadata"], _mapping(body, "spec"), _mapping(body, "status")
-    found = _mapping(metadata, "labels")
-    conditions = {one.get("type"): one for one in _mappings(status, "conditions")}
+    own_labels = _mapping(metadata, "labels")
+    conditions = {entry.get("type"): entry for entry in _mappings(status, "conditions")}
     ready = conditions.get("Ready", {})
     is_ready = ready.get("status") == "True"
     phase = status.get("phase", "Pending")
@@ -69,20 +70,20 @@ def pod_state(body: Body) -> PodState:
     return PodState(
         name=PodName(metadata["name"]),
         uid=metadata["uid"],
-        pool=found.get(labels.POOL, ""),
-        role=found.get(labels.ROLE, ""),
-        revision=found.get(labels.REVISION, ""),
-        compat=found.get(labels.KV_COMPAT, ""),
-        owner=_controller(metadata),
+        pool=own_labels.get(labels.POOL, ""),
+        role=own_labels.get(labels.ROLE, ""),
+        revision=own_labels.get(labels.REVISION, ""),
+        compat=own_labels.get(labels.KV_COMPAT, ""),
+        owner=_controller_uid(metadata),
         phase=cast("Phase", phase) if phase in _PHASES else "Unknown",
         ready=is_ready and not deleting,
         scheduled=bool(spec.get("nodeName")),
         node=spec.get("nodeName"),
         deleting=deleting,
-        draining=labels.DRAINING in found and not deleting,
+        draining=labels.DRAINING in own_labels and not deleting,
         created=timestamp(metadata.get("creationTimestamp")) or 0.0,
         address=status.get("podIP"),
-        labels=found,
+        labels=own_labels,
         trouble=_trouble(status, conditions),
         ready_since=timestamp(ready.get("lastTransitionTime")) if is_ready else None,
         ended=_ended(metadata, status, ready) if phase in ("Succeeded", "Failed") else None,
@@ -92,26 +93,29 @@ def pod_state(body: Body) -> PodState:
 
 
 def revision_state(body: Body) -> RevisionState:
-    """Raises KeyError for an object without name or uid. `template` is empty where it pins none."""
+    """A ControllerRevision. Raises KeyError for an object without name or uid.
+
+    `template` is empty when the object holds no pod template.
+    """
     metadata = body["metadata"]
-    found = _mapping(metadata, "labels")
+    own_labels = _mapping(metadata, "labels")
     template = _mapping(body, "data")
     return RevisionState(
         name=metadata["name"],
         uid=metadata["uid"],
-        pool=found.get(labels.POOL, ""),
-        kind=PREFILL_POOL if found.get(labels.ROLE) == Role.PREFILL else DECODE_POOL,
-        revision=found.get(labels.REVISION, ""),
-        compat=found.get(labels.KV_COMPAT, ""),
+        pool=own_labels.get(labels.POOL, ""),
+        kind=PREFILL_POOL if own_labels.get(labels.ROLE) == Role.PREFILL else DECODE_POOL,
+        revision=own_labels.get(labels.REVISION, ""),
+        compat=own_labels.get(labels.KV_COMPAT, ""),
         number=_number(body.get("revision")),
-        owner=_controller(metadata),
+        owner=_controller_uid(metadata),
         created=timestamp(metadata.get("creationTimestamp")) or 0.0,
         template=template if isinstance(template.get("spec"), Mapping) else {},
     )
 
 
 def node_state(body: Body) -> NodeState:
-    """Raises KeyError for an object without a name."""
+    """A Node. Raises KeyError for an object without a name."""
     metadata, spec = body["metadata"], _mapping(body, "spec")
     return NodeState(
         name=metadata["name"],
@@ -123,77 +127,81 @@ def node_state(body: Body) -> NodeState:
 
 
 def timestamp(text: object) -> float | None:
-    """Unix seconds of the API's `2026-01-31T10:00:00Z`; None when it is none."""
+    """Unix seconds of a time like `2026-01-31T10:00:00Z`; None for anything else."""
     if not isinstance(text, str):
         return None
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def rfc3339(seconds: float) -> str:
-    """The API's way to write a time."""
+    """A time in the API's format, whole seconds in UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _controller(metadata: Body) -> str | None:
+def _controller_uid(metadata: Body) -> str | None:
     owners = _mappings(metadata, "ownerReferences")
-    return next((one.get("uid") for one in owners if one.get("controller")), None)
+    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
 
 def _trouble(status: Body, conditions: Mapping[Any, Body]) -> str | None:
-    """Why a pod does not run, in the cluster's own words."""
+    """Why a pod does not run, as scheduler, kubelet or container report it."""
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
-        return _words(scheduled)
+        return _reason_and_message(scheduled)
     if status.get("phase") == "Failed" and (status.get("reason") or status.get("message")):
-        return _words(status)
+        return _reason_and_message(status)
     return next(_container_troubles(status), None)
 
 
 def _container_troubles(status: Body) -> Iterator[str]:
-    """The first container's that waits for anything but its start, or that failed."""
+    """Containers that have failed, or that wait for anything but their normal start."""
     for kind in ("initContainerStatuses", "containerStatuses"):
-        for one in _mappings(status, kind):
-            waiting = _mapping(_mapping(one, "state"), "waiting")
-            ended = _mapping(_mapping(one, "state"), "terminated")
+        for container in _mappings(status, kind):
+            waiting = _mapping(_mapping(container, "state"), "waiting")
+            ended = _mapping(_mapping(container, "state"), "terminated")
             if str(waiting.get("reason", "")) not in _WAITING_IS_NORMAL:
-                yield f"container {one.get('name')}: {_words(waiting)}"
+                yield f"container {container.get('name')}: {_reason_and_message(waiting)}"
             elif ended.get("exitCode"):
-                said = {**ended, "message": str(ended.get("message") or "")[-_LAST_WORDS:]}
+                output = str(ended.get("message") or "")[-_MAX_OUTPUT:]
+                text = _reason_and_message({**ended, "message": output})
                 code = f"exit code {ended['exitCode']}"
-                yield f"container {one.get('name')}: {_words(said)} ({code})"
+                yield f"container {container.get('name')}: {text} ({code})"
 
 
-def _words(said: Body) -> str:
-    parts = [str(part).strip() for part in (said.get("reason"), said.get("message")) if part]
-    return ": ".join(parts)[:_LONGEST]
+def _reason_and_message(state: Body) -> str:
+    parts = [str(part).strip() for part in (state.get("reason"), state.get("message")) if part]
+    return ": ".join(parts)[:_MAX_TROUBLE]
 
 
 def _ended(metadata: Body, status: Body, ready: Body) -> float | None:
-    """When the last container ended; of a pod that never had one, when it was told not ready."""
+    """Unix seconds at which the last container ended.
+
+    A pod that no container ran in (evicted, node lost) ended when it became unready.
+    """
     ends = [
-        timestamp(_mapping(_mapping(one, "state"), "terminated").get("finishedAt"))
-        for one in _mappings(status, "containerStatuses")
+        timestamp(_mapping(_mapping(container, "state"), "terminated").get("finishedAt"))
+        for container in _mappings(status, "containerStatuses")
     ]
-    known = [end for end in ends if end is not None]
-    if known:
-        return max(known)
+    times = [end for end in ends if end is not None]
+    if times:
+        return max(times)
     return timestamp(ready.get("lastTransitionTime")) or timestamp(
         metadata.get("creationTimestamp")
     )
 
 
 def _mapping(body: Body, name: str) -> Mapping[str, Any]:
-    found = body.get(name)
-    return found if isinstance(found, Mapping) else {}
+    value = body.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _mappings(body: Body, name: str) -> list[Mapping[str, Any]]:
-    found = body.get(name)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    value = body.get(name)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _number(text: object) -> int:

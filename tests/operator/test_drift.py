@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.planning.covers import covers, quantity
+from tandem_operator.planning.drift import is_up_to_date, quantity
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tandem_operator.planning.covers import covers, quantity
     ],
 )
 def test_nothing_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None:
-    assert covers(live, desired)
+    assert is_up_to_date(live, desired)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_nothing_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None
     ],
 )
 def test_something_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None:
-    assert not covers(live, desired)
+    assert not is_up_to_date(live, desired)
 
 
 @pytest.mark.parametrize(

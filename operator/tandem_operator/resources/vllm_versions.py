@@ -1,0 +1,165 @@
+"""Which vLLM versions have what: the one table, and what follows from it for a pool.
+
+The table was read from the sources of one release of each minor version from 0.10 to 0.32, and of
+the first patch release where a feature appeared; this project's tests also run 0.32. A version
+newer than the newest known is treated as that one: features it added are not used, and what it
+removed is not known here.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from .schema import Path_, Problem
+from .spec import OFFLOADING, DecodeSpec, PoolSpec, PrefillSpec
+
+Release = tuple[int, int]
+"""Major and minor version."""
+
+NEWEST: Final[Release] = (0, 32)
+_OLDEST: Final[Release] = (0, 10)
+
+
+@dataclass(frozen=True)
+class VersionRange:
+    """The versions that have a feature: from `since` on, before `until`."""
+
+    since: Release = _OLDEST
+    until: Release | None = None
+
+    def includes(self, release: Release) -> bool:
+        """Whether vLLM `release` has the feature."""
+        return self.since <= release and (self.until is None or release < self.until)
+
+    def __str__(self) -> str:
+        until = f" and before {_dotted(self.until)}" if self.until else ""
+        return f"vLLM {_dotted(self.since)} or later{until}"
+
+
+HANDOFF: Final = VersionRange((0, 13))
+"""kv_transfer_params with the prefill engine's request id, by which the sidecar and the decode
+engine find the KV, and an explicit kv_load_failure_policy."""
+LEASE: Final = VersionRange((0, 22))
+"""`kv_lease_duration`, renewed by heartbeats. Older versions have one timeout, in a variable."""
+SHUTDOWN_TIMEOUT: Final = VersionRange((0, 18))
+"""`--shutdown-timeout`. In older versions SIGTERM ends requests at once."""
+ALL2ALL_FLAG: Final = VersionRange((0, 12))
+"""`--all2all-backend`. Older versions read a variable."""
+OFFLOAD_BYTES: Final = VersionRange((0, 14))
+"""`cpu_bytes_to_use` of OffloadingConnector. Older versions count blocks."""
+OFFLOAD_PEERS: Final = VersionRange((0, 25))
+"""OffloadingConnector's `p2p` tier, with which it can hand KV off."""
+NIXL_PIPELINE: Final = VersionRange((0, 26))
+"""NIXL between engines with pipeline stages."""
+
+CONNECTORS: Final = {
+    "nixl": ("NixlConnector", VersionRange()),
+    "nixl-push": ("NixlPushConnector", VersionRange((0, 24))),
+    "lmcache": ("LMCacheConnectorV1", VersionRange()),
+    "mooncake": ("MooncakeConnector", VersionRange((0, 13))),
+    "offloading": ("OffloadingConnector", VersionRange((0, 11))),
+    "multi": ("MultiConnector", VersionRange()),
+}
+"""`transfer.connector` → vLLM's class, and the versions that have it."""
+
+_NOT_RENDERED: Final = {
+    "p2p-nccl": "vLLM removed P2pNcclConnector in 0.24: use nixl, which within a node moves blocks"
+    " over NVLink as well",
+    "storage": "storage is not available in this release: use nixl, or multi with nixl and"
+    " offloading to keep KV in memory",
+}  # fmt: skip
+
+ALL2ALL: Final = {
+    "naive": VersionRange(), "pplx": VersionRange(),
+    "deepep_high_throughput": VersionRange(), "deepep_low_latency": VersionRange(),
+    "allgather_reducescatter": VersionRange((0, 11)), "flashinfer_all2allv": VersionRange((0, 11)),
+    "mori": VersionRange((0, 15), (0, 23)), "nixl_ep": VersionRange((0, 18)),
+    "flashinfer_nvlink_one_sided": VersionRange((0, 18)),
+    "flashinfer_nvlink_two_sided": VersionRange((0, 18)),
+    "mori_high_throughput": VersionRange((0, 23)), "mori_low_latency": VersionRange((0, 23)),
+    "deepep_v2": VersionRange((0, 24)), "moonep": VersionRange((0, 31)),
+    "passthrough": VersionRange((0, 32)),
+}  # fmt: skip
+"""`parallelism.all2allBackend` → the versions that have it."""
+
+
+def parse_release(version: str) -> Release:
+    """Major and minor of a version; patch releases change no flag. Raises ValueError."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise ValueError(f"{version!r} is no version")
+    return int(match[1]), int(match[2])
+
+
+def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """Settings that the pool's engine does not support, with the fix; paths begin at `spec`."""
+    has_handoff = isinstance(spec, PrefillSpec) or spec.prefill_ref is not None
+    transfer = spec.transfer
+    if transfer.require_rdma and transfer.rdma is None:
+        yield Problem(
+            ("spec", "transfer", "requireRdma"),
+            "needs transfer.rdma.resource beside it, the device plugin's name of an RDMA device,"
+            " such as rdma/ib",
+        )
+    if spec.engine.type != "vllm":
+        if transfer.require_rdma:
+            yield Problem(
+                ("spec", "transfer", "requireRdma"),
+                "the torch engine moves KV over TCP: leave it out",
+            )
+        return
+    release = parse_release(spec.engine.version)
+    if release < _OLDEST:
+        yield _requires("Tandem", VersionRange(), spec, ("spec", "engine", "version"))
+    elif has_handoff and not HANDOFF.includes(release):
+        yield _requires("a hand-off", HANDOFF, spec, ("spec", "engine", "version"))
+    elif has_handoff:
+        yield from _unsupported_transfer(spec, release)
+    backend = spec.parallelism.all2all_backend
+    # A backend that the table lacks may be one of a newer vLLM; vLLM refuses it if it is not.
+    if backend is not None:
+        versions = ALL2ALL.get(backend, VersionRange())
+        if not versions.includes(release):
+            yield _requires(backend, versions, spec, ("spec", "parallelism", "all2allBackend"))
+
+
+def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]:
+    """Connectors, and uses of them, that this vLLM does not have."""
+    transfer, at = spec.transfer, ("spec", "transfer", "connector")
+    named: list[tuple[str, Path_]] = [(transfer.connector, at)]
+    for i, link in enumerate(transfer.connectors):
+        named.append((link.connector, ("spec", "transfer", "connectors", i, "connector")))
+    for connector, path in named:
+        if (reason := _NOT_RENDERED.get(connector)) is not None:
+            yield Problem(path, reason)
+        elif not (versions := CONNECTORS[connector][1]).includes(release):
+            yield _requires(f"connector {connector}", versions, spec, path)
+    for i, link in enumerate(transfer.connectors):
+        size = link.extra_config.get("cpu_bytes_to_use", 1)
+        if type(size) is not int or size < 1:
+            yield Problem(
+                ("spec", "transfer", "connectors", i, "extraConfig", "cpu_bytes_to_use"),
+                f"{size!r} is no number of bytes: write one, as 10737418240 for 10 GiB",
+            )
+    names = transfer.connector_names
+    if OFFLOADING in names:
+        versions = OFFLOAD_PEERS if transfer.handoff_connector == OFFLOADING else OFFLOAD_BYTES
+        if not versions.includes(release):
+            yield _requires("connector offloading as it is used here", versions, spec, at)
+    if spec.parallelism.pipeline > 1 and "nixl" in names and not NIXL_PIPELINE.includes(release):
+        path = ("spec", "parallelism", "pipeline")
+        yield _requires("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
+
+
+def _requires(feature: str, versions: VersionRange, spec: PoolSpec, path: Path_) -> Problem:
+    alternative = "" if path[-1] == "version" else ", or choose something else here"
+    return Problem(
+        path,
+        f"{feature} needs {versions}, and engine.version is {spec.engine.version}:"
+        f" take {_dotted(NEWEST)}{alternative}",
+    )
+
+
+def _dotted(release: Release) -> str:
+    return ".".join(map(str, release))

@@ -16,19 +16,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PLURALS
 from tandem_kube.errors import Forbidden, NotFound
 from tandem_kube.resources import DEPLOYMENTS, PODS, Object, Resource
 from tandem_operator.conditions import ConditionType, Reason
-from tandem_operator.crd import DECODE_POOL
 from tandem_operator.observed import PodState, PoolResource, SetKey
 from tandem_operator.planning.api_objects import pod_state, pool_resource, set_key
 
 if TYPE_CHECKING:
     from tandem_kube.client import Api
 
-_POOLS: Final = tuple(
-    Resource(labels.API_VERSION, plural) for plural in ("prefillpools", "decodepools")
-)
+_POOLS: Final = tuple(Resource(labels.API_VERSION, plural) for plural in PLURALS.values())
 _PARTS: Final = (
     ConditionType.PODS_READY,
     ConditionType.COMPATIBLE,

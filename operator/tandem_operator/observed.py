@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NewType
 
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
-
-from .crd import DECODE_POOL, PREFILL_POOL
 
 Body = Mapping[str, Any]
 """An API object as JSON."""

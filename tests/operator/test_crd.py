@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_contract.connectors import ConnectorName
+from tandem_contract.custom_resources import DECODE_POOL, PLURALS
 from tandem_operator.crd import (
-    DECODE_POOL,
     KINDS,
     LIST_MAP_KEYS,
     LIST_TYPE,
@@ -133,6 +134,13 @@ def test_what_both_kinds_have_reads_the_same() -> None:
     assert ours == theirs
     shared_rules = prefill["spec"][RULES]
     assert decode["spec"][RULES][-len(shared_rules) :] == shared_rules
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_connectors_and_plurals_are_the_contracts(kind: str) -> None:
+    transfer = root(kind)["properties"]["spec"]["properties"]["transfer"]["properties"]
+    assert set(transfer["connector"]["enum"]) == set(ConnectorName)
+    assert load_crd(kind)["spec"]["names"]["plural"] == PLURALS[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

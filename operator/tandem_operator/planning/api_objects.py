@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL, PREFILL_POOL
 from ..observed import (
     KINDS,
     Body,

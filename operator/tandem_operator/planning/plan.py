@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tandem_contract.custom_resources import PREFILL_POOL
+
 from ..conditions import Reason
-from ..crd import PREFILL_POOL
 from ..observed import (
     Body,
     Failure,

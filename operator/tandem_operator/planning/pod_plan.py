@@ -12,9 +12,9 @@ from itertools import count
 from typing import Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL
 from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL
 from ..observed import Body, Observed, PodState, PoolResource, roles_of
 from ..pods import manifests
 from .actions import Adopt, Create, Delete, Label

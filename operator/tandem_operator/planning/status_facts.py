@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
+
 from ..conditions import Reason
-from ..crd import DECODE_POOL, PREFILL_POOL
 from ..observed import (
     Failure,
     NodeState,

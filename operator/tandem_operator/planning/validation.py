@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 
 from ..conditions import Reason
-from ..crd import DECODE_POOL, PREFILL_POOL
 from ..observed import Body
 from ..resources.compatibility import disagreements, inherit, replicated_heads_note
 from ..resources.pools import (

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from tandem_contract import environment as variables
 from tandem_contract import ports
+from tandem_contract.connectors import ConnectorName
 
 from ..resources import vllm_versions
 from ..resources.pools import Pool, PrefillPool
-from ..resources.spec import OFFLOADING, ChainedConnector, PoolSpec, Seconds
+from ..resources.spec import ChainedConnector, PoolSpec, Seconds
 
 POD_IP: Final = "$(POD_IP)"
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
@@ -20,8 +21,7 @@ ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 OFFLOAD_BYTES: Final = 10 * 1024**3
 """Bytes of host memory for offloaded KV where no extraConfig sets cpu_bytes_to_use."""
 
-_NIXL: Final = frozenset({"nixl", "nixl-push"})
-_MOONCAKE: Final = "mooncake"
+_NIXL: Final = frozenset({ConnectorName.NIXL, ConnectorName.NIXL_PUSH})
 
 
 def transfer_config(pool: Pool) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def transfer_config(pool: Pool) -> dict[str, Any]:
 def offloaded_bytes(spec: PoolSpec) -> int:
     """Bytes of /dev/shm that offloaded KV takes; 0 without the offloading connector."""
     for link in spec.transfer.connectors:
-        if link.connector == OFFLOADING:
+        if link.connector == ConnectorName.OFFLOADING:
             size: int = link.extra_config.get("cpu_bytes_to_use", OFFLOAD_BYTES)
             return size
-    return OFFLOAD_BYTES if spec.transfer.connector == OFFLOADING else 0
+    return OFFLOAD_BYTES if spec.transfer.connector == ConnectorName.OFFLOADING else 0
 
 
 def connector_variables(pool: Pool) -> dict[str, str]:
@@ -60,7 +60,7 @@ def connector_variables(pool: Pool) -> dict[str, str]:
     release = vllm_versions.parse_release(spec.engine.version)
     if _NIXL & set(names) and not vllm_versions.LEASE.includes(release):
         env["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"] = seconds
-    if _MOONCAKE in names:
+    if ConnectorName.MOONCAKE in names:
         env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(ports.MOONCAKE_BOOTSTRAP)
         env["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = seconds
     return env
@@ -70,7 +70,7 @@ def connector_ports(pool: Pool) -> dict[str, int]:
     """Name → port of every port on which the connectors listen."""
     spec = pool.spec
     named = rank_ports("side-channel", spec.transfer.side_channel_port, spec.parallelism.data)
-    if _MOONCAKE in spec.transfer.connector_names and isinstance(pool, PrefillPool):
+    if ConnectorName.MOONCAKE in spec.transfer.connector_names and isinstance(pool, PrefillPool):
         # One bootstrap server per pod: the first rank keeps the list of all ranks.
         named["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
     return named
@@ -79,7 +79,7 @@ def connector_ports(pool: Pool) -> dict[str, int]:
 def peer_port_flag(pool: Pool) -> list[str]:
     """The sidecar's `--peer-port`, for a connector that does not listen at vLLM's default port."""
     transfer = pool.spec.transfer
-    if transfer.handoff_connector != OFFLOADING:
+    if transfer.handoff_connector != ConnectorName.OFFLOADING:
         return []
     return ["--peer-port", str(transfer.side_channel_port)]
 
@@ -112,11 +112,11 @@ def _extra_config(spec: PoolSpec, connector: str) -> dict[str, Any]:
     transfer = spec.transfer
     if connector in _NIXL:
         return _nixl_config(spec)
-    if connector == _MOONCAKE:
+    if connector == ConnectorName.MOONCAKE:
         return {"mooncake_protocol": "rdma" if transfer.rdma else "tcp"}
-    if connector == OFFLOADING:
+    if connector == ConnectorName.OFFLOADING:
         size = {"cpu_bytes_to_use": OFFLOAD_BYTES}
-        if transfer.handoff_connector != OFFLOADING:
+        if transfer.handoff_connector != ConnectorName.OFFLOADING:
             return size
         tier = {"type": "p2p", "host": POD_IP, "port": transfer.side_channel_port}
         return {"spec_name": "TieringOffloadingSpec", **size, "secondary_tiers": [tier]}

@@ -17,7 +17,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..crd import DECODE_POOL, PREFILL_POOL
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
+
 from .resolve import Defaults, resolve
 
 FieldPath = tuple[str, ...]

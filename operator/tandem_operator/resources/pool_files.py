@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.documents import Document, DocumentError
 
-from ..crd import DECODE_POOL, KINDS, PREFILL_POOL
+from ..crd import KINDS
 from ..errors import InvalidPool, InvalidSet
 from .compatibility import Mismatch, disagreements, inherit
 from .pools import (

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NewType
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL, PREFILL_POOL, load_schema
+from ..crd import load_schema
 from .compatibility import compat_facts
 from .resolve import Defaults, resolve
 from .spec import DecodeSpec, PrefillSpec, typed_spec

@@ -13,8 +13,9 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from tandem_contract import ports
+from tandem_contract.connectors import ConnectorName
+from tandem_contract.custom_resources import DECODE_POOL
 
-from ..crd import DECODE_POOL
 from .schema import defaulted_spec
 from .vllm_versions import LEASE as RENEWED_LEASE
 from .vllm_versions import parse_release
@@ -74,7 +75,7 @@ def resolve(
     _resolve_engine(spec.setdefault("engine", {}), defaults)
     _resolve_devices(spec)
     transfer = spec.setdefault("transfer", {})
-    transfer.setdefault("connector", "nixl")
+    transfer.setdefault("connector", ConnectorName.NIXL.value)
     transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
     transfer.setdefault("leaseDuration", _lease(spec["engine"]))
     transfer.setdefault("loadFailurePolicy", "recompute")

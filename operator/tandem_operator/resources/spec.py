@@ -4,17 +4,15 @@ A field that is None leaves the choice to the engine. Names are the CRD's, in sn
 descriptions say what each field means. Durations are seconds.
 """
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from tandem_contract.connectors import ConnectorName
 from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
 
 T = TypeVar("T")
-
-OFFLOADING: Final = "offloading"
-"""The connector that copies KV to host memory. Used alone, it also hands KV off from there."""
 
 
 class Seconds(float):
@@ -157,7 +155,7 @@ class Transfer(Section, frozen=True, kw_only=True):
         Of several connectors the first that is not offloading, which then only adds host memory.
         """
         names = self.connector_names
-        return next((name for name in names if name != OFFLOADING), names[0])
+        return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
 
 
 class Slo(Section, frozen=True, kw_only=True):

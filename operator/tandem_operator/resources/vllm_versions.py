@@ -7,12 +7,14 @@ removed is not known here.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tandem_contract.connectors import ConnectorName
+
 from .schema import Path_, Problem
-from .spec import OFFLOADING, DecodeSpec, PoolSpec, PrefillSpec
+from .spec import DecodeSpec, PoolSpec, PrefillSpec
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -53,22 +55,23 @@ OFFLOAD_PEERS: Final = VersionRange((0, 25))
 NIXL_PIPELINE: Final = VersionRange((0, 26))
 """NIXL between engines with pipeline stages."""
 
-CONNECTORS: Final = {
-    "nixl": ("NixlConnector", VersionRange()),
-    "nixl-push": ("NixlPushConnector", VersionRange((0, 24))),
-    "lmcache": ("LMCacheConnectorV1", VersionRange()),
-    "mooncake": ("MooncakeConnector", VersionRange((0, 13))),
-    "offloading": ("OffloadingConnector", VersionRange((0, 11))),
-    "multi": ("MultiConnector", VersionRange()),
+CONNECTORS: Final[Mapping[str, tuple[str, VersionRange]]] = {
+    ConnectorName.NIXL: ("NixlConnector", VersionRange()),
+    ConnectorName.NIXL_PUSH: ("NixlPushConnector", VersionRange((0, 24))),
+    ConnectorName.LMCACHE: ("LMCacheConnectorV1", VersionRange()),
+    ConnectorName.MOONCAKE: ("MooncakeConnector", VersionRange((0, 13))),
+    ConnectorName.OFFLOADING: ("OffloadingConnector", VersionRange((0, 11))),
+    ConnectorName.MULTI: ("MultiConnector", VersionRange()),
 }
 """`transfer.connector` → vLLM's class, and the versions that have it."""
 
-_NOT_RENDERED: Final = {
-    "p2p-nccl": "vLLM removed P2pNcclConnector in 0.24: use nixl, which within a node moves blocks"
-    " over NVLink as well",
-    "storage": "storage is not available in this release: use nixl, or multi with nixl and"
-    " offloading to keep KV in memory",
-}  # fmt: skip
+_NOT_RENDERED: Final[Mapping[str, str]] = {
+    ConnectorName.P2P_NCCL: "vLLM removed P2pNcclConnector in 0.24: use nixl, which within a node"
+    " moves blocks over NVLink as well",
+    ConnectorName.STORAGE: "storage is not available in this release: use nixl, or multi with nixl"
+    " and offloading to keep KV in memory",
+}
+"""`transfer.connector` → why this release does not render it, and what to use instead."""
 
 ALL2ALL: Final = {
     "naive": VersionRange(), "pplx": VersionRange(),
@@ -143,11 +146,13 @@ def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]
                 f"{size!r} is no number of bytes: write one, as 10737418240 for 10 GiB",
             )
     names = transfer.connector_names
-    if OFFLOADING in names:
-        versions = OFFLOAD_PEERS if transfer.handoff_connector == OFFLOADING else OFFLOAD_BYTES
+    if ConnectorName.OFFLOADING in names:
+        hands_off = transfer.handoff_connector == ConnectorName.OFFLOADING
+        versions = OFFLOAD_PEERS if hands_off else OFFLOAD_BYTES
         if not versions.includes(release):
             yield _requires("connector offloading as it is used here", versions, spec, at)
-    if spec.parallelism.pipeline > 1 and "nixl" in names and not NIXL_PIPELINE.includes(release):
+    has_stages = spec.parallelism.pipeline > 1
+    if has_stages and ConnectorName.NIXL in names and not NIXL_PIPELINE.includes(release):
         path = ("spec", "parallelism", "pipeline")
         yield _requires("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
 

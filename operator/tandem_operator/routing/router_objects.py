@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels, ports
+from tandem_contract.custom_resources import DECODE_POOL
 
-from ..crd import DECODE_POOL
 from ..pods.containers import container_security, pod_security
 from ..pods.manifests import plan_key_secret
 from ..resources.spec import GatewayRef

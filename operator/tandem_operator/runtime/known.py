@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL, PREFILL_POOL
 from ..observed import (
     Body,
     EndpointKey,

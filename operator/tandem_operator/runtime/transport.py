@@ -9,10 +9,10 @@ from typing import Final
 import aiohttp
 
 from tandem_contract import ports
+from tandem_contract.custom_resources import DECODE_POOL
 from tandem_contract.metrics import ENGINE_XFER_BYTES
 from tandem_contract.paths import Role
 
-from ..crd import DECODE_POOL
 from ..observed import PodState, PoolKey
 from .known import Known, WorkKey
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PLURALS, PREFILL_POOL
 from tandem_kube.client import Api
 from tandem_kube.errors import Forbidden, NotFound
 from tandem_kube.resources import (
@@ -16,14 +17,13 @@ from tandem_kube.resources import (
     Resource,
 )
 
-from ..crd import DECODE_POOL, PREFILL_POOL
 from ..observed import Body, Kind
 from ..routing.router_observed import CHILD_KINDS, OPTIONAL_KINDS, ApiKind
 from .known import Known, WorkKey
 
 POOLS: Final[Mapping[Kind, Resource]] = {
-    PREFILL_POOL: Resource(labels.API_VERSION, "prefillpools"),
-    DECODE_POOL: Resource(labels.API_VERSION, "decodepools"),
+    PREFILL_POOL: Resource(labels.API_VERSION, PLURALS[PREFILL_POOL]),
+    DECODE_POOL: Resource(labels.API_VERSION, PLURALS[DECODE_POOL]),
 }
 
 

@@ -55,7 +55,7 @@ class Servers(NamedTuple):
 async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
     """Start the servers, and end them afterwards; the engine streams `chunks` events.
 
-    Raises Refused when Envoy is missing, RuntimeError with the output of a server that did not
+    Raises SetupError when Envoy is missing, RuntimeError with the output of a server that did not
     start.
     """
     program = find_envoy()

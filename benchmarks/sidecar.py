@@ -27,7 +27,7 @@ from rich.table import Table
 
 from tandem_contract import headers, plan
 from tandem_contract.paths import RoutingPath
-from tandem_local.errors import Refused
+from tandem_local.errors import SetupError
 from tandem_local.router import find_envoy
 
 from . import fake_engine, h2load, programs
@@ -242,7 +242,7 @@ def main(file: Path | None, rounds: int) -> None:
     try:
         h2load.find()
         results, samples = asyncio.run(measure(rounds))
-    except (h2load.NotInstalled, Refused) as err:
+    except (h2load.NotInstalled, SetupError) as err:
         click.echo(f"benchmarks.sidecar: {err}", err=True)
         sys.exit(2)
     show(samples)

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from tandem_contract.commandline import fail
 from tandem_contract.documents import DocumentError
-from tandem_local.sources import read_sets
+from tandem_local.pool_files import read_pool_sets
 from tandem_operator.pods.manifests import pods
 
 from .options import command, files_option
@@ -22,7 +22,7 @@ from .options import command, files_option
 def render(paths: tuple[Path, ...], output: str) -> None:
     """Print the Pods of PrefillPools and DecodePools: YAML documents, or a JSON List."""
     try:
-        manifests = [pod for pool_set in read_sets(paths) for pod in pods(pool_set)]
+        manifests = [pod for pool_set in read_pool_sets(paths) for pod in pods(pool_set)]
     except DocumentError as err:
         fail(str(err), status=2)
     if output == "json":

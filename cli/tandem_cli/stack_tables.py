@@ -6,10 +6,10 @@ import msgspec
 from rich.console import Group
 from rich.table import Table
 
-from tandem_local.observe import Observation, PodLoad
+from tandem_local.stack_metrics import PodLoad, StackMetrics
 
 
-def to_json(seen: Observation) -> dict[str, object]:
+def to_json(seen: StackMetrics) -> dict[str, object]:
     """What `-o json` prints: endpoint, pods with their load, paths."""
     pods = []
     for load in seen.pods:
@@ -19,7 +19,7 @@ def to_json(seen: Observation) -> dict[str, object]:
     return {"endpoint": seen.endpoint, "pods": pods, "paths": seen.paths}
 
 
-def tables(seen: Observation) -> Group:
+def tables(seen: StackMetrics) -> Group:
     """The same for people."""
     pods = Table("NAME", "ROLE", "MODEL", "READY", box=None, pad_edge=False)
     for heading in ("RESTARTS", "RUNNING", "WAITING", "KV-USE"):

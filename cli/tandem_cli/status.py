@@ -16,7 +16,7 @@ from rich.live import Live
 from tandem_contract.commandline import fail
 from tandem_kube.errors import ApiError, NotConfigured
 from tandem_local.errors import NoStack
-from tandem_local.observe import observe
+from tandem_local.stack_metrics import scrape_stack
 from tandem_local.state import default_run_dir, read_state
 
 from . import cluster, cluster_tables, stack_tables
@@ -138,7 +138,7 @@ async def _show(source: AbstractAsyncContextManager[Look], output: str, *, watch
 @asynccontextmanager
 async def _stack(run_dir: Path) -> AsyncIterator[Look]:
     async def look() -> Shown:
-        seen = await observe(read_state(run_dir))
+        seen = await scrape_stack(read_state(run_dir))
         ready = all(load.pod.ready for load in seen.pods)
         return Shown(stack_tables.tables(seen), stack_tables.to_json(seen), ready)
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from tandem_contract import ports
 from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError
-from tandem_local.errors import Refused, StartFailed
-from tandem_local.sources import read_sets
+from tandem_local.errors import SetupError, StartFailed
+from tandem_local.pool_files import read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack
 
 from .options import command, files_option, run_dir_option
@@ -68,7 +68,7 @@ def up(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         stack = Stack(
-            read_sets(paths),
+            read_pool_sets(paths),
             port=port,
             run_dir=run_dir,
             console=Console(),
@@ -76,7 +76,7 @@ def up(
             programs=programs,
         )
         asyncio.run(_serve(stack))
-    except (DocumentError, Refused) as err:
+    except (DocumentError, SetupError) as err:
         fail(str(err), status=2)
     except StartFailed as err:
         fail(str(err))

@@ -1,18 +1,19 @@
-"""Runs Pod JSON as processes on one machine: what the operator would give Kubernetes, exactly.
+"""Runs Pod JSON as processes on one machine: the same Pods that the operator creates on Kubernetes.
 
-    fields      which Pod fields are honoured, ignored, refused: one table
-    podparse    Pod JSON → podspec's types, with addresses, variables and mount paths resolved
-    addresses   one 127.x.y.z for each pod
-    machine     what an image is here: a command, an environment, GPUs
-    process     a command that cannot outlive this process, under init
-    container   one container: its process, its probes, its restarts
-    pod         one pod: the order of start and stop, its replacement
-    runner      pods: addresses, volumes, readiness of all
-    sources     the files that -f names
-    router      EPP and Envoy as pods
-    stack       pods, EPP and Envoy together, with a progress display
-    state       the run directory: how another terminal finds the stack
-    observe     what a running stack is doing
+    stack           pods, EPP and Envoy together, with a progress display
+    runner          pods: addresses, volumes, readiness, shutdown
+    pod             one pod: start order, stop order, replacement
+    container       one container: its process, probes and restarts
+    process         a command that cannot outlive this process; `init` is its parent
+    handlers        probe and lifecycle handlers: httpGet, tcpSocket, exec, sleep
+    pod_fields      the Pod fields that the runner honours, ignores or refuses
+    pod_parser      Pod JSON → the types of `pod_spec`; addresses, variables and mounts resolved
+    host            what this machine gives a container: command, environment, GPUs
+    addresses       one 127.x.y.z for each pod
+    router          EPP and Envoy as pods
+    pool_files      the YAML files given with -f
+    state           the run directory: how other terminals find the stack
+    stack_metrics   load of a running stack, from its metrics pages
 
 Read `stack` first. Errors are in `errors`.
 """

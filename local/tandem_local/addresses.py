@@ -11,38 +11,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
-from .errors import Refused
+from .errors import SetupError
 
-UNDECIDED: Final = "127.0.0.1"
-"""Stands for a pod's address before it has one."""
+PLACEHOLDER: Final = "127.0.0.1"
+"""Used for a pod's address while its JSON is checked, before it has an address."""
 _ATTEMPTS: Final = 16
-"""Networks tried before giving up; each other stack on the machine takes one."""
-_MOST_PODS: Final = 250
+"""Networks tried before giving up; each other stack on the machine occupies one."""
+_MAX_PODS: Final = 250
 
 
 def allocate(pods: Mapping[str, Sequence[int]], seed: str) -> dict[str, str]:
-    """Pod name → address, given the ports each pod will listen on.
+    """Pod name → address. `pods` gives the ports that each pod will listen on.
 
-    The same names and seed give the same addresses, unless another process holds one of them.
-    Raises Refused where the machine has no such addresses, or none with these ports free.
+    The same names and seed give the same addresses, unless another process uses one of the ports.
+    Raises SetupError if the machine has no such addresses, or none with these ports free.
     """
-    if len(pods) > _MOST_PODS:
-        raise Refused(f"{len(pods)} pods: one machine runs up to {_MOST_PODS}")
+    if len(pods) > _MAX_PODS:
+        raise SetupError(f"{len(pods)} pods: one machine runs up to {_MAX_PODS}")
     for attempt in range(_ATTEMPTS):
         network = _network(f"{seed}#{attempt}")
-        chosen = {name: f"{network}.{i}" for i, name in enumerate(sorted(pods), start=1)}
-        if all(_free(chosen[name], ports) for name, ports in pods.items()):
-            return chosen
-    raise Refused("no free addresses in 127.0.0.0/8: stop what else listens there")
+        candidates = {name: f"{network}.{i}" for i, name in enumerate(sorted(pods), start=1)}
+        if all(_is_free(candidates[name], ports) for name, ports in pods.items()):
+            return candidates
+    raise SetupError(
+        f"no free addresses in 127.0.0.0/8 after {_ATTEMPTS} attempts: other processes listen on "
+        "the pods' ports; stop them"
+    )
 
 
 def is_free(host: str, port: int) -> bool:
     """Whether this process could listen on `host:port` now."""
-    return _free(host, (port,))
+    return _is_free(host, (port,))
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at `host`."""
+    """A port of `host` that no process listens on."""
     with closing(socket.socket()) as sock:
         sock.bind((host, 0))
         return int(sock.getsockname()[1])
@@ -53,7 +56,8 @@ def _network(seed: str) -> str:
     return f"127.{1 + digest[0] % 254}.{digest[1]}"
 
 
-def _free(address: str, ports: Iterable[int]) -> bool:
+def _is_free(address: str, ports: Iterable[int]) -> bool:
+    # Port 0 first: it fails exactly when the machine does not have the address at all.
     for port in (0, *ports):
         with closing(socket.socket()) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,7 +65,7 @@ def _free(address: str, ports: Iterable[int]) -> bool:
                 sock.bind((address, port))
             except OSError as err:
                 if err.errno == errno.EADDRNOTAVAIL:
-                    raise Refused(_no_such_address(address)) from err
+                    raise SetupError(_no_such_address(address)) from err
                 if err.errno in (errno.EADDRINUSE, errno.EACCES):
                     return False
                 raise

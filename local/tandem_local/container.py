@@ -2,10 +2,11 @@
 
     start ─► running ─startup probe─► started ─readiness probe─► ready
                ▲                                                   │
-               └──────── backoff ◄──────── ended, or not alive ◄───┘
+               └──── backoff ◄──── process ended or liveness failed ┘
 
-Probes are asked every `FAST_PERIOD` until the container is ready (a person is waiting), then as
-the Pod says. `initialDelaySeconds` therefore delays liveness only.
+Until a container is ready, its probes run every `FAST_PERIOD`, so that start-up takes no longer
+than it must; from then on they run as often as the Pod says. `initialDelaySeconds` therefore
+delays the liveness probe only.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from typing import Final
 
 import aiohttp
 
-from .podspec import ContainerSpec, Probe
-from .probes import Asker
+from .handlers import HandlerRunner
+from .pod_spec import ContainerSpec, Probe
 from .process import Process
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 FAST_PERIOD: Final = 0.2
 """Seconds between probes of a container that is not ready yet."""
 FIRST_BACKOFF: Final = 0.5
-"""Seconds before the first restart; doubled by each further one, up to `LONGEST_BACKOFF`."""
-LONGEST_BACKOFF: Final = 10.0
+"""Seconds before the first restart; doubled with each further restart up to `MAX_BACKOFF`."""
+MAX_BACKOFF: Final = 10.0
 CANNOT_RUN: Final = 126
-"""Exit code of a command that could not be started, as shells have it."""
+"""Exit code of a command that could not be started, as in shells."""
 
 
 class Container:
-    """Runs one container until stopped; `changed` is called whenever what can be seen changes."""
+    """Runs one container until stopped. Calls `on_change` after each change of its public state."""
 
     def __init__(
         self,
@@ -42,21 +43,23 @@ class Container:
         env: Mapping[str, str],
         log: Path,
         http: aiohttp.ClientSession,
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.spec = spec
         self.log = log
         self.started = False
+        """The startup probe has succeeded for the current process."""
         self.ready = False
         self.restarts = 0
         self.exit_code: int | None = None
-        """Of the last process that ended; None while none has."""
+        """Exit code of the last process that ended; None if none has ended."""
         self.reason = ""
-        """Why the runner ended it, when it did."""
+        """Why the runner killed the process or could not start it; empty if it did neither."""
         self._env = env
-        self._asker = Asker(http, env, log)
-        self._changed = changed
+        self._handlers = HandlerRunner(http, env, log)
+        self._on_change = on_change
         self._process: Process | None = None
+        # Set before the process is asked to end, so that _run does not restart it.
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -66,40 +69,44 @@ class Container:
         return self._process.pid if self._process else None
 
     @property
-    def done(self) -> bool:
-        """Whether it ended and will not run again."""
+    def is_finished(self) -> bool:
+        """Whether the container has ended and will not run again."""
         return self._task is not None and self._task.done()
 
     def start(self) -> None:
-        """Begin to run it."""
+        """Start the container in the background."""
         self._task = asyncio.create_task(self._run(), name=f"container {self.spec.name}")
 
     async def wait(self) -> int:
-        """Its exit code once it will not run again."""
+        """Wait until the container has ended for good; returns its exit code."""
         if self._task is not None:
             await self._task
         return self.exit_code or 0
 
     async def pre_stop(self, grace: float) -> None:
-        """Run the preStop hook for up to `grace` seconds; a failing one is logged."""
+        """Run the preStop hook for up to `grace` seconds; log a failure."""
         hook = self.spec.pre_stop
         if hook is None or self._process is None:
             return
         self._stopping = True
-        if not await self._asker.ask(hook, grace):
-            logger.warning("%s: preStop failed or took more than %.0f s", self.spec.name, grace)
+        if not await self._handlers.run(hook, grace):
+            logger.warning(
+                "container %s: preStop hook failed or took longer than %.0f s",
+                *(self.spec.name, grace),
+            )
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, SIGKILL after `grace` seconds; returns when nothing of it is left."""
+        """Send SIGTERM, and SIGKILL after `grace` seconds; returns when no process is left."""
         self._stopping = True
         if self._task is None:
             return
         if self._process is None:
+            # Between restarts, or not started yet: there is only a task to cancel.
             self._task.cancel()
         else:
             self._process.terminate()
-        _, running = await asyncio.wait([self._task], timeout=grace)
-        if running and self._process is not None:
+        _, pending = await asyncio.wait([self._task], timeout=grace)
+        if pending and self._process is not None:
             self._process.kill()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -108,18 +115,19 @@ class Container:
         backoff = FIRST_BACKOFF
         while True:
             self.exit_code = await self._run_once()
-            self._changed()
+            self._on_change()
             if self._stopping or not self.spec.restarts:
                 return
             logger.warning(
-                "%s ended with %d: again in %.1f s; log: %s",
+                "container %s exited with code %d; restarting in %.1f s; log: %s",
                 *(self.spec.name, self.exit_code, backoff, self.log),
             )
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            backoff = min(2 * backoff, MAX_BACKOFF)
             self.restarts += 1
 
     async def _run_once(self) -> int:
+        """Run the command once with its probes; returns the exit code."""
         spec = self.spec
         try:
             process = await Process.start(
@@ -137,6 +145,8 @@ class Container:
             await process.wait()
             raise
         finally:
+            # Probes belong to this process: they must end before the next process starts, or they
+            # could mark it ready or kill it.
             probing.cancel()
             with suppress(asyncio.CancelledError):
                 await probing
@@ -144,34 +154,36 @@ class Container:
             self.started = self.ready = False
 
     async def _probe(self, process: Process) -> None:
-        if self.spec.startup and not await self._starts(self.spec.startup):
-            self._end(process, "its startup probe failed")
+        """Run the startup probe, then readiness and liveness probes until cancelled."""
+        if self.spec.startup and not await self._startup_succeeds(self.spec.startup):
+            self._kill(process, "its startup probe failed")
             return
         self.started = True
-        self._changed()
+        self._on_change()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_readiness(self.spec.readiness))
             if self.spec.liveness:
                 group.create_task(self._watch_liveness(self.spec.liveness, process))
 
-    async def _starts(self, probe: Probe) -> bool:
-        """Whether it succeeds in the time Kubernetes would give it."""
+    async def _startup_succeeds(self, probe: Probe) -> bool:
+        """Whether the probe succeeds within the time that Kubernetes would allow."""
         allowed = probe.initial_delay + probe.failure_threshold * probe.period
         with suppress(TimeoutError):
             async with asyncio.timeout(allowed):
                 while True:
-                    if await self._asker.ask(probe.handler, probe.timeout):
+                    if await self._handlers.run(probe.handler, probe.timeout):
                         return True
                     await asyncio.sleep(FAST_PERIOD)
         return False
 
     async def _watch_readiness(self, probe: Probe | None) -> None:
         if probe is None:
+            # As in Kubernetes: a container without a readiness probe is ready once it has started.
             self._set_ready(True)
             return
         successes = failures = 0
         while True:
-            if await self._asker.ask(probe.handler, probe.timeout):
+            if await self._handlers.run(probe.handler, probe.timeout):
                 successes, failures = successes + 1, 0
             else:
                 successes, failures = 0, failures + 1
@@ -186,15 +198,17 @@ class Container:
         failures = 0
         while failures < probe.failure_threshold:
             await asyncio.sleep(probe.period)
-            failures = 0 if await self._asker.ask(probe.handler, probe.timeout) else failures + 1
-        self._end(process, "its liveness probe failed")
+            succeeded = await self._handlers.run(probe.handler, probe.timeout)
+            failures = 0 if succeeded else failures + 1
+        self._kill(process, "its liveness probe failed")
 
-    def _end(self, process: Process, reason: str) -> None:
-        logger.warning("%s: killed: %s", self.spec.name, reason)
+    def _kill(self, process: Process, reason: str) -> None:
+        """Kill the process group; `_run` then restarts the container if its pod allows that."""
+        logger.warning("container %s: killed: %s", self.spec.name, reason)
         self.reason = reason
         process.kill()
 
     def _set_ready(self, ready: bool) -> None:
         if self.ready != ready:
             self.ready = ready
-            self._changed()
+            self._on_change()

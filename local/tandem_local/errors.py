@@ -1,9 +1,9 @@
-"""Errors of the local runner; each message is one line for the person at the terminal.
+"""Errors of the local runner; each message is one line for the user.
 
 LocalError
-  Refused        the input cannot be run here as it stands: change it (usage, nothing was started)
-  StartFailed    a process died or never got ready; the message ends with its log's last lines
-  NoStack        there is no running stack to tell about: start one, or name its run directory
+  SetupError     the input, the machine or the options do not fit together: nothing was started
+  StartFailed    a container ended or never became ready; the message ends with its log's last lines
+  NoStack        no stack runs in this directory: start one, or name another run directory
 """
 
 
@@ -11,13 +11,13 @@ class LocalError(Exception):
     """Root of this package's errors."""
 
 
-class Refused(LocalError):
-    """The pods, the machine or the options do not fit together: nothing was started."""
+class SetupError(LocalError):
+    """The stack or pod cannot be started with this input on this machine; nothing was started."""
 
 
 class StartFailed(LocalError):
-    """A container ended or stayed unready while the stack came up: everything was stopped."""
+    """A container ended or stayed unready during start-up; everything was stopped."""
 
 
 class NoStack(LocalError):
-    """There is no running stack to tell about."""
+    """No stack runs in the run directory."""

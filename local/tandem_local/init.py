@@ -1,11 +1,12 @@
-"""The first process of a container: runs its command and ends the whole group with the runner.
+"""The first process of a container: runs the command, and kills the group if the runner ends.
 
     python -I -S init.py LIFELINE COMMAND [ARG …]
 
-LIFELINE is the read end of a pipe that the runner alone holds open for writing. When it closes
-(the runner is gone, however it ended), every process of this group is killed. SIGTERM goes on to
-the command alone, as Kubernetes signals a container's first process; the exit code is the
-command's, or 128 + its signal. Runs by path, without site-packages: it starts in milliseconds.
+LIFELINE is the read end of a pipe; only the runner holds the write end. When the pipe closes
+because the runner has ended, for whatever reason, init sends SIGKILL to every process of its
+group. Init forwards SIGTERM to the command alone, as Kubernetes signals only a container's first
+process. It exits with the command's exit code, or 128 + the signal that ended the command.
+It is run by path and without site-packages, so that it starts in milliseconds.
 """
 
 import os
@@ -15,11 +16,11 @@ import threading
 from types import FrameType
 
 NOT_FOUND = 127
-"""Exit code when the command cannot be executed, as shells have it."""
+"""Exit code if the command cannot be executed, as in shells."""
 
 
 def main(lifeline: int, command: list[str]) -> int:
-    """Run `command`; the exit code to end with."""
+    """Run `command`; returns the exit code for this process."""
     child = os.fork()
     if child == 0:
         os.close(lifeline)
@@ -33,16 +34,17 @@ def main(lifeline: int, command: list[str]) -> int:
         os.kill(child, number)
 
     signal.signal(signal.SIGTERM, forward)
-    threading.Thread(target=_kill_group_without, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_kill_group_at_eof, args=(lifeline,), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
 
 
-def _kill_group_without(lifeline: int) -> None:
+def _kill_group_at_eof(lifeline: int) -> None:
+    # The runner never writes: read() returns only when the write end is closed.
     os.read(lifeline, 1)
     os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    # At once: the thread on the lifeline must not hold up the end.
+    # os._exit: end at once, although a thread still reads the lifeline.
     os._exit(main(int(sys.argv[1]), sys.argv[2:]))

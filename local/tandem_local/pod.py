@@ -1,11 +1,13 @@
-"""One pod: what starts after what, when it is ready, how it ends, and that it comes back.
+"""One pod: start order, readiness, stop order, and replacement when it has ended.
 
-Init containers run first, in order; one with `restartPolicy: Always` is a sidecar: the next
-container starts once it has started, and it ends after the pod's other containers. Ending: every
-preStop hook, then SIGTERM, then SIGKILL when the grace period is over.
+Init containers run first, in order. One with `restartPolicy: Always` is a sidecar: the next
+container starts once the sidecar has started, and the sidecar stops after the pod's other
+containers. To stop a pod, the runner runs every preStop hook, sends SIGTERM, and sends SIGKILL
+when the grace period is over.
 
-A pod that is over (an init container failed, or a container that is not restarted in place ended)
-is replaced, as the operator would: same name and address, new uid, empty volumes.
+A pod has ended when an init container failed, or a container ended that is not restarted in place.
+The runner then replaces the pod as the operator would: same name and address, new uid, empty
+volumes.
 """
 
 import asyncio
@@ -15,79 +17,85 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from .container import FIRST_BACKOFF, LONGEST_BACKOFF, Container
-from .errors import Refused
-from .podspec import PodSpec
+from .container import FIRST_BACKOFF, MAX_BACKOFF, Container
+from .errors import SetupError
+from .pod_spec import PodSpec
 
 logger = logging.getLogger(__name__)
 
 
-class Changes:
-    """Wakes whoever waits for something about the pods to become true."""
+class ChangeSignal:
+    """Wakes the tasks that wait for a change of any pod's state."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Something changed."""
+        """Wake all waiting tasks."""
         self._event.set()
+        # A new event for later waiters: tasks that wait now hold the old one.
         self._event = asyncio.Event()
 
-    async def next(self) -> None:
+    async def wait(self) -> None:
         """Return at the next change."""
         await self._event.wait()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once `condition()` is true; it is asked after every change."""
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition()` is true; it is evaluated now and after every change."""
         while not condition():
-            await self.next()
+            await self.wait()
 
 
-class Incarnation:
-    """The containers of one pod, from its start to its end."""
+class PodInstance:
+    """The containers of one pod, from its start to its end; a replacement is a new instance."""
 
     def __init__(
         self, spec: PodSpec, init: Sequence[tuple[Container, bool]], containers: Sequence[Container]
     ) -> None:
         """`init`: in order, each with whether it is a sidecar."""
         self.spec = spec
-        self.sidecars = tuple(container for container, sidecar in init if sidecar)
+        self.sidecars = tuple(container for container, is_sidecar in init if is_sidecar)
         self.containers = tuple(containers)
-        self.everyone = (*(container for container, _ in init), *containers)
+        self.all_containers = (*(container for container, _ in init), *containers)
         self._init = init
 
-    def ended(self, *, for_good: bool) -> Container | None:
-        """A container that ended and should not have; `for_good`: that will not run again."""
-        for container, sidecar in self._init:
-            if container.exit_code and not (sidecar and for_good):
-                return container
-        return next(
-            (c for c in self.containers if c.exit_code is not None and (c.done or not for_good)),
-            None,
-        )
+    def ended_container(self, *, finally_ended: bool) -> Container | None:
+        """A container that ended although it should run, or an init container that failed.
 
-    async def start(self, changes: Changes) -> None:
-        """Start the containers in order; returns when the last is started or one has failed."""
-        for container, sidecar in self._init:
+        With `finally_ended`, only one that will not be restarted: the pod has ended.
+        """
+        for container, is_sidecar in self._init:
+            # An init container that ended with 0 did its work.
+            if container.exit_code and not (is_sidecar and finally_ended):
+                return container
+        for container in self.containers:
+            if container.exit_code is not None and (container.is_finished or not finally_ended):
+                return container
+        return None
+
+    async def start(self, changes: ChangeSignal) -> None:
+        """Start the containers in order; returns when all are started or an init one has failed."""
+        for container, is_sidecar in self._init:
             container.start()
-            if sidecar:
-                await changes.until(partial(_has_started, container))
+            if is_sidecar:
+                await changes.wait_until(partial(_has_started, container))
             elif await container.wait() != 0:
                 return
         for container in self.containers:
             container.start()
 
     async def stop(self, grace: float) -> None:
-        """End all its containers within about `grace` seconds; safe to call again."""
-        ends = time.monotonic() + grace
+        """Stop all containers within about `grace` seconds; may be called again."""
+        deadline = time.monotonic() + grace
 
-        def left() -> float:
-            return max(0.0, ends - time.monotonic())
+        def remaining() -> float:
+            return max(0.0, deadline - time.monotonic())
 
-        await asyncio.gather(*(container.pre_stop(grace) for container in self.everyone))
-        await asyncio.gather(*(container.stop(left()) for container in self.containers))
+        await asyncio.gather(*(container.pre_stop(grace) for container in self.all_containers))
+        await asyncio.gather(*(container.stop(remaining()) for container in self.containers))
+        # Sidecars last and in reverse order: a container may need the sidecars started before it.
         for container, _ in reversed(self._init):
-            await container.stop(left())
+            await container.stop(remaining())
 
 
 def _has_started(container: Container) -> bool:
@@ -95,77 +103,81 @@ def _has_started(container: Container) -> bool:
 
 
 class RunningPod:
-    """A pod that is kept running until stopped."""
+    """A pod that is kept running, by replacing it when it ends, until `stop`."""
 
     def __init__(
-        self, build: Callable[[], Incarnation], changes: Changes, stop_timeout: float
+        self, build: Callable[[], PodInstance], changes: ChangeSignal, stop_timeout: float
     ) -> None:
-        """`build` makes the next incarnation; `stop_timeout` (seconds) bounds the grace period."""
+        """`build` makes the next instance; `stop_timeout` (seconds) limits the grace period."""
         self._build = build
         self._changes = changes
         self._stop_timeout = stop_timeout
-        self._now = build()
-        self._replaced = 0
+        self._instance = build()
+        self._replacements = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
     def spec(self) -> PodSpec:
-        """As it is resolved now: name, address and labels never change."""
-        return self._now.spec
+        """Spec of the current instance; name, address and labels never change."""
+        return self._instance.spec
 
     @property
     def containers(self) -> tuple[Container, ...]:
-        """Sidecars first; init containers that end are not among them."""
-        return (*self._now.sidecars, *self._now.containers)
+        """The long-running containers, sidecars first; without init containers that end."""
+        return (*self._instance.sidecars, *self._instance.containers)
 
     @property
     def ready(self) -> bool:
-        """Every container is ready."""
+        """Whether every long-running container is ready."""
         return all(container.ready for container in self.containers)
 
     @property
     def restarts(self) -> int:
-        """Replacements of the pod and restarts of its containers together."""
-        return self._replaced + sum(container.restarts for container in self.containers)
+        """Replacements of the pod plus restarts of the current instance's containers."""
+        return self._replacements + sum(container.restarts for container in self.containers)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Container → process group of what runs of it now."""
-        return {c.spec.name: c.pid for c in self._now.everyone if c.pid is not None}
+        """Container → process group, of the containers that run now."""
+        return {c.spec.name: c.pid for c in self._instance.all_containers if c.pid is not None}
 
-    def fallen(self) -> Container | None:
-        """A container that ended and should not have, restarted or not."""
-        return self._now.ended(for_good=False)
+    def failed_container(self) -> Container | None:
+        """A container that ended although it should run, whether it is restarted or not."""
+        return self._instance.ended_container(finally_ended=False)
 
     def start(self) -> None:
-        """Begin to run it."""
+        """Start the pod in the background."""
         self._task = asyncio.create_task(self._run(), name=f"pod {self.spec.name}")
 
     async def stop(self) -> None:
-        """End it; returns when none of its processes is left."""
+        """Stop the pod; returns when none of its processes is left."""
+        # Cancel first: _run must not replace the pod while its containers are stopped.
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._now.stop(min(self.spec.grace, self._stop_timeout))
+        await self._stop_instance()
+
+    async def _stop_instance(self) -> None:
+        await self._instance.stop(min(self.spec.grace, self._stop_timeout))
 
     async def _run(self) -> None:
         backoff = FIRST_BACKOFF
         while True:
-            await self._now.start(self._changes)
-            while (ended := self._now.ended(for_good=True)) is None:
-                await self._changes.next()
+            await self._instance.start(self._changes)
+            while (ended := self._instance.ended_container(finally_ended=True)) is None:
+                await self._changes.wait()
             logger.warning(
-                "%s/%s ended with %d: a new pod in %.1f s; log: %s",
+                "pod %s: container %s exited with code %d; replacing the pod in %.1f s; log: %s",
                 *(self.spec.name, ended.spec.name, ended.exit_code, backoff, ended.log),
             )
-            await self._now.stop(min(self.spec.grace, self._stop_timeout))
+            await self._stop_instance()
             await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            backoff = min(2 * backoff, MAX_BACKOFF)
             try:
-                self._now = self._build()
-            except Refused as err:
-                logger.error("%s: it stays away", err)
+                self._instance = self._build()
+            except SetupError as err:
+                logger.error("%s: the pod is not replaced", err)
                 return
-            self._replaced += 1
+            self._replacements += 1
             self._changes.notify()

@@ -1,4 +1,9 @@
-"""A command in a process group of its own that cannot outlive this process."""
+"""A command in a process group of its own that cannot outlive this process.
+
+`init` is the group's first process. It holds the read end of a pipe (the lifeline) of which this
+process holds the only write end: when this process ends, the kernel closes the pipe and `init`
+kills the group.
+"""
 
 import asyncio
 import os
@@ -23,6 +28,7 @@ class Process:
         cls, command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: Path
     ) -> Self:
         """Run `command`, appending its stdout and stderr to `log`. Raises OSError."""
+        # Python's descriptors are not inherited (PEP 446): no other child keeps the write end open.
         read_end, write_end = os.pipe()
         try:
             with log.open("ab") as output:
@@ -33,8 +39,9 @@ class Process:
                     stderr=output,
                     env=dict(env),
                     cwd=cwd,
-                    # Not a session: Linux shares CPUs out by session, too (autogroups), and beside
-                    # two that poll without pause, as NIXL's do, the others wait for seconds.
+                    # A process group, not a session: Linux also shares CPUs out by session
+                    # (autogroups). NIXL polls without pause; with two such engines in sessions of
+                    # their own, the other processes wait for seconds.
                     process_group=0,
                     pass_fds=(read_end,),
                 )
@@ -47,12 +54,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its first process, which is also the id of its process group."""
+        """Id of the first process, which is also the id of the process group."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit code, once it and all it started are gone; 128 + the signal that ended it."""
+        """The command's exit code, or 128 + the signal that ended it.
+
+        Returns once the command has ended and everything that it started has been killed.
+        """
         code = await self._process.wait()
+        # The command may have left children behind; they are in the same group.
         self.kill()
         if self._lifeline >= 0:
             os.close(self._lifeline)
@@ -60,12 +71,12 @@ class Process:
         return code if code >= 0 else 128 - code
 
     def terminate(self) -> None:
-        """SIGTERM to the command."""
+        """Send SIGTERM to the command."""
         if self._process.returncode is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to all that it started."""
+        """Send SIGKILL to the whole process group."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -73,7 +84,7 @@ class Process:
 
 
 def tail(log: Path, lines: int = 20) -> list[str]:
-    """The last lines of a log; none when it cannot be read."""
+    """The last lines of a log; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 256 * lines))

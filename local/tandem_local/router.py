@@ -1,4 +1,4 @@
-"""The router's own pods: EPP and Envoy as Pod JSON, so that they run as every other pod does."""
+"""The router as Pod JSON: EPP and Envoy, which the runner runs like every other pod."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tandem_contract import labels, ports
+from tandem_contract import endpoints, labels, ports
 
-from .errors import Refused
+from .errors import SetupError
 
 EPP: Final = "epp"
 ENVOY: Final = "envoy"
@@ -22,26 +22,28 @@ _POD_IP: Final = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "sta
 def find_envoy(environ: Mapping[str, str] = os.environ, prefix: Path | None = None) -> Path:
     """Envoy's binary: $TANDEM_ENVOY, `.venv-envoy` beside the Python environment, or PATH.
 
-    Raises Refused with the way to get it.
+    Raises SetupError with the ways to install it.
     """
-    if named := environ.get("TANDEM_ENVOY"):
-        if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise Refused(f"TANDEM_ENVOY={named}: is no program: name Envoy's binary")
-        return Path(named)
-    tools = (prefix or Path(sys.prefix)).parent / ".venv-envoy"
-    found = sorted(tools.glob("lib/python*/site-packages/envoy/_bin/envoy"))
-    if found:
-        return found[0]
+    if file := environ.get("TANDEM_ENVOY"):
+        if not os.access(file, os.X_OK) or Path(file).is_dir():
+            raise SetupError(
+                f"TANDEM_ENVOY={file} is not an executable file: set it to Envoy's binary"
+            )
+        return Path(file)
+    venv = (prefix or Path(sys.prefix)).parent / ".venv-envoy"
+    binaries = sorted(venv.glob("lib/python*/site-packages/envoy/_bin/envoy"))
+    if binaries:
+        return binaries[0]
     if on_path := shutil.which("envoy", path=environ.get("PATH")):
         return Path(on_path)
-    raise Refused(
+    raise SetupError(
         f"Envoy is not installed: run make setup, put envoy on PATH, or name it in TANDEM_ENVOY "
-        f"(looked in {tools} and on PATH)"
+        f"(looked in {venv} and on PATH)"
     )
 
 
 def write_plan_key(directory: Path) -> None:
-    """A new random key that only this run's EPP and sidecars know."""
+    """Write a new random key, which only the EPP and the sidecars of this run know."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
     file = directory / PLAN_KEY_ID
@@ -58,34 +60,34 @@ def epp_pod(config: Path, plan_keys: Path) -> dict[str, Any]:
         ("--metrics", ports.EPP_METRICS),
     ):
         command += [flag, f"$(POD_IP):{port}"]
-    listens = [ports.EPP_GRPC, ports.EPP_HEALTH, ports.EPP_METRICS]
-    ready = {"httpGet": {"path": "/readyz", "port": ports.EPP_HEALTH}, "periodSeconds": 5}
-    return _pod(EPP, "tandem", command, listens, ready)
+    listen_ports = [ports.EPP_GRPC, ports.EPP_HEALTH, ports.EPP_METRICS]
+    ready = {"httpGet": {"path": endpoints.READY, "port": ports.EPP_HEALTH}, "periodSeconds": 5}
+    return _pod(EPP, "tandem", command, listen_ports, ready)
 
 
 def envoy_pod(binary: Path, bootstrap: Path) -> dict[str, Any]:
-    """Envoy with a bootstrap whose admin listens at the pod's address."""
+    """Envoy with a bootstrap file whose admin interface listens at the pod's address."""
     command = [str(binary), "-c", str(bootstrap), "--concurrency", "1", "--disable-hot-restart"]
     ready = {"httpGet": {"path": "/ready", "port": ports.ENVOY_ADMIN}, "periodSeconds": 5}
     return _pod(ENVOY, "envoyproxy/envoy", command, [ports.ENVOY_ADMIN], ready)
 
 
 def write_json(path: Path, value: object) -> Path:
-    """`value` in `path` (JSON, so YAML too), readable by its owner alone."""
+    """Write `value` to `path` as JSON (which is YAML, too), readable by its owner alone."""
     path.touch(mode=0o600)
     path.write_text(json.dumps(value, indent=2))
     return path
 
 
 def _pod(
-    name: str, image: str, command: list[str], listens: list[int], ready: dict[str, Any]
+    name: str, image: str, command: list[str], listen_ports: list[int], ready: dict[str, Any]
 ) -> dict[str, Any]:
     container = {
         "name": name,
         "image": image,
         "command": command,
         "env": [_POD_IP],
-        "ports": [{"containerPort": port} for port in listens],
+        "ports": [{"containerPort": port} for port in listen_ports],
         "readinessProbe": ready,
     }
     return {

@@ -1,4 +1,4 @@
-"""Pods on this machine: addresses, volumes, readiness of all, the end of all."""
+"""Runs pods on this machine: gives them addresses and volumes, waits for readiness, stops them."""
 
 import asyncio
 import shutil
@@ -11,11 +11,11 @@ import aiohttp
 
 from . import addresses
 from .container import Container
-from .errors import Refused, StartFailed
-from .machine import Machine
-from .pod import Changes, Incarnation, RunningPod
-from .podparse import parse_pod, pod_name
-from .podspec import PodSpec
+from .errors import SetupError, StartFailed
+from .host import Host
+from .pod import ChangeSignal, PodInstance, RunningPod
+from .pod_parser import parse_pod, pod_name
+from .pod_spec import PodSpec
 from .process import tail
 
 
@@ -35,30 +35,35 @@ class Runner:
         run_dir: Path,
         *,
         secrets: Mapping[str, Path] | None = None,
-        machine: Machine | None = None,
+        host: Host | None = None,
         stop_timeout: float = 10.0,
     ) -> None:
-        """`secrets`: secret name → directory of its files. `stop_timeout`: seconds, per pod."""
-        self.changes = Changes()
+        """`secrets`: secret name → directory of its files. `stop_timeout`: seconds for each pod."""
+        self.changes = ChangeSignal()
+        """Notified after each change of a pod's or container's state."""
         self.pods: dict[str, RunningPod] = {}
         self._run_dir = run_dir
         self._secrets = dict(secrets or {})
-        self._machine = machine or Machine.here()
+        self._host = host or Host.detect()
         self._stop_timeout = stop_timeout
+        # For the probes of all containers. Created in `_build`, closed in `stop`.
         self._http: aiohttp.ClientSession | None = None
 
     def add(self, documents: Sequence[Mapping[str, Any]]) -> tuple[RunningPod, ...]:
-        """Check the Pods and give each an address; nothing is started. Raises Refused."""
+        """Check the Pods and give each an address; starts nothing. Raises SetupError."""
         names = [pod_name(document) for document in documents]
         for name in names:
             if names.count(name) > 1 or name in self.pods:
-                raise Refused(f"pod {name}: two pods have this name: give each its own")
-        checked = [self._parse(document, addresses.UNDECIDED) for document in documents]
-        listens = {p.name: [port for c in p.every_container for port in c.ports] for p in checked}
-        given = addresses.allocate(listens, f"{self._run_dir}/{len(self.pods)}")
+                raise SetupError(f"pod {name}: two pods have this name: give each its own")
+        # Parse once with a placeholder: the addresses depend on the ports that the pods listen on.
+        specs = [self._parse(document, addresses.PLACEHOLDER) for document in documents]
+        ports = {spec.name: [p for c in spec.all_containers for p in c.ports] for spec in specs}
+        pod_addresses = addresses.allocate(ports, f"{self._run_dir}/{len(self.pods)}")
         added = tuple(
             RunningPod(
-                partial(self._build, document, given[name]), self.changes, self._stop_timeout
+                partial(self._build, document, pod_addresses[name]),
+                self.changes,
+                self._stop_timeout,
             )
             for name, document in zip(names, documents, strict=True)
         )
@@ -66,7 +71,7 @@ class Runner:
         return added
 
     def start(self, pods: Sequence[RunningPod]) -> None:
-        """Begin to start `pods`, all at once."""
+        """Start `pods` in the background, all at once."""
         for pod in pods:
             pod.start()
 
@@ -75,34 +80,39 @@ class Runner:
         pods: Sequence[RunningPod],
         *,
         timeout: float = 300.0,
-        progress: Callable[[RunningPod], None] = lambda _pod: None,
+        on_ready: Callable[[RunningPod], None] = lambda _pod: None,
     ) -> None:
-        """Return once all are ready; `progress` is called with each pod as it becomes so.
+        """Return once all pods are ready; calls `on_ready` with each pod when it becomes ready.
 
-        Raises StartFailed when a container ends before, or after `timeout` seconds.
+        Raises StartFailed if a container ends before that, or after `timeout` seconds.
         """
-        unseen = list(pods)
+        pending = list(pods)
 
-        def settled() -> bool:
-            for pod in [pod for pod in unseen if pod.ready]:
-                unseen.remove(pod)
-                progress(pod)
-            return all(pod.ready for pod in pods) or any(pod.fallen() for pod in pods)
+        def is_decided() -> bool:
+            for pod in [pod for pod in pending if pod.ready]:
+                pending.remove(pod)
+                on_ready(pod)
+            return all(pod.ready for pod in pods) or any(pod.failed_container() for pod in pods)
 
         try:
             async with asyncio.timeout(timeout):
-                await self.changes.until(settled)
+                await self.changes.wait_until(is_decided)
         except TimeoutError:
             slow = next(pod for pod in pods if not pod.ready)
             container = next(c for c in slow.containers if not c.ready)
-            raise StartFailed(_story(slow, container, f"not ready after {timeout:.0f} s")) from None
+            raise StartFailed(
+                _failure_message(slow, container, f"not ready after {timeout:.0f} s")
+            ) from None
         for pod in pods:
-            if (fallen := pod.fallen()) is not None:
-                raise StartFailed(_story(pod, fallen, f"ended with {fallen.exit_code}"))
+            if (failed := pod.failed_container()) is not None:
+                raise StartFailed(
+                    _failure_message(pod, failed, f"exited with code {failed.exit_code}")
+                )
 
     async def stop(self) -> None:
-        """End every pod, all at once; returns when no process of theirs is left."""
+        """Stop every pod, all at once; returns when none of their processes is left."""
         stops = (pod.stop() for pod in self.pods.values())
+        # return_exceptions: a pod that cannot be stopped must not keep the others running.
         results = await asyncio.gather(*stops, return_exceptions=True)
         self.pods.clear()
         if self._http is not None:
@@ -113,53 +123,60 @@ class Runner:
                 raise result
 
     def _parse(self, document: Mapping[str, Any], address: str) -> PodSpec:
-        pod = pod_name(document)
+        return parse_pod(
+            document, address=address, volume=partial(self._volume, pod_name(document))
+        )
 
-        def volume(name: str, raw: Mapping[str, Any]) -> Path:
-            if "hostPath" in raw:
-                path = Path(raw["hostPath"]["path"])
-                if not path.exists():
-                    raise Refused(
-                        f"pod {pod}: volume {name}: {path} does not exist on this machine: "
-                        "make it, or name another in the YAML"
-                    )
-                return path
-            if "secret" in raw:
-                secret = raw["secret"]["secretName"]
-                if secret not in self._secrets:
-                    raise Refused(f"pod {pod}: volume {name}: no secret {secret!r} is known here")
-                return self._secrets[secret]
-            if "emptyDir" not in raw:
-                raise Refused(f"pod {pod}: volume {name}: is of no kind the local runner knows")
-            path = self._run_dir / "pods" / pod / "volumes" / name
-            # Empty for each incarnation.
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
+    def _volume(self, pod: str, name: str, raw: Mapping[str, Any]) -> Path:
+        """The directory for one volume of a pod; a new empty one for an emptyDir."""
+        if "hostPath" in raw:
+            path = Path(raw["hostPath"]["path"])
+            if not path.exists():
+                raise SetupError(
+                    f"pod {pod}: volume {name}: {path} does not exist on this machine: "
+                    "create it, or name another path in the YAML"
+                )
             return path
+        if "secret" in raw:
+            secret = raw["secret"]["secretName"]
+            if secret not in self._secrets:
+                raise SetupError(
+                    f"pod {pod}: volume {name}: secret {secret!r} does not exist on this machine"
+                )
+            return self._secrets[secret]
+        if "emptyDir" not in raw:
+            raise SetupError(
+                f"pod {pod}: volume {name}: the local runner supports emptyDir, hostPath and "
+                "secret volumes only"
+            )
+        path = self._run_dir / "pods" / pod / "volumes" / name
+        # A replaced pod starts with empty volumes.
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
 
-        return parse_pod(document, address=address, volume=volume)
-
-    def _build(self, document: Mapping[str, Any], address: str) -> Incarnation:
+    def _build(self, document: Mapping[str, Any], address: str) -> PodInstance:
         pod = self._parse(document, address)
         if self._http is None:
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         directory = self._run_dir / "pods" / pod.name
         directory.mkdir(parents=True, exist_ok=True)
-        made = {}
-        for raw in pod.every_container:
-            spec, env = self._machine.prepare(pod, raw)
-            made[spec.name] = Container(
+        containers = {}
+        for raw in pod.all_containers:
+            spec, env = self._host.prepare(pod, raw)
+            containers[spec.name] = Container(
                 spec,
                 env=env,
                 log=directory / f"{spec.name}.log",
                 http=self._http,
-                changed=self.changes.notify,
+                on_change=self.changes.notify,
             )
-        init = [(made[spec.name], sidecar) for spec, sidecar in pod.init]
-        return Incarnation(pod, init, [made[spec.name] for spec in pod.containers])
+        init = [(containers[spec.name], is_sidecar) for spec, is_sidecar in pod.init]
+        return PodInstance(pod, init, [containers[spec.name] for spec in pod.containers])
 
 
-def _story(pod: RunningPod, container: Container, what: str) -> str:
+def _failure_message(pod: RunningPod, container: Container, what: str) -> str:
+    """What happened to the container, why if that is known, and the end of its log."""
     reason = f" ({container.reason})" if container.reason else ""
     lines = [f"  | {line}" for line in tail(container.log)]
     name = f"{pod.spec.name}/{container.spec.name}"

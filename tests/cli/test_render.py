@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from tandem_cli.main import main
 from tandem_contract.documents import load_documents
-from tandem_local.sources import read_sets
+from tandem_local.pool_files import read_pool_sets
 from tandem_operator.pods.manifests import pods
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"
@@ -18,7 +18,7 @@ def rendered(*args: str) -> str:
 
 
 def test_yaml_and_json_are_the_pods_that_up_runs(tmp_path: Path) -> None:
-    wanted = [pod for pool_set in read_sets([EXAMPLE]) for pod in pods(pool_set)]
+    wanted = [pod for pool_set in read_pool_sets([EXAMPLE]) for pod in pods(pool_set)]
     assert wanted
     file = tmp_path / "pods.yaml"
     file.write_text(rendered())

@@ -119,7 +119,7 @@ async def test_an_engine_that_dies_ends_it_with_its_last_words(
     processes.append(up)
     out = (await up.communicate())[0].decode()
     assert up.returncode == 1
-    assert "/engine: ended with 4; its log, " in out
+    assert "/engine: exited with code 4; its log, " in out
     assert out.endswith(":\n  | no such weights\n")
     assert not (tmp_path / "run/state.json").exists()
 

@@ -1,4 +1,4 @@
-"""Runs one pod with a grandchild until killed; prints its process group. See test_process."""
+"""Runs one pod with a grandchild process until killed; prints its process group."""
 
 import asyncio
 import sys

@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from tandem_local import addresses
-from tandem_local.errors import Refused
+from tandem_local.errors import SetupError
 
 pytestmark = pytest.mark.component
 
@@ -23,7 +23,7 @@ def test_an_address_whose_port_is_taken_is_not_given() -> None:
 
 
 def test_too_many_pods() -> None:
-    with pytest.raises(Refused, match="one machine runs up to"):
+    with pytest.raises(SetupError, match="one machine runs up to"):
         addresses.allocate({str(i): [] for i in range(251)}, "seed")
 
 
@@ -32,5 +32,5 @@ def test_a_system_with_one_loopback_address_says_so(monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EADDRNOTAVAIL, "no")
 
     monkeypatch.setattr(socket.socket, "bind", bind)
-    with pytest.raises(Refused, match=r"every pod needs its own address .* ifconfig lo0 alias"):
+    with pytest.raises(SetupError, match=r"every pod needs its own address .* ifconfig lo0 alias"):
         addresses.allocate({"a": []}, "seed")

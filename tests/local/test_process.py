@@ -14,19 +14,44 @@ pytestmark = pytest.mark.component
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_nothing_outlives_the_runner(tmp_path: Path, how: signal.Signals) -> None:
-    driver = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.local.driver", str(tmp_path)),
+async def start_driver(tmp_path: Path, dispositions: str) -> asyncio.subprocess.Process:
+    """A runner process with one pod. `dispositions`: an option of `env` about signals.
+
+    A process inherits ignored signals from its parent: under nohup these tests, and the driver
+    that they start, would ignore SIGHUP. So each test sets the disposition of its driver.
+    """
+    return await asyncio.create_subprocess_exec(
+        *("env", dispositions, sys.executable, "-m", "tests.local.driver", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         cwd=ROOT,
     )
+
+
+async def running_group(driver: asyncio.subprocess.Process) -> int:
+    """The process group of the driver's pod, once it runs."""
     assert driver.stdout is not None
     group = int(await driver.stdout.readline())
     assert not group_is_gone(group)
+    return group
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_nothing_outlives_the_runner(tmp_path: Path, how: signal.Signals) -> None:
+    driver = await start_driver(tmp_path, "--default-signal=HUP,INT,TERM")
+    group = await running_group(driver)
     driver.send_signal(how)
     await driver.wait()
+    await until(lambda: group_is_gone(group))
+
+
+async def test_a_runner_started_with_nohup_ignores_sighup(tmp_path: Path) -> None:
+    driver = await start_driver(tmp_path, "--ignore-signal=HUP")
+    group = await running_group(driver)
+    driver.send_signal(signal.SIGHUP)
+    driver.send_signal(signal.SIGTERM)
+    # The kernel delivers SIGHUP (1) before SIGTERM (15).
+    assert await driver.wait() == -signal.SIGTERM
     await until(lambda: group_is_gone(group))
 
 

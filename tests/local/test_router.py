@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.plan import load_keys
-from tandem_local.errors import Refused
-from tandem_local.fields import check_fields
+from tandem_local.errors import SetupError
+from tandem_local.pod_fields import check_fields
 from tandem_local.router import envoy_pod, epp_pod, find_envoy, write_plan_key
 
 
@@ -33,12 +33,12 @@ def test_envoy_is_found_where_it_is_named_then_beside_the_environment_then_on_pa
     ("environ", "message"),
     [
         ({"PATH": ""}, "Envoy is not installed: run make setup"),
-        ({"TANDEM_ENVOY": "/no/such"}, "TANDEM_ENVOY=/no/such: is no program"),
-        ({"TANDEM_ENVOY": "/"}, "TANDEM_ENVOY=/: is no program"),
+        ({"TANDEM_ENVOY": "/no/such"}, "TANDEM_ENVOY=/no/such is not an executable file"),
+        ({"TANDEM_ENVOY": "/"}, "TANDEM_ENVOY=/ is not an executable file"),
     ],
 )
 def test_no_envoy(tmp_path: Path, environ: dict[str, str], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(SetupError, match=message):
         find_envoy(environ, tmp_path / ".venv")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tandem_local.errors import Refused, StartFailed
+from tandem_local.errors import SetupError, StartFailed
 from tandem_local.runner import Runner
 
 from .pods import container, get, group_is_gone, pod, until
@@ -145,7 +145,7 @@ async def test_what_dies_before_it_is_ready_is_told_with_its_log(runner: Runner)
     runner.start(pods)
     with pytest.raises(StartFailed) as failure:
         await runner.wait_ready(pods)
-    assert str(failure.value).startswith("a/bad: ended with 7; its log, ")
+    assert str(failure.value).startswith("a/bad: exited with code 7; its log, ")
     assert str(failure.value).endswith(":\n  | no such model")
 
 
@@ -189,21 +189,27 @@ async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"hostNetwork": True}, "pod a: spec.hostNetwork: the local runner cannot honour this"),
-        ({"volumes": [{"name": "v", "nfs": {}}]}, r"spec.volumes\[0\].nfs: the local"),
-        ({"volumes": [{"name": "v"}]}, "volume v: is of no kind"),
-        ({"volumes": [{"name": "v", "secret": {"secretName": "x"}}]}, "no secret 'x' is known"),
+        (
+            {"hostNetwork": True},
+            "pod a: spec.hostNetwork: the local runner does not support this field",
+        ),
+        (
+            {"volumes": [{"name": "v", "nfs": {}}]},
+            r"spec.volumes\[0\].nfs: the local runner",
+        ),
+        ({"volumes": [{"name": "v"}]}, "volume v: the local runner supports emptyDir"),
+        ({"volumes": [{"name": "v", "secret": {"secretName": "x"}}]}, "secret 'x' does not exist"),
         (
             {"volumes": [{"name": "v", "hostPath": {"path": "/no/such"}}]},
-            "/no/such does not exist on this machine: make it",
+            "/no/such does not exist on this machine: create it",
         ),
-        ({"containers": "web"}, "spec.containers: the local runner cannot honour this"),
+        ({"containers": "web"}, "spec.containers: the local runner does not support"),
     ],
 )
 async def test_pods_that_cannot_run_here(runner: Runner, spec: object, message: str) -> None:
     document = pod("a")
     document["spec"].update(spec)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(SetupError, match=message):
         runner.add([document])
 
 
@@ -217,18 +223,18 @@ async def test_pods_that_cannot_run_here(runner: Runner, spec: object, message: 
         ({"volumeMounts": [{"name": "x", "mountPath": "/x"}]}, "no volume is named 'x'"),
         ({"resources": {"limits": {"nvidia.com/gpu": "99"}}}, "asks for 99 nvidia.com/gpu"),
         ({"resources": {"limits": {"rdma/hca": "1"}}}, "asks for rdma/hca"),
-        ({"ports": [{"containerPort": "x"}]}, "pod a: not a Pod: "),
+        ({"ports": [{"containerPort": "x"}]}, "pod a: not a valid Pod: "),
     ],
 )
 async def test_containers_that_cannot_run_here(
     runner: Runner, fields: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(SetupError, match=message):
         runner.add([pod("a", container(**fields))])
 
 
 async def test_two_pods_of_one_name(runner: Runner) -> None:
-    with pytest.raises(Refused, match="pod a: two pods have this name"):
+    with pytest.raises(SetupError, match="pod a: two pods have this name"):
         runner.add([pod("a"), pod("a")])
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.paths import Role
-from tandem_local.errors import NoStack, Refused
+from tandem_local.errors import NoStack, SetupError
 from tandem_local.state import PodState, RunDir, State, default_run_dir, read_state
 
 STATE = State(
@@ -29,14 +29,14 @@ def test_one_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
         held.write(STATE)
         left = (tmp_path / "state.json").read_bytes()
     (tmp_path / "state.json").write_bytes(left)
-    with pytest.raises(NoStack, match=r"is gone \(process 7 was killed"):
+    with pytest.raises(NoStack, match=r"no longer runs \(process 7 was killed"):
         read_state(tmp_path)
 
 
 def test_a_run_directory_is_for_one_stack(tmp_path: Path) -> None:
     with (
         RunDir(tmp_path),
-        pytest.raises(Refused, match="a stack already runs in"),
+        pytest.raises(SetupError, match="a stack already runs in"),
         RunDir(tmp_path),
     ):
         pass
@@ -47,7 +47,7 @@ def test_a_run_directory_is_for_one_stack(tmp_path: Path) -> None:
 def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(Refused, match="cannot keep the run's files there"),
+        pytest.raises(SetupError, match="cannot create the run directory"),
         RunDir(tmp_path / "file"),
     ):
         pass

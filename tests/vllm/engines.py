@@ -19,8 +19,8 @@ from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_local import init
 from tandem_local.addresses import allocate
-from tandem_local.podparse import parse_pod
-from tandem_local.podspec import ContainerSpec
+from tandem_local.pod_parser import parse_pod
+from tandem_local.pod_spec import ContainerSpec
 from tandem_local.process import tail
 from tandem_operator.pods.manifests import pods
 
@@ -104,7 +104,7 @@ class Vllm:
         metadata = {**self._pod["metadata"], "uid": uuid.uuid4().hex}
         document = {**self._pod, "metadata": metadata}
         spec = parse_pod(document, address=self.address.host, volume=self._volume)
-        return next(c for c in spec.every_container if c.name == name)
+        return next(c for c in spec.all_containers if c.name == name)
 
     def wait_ready(self) -> None:
         """Return once /health says 200; fails with the log's end when it never will."""

@@ -19,7 +19,7 @@ from tandem_contract.documents import DocumentError
 from tandem_engine.types import EngineError
 from tandem_loadtest.scrape import ScrapeError
 from tandem_loadtest.traces import TraceError
-from tandem_local.errors import Refused, StartFailed
+from tandem_local.errors import SetupError, StartFailed
 
 from ..options import SEED, command, run_dir_option
 from .run import Options, run
@@ -65,7 +65,7 @@ def demo(**flags: Any) -> None:
         raise click.UsageError(f"--json {options.json_file}: its directory does not exist")
     try:
         status = asyncio.run(run(options))
-    except (DocumentError, TraceError, EngineError, Refused) as err:
+    except (DocumentError, TraceError, EngineError, SetupError) as err:
         fail(str(err), status=2)
     except (StartFailed, ScrapeError) as err:
         fail(str(err))

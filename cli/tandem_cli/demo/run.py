@@ -21,7 +21,7 @@ from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.client import Client, Timed
 from tandem_loadtest.conversations import Script, Shape
 from tandem_loadtest.scrape import Counters, scrape
-from tandem_local.errors import Refused
+from tandem_local.errors import SetupError
 from tandem_local.router import write_plan_key
 from tandem_local.runner import Runner
 from tandem_local.stack import Stack
@@ -116,7 +116,7 @@ def _describe(directory: Path) -> load.Model:
 def _trace(options: Options, model: load.Model) -> list[Timed] | None:
     if options.trace is None:
         if model.context < ENOUGH:
-            raise Refused(
+            raise SetupError(
                 f"--model {options.model}: its context of {model.context} tokens is too short for"
                 f" the built-in conversations, which need {ENOUGH}: give a --trace, it is scaled"
             )

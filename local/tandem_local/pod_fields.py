@@ -1,13 +1,14 @@
-"""Which fields of a Pod the local runner honours, and which it ignores because nothing is lost.
+"""The Pod fields that the local runner honours, and those that it may safely ignore.
 
-A field in neither table is refused by name: a pod that runs here runs as it is written.
-`a.b` is field b of a, `a[]` every item of a list. A table's entry covers all that is below it.
+A pod with a field in neither table is refused, and the message names the field: a pod that runs
+here runs as it is written. `a.b` is field b of a, `a[]` every item of a list. A table's entry
+covers all fields below it.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .errors import Refused
+from .errors import SetupError
 
 _HANDLER: Final = (
     "httpGet.path", "httpGet.port", "httpGet.host", "httpGet.scheme", "httpGet.httpHeaders[].name",
@@ -53,14 +54,14 @@ IGNORED: Final = frozenset(
     {
         "status", "metadata.creationTimestamp", "metadata.ownerReferences",
         "metadata.resourceVersion", "metadata.generation", "metadata.managedFields",
-        # Where the pod is placed: there is one machine.
+        # Placement: there is one machine.
         "spec.affinity", "spec.nodeSelector", "spec.nodeName", "spec.tolerations",
         "spec.topologySpreadConstraints", "spec.priorityClassName", "spec.priority",
         "spec.preemptionPolicy", "spec.schedulerName", "spec.runtimeClassName",
-        # Who it is: processes run as the person who starts them.
+        # Identity: processes run as the user who starts them.
         "spec.securityContext", "spec.serviceAccountName", "spec.serviceAccount",
         "spec.automountServiceAccountToken", "spec.imagePullSecrets",
-        # Its name service: pods are given addresses here.
+        # Name resolution: pods reach each other by address here.
         "spec.dnsPolicy", "spec.enableServiceLinks", "spec.hostname", "spec.subdomain",
         "spec.volumes[].hostPath.type", "spec.volumes[].secret.defaultMode",
         "spec.volumes[].secret.optional",
@@ -74,29 +75,30 @@ _INNER: Final = frozenset(
     for i in range(len(path))
     if path[i] == "." or path.startswith("[]", i)
 )
-"""Fields with something below them in a table."""
+"""Prefixes of the tables' entries: their fields are looked at one by one."""
 
 
 def check_fields(pod: Mapping[str, Any]) -> None:
-    """Raises Refused for the first field of a named Pod that is in neither table."""
-    for known, written in _leaves(pod, "", ""):
-        if known not in HONOURED and known not in IGNORED:
-            raise Refused(
-                f"pod {pod['metadata']['name']}: {written}: the local runner cannot honour"
-                " this: leave it out here, or run the file on Kubernetes"
+    """Raises SetupError for the first field of a named Pod that is in neither table."""
+    for path, place in _leaves(pod, "", ""):
+        if path not in HONOURED and path not in IGNORED:
+            raise SetupError(
+                f"pod {pod['metadata']['name']}: {place}: the local runner does not support this"
+                " field: remove it, or run the file on Kubernetes"
             )
 
 
-def _leaves(node: Any, known: str, written: str) -> Iterator[tuple[str, str]]:
-    """(path as in the tables, path as a person finds it) of what the tables decide about."""
-    if known in HONOURED or known in IGNORED or known not in (_INNER | {""}):
-        yield known, written
+def _leaves(node: Any, path: str, place: str) -> Iterator[tuple[str, str]]:
+    """(path as in the tables, path with list indexes for the message) of each field to check."""
+    if path in HONOURED or path in IGNORED or path not in (_INNER | {""}):
+        yield path, place
     elif isinstance(node, Mapping):
         for key, value in node.items():
-            dot = "." if known else ""
-            yield from _leaves(value, f"{known}{dot}{key}", f"{written}{dot}{key}")
+            dot = "." if path else ""
+            yield from _leaves(value, f"{path}{dot}{key}", f"{place}{dot}{key}")
     elif isinstance(node, list):
         for i, value in enumerate(node):
-            yield from _leaves(value, f"{known}[]", f"{written}[{i}]")
+            yield from _leaves(value, f"{path}[]", f"{place}[{i}]")
     elif node is not None:
-        yield known, written
+        # A scalar where the tables expect a mapping or a list.
+        yield path, place

@@ -5,7 +5,7 @@ from aiohttp import web
 
 from tandem_contract import metrics
 from tandem_contract.paths import Role
-from tandem_local.observe import observe
+from tandem_local.stack_metrics import scrape_stack
 from tandem_local.state import PodState, State
 
 pytestmark = pytest.mark.component
@@ -48,7 +48,7 @@ def pod(name: str, engine: str | None, sidecar: str | None = None) -> PodState:
 
 async def test_load_and_paths(url: str) -> None:
     pods = (pod("d0", f"{url}/engine", f"{url}/sidecar"), pod("d1", None, f"{url}/sidecar"))
-    seen = await observe(State(1, "http://x", pods))
+    seen = await scrape_stack(State(1, "http://x", pods))
     assert seen.paths == {"unified": 6, "prefill_then_decode": 10}
     assert (seen.pods[0].running, seen.pods[0].waiting, seen.pods[0].kv_usage) == (3, 4, 0.25)
     assert seen.pods[1].running is None
@@ -56,5 +56,5 @@ async def test_load_and_paths(url: str) -> None:
 
 async def test_a_pod_that_does_not_answer_is_left_blank(url: str) -> None:
     pods = (pod("gone", "http://127.0.0.1:1/metrics"), pod("odd", f"{url}/nothing-here"))
-    seen = await observe(State(1, "http://x", pods))
+    seen = await scrape_stack(State(1, "http://x", pods))
     assert [load.running for load in seen.pods] == [None, None]

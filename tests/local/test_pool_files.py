@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.documents import DocumentError
-from tandem_local.sources import read_sets
+from tandem_local.pool_files import read_pool_sets
 
 POOL = """\
 apiVersion: tandem.dev/v1alpha1
@@ -23,7 +23,7 @@ def test_files_and_directories_together(tmp_path: Path) -> None:
     (tmp_path / "dir/notes.txt").write_text("not: [yaml")
     single = tmp_path / "c.yaml"
     single.write_text(f"{POOL % 'c'}---\n{POOL % 'd'}---\n")
-    found = read_sets([tmp_path / "dir", single, single])
+    found = read_pool_sets([tmp_path / "dir", single, single])
     assert [pool_set.name for pool_set in found] == ["a", "b", "c", "d"]
 
 
@@ -31,12 +31,12 @@ def test_a_pool_that_two_files_hold(tmp_path: Path) -> None:
     for name in ("one.yaml", "two.yaml"):
         (tmp_path / name).write_text(POOL % "same")
     with pytest.raises(DocumentError, match=r"two\.yaml:3: .*one\.yaml:3"):
-        read_sets([tmp_path])
+        read_pool_sets([tmp_path])
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"no \*\.yaml or \*\.yml"):
-        read_sets([tmp_path])
+        read_pool_sets([tmp_path])
     (tmp_path / "empty.yaml").write_text("# nothing\n---\n")
-    with pytest.raises(DocumentError, match="no PrefillPool or DecodePool in there"):
-        read_sets([tmp_path])
+    with pytest.raises(DocumentError, match="contains no PrefillPool or DecodePool"):
+        read_pool_sets([tmp_path])

@@ -1,4 +1,4 @@
-"""What a running stack is doing, from the metrics of its engines and sidecars."""
+"""Load of a running stack, from the metrics pages of its engines and sidecars."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 @dataclass(frozen=True, slots=True)
 class PodLoad:
-    """One pod now. None: the figure could not be had."""
+    """Load of one pod. A figure is None if the pod's metrics do not show it."""
 
     pod: PodState
     running: int | None = None
@@ -28,8 +28,8 @@ class PodLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """A stack now."""
+class StackMetrics:
+    """Load of a stack."""
 
     endpoint: str
     pods: tuple[PodLoad, ...]
@@ -38,38 +38,38 @@ class Observation:
 
 
 Samples = list[tuple[str, dict[str, str], float]]
-"""(name, labels, value) of a metrics page."""
+"""(name, labels, value) of each sample of a metrics page."""
 
 
-async def observe(state: State) -> Observation:
-    """Ask every engine and sidecar of a stack; who does not answer in 2 seconds is left blank."""
+async def scrape_stack(state: State) -> StackMetrics:
+    """Scrape every engine and sidecar; pods that do not answer in 2 seconds have no figures."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-        engines = await asyncio.gather(*(read_page(http, p.engine_metrics) for p in state.pods))
-        sidecars = await asyncio.gather(*(read_page(http, p.sidecar_metrics) for p in state.pods))
+        engines = await asyncio.gather(*(scrape(http, p.engine_metrics) for p in state.pods))
+        sidecars = await asyncio.gather(*(scrape(http, p.sidecar_metrics) for p in state.pods))
     paths: Counter[str] = Counter()
     for name, labels, value in (sample for page in sidecars for sample in page):
         if name == metrics.REQUESTS:
             paths[labels.get("routing_path", "")] += int(value)
     loads = (_load(pod, page) for pod, page in zip(state.pods, engines, strict=True))
-    return Observation(state.endpoint, tuple(loads), dict(paths))
+    return StackMetrics(state.endpoint, tuple(loads), dict(paths))
 
 
 def _load(pod: PodState, page: Samples) -> PodLoad:
-    def value(wanted: str) -> float | None:
-        found = [v for name, _, v in page if name == wanted]
-        return sum(found) if found else None
+    def total(metric: str) -> float | None:
+        values = [value for name, _, value in page if name == metric]
+        return sum(values) if values else None
 
-    running, waiting = value(metrics.ENGINE_RUNNING), value(metrics.ENGINE_WAITING)
+    running, waiting = total(metrics.ENGINE_RUNNING), total(metrics.ENGINE_WAITING)
     return PodLoad(
         pod,
         None if running is None else int(running),
         None if waiting is None else int(waiting),
-        value(metrics.ENGINE_KV_USAGE),
+        total(metrics.ENGINE_KV_USAGE),
     )
 
 
-async def read_page(http: aiohttp.ClientSession, url: str | None) -> Samples:
-    """What the page at `url` says; nothing where it does not answer."""
+async def scrape(http: aiohttp.ClientSession, url: str | None) -> Samples:
+    """The samples of the metrics page at `url`; empty if it does not answer."""
     if url is None:
         return []
     try:

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem_local.errors import Refused
-from tandem_local.machine import Machine, image_name
-from tandem_local.podspec import ContainerSpec, PodSpec
+from tandem_local.errors import SetupError
+from tandem_local.host import Host, image_name
+from tandem_local.pod_spec import ContainerSpec, PodSpec
 
 POD = PodSpec("a", {}, "127.1.1.1", ())
 
@@ -29,22 +29,22 @@ def test_the_name_of_an_image(image: str, name: str) -> None:
 
 
 def test_each_gpu_is_given_once() -> None:
-    machine = Machine({}, ("0", "1", "2"))
+    machine = Host({}, ("0", "1", "2"))
 
     def given(pod: str, gpus: int) -> str:
         prepared = machine.prepare(replace(POD, name=pod), spec(gpus=gpus))
         return prepared[1]["CUDA_VISIBLE_DEVICES"]
 
     assert [given("a", 2), given("b", 0), given("c", 1)] == ["0,1", "", "2"]
-    # The one that takes its place.
+    # The replaced pod gets the same GPUs again.
     assert given("a", 2) == "0,1"
-    with pytest.raises(Refused, match=r"asks for 1 nvidia.com/gpu and this machine has 3 in all"):
+    with pytest.raises(SetupError, match=r"asks for 1 nvidia.com/gpu and this machine has 3"):
         given("d", 1)
 
 
 def test_engines_get_one_thread_unless_told_otherwise() -> None:
     def threads(environ: dict[str, str], **env: str) -> str | None:
-        return Machine(environ, ()).prepare(POD, spec(**env))[1].get("OMP_NUM_THREADS")
+        return Host(environ, ()).prepare(POD, spec(**env))[1].get("OMP_NUM_THREADS")
 
     assert threads({}) == "1"
     assert threads({"OMP_NUM_THREADS": "4"}) == "4"
@@ -52,13 +52,13 @@ def test_engines_get_one_thread_unless_told_otherwise() -> None:
 
 
 def test_settings_of_this_process_do_not_reach_the_pods() -> None:
-    _, env = Machine({"TANDEM_SIDECAR_RETRIES": "9", "LANG": "C"}, ()).prepare(POD, spec())
+    _, env = Host({"TANDEM_SIDECAR_RETRIES": "9", "LANG": "C"}, ()).prepare(POD, spec())
     assert "TANDEM_SIDECAR_RETRIES" not in env
     assert env["LANG"] == "C"
 
 
 def test_our_images_have_an_entrypoint() -> None:
-    prepared, _ = Machine({}, ()).prepare(POD, spec())
+    prepared, _ = Host({}, ()).prepare(POD, spec())
     assert prepared.command[0].endswith("/bin/tandem-engine")
 
 
@@ -66,15 +66,15 @@ def test_a_program_may_lie_elsewhere(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    prepared, _ = Machine({}, (), {"vllm": program}).prepare(POD, spec("vllm/x", "vllm", "serve"))
+    prepared, _ = Host({}, (), {"vllm": program}).prepare(POD, spec("vllm/x", "vllm", "serve"))
     assert prepared.command == (str(program), "serve")
-    with pytest.raises(Refused, match="--program vllm=FILE"):
-        Machine({}, ()).prepare(POD, spec("vllm/x", "vllm", "serve"))
+    with pytest.raises(SetupError, match="--program vllm=FILE"):
+        Host({}, ()).prepare(POD, spec("vllm/x", "vllm", "serve"))
 
 
 def test_models_are_downloaded_once() -> None:
     def cache(**environ: str) -> str | None:
-        return Machine(environ, ()).prepare(POD, spec())[1].get("HF_HOME")
+        return Host(environ, ()).prepare(POD, spec())[1].get("HF_HOME")
 
     assert cache(HOME="/home/me") == "/home/me/.cache/huggingface"
     assert cache(HOME="/home/me", HF_HOME="/models") == "/models"

@@ -1,4 +1,4 @@
-"""A Pod as types, everything resolved that Kubernetes resolves at the node; made by `podparse`."""
+"""A Pod as types, with everything resolved that the kubelet resolves; made by `pod_parser`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class HttpGet:
-    """`GET path`; 200 to 399 is success."""
+    """`GET path`; a status of 200 to 399 is success."""
 
     host: str
     port: int
@@ -17,7 +17,7 @@ class HttpGet:
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A connection that is accepted is success."""
+    """A TCP connection; success if it is accepted."""
 
     host: str
     port: int
@@ -25,14 +25,14 @@ class TcpSocket:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """A command beside the container, in its environment; exit code 0 is success."""
+    """A command with the container's environment; exit code 0 is success."""
 
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Waiting, in seconds (preStop only)."""
+    """A pause (preStop only)."""
 
     seconds: float
 
@@ -42,7 +42,7 @@ Handler = HttpGet | TcpSocket | Exec | Sleep
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A handler asked again and again; Kubernetes' fields and defaults, in seconds."""
+    """A handler that is run repeatedly; Kubernetes' fields and defaults, times in seconds."""
 
     handler: Handler
     period: float = 10.0
@@ -59,7 +59,7 @@ class ContainerSpec:
     name: str
     image: str
     command: tuple[str, ...]
-    """Command and args; args alone when the image's own command is meant."""
+    """Command and args; args alone when the Pod names no command."""
     has_command: bool = True
     env: dict[str, str] = field(default_factory=dict)
     working_dir: str | None = None
@@ -71,12 +71,12 @@ class ContainerSpec:
     liveness: Probe | None = None
     pre_stop: Handler | None = None
     restarts: bool = True
-    """Whether it is started again when it ends."""
+    """Whether the runner restarts it in place when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """One pod, ready to be run. `init` runs to its end first, in order; `sidecars` stay."""
+    """One pod, ready to be run. Init containers run first, in order; sidecars keep running."""
 
     name: str
     labels: Mapping[str, str]
@@ -88,6 +88,6 @@ class PodSpec:
     """terminationGracePeriodSeconds."""
 
     @property
-    def every_container(self) -> tuple[ContainerSpec, ...]:
+    def all_containers(self) -> tuple[ContainerSpec, ...]:
         """All containers, init containers first."""
         return (*(spec for spec, _ in self.init), *self.containers)

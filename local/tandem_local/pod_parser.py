@@ -1,15 +1,16 @@
-"""Pod JSON → `podspec` types: addresses, variables and mount paths resolved.
+"""Pod JSON → the types of `pod_spec`, with addresses, variables and mount paths resolved.
 
 Addresses: a pod's containers share one 127.x.y.z. They reach each other at `status.podIP`, because
-127.0.0.1 is every pod's here. `tcp://*:PORT` is every address of the pod, so it becomes its one.
-(vLLM binds wildcards only: an engine run here keeps its KV events to itself.)
+all pods of this machine share 127.0.0.1. `tcp://*:PORT` means all addresses of the pod and becomes
+`tcp://127.x.y.z:PORT`. (vLLM publishes KV events only on wildcard addresses: with the one address
+that it is given here, it does not publish them.)
 
 Volumes: a process has no mount namespace, so a volume is a directory of this machine (emptyDir:
-below the run directory; secret: where the runner keeps it; hostPath: in place), and a `mountPath`
-that stands at the start of a path in command, args, env values or exec handlers is replaced by
+below the run directory; secret: the directory given to the runner; hostPath: the path itself). A
+`mountPath` at the start of a path in command, args, env values or exec handlers is replaced by
 that directory: `--plan-key-dir=/var/run/keys` becomes `--plan-key-dir=RUN_DIR/…`.
 
-Errors: `Refused`, naming pod, container and field.
+Errors: `SetupError`, naming pod, container and field.
 """
 
 import re
@@ -21,9 +22,9 @@ from uuid import uuid4
 
 import msgspec
 
-from .errors import Refused
-from .fields import check_fields
-from .podspec import (
+from .errors import SetupError
+from .pod_fields import check_fields
+from .pod_spec import (
     ContainerSpec,
     Exec,
     Handler,
@@ -37,10 +38,10 @@ from .podspec import (
 _VARIABLE: Final = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _FIELD: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
-_EVERYWHERE: Final = "tcp://*:"
+_WILDCARD: Final = "tcp://*:"
 
 VolumeSource = Callable[[str, Mapping[str, Any]], Path]
-"""(volume name, volume JSON) → its directory on this machine; raises Refused when it has none."""
+"""(volume name, volume JSON) → its directory on this machine; raises SetupError if it has none."""
 
 
 class _Env(msgspec.Struct):
@@ -50,27 +51,27 @@ class _Env(msgspec.Struct):
 
 
 def pod_name(document: Mapping[str, Any]) -> str:
-    """`metadata.name`. Raises Refused when there is none."""
+    """`metadata.name`. Raises SetupError if it is missing."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise Refused("a pod without metadata.name: the local runner needs one to call it by")
+        raise SetupError("a pod has no metadata.name: the local runner needs one")
     return name
 
 
 def parse_pod(document: Mapping[str, Any], *, address: str, volume: VolumeSource) -> PodSpec:
-    """Check and resolve one Pod. Raises Refused."""
+    """Check and resolve one Pod. Raises SetupError."""
     name = pod_name(document)
     check_fields(document)
     try:
         return _Parser(document, name, address, volume).pod()
     except (KeyError, TypeError, AttributeError, ValueError) as err:
-        what = f"{err.args[0]} is missing" if isinstance(err, KeyError) else str(err)
-        raise Refused(f"pod {name}: not a Pod: {what}") from err
+        reason = f"{err.args[0]} is missing" if isinstance(err, KeyError) else str(err)
+        raise SetupError(f"pod {name}: not a valid Pod: {reason}") from err
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' `$(VAR)`: `$$` is a dollar sign, an unknown name stays as it is."""
+    """Expand Kubernetes' `$(VAR)`: `$$` is a dollar sign, an unknown name stays as it is."""
 
     def value(match: re.Match[str]) -> str:
         if match[1]:
@@ -84,14 +85,14 @@ def relocate(text: str, mounts: Mapping[str, Path]) -> str:
     """`text` with every mount path that starts a path replaced by its directory."""
     if not mounts:
         return text
-    longest_first = sorted((path.rstrip("/") for path in mounts), key=len, reverse=True)
-    paths = "|".join(re.escape(path) for path in longest_first)
-    starts = {path.rstrip("/"): str(directory) for path, directory in mounts.items()}
-    return re.sub(rf"(?<![\w./~-])(?:{paths})(?![\w.-])", lambda m: starts[m[0]], text)
+    directories = {path.rstrip("/"): str(directory) for path, directory in mounts.items()}
+    # Longest first: of /keys and /keys/deep the more specific mount applies.
+    paths = "|".join(map(re.escape, sorted(directories, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w./~-])(?:{paths})(?![\w.-])", lambda m: directories[m[0]], text)
 
 
 class _Parser:
-    """One Pod's parsing: what its containers share."""
+    """Parses one Pod; holds what its containers share."""
 
     def __init__(
         self, document: Mapping[str, Any], name: str, address: str, volume: VolumeSource
@@ -100,7 +101,7 @@ class _Parser:
         self._spec: Mapping[str, Any] = document["spec"]
         self._name = name
         self._address = address
-        # As the API server would give it: another for each incarnation of the pod.
+        # The API server gives each replacement of a pod a new uid.
         self._uid = self._metadata.get("uid") or str(uuid4())
         self._volumes: dict[str, Path] = {
             v["name"]: volume(v["name"], v) for v in self._spec.get("volumes") or ()
@@ -122,16 +123,18 @@ class _Parser:
         return self._spec.get(field_name) or ()
 
     def _container(self, raw: Mapping[str, Any], restarts: bool) -> ContainerSpec:
-        mounts = {m["mountPath"]: self._mounted(m) for m in raw.get("volumeMounts") or ()}
+        mounts = {m["mountPath"]: self._mount(m) for m in raw.get("volumeMounts") or ()}
         env = self._env(raw)
-        everywhere = f"tcp://{self._address}:"
+        own_address = f"tcp://{self._address}:"
 
         def resolve(words: Sequence[str]) -> tuple[str, ...]:
-            expanded = (expand(word, env).replace(_EVERYWHERE, everywhere) for word in words)
+            expanded = (expand(word, env).replace(_WILDCARD, own_address) for word in words)
             return tuple(relocate(word, mounts) for word in expanded)
 
-        named = {p["name"]: int(p["containerPort"]) for p in raw.get("ports") or () if "name" in p}
-        handlers = _Handlers(self._address, named, resolve)
+        port_names = {
+            p["name"]: int(p["containerPort"]) for p in raw.get("ports") or () if "name" in p
+        }
+        handlers = _HandlerParser(self._address, port_names, resolve)
         return ContainerSpec(
             name=raw["name"],
             image=raw.get("image", ""),
@@ -140,7 +143,7 @@ class _Parser:
             env={key: relocate(value, mounts) for key, value in env.items()},
             working_dir=relocate(raw["workingDir"], mounts) if "workingDir" in raw else None,
             ports=tuple(int(p["containerPort"]) for p in raw.get("ports") or ()),
-            resources=_extended(raw.get("resources") or {}),
+            resources=_extended_resources(raw.get("resources") or {}),
             startup=handlers.probe(raw.get("startupProbe")),
             readiness=handlers.probe(raw.get("readinessProbe")),
             liveness=handlers.probe(raw.get("livenessProbe")),
@@ -148,7 +151,7 @@ class _Parser:
             restarts=restarts,
         )
 
-    def _mounted(self, mount: Mapping[str, Any]) -> Path:
+    def _mount(self, mount: Mapping[str, Any]) -> Path:
         if mount["name"] not in self._volumes:
             raise ValueError(f"volumeMounts: no volume is named {mount['name']!r}")
         return self._volumes[mount["name"]].joinpath(str(mount.get("subPath", "")))
@@ -157,15 +160,15 @@ class _Parser:
         env: dict[str, str] = {}
         for item in msgspec.convert(raw.get("env") or [], list[_Env]):
             if item.valueFrom is not None:
-                env[item.name] = self._downward(item.valueFrom["fieldRef"]["fieldPath"])
+                env[item.name] = self._field_ref(item.valueFrom["fieldRef"]["fieldPath"])
             else:
                 env[item.name] = expand(item.value, env)
         return env
 
-    def _downward(self, path: str) -> str:
+    def _field_ref(self, path: str) -> str:
         if match := _FIELD.fullmatch(path):
             return str((self._metadata.get(match[1]) or {}).get(match[2], ""))
-        known = {
+        values = {
             "metadata.name": self._name,
             "metadata.namespace": self._metadata.get("namespace", "default"),
             "metadata.uid": self._uid,
@@ -174,15 +177,15 @@ class _Parser:
             "status.podIPs": self._address,
             "status.hostIP": self._address,
         }
-        if path not in known:
-            raise Refused(
-                f"pod {self._name}: fieldRef {path}: the local runner knows no such field"
+        if path not in values:
+            raise SetupError(
+                f"pod {self._name}: fieldRef {path}: the local runner does not support this field"
             )
-        return str(known[path])
+        return str(values[path])
 
 
-class _Handlers:
-    """Probe and hook handlers of one container."""
+class _HandlerParser:
+    """Parses the probe and lifecycle handlers of one container."""
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class _Handlers:
         return Exec(self._resolve(raw["exec"]["command"]))
 
     def _host(self, raw: Mapping[str, Any]) -> str:
-        """The pod's address; a handler that says localhost means this pod's."""
+        """The host to connect to; localhost and 127.0.0.1 stand for the pod's own address."""
         host = str(raw.get("host") or self._address)
         if host == "localhost":
             return self._address
@@ -239,6 +242,7 @@ class _Handlers:
         return self._ports[port] if isinstance(port, str) else int(port)
 
 
-def _extended(resources: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def _extended_resources(resources: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """GPUs and other extended resources, whose names have a slash; cpu and memory are ignored."""
     limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return {name: int(count) for name, count in limits.items() if "/" in name}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_local.errors import Refused
-from tandem_local.podparse import expand, parse_pod, relocate
+from tandem_local.errors import SetupError
+from tandem_local.pod_parser import expand, parse_pod, relocate
 
 from .pods import container, pod
 
@@ -58,26 +58,26 @@ def test_a_directory_that_contains_another_mount_path_is_not_replaced_again() ->
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "a pod without metadata.name"),
-        ({"metadata": "a"}, "a pod without metadata.name"),
-        ({"metadata": {"name": "a"}}, "pod a: not a Pod: spec is missing"),
+        ({}, "a pod has no metadata.name"),
+        ({"metadata": "a"}, "a pod has no metadata.name"),
+        ({"metadata": {"name": "a"}}, "pod a: not a valid Pod: spec is missing"),
         ({"metadata": {"name": "a"}, "spec": {"containers": [{}]}}, "name is missing"),
-        ({"metadata": {"name": "a"}, "data": {}}, "pod a: data: the local runner cannot"),
+        ({"metadata": {"name": "a"}, "data": {}}, "pod a: data: the local runner does"),
         (pod("a", container(env=[{"name": "X", "value": 1}])), "Expected `str`, got `int`"),
         (
             pod("a", container(env=[
                 {"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}
             ])),
-            "fieldRef spec.x: the local runner knows no such field",
+            "fieldRef spec.x: the local runner does not support this field",
         ),
         (
             pod("a", container(env=[{"name": "X", "valueFrom": {"secretKeyRef": {"key": "k"}}}])),
-            r"spec.containers\[0\].env\[2\].valueFrom.secretKeyRef: the local runner cannot",
+            r"spec.containers\[0\].env\[2\].valueFrom.secretKeyRef: the local runner does",
         ),
     ],
 )  # fmt: skip
 def test_what_is_no_pod_for_us(document: dict[str, object], message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(SetupError, match=message):
         parse_pod(document, address="127.1.1.1", volume=lambda _name, _raw: Path("/"))
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from tests.cluster.tools import MissingTool
 
-from tandem_local.errors import Refused
+from tandem_local.errors import SetupError
 
 from .h2load import NotInstalled
 
@@ -18,14 +18,14 @@ from .h2load import NotInstalled
 def missing(finders: Sequence[Callable[[], object]]) -> list[str]:
     """The messages of the finders that do not find their program.
 
-    A finder returns anything, or raises NotInstalled, MissingTool or Refused; the message names the
+    A finder returns anything, or raises NotInstalled, MissingTool or SetupError; the message names the
     program and the command that installs it.
     """
     messages = []
     for find in finders:
         try:
             find()
-        except (NotInstalled, MissingTool, Refused) as err:
+        except (NotInstalled, MissingTool, SetupError) as err:
             messages.append(str(err))
     return messages
 

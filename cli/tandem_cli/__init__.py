@@ -1,1 +1,4 @@
-"""The tandem command: thin, it composes the other packages."""
+"""The `tandem` command. It composes the other packages and holds little logic of its own.
+
+`main` lists the subcommands; each is in the module of its name.
+"""

@@ -1,4 +1,4 @@
-"""`tandem bench`: open-loop load on any OpenAI endpoint, and a table of what it felt like."""
+"""`tandem bench`: open-loop load on any OpenAI endpoint, and a table of its latencies."""
 
 import asyncio
 import time
@@ -24,41 +24,46 @@ from tandem_loadtest.traces import Arrival, load_trace, pace, scale, synthetic, 
 from . import options
 
 VOCABULARY: Final = range(32, 256)
-"""Ids that byte-level and sentencepiece vocabularies alike give to single bytes, past most of
-the special tokens: prompts of them are valid for a model nothing else is known of."""
+"""Token ids that stand for single bytes in byte-level and in sentencepiece vocabularies, and that
+are no special tokens in most of them: prompts of these ids are valid for almost any model."""
 
 _COUNT: Final = click.IntRange(min=1)
 
 
 @options.command("bench")
 @click.argument("url")
-@click.option("--model", required=True, help="Model name to ask for.")
+@click.option("--model", required=True, help="Model name to send in requests.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Mooncake JSONL or Azure CSV to replay; without one, requests are equal and come at "
-    "random (Poisson).",
+    help="Mooncake JSONL or Azure CSV trace to replay. Without it, all requests have the same "
+    "lengths and arrive at random (Poisson).",
 )
-@click.option("--limit", type=_COUNT, default=100, help="Requests, the trace's first ones.")
+@click.option(
+    "--limit", type=_COUNT, default=100, help="Number of requests; the first ones of a trace."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
     help="Requests per second on average.  [default: the trace's own, or 1]",
 )
-@click.option("--prompt-tokens", type=_COUNT, default=512, help="Of the longest prompt.")
-@click.option("--output-tokens", type=_COUNT, default=64, help="Of the longest answer.")
-@click.option("--slo-ttft", type=DURATION, help="TTFT a good request keeps to, like 500ms.")
-@click.option("--slo-itl", type=DURATION, help="Mean ITL a good request keeps to, like 50ms.")
-@click.option("--timeout", type=DURATION, default="5m", help="For one whole answer.")
+@click.option("--prompt-tokens", type=_COUNT, default=512, help="Tokens of the longest prompt.")
+@click.option("--output-tokens", type=_COUNT, default=64, help="Tokens of the longest answer.")
+@click.option("--slo-ttft", type=DURATION, help="TTFT limit of a good request, like 500ms.")
+@click.option("--slo-itl", type=DURATION, help="Mean ITL limit of a good request, like 50ms.")
+@click.option("--timeout", type=DURATION, default="5m", help="Time limit for one complete answer.")
 @click.option(
-    "--max-in-flight", type=_COUNT, default=1000, help="Beyond it requests fail unsent, not late."
+    "--max-in-flight",
+    type=_COUNT,
+    default=1000,
+    help="Concurrent requests; further ones count as failed and are not sent late.",
 )
-@click.option("--seed", type=int, default=0, help="Of random prompts and arrivals.")
+@click.option("--seed", type=int, default=0, help="Seed of random prompts and arrivals.")
 @click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Also write the figures to this file, times in seconds.",
+    help="Also write the figures to this file as JSON, times in seconds.",
 )
 def command(
     *,
@@ -78,13 +83,15 @@ def command(
 ) -> None:
     """Send open-loop load to the OpenAI endpoint URL and report TTFT and ITL.
 
-    A trace keeps its proportions and shared prefixes, scaled down to the token limits. Exits
-    with 1 when a request failed.
+    The lengths of a trace are scaled down to the token limits; its proportions and shared prefixes
+    stay the same. Exits with 1 if a request failed.
     """
     _check_url(url)
     slos = _slos(slo_ttft, slo_itl)
     if json_file and not json_file.parent.is_dir():
-        raise click.BadParameter(f"no directory {json_file.parent}", param_hint="--json")
+        raise click.BadParameter(
+            f"directory {json_file.parent} does not exist", param_hint="--json"
+        )
     try:
         arrivals = _arrivals(
             trace, limit, rate, prompt=prompt_tokens, output=output_tokens, seed=seed
@@ -95,14 +102,14 @@ def command(
     started = time.monotonic()
     results = asyncio.run(_run(client, _calls(arrivals, seed), max_in_flight))
     seconds = time.monotonic() - started
-    everything = figures(results, slos=slos, seconds=seconds)
+    total = figures(results, slos=slos, seconds=seconds)
     paths = summarize(results, slos=slos, seconds=seconds)
-    Console().print(table(paths, everything))
+    Console().print(table(paths, total))
     if json_file:
-        shown = {**to_json({"all": everything}), "paths": to_json(paths), "seconds": seconds}
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(shown)) + b"\n")
-    if everything.failed:
-        fail(_why(results))
+        report = {**to_json({"all": total}), "paths": to_json(paths), "seconds": seconds}
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if total.failed:
+        fail(_failure_summary(results))
 
 
 def _check_url(url: str) -> None:
@@ -126,7 +133,7 @@ def _slos(ttft: float | None, itl: float | None) -> Slos | None:
 def _arrivals(
     trace: Path | None, limit: int, rate: float | None, *, prompt: int, output: int, seed: int
 ) -> list[Arrival]:
-    """What to send; raises ValueError when the options or the trace do not allow it."""
+    """The requests and their times. Raises ValueError if the options or the trace are unusable."""
     if trace is None:
         return synthetic(
             limit, rate=rate or 1.0, prompt_tokens=prompt, output_tokens=output, seed=seed
@@ -175,17 +182,17 @@ async def _run(client: Client, calls: Sequence[Timed], max_in_flight: int) -> li
             )
 
 
-def table(paths: dict[str, PathFigures], everything: PathFigures) -> Table:
-    """One row per path, and one for all requests where there is more than one path."""
-    shown = Table("path", box=None, collapse_padding=True, caption="times in ms")
+def table(paths: dict[str, PathFigures], total: PathFigures) -> Table:
+    """One row per path, and a row for all requests if there is more than one path."""
+    made = Table("path", box=None, collapse_padding=True, caption="times in ms")
     headings = ("requests", "failed", "TTFT p50", "p99", "ITL p50", "p99", "goodput/s")
-    for heading in headings if everything.goodput is not None else headings[:-1]:
-        shown.add_column(heading, justify="right", no_wrap=True)
+    for heading in headings if total.goodput is not None else headings[:-1]:
+        made.add_column(heading, justify="right", no_wrap=True)
     for path, row in paths.items():
-        shown.add_row(path, *_cells(row))
+        made.add_row(path, *_cells(row))
     if len(paths) > 1:
-        shown.add_row("all", *_cells(everything), style="bold")
-    return shown
+        made.add_row("all", *_cells(total), style="bold")
+    return made
 
 
 def _cells(row: PathFigures) -> list[str]:
@@ -198,8 +205,8 @@ def _millis(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1000:.1f}"
 
 
-def _why(results: Sequence[Result]) -> str:
+def _failure_summary(results: Sequence[Result]) -> str:
     """One line: how many failed, and the most frequent reasons."""
     reasons = Counter(r.error for r in results if r.error)
-    told = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3))
-    return f"{reasons.total()} of {len(results)} requests failed: {told}"
+    summary = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common(3))
+    return f"{reasons.total()} of {len(results)} requests failed: {summary}"

@@ -1,10 +1,10 @@
-"""The pools of a cluster and what serves them, as `tandem status` shows them.
+"""The pools of a cluster with their pods and routers, as `tandem status` shows them.
 
-    read(api, namespace) ──lists of pools, pods, Deployments──► view(…) (pure) ──► SetView …
+    read_sets ──lists of pools, pods, Deployments──► build_sets (pure) ──► SetView, …
 
-Nothing is written, and nothing else is read. Errors, each one line for the person who asked:
+It reads these lists only and writes nothing. Errors; each message is one line for the user:
 
-ApiError             the API server cannot be asked, or answered otherwise
+ApiError             the API server cannot be reached, or it answered with another error
 ClusterError
   NotInstalled       the CRDs are missing: install them
   NotPermitted       a list is forbidden: which one, and where
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from tandem_kube.client import Api
 
 _POOLS: Final = tuple(Resource(labels.API_VERSION, plural) for plural in PLURALS.values())
-_PARTS: Final = (
+_PARTS_OF_READY: Final = (
     ConditionType.PODS_READY,
     ConditionType.COMPATIBLE,
     ConditionType.PEER_READY,
     ConditionType.ROUTER_READY,
 )
 _EXPECTED: Final[Mapping[str, str]] = {
-    **dict.fromkeys((ConditionType.READY, *_PARTS), "True"),
+    **dict.fromkeys((ConditionType.READY, *_PARTS_OF_READY), "True"),
     ConditionType.PROGRESSING: "False",
     ConditionType.STALLED: "False",
     ConditionType.UPDATE_AVAILABLE: "False",
 }
-"""What a condition says of a pool that nobody needs to look at; others are not judged."""
+"""Condition → its status in a healthy pool. Conditions that are not listed are never shown."""
 
 
 class ClusterError(Exception):
-    """There is nothing to show."""
+    """The cluster has nothing to show."""
 
 
 class NotInstalled(ClusterError):
-    """The cluster does not know the kind."""
+    """The cluster does not have the CRD."""
 
     def __init__(self, resource: Resource) -> None:
         super().__init__(
@@ -58,13 +58,13 @@ class NotInstalled(ClusterError):
 class NotPermitted(ClusterError):
     """RBAC forbids the list."""
 
-    def __init__(self, resource: Resource, namespace: str | None, said: Forbidden) -> None:
+    def __init__(self, resource: Resource, namespace: str | None, err: Forbidden) -> None:
         where = f"in namespace {namespace}" if namespace else "in all namespaces"
-        super().__init__(f"not permitted to list {resource.plural} {where}: {said}")
+        super().__init__(f"not permitted to list {resource.plural} {where}: {err}")
 
 
 class NothingFound(ClusterError):
-    """No pool, or none of the name."""
+    """There is no pool, or none of the given name."""
 
     def __init__(self, name: str | None, namespace: str | None) -> None:
         what = f"no set or pool {name}" if name else "no PrefillPool and no DecodePool"
@@ -74,7 +74,7 @@ class NothingFound(ClusterError):
 
 @dataclass(frozen=True)
 class Condition:
-    """One that is not as it should be."""
+    """A condition of a pool that needs attention."""
 
     type: str
     status: str
@@ -84,7 +84,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod."""
+    """A pod of a pool."""
 
     name: str
     state: str
@@ -92,17 +92,17 @@ class PodView:
     node: str | None
     revision: str
     trouble: str | None
-    """The cluster's own words on why it does not run."""
+    """Why it does not run, as the cluster reports it; None if it runs."""
 
 
 @dataclass(frozen=True)
 class PoolView:
-    """A pool as its status tells it."""
+    """A pool, as its status describes it."""
 
     kind: str
     name: str
     ready: bool
-    """Condition Ready, for the generation there is."""
+    """Condition Ready, for the current generation."""
     model: str | None
     desired: int
     ready_pods: int
@@ -111,16 +111,16 @@ class PoolView:
     draining: int
     revision: str | None
     update_revision: str | None
-    """Another than `revision` while it is being rolled out."""
+    """Differs from `revision` during a rollout."""
     endpoint: str | None
-    """URL that clients use; None for prefill, and before there is one."""
+    """URL that clients use; None for a PrefillPool, and before the endpoint exists."""
     conditions: tuple[Condition, ...]
     pods: tuple[PodView, ...]
 
 
 @dataclass(frozen=True)
 class RouterView:
-    """A Deployment of an endpoint's router: its EPP or its Envoy."""
+    """A Deployment of an endpoint's router: EPP or Envoy."""
 
     endpoint: str
     component: str
@@ -139,39 +139,42 @@ class SetView:
 
     @property
     def ready(self) -> bool:
-        """Whether every pool is."""
+        """Whether every pool is ready."""
         return all(pool.ready for pool in self.pools)
 
 
-async def read(api: "Api", namespace: str | None) -> tuple[SetView, ...]:
-    """The sets of a namespace, None: of all. Raises ClusterError, ApiError."""
-    # One after the other: what is missing or forbidden is told of the pools first.
-    pools = [body for kind in _POOLS for body in await _listed(api, kind, namespace)]
-    pods = await _listed(api, PODS, namespace, labels.POOL)
-    deployments = await _listed(api, DEPLOYMENTS, namespace, labels.ENDPOINT)
-    return view(pools, pods, deployments)
+async def read_sets(api: "Api", namespace: str | None) -> tuple[SetView, ...]:
+    """The sets of a namespace, or of all namespaces for None. Raises ClusterError, ApiError."""
+    # In sequence, pools first: a missing CRD or permission is reported for the pools before
+    # anything else.
+    pools = [body for kind in _POOLS for body in await _list(api, kind, namespace)]
+    pods = await _list(api, PODS, namespace, labels.POOL)
+    deployments = await _list(api, DEPLOYMENTS, namespace, labels.ENDPOINT)
+    return build_sets(pools, pods, deployments)
 
 
-def named(sets: Iterable[SetView], name: str | None) -> tuple[SetView, ...]:
-    """Those that are called `name`, or that have a pool of this name; all for None."""
+def select(sets: Iterable[SetView], name: str | None) -> tuple[SetView, ...]:
+    """The sets with this name or with a pool of this name; all sets for None."""
     return tuple(
-        each for each in sets if name in (None, each.name, *(pool.name for pool in each.pools))
+        set_view
+        for set_view in sets
+        if name in (None, set_view.name, *(pool.name for pool in set_view.pools))
     )
 
 
-def to_json(found: SetView) -> dict[str, object]:
-    """What `-o json` prints of a set: its fields, and whether it is ready."""
-    return {"ready": found.ready, **asdict(found)}
+def to_json(set_view: SetView) -> dict[str, object]:
+    """What `-o json` prints for a set: its fields, and whether it is ready."""
+    return {"ready": set_view.ready, **asdict(set_view)}
 
 
-def view(
+def build_sets(
     pools: Sequence[Object], pods: Iterable[Object], deployments: Iterable[Object]
 ) -> tuple[SetView, ...]:
-    """The sets that these objects make, by namespace and name."""
-    by_pool: dict[tuple[str, str], list[PodState]] = {}
+    """Join pools, pods and Deployments to sets, ordered by namespace and name."""
+    pods_of_pool: dict[tuple[str, str], list[PodState]] = {}
     for body in pods:
         pod = pod_state(body)
-        by_pool.setdefault((body["metadata"]["namespace"], pod.pool), []).append(pod)
+        pods_of_pool.setdefault((body["metadata"]["namespace"], pod.pool), []).append(pod)
     members: dict[SetKey, list[PoolResource]] = {}
     for body in pools:
         members.setdefault(set_key(body), []).append(pool_resource(body))
@@ -180,18 +183,21 @@ def view(
         SetView(
             key.namespace,
             key.name,
-            tuple(_pool(p, by_pool.get((key.namespace, p.key.name), [])) for p in _in_order(found)),
+            tuple(
+                _pool(p, pods_of_pool.get((key.namespace, p.key.name), []))
+                for p in _prefill_first(set_pools)
+            ),
             tuple(
                 router
                 for namespace, router in routers
-                if namespace == key.namespace and router.endpoint in _endpoints(found)
+                if namespace == key.namespace and router.endpoint in _endpoints(set_pools)
             ),
         )
-        for key, found in sorted(members.items())
+        for key, set_pools in sorted(members.items())
     )
 
 
-async def _listed(
+async def _list(
     api: "Api", resource: Resource, namespace: str | None, selector: str = ""
 ) -> Sequence[Object]:
     try:
@@ -202,8 +208,7 @@ async def _listed(
         raise NotPermitted(resource, namespace, err) from err
 
 
-def _in_order(pools: list[PoolResource]) -> list[PoolResource]:
-    """Prefill before decode."""
+def _prefill_first(pools: list[PoolResource]) -> list[PoolResource]:
     return sorted(pools, key=lambda pool: (pool.key.kind == DECODE_POOL, pool.key.name))
 
 
@@ -219,7 +224,8 @@ def _pool(pool: PoolResource, pods: list[PodState]) -> PoolView:
     status, role = pool.status, "decode" if pool.key.kind == DECODE_POOL else "prefill"
     spec = pool.body.get("spec") or {}
     conditions = _conditions(pool)
-    ours = [pod for pod in pods if (pod.role == "prefill") == (role == "prefill")]
+    # A PrefillPool and a DecodePool may have the same name: the role tells their pods apart.
+    own_pods = [pod for pod in pods if (pod.role == "prefill") == (role == "prefill")]
     return PoolView(
         kind=pool.key.kind,
         name=pool.key.name,
@@ -233,31 +239,31 @@ def _pool(pool: PoolResource, pods: list[PodState]) -> PoolView:
         revision=status.get("currentRevision"),
         update_revision=status.get("updateRevision"),
         endpoint=status.get("endpoint"),
-        conditions=tuple(c for c in conditions if not _said_again(c, conditions)),
-        pods=tuple(_pod(pod) for pod in sorted(ours, key=lambda pod: pod.name)),
+        conditions=tuple(c for c in conditions if not _is_explained(c, conditions)),
+        pods=tuple(_pod(pod) for pod in sorted(own_pods, key=lambda pod: pod.name)),
     )
 
 
 def _conditions(pool: PoolResource) -> list[Condition]:
-    """Those that are not as they should be; an old or absent Ready is one of them."""
-    seen = pool.status.get("observedGeneration", 0)
-    if seen < pool.generation:
-        what = "this change" if seen else "this pool"
-        message = f"the operator has not looked at {what} yet: is it running?"
+    """The conditions that need attention; Ready is one if the status is of an older generation."""
+    observed = pool.status.get("observedGeneration", 0)
+    if observed < pool.generation:
+        what = "this change" if observed else "this pool"
+        message = f"the operator has not observed {what} yet: is it running?"
         return [Condition(ConditionType.READY, "Unknown", "NotObserved", message)]
-    stated: list[Mapping[str, Any]] = pool.status.get("conditions") or []
+    conditions: list[Mapping[str, Any]] = pool.status.get("conditions") or []
     return [
-        Condition(one["type"], one["status"], one.get("reason", ""), one.get("message", ""))
-        for one in stated
-        if one["status"] != _EXPECTED.get(one["type"], one["status"])
-        or one.get("reason") == Reason.DRAIN_STUCK
+        Condition(c["type"], c["status"], c.get("reason", ""), c.get("message", ""))
+        for c in conditions
+        if c["status"] != _EXPECTED.get(c["type"], c["status"])
+        or c.get("reason") == Reason.DRAIN_STUCK
     ]
 
 
-def _said_again(condition: Condition, others: Iterable[Condition]) -> bool:
-    """Whether this is Ready, and a part of it says why."""
+def _is_explained(condition: Condition, others: Iterable[Condition]) -> bool:
+    """Whether this is Ready, and another condition states the same reason in detail."""
     return condition.type == ConditionType.READY and any(
-        other.type in _PARTS and other.reason == condition.reason for other in others
+        other.type in _PARTS_OF_READY and other.reason == condition.reason for other in others
     )
 
 
@@ -268,10 +274,10 @@ def _pod(pod: PodState) -> PodView:
 
 
 def _router(body: Object) -> RouterView:
-    found = body["metadata"]["labels"]
+    own_labels = body["metadata"]["labels"]
     return RouterView(
-        found[labels.ENDPOINT],
-        found.get(labels.COMPONENT, body["metadata"]["name"]),
+        own_labels[labels.ENDPOINT],
+        own_labels.get(labels.COMPONENT, body["metadata"]["name"]),
         body["spec"].get("replicas", 1),
         (body.get("status") or {}).get("availableReplicas", 0),
     )

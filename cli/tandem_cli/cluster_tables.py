@@ -1,4 +1,4 @@
-"""A cluster's sets for people: pools, pods, routers, and what is not as it should be."""
+"""Tables of a cluster's sets: pools, pods, routers, and the conditions that need attention."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,43 +7,43 @@ from rich.table import Table
 
 from .cluster import PoolView, SetView
 
-_WORDS = {"epp": "EPP", "envoy": "Envoy"}
+_COMPONENTS = {"epp": "EPP", "envoy": "Envoy"}
 
 
 def tables(sets: Iterable[SetView]) -> Group:
     """One block for each set."""
     blocks: list[RenderableType] = []
-    for each in sets:
-        blocks += [*_block(each), ""]
+    for set_view in sets:
+        blocks += [*_block(set_view), ""]
     return Group(*blocks[:-1])
 
 
-def _block(found: SetView) -> Iterator[RenderableType]:
-    ready = "ready" if found.ready else "not ready"
-    yield f"Set {found.namespace}/{found.name}: {ready}"
-    for url in sorted({pool.endpoint for pool in found.pools if pool.endpoint}):
+def _block(set_view: SetView) -> Iterator[RenderableType]:
+    ready = "ready" if set_view.ready else "not ready"
+    yield f"Set {set_view.namespace}/{set_view.name}: {ready}"
+    for url in sorted({pool.endpoint for pool in set_view.pools if pool.endpoint}):
         yield f"Endpoint: {url}"
-    if found.routers:
-        each = (
-            f"{_WORDS.get(r.component, r.component)} of {r.endpoint} {r.available}/{r.desired}"
-            for r in found.routers
+    if set_view.routers:
+        routers = (
+            f"{_COMPONENTS.get(r.component, r.component)} of {r.endpoint} {r.available}/{r.desired}"
+            for r in set_view.routers
         )
-        yield f"Router: {', '.join(each)} available"
+        yield f"Router: {', '.join(routers)} available"
     yield ""
-    yield _pools(found)
+    yield _pools(set_view)
     yield ""
-    yield _pods(found)
-    for pool in found.pools:
-        for one in pool.conditions:
-            yield f"\n{pool.kind} {pool.name}: {one.type}={one.status} {one.reason}: {one.message}"
+    yield _pods(set_view)
+    for pool in set_view.pools:
+        for c in pool.conditions:
+            yield f"\n{pool.kind} {pool.name}: {c.type}={c.status} {c.reason}: {c.message}"
 
 
-def _pools(found: SetView) -> Table:
+def _pools(set_view: SetView) -> Table:
     table = Table("POOL", "KIND", "MODEL", box=None, pad_edge=False)
     for heading in ("DESIRED", "READY", "UP-TO-DATE", "PAIRED", "DRAINING"):
         table.add_column(heading, justify="right")
     table.add_column("REVISION")
-    for pool in found.pools:
+    for pool in set_view.pools:
         counts = (pool.desired, pool.ready_pods, pool.updated, pool.paired, pool.draining)
         table.add_row(pool.name, pool.kind, pool.model or "-", *map(str, counts), _revision(pool))
     return table
@@ -55,9 +55,9 @@ def _revision(pool: PoolView) -> str:
     return pool.revision or "-"
 
 
-def _pods(found: SetView) -> Table:
-    table = Table("POD", "STATE", "NODE", "TROUBLE", box=None, pad_edge=False)
-    for pool in found.pools:
+def _pods(set_view: SetView) -> Table:
+    table = Table("POD", "STATE", "NODE", "PROBLEM", box=None, pad_edge=False)
+    for pool in set_view.pools:
         for pod in pool.pods:
             table.add_row(pod.name, pod.state, pod.node or "-", pod.trouble or "")
     return table

@@ -1,4 +1,4 @@
-"""`tandem completion SHELL`: click's completion script."""
+"""`tandem completion SHELL`: prints click's completion script."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -10,12 +10,12 @@ from .options import SETTINGS
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes `tandem` in SHELL.
+    """Print the completion script of `tandem` for SHELL.
 
-    bash: eval "$(tandem completion bash)", and the same for zsh, in your shell's start-up file;
+    bash and zsh: add eval "$(tandem completion bash)" (or zsh) to the shell's start-up file.
     fish: tandem completion fish > ~/.config/fish/completions/tandem.fish
     """
-    found = get_completion_class(shell)
-    assert found is not None  # noqa: S101 - the argument's choices are click's own shells
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # noqa: S101 - the choices are click's own shells
     root = ctx.find_root()
-    click.echo(found(root.command, {}, "tandem", "_TANDEM_COMPLETE").source())
+    click.echo(completion_class(root.command, {}, "tandem", "_TANDEM_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`tandem doctor`: looks at a running set and prints what is wrong with it, and the fix."""
+"""`tandem doctor`: checks a running stack or cluster and prints problems with their fixes."""
 
 import asyncio
 import sys
@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.text import Text
 
 from tandem_contract.commandline import fail
-from tandem_doctor import gpus, local
+from tandem_doctor import gpus, local_pods
+from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
-from tandem_doctor.gather import Place, gather
-from tandem_doctor.rules import diagnose
+from tandem_doctor.gather import TargetPod, gather_facts
 from tandem_local.state import State
 
 from .options import command
-from .source import Source, source_options
+from .target import Target, target_options
 
 _COLOURS: Final = {
     Severity.OK: "green",
@@ -29,38 +29,42 @@ _COLOURS: Final = {
     Severity.WARNING: "yellow",
     Severity.BROKEN: "red",
 }
-_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_SERVICE_ACCOUNT_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+"""Exists in a pod."""
 
 
 @command("doctor")
-@source_options
-@click.option("--all", "show_all", is_flag=True, help="Show also what is well.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@target_options
+@click.option("--all", "show_all", is_flag=True, help="Print passed checks, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     *,
     show_all: bool,
     as_json: bool,
-    **where: Any,
+    **options: Any,
 ) -> None:
-    """Look at what runs and say what is wrong with it, each finding with its fix.
+    """Check what runs and print each problem with its fix.
 
-    Engines and sidecars answer; every item that a hand-off compares is equal; side channels can be
-    reached; KV moves at the rate that plans assume; none was lost; how GPUs are joined.
+    Checks that engines and sidecars answer, that paired engines agree in everything that a hand-off
+    compares, that side channels can be reached, that KV is transferred as fast as plans assume,
+    that no KV was lost, and how GPUs are connected.
 
-    Without -n, --kubeconfig and --context the stack that tandem up or tandem demo runs here, if one
-    does; otherwise a namespace of a cluster, through its API server (it takes the right to list
-    pods and to get pods/proxy). In a pod of the cluster it asks pods directly, which takes the
-    right to list them only, and tries the side channels too.
+    Without -n, --kubeconfig and --context, checks the stack that tandem up or tandem demo runs on
+    this machine. If none runs, or with one of these options, checks a namespace of a cluster
+    through its API server; that takes the rights to list pods and to get pods/proxy. In a pod of
+    the cluster it connects to pods directly: that takes the right to list pods only, and side
+    channels are checked too.
 
-    Exit status: 0 nothing is broken, 1 something is, or nothing can be asked, 2 wrong usage.
+    Exit status: 0 if nothing is broken, 1 if something is broken or cannot be asked, 2 for wrong
+    usage.
     """
-    source = Source(**where)
-    with source.explained():
-        state = source.stack()
-        facts = asyncio.run(_cluster(source) if state is None else _stack(state))
+    target = Target(**options)
+    with target.exit_on_error():
+        state = target.stack()
+        facts = asyncio.run(_cluster(target) if state is None else _stack(state))
     if not facts.engines:
-        fail("no engine's pod runs there: see tandem status")
-    findings = diagnose(facts)
+        fail("no pod with an engine is running: see tandem status")
+    findings = run_checks(facts)
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))
     else:
@@ -69,50 +73,58 @@ def doctor(
 
 
 async def _stack(state: State) -> Facts:
-    async with local.places(state) as places:
+    async with local_pods.target_pods(state) as targets:
         try:
-            found: tuple[Gpu, ...] | None = gpus.gpus()
-            unseen = ""
-        except gpus.NoGpus as err:
-            found, unseen = None, str(err)
-        return await _facts(places, found, unseen)
+            local_gpus: tuple[Gpu, ...] | None = gpus.read_gpus()
+            error = ""
+        except gpus.NvmlUnavailable as err:
+            local_gpus, error = None, str(err)
+        return await _facts(targets, local_gpus, error)
 
 
-async def _cluster(source: Source) -> Facts:
-    # Only here: the client takes two seconds to import.
-    from tandem_doctor import cluster  # noqa: PLC0415
+async def _cluster(target: Target) -> Facts:
+    # Imported here, because the Kubernetes client takes two seconds.
+    from tandem_doctor import cluster_pods  # noqa: PLC0415
     from tandem_kube.client import connect  # noqa: PLC0415
 
-    # Another cluster's kubeconfig may well be used in a pod.
-    inside = _TOKEN.exists() and source.kubeconfig is None and source.context is None
-    async with await connect(source.kubeconfig, source.context) as api:
-        namespace = source.namespace or api.namespace
-        async with cluster.places(api, namespace, inside=inside) as places:
-            return await _facts(places, None, "the engines are on other machines")
+    # A kubeconfig or context given in a pod may belong to another cluster.
+    inside = (
+        _SERVICE_ACCOUNT_TOKEN.exists() and target.kubeconfig is None and target.context is None
+    )
+    async with await connect(target.kubeconfig, target.context) as api:
+        namespace = target.namespace or api.namespace
+        async with cluster_pods.target_pods(api, namespace, inside=inside) as targets:
+            return await _facts(targets, None, "the engines are on other machines")
 
 
-async def _facts(places: Sequence[Place], found: tuple[Gpu, ...] | None, unseen: str) -> Facts:
-    engines, sidecars = await gather(places)
-    return Facts(engines, sidecars, found, unseen)
+async def _facts(
+    targets: Sequence[TargetPod], local_gpus: tuple[Gpu, ...] | None, gpus_error: str
+) -> Facts:
+    engines, sidecars = await gather_facts(targets)
+    return Facts(engines, sidecars, local_gpus, gpus_error)
 
 
 def _print(findings: Sequence[Finding], *, show_all: bool) -> None:
     console = Console(soft_wrap=True)
-    for f, others in _alike(findings):
-        if not show_all and f.severity is Severity.OK:
+    for finding, others in _group_equal(findings):
+        if not show_all and finding.severity is Severity.OK:
             continue
         more = f" and {others} more" if others else ""
-        mark = Text(f"{f.severity.value:<8}", _COLOURS[f.severity])
-        console.print(mark, Text(f"{f.check}: {f.subject}{more}: {f.seen}"))
-        if f.fix:
-            console.print(Text(f"{'':<9}fix: {f.fix}", "bold"))
-    counts = Counter(f.severity for f in findings)
+        severity = Text(f"{finding.severity.value:<8}", _COLOURS[finding.severity])
+        text = Text(f"{finding.check}: {finding.subject}{more}: {finding.detail}")
+        console.print(severity, text)
+        if finding.fix:
+            console.print(Text(f"{'':<9}fix: {finding.fix}", "bold"))
+    counts = Counter(finding.severity for finding in findings)
     console.print(", ".join(f"{counts[severity]} {severity.value}" for severity in Severity))
 
 
-def _alike(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
-    """The first of those that say the same, and how many others do: pairs are many."""
-    said: dict[tuple[str, ...], list[Finding]] = {}
+def _group_equal(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
+    """Findings that differ in the subject only become one, with the number of the others.
+
+    There is a finding for each pair of engines: a set of many pods would print the same line often.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
     for f in findings:
-        said.setdefault((f.severity, f.check, f.seen, f.fix), []).append(f)
-    return [(same[0], len(same) - 1) for same in said.values()]
+        groups.setdefault((f.severity, f.check, f.detail, f.fix), []).append(f)
+    return [(group[0], len(group) - 1) for group in groups.values()]

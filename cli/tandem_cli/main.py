@@ -1,4 +1,4 @@
-"""`tandem`: subcommands are imported when they are asked for, so that `--help` is quick."""
+"""`tandem`: imports each subcommand only when it is used, so that `--help` is quick."""
 
 import importlib
 from importlib.metadata import version
@@ -28,22 +28,22 @@ _SUMMARIES: Final = {
     "bench": "Load an OpenAI endpoint and report TTFT and ITL.",
     "completion": "Print the script that completes this command in a shell.",
     "demo": "Serve a model disaggregated on this machine and check every answer.",
-    "doctor": "Say what is wrong with what runs, and the fix.",
-    "render": "Print the Pods that pools become.",
+    "doctor": "Check a running stack or cluster and print problems with their fixes.",
+    "render": "Print the Pods of pools.",
     "status": "Show the stack of this machine, or the pools of a cluster.",
-    "tiny-model": "Write a tiny random model, to try things with.",
-    "trace": "Show what became of one request, by its id.",
+    "tiny-model": "Write a tiny model with random weights, for trials.",
+    "trace": "Show the history of one request, by its id.",
     "up": "Run pools on this machine.",
 }
-"""What `tandem --help` says, without importing any of them."""
+"""Subcommand → its line in `tandem --help`, which imports none of them."""
 
 
 _ENGINE_EXTRA: Final = ("torch", "safetensors", "tokenizers", "jinja2", "numpy", "zmq")
-"""What only the extra `engine` installs."""
+"""Modules that only the extra `engine` installs."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module when the subcommand is asked for."""
+    """A group that imports a subcommand's module when the subcommand is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The subcommands' names."""
@@ -59,16 +59,16 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; one that needs the engine says so where it is not installed."""
+        """Run the subcommand; if it needs a module of the extra `engine`, say how to install it."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as err:
             if err.name not in _ENGINE_EXTRA:
                 raise
-            fail(f"this needs {err.name}: pip install 'tandem-llm[engine]'")
+            fail(f"this command needs {err.name}: pip install 'tandem-llm[engine]'")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The subcommands and options that begin so, without importing any of them."""
+        """The subcommands and options that begin with `incomplete`; imports none of them."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [
@@ -78,7 +78,7 @@ class LazyGroup(click.Group):
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of subcommands in `--help`, from the summaries."""
+        """Write the list of subcommands in `--help`, from the summaries."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_SUMMARIES.items()))
 

@@ -1,4 +1,4 @@
-"""`tandem render`: prints what the pools become, without a cluster and without running anything."""
+"""`tandem render`: prints the Pods of pools; needs no cluster and starts nothing."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from .options import command, files_option
 @files_option
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml")
 def render(paths: tuple[Path, ...], output: str) -> None:
-    """Print the Pods of PrefillPools and DecodePools: YAML documents, or a JSON List."""
+    """Print the Pods of PrefillPools and DecodePools as YAML documents or as a JSON List."""
     try:
         manifests = [pod for pool_set in read_pool_sets(paths) for pod in pods(pool_set)]
     except DocumentError as err:
@@ -35,6 +35,6 @@ def render(paths: tuple[Path, ...], output: str) -> None:
 
 
 def as_json(manifests: list[dict[str, Any]]) -> str:
-    """A Kubernetes List, as kubectl prints several objects."""
-    listed = {"apiVersion": "v1", "kind": "List", "items": manifests}
-    return msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()
+    """A Kubernetes List, the form in which kubectl prints several objects."""
+    object_list = {"apiVersion": "v1", "kind": "List", "items": manifests}
+    return msgspec.json.format(msgspec.json.encode(object_list), indent=2).decode()

@@ -1,4 +1,4 @@
-"""The stack of this machine for people and for programs: pods, their load, the paths taken."""
+"""The stack of this machine as tables and as JSON: pods, their load, requests by routing path."""
 
 from dataclasses import asdict
 
@@ -9,30 +9,30 @@ from rich.table import Table
 from tandem_local.stack_metrics import PodLoad, StackMetrics
 
 
-def to_json(seen: StackMetrics) -> dict[str, object]:
+def to_json(stack: StackMetrics) -> dict[str, object]:
     """What `-o json` prints: endpoint, pods with their load, paths."""
     pods = []
-    for load in seen.pods:
-        figures = asdict(load)
-        figures.pop("pod")
-        pods.append({**msgspec.to_builtins(load.pod), **figures})
-    return {"endpoint": seen.endpoint, "pods": pods, "paths": seen.paths}
+    for load in stack.pods:
+        fields = asdict(load)
+        fields.pop("pod")
+        pods.append({**msgspec.to_builtins(load.pod), **fields})
+    return {"endpoint": stack.endpoint, "pods": pods, "paths": stack.paths}
 
 
-def tables(seen: StackMetrics) -> Group:
-    """The same for people."""
+def tables(stack: StackMetrics) -> Group:
+    """What `-o table` prints."""
     pods = Table("NAME", "ROLE", "MODEL", "READY", box=None, pad_edge=False)
     for heading in ("RESTARTS", "RUNNING", "WAITING", "KV-USE"):
         pods.add_column(heading, justify="right")
-    for load in seen.pods:
+    for load in stack.pods:
         pods.add_row(*_row(load))
     paths = Table("ROUTING PATH", box=None, pad_edge=False)
     paths.add_column("REQUESTS", justify="right")
-    for path, count in sorted(seen.paths.items()):
+    for path, count in sorted(stack.paths.items()):
         paths.add_row(path, str(count))
-    if not seen.paths:
+    if not stack.paths:
         paths.add_row("none yet", "0")
-    return Group(f"Endpoint: {seen.endpoint}", "", pods, "", paths)
+    return Group(f"Endpoint: {stack.endpoint}", "", pods, "", paths)
 
 
 def _row(load: PodLoad) -> tuple[str, ...]:

@@ -20,27 +20,33 @@ from tandem_local.stack_metrics import scrape_stack
 from tandem_local.state import default_run_dir, read_state
 
 from . import cluster, cluster_tables, stack_tables
-from .options import command, run_dir_option
+from .options import (
+    STACK_AND_CLUSTER,
+    command,
+    context_option,
+    kubeconfig_option,
+    run_dir_option,
+)
 
-_SECONDS: Final = 2.0
-"""Between two looks with --watch."""
+_REFRESH_SECONDS: Final = 2.0
+"""Seconds between two refreshes with --watch."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What there is to see, in both forms."""
+class Snapshot:
+    """The status at one moment, in both output forms."""
 
     tables: Group
     json: object
     ready: bool
 
 
-Look = Callable[[], Awaitable[Shown]]
+TakeSnapshot = Callable[[], Awaitable[Snapshot]]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which cluster, and what of it."""
+class ClusterQuery:
+    """Which cluster to show, and which of its sets."""
 
     name: str | None
     namespace: str | None
@@ -49,24 +55,20 @@ class Wanted:
     context: str | None
 
     @property
-    def anything(self) -> bool:
-        """Whether the user asked for a cluster in any way."""
-        return self != Wanted(None, None, False, None, None)
+    def is_given(self) -> bool:
+        """Whether any option or argument names a cluster or a part of one."""
+        return self != ClusterQuery(None, None, False, None, None)
 
 
 @command("status")
 @click.argument("name", required=False)
 @click.option("-n", "--namespace", help="Namespace.  [default: the kubeconfig context's]")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Of every namespace.")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Kubeconfig file.  [default: $KUBECONFIG or ~/.kube/config; in a pod, its own cluster]",
-)
-@click.option("--context", help="Context of the kubeconfig.  [default: the current one]")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
+@kubeconfig_option
+@context_option
 @run_dir_option
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
-@click.option("--watch", is_flag=True, help="Show it anew until interrupted.")
+@click.option("--watch", is_flag=True, help="Refresh every 2 seconds until Ctrl-C.")
 def status(
     *,
     name: str | None,
@@ -78,38 +80,39 @@ def status(
     output: str,
     watch: bool,
 ) -> None:
-    """Show what runs: the stack of this machine, or the pools of a cluster.
+    """Show the stack of this machine, or the pools of a cluster.
 
-    Without NAME, -n, -A, --kubeconfig and --context: the stack that tandem up or tandem demo runs
-    here, if one does: pods, queues, KV use, and requests by routing path.
+    Without NAME, -n, -A, --kubeconfig and --context, shows the stack that tandem up or tandem demo
+    runs on this machine: pods, queues, KV cache use, and requests by routing path.
 
-    Otherwise the cluster: each set of pools with its pods, its router, and every condition that is
-    not as it should be; with NAME, the set or pool of this name.
+    With one of them, or if no stack runs, shows the cluster: each set of pools with its pods, its
+    router, and every condition that needs attention. NAME selects the set or pool of that name.
 
-    Exit status: 0 all is ready, 1 something is not or cannot be read, 2 wrong usage.
+    Exit status: 0 if everything is ready, 1 if something is not ready or cannot be read, 2 for
+    wrong usage.
     """
-    wanted = Wanted(name, namespace, all_namespaces, kubeconfig, context)
+    query = ClusterQuery(name, namespace, all_namespaces, kubeconfig, context)
     if output == "json" and watch:
         raise click.UsageError("-o json and --watch exclude each other")
     if namespace and all_namespaces:
         raise click.UsageError("-n and -A exclude each other")
-    if run_dir and wanted.anything:
-        raise click.UsageError("--run-dir is for this machine's stack, the rest for a cluster")
-    local = run_dir or default_run_dir()
-    here = run_dir is not None or (not wanted.anything and _runs(local))
-    source = _stack(local) if here else _cluster(wanted)
+    if run_dir and query.is_given:
+        raise click.UsageError(STACK_AND_CLUSTER)
+    stack_dir = run_dir or default_run_dir()
+    is_local = run_dir is not None or (not query.is_given and _has_stack(stack_dir))
+    source = _stack(stack_dir) if is_local else _cluster(query)
     try:
         ready = asyncio.run(_show(source, output, watch=watch))
     except KeyboardInterrupt:
         return
     except NotConfigured as err:
-        fail(str(err) if wanted.anything else f"no stack runs in {local}, and {err}")
+        fail(str(err) if query.is_given else f"no stack runs in {stack_dir}, and {err}")
     except (NoStack, ApiError, cluster.ClusterError) as err:
         fail(str(err))
     sys.exit(0 if ready else 1)
 
 
-def _runs(run_dir: Path) -> bool:
+def _has_stack(run_dir: Path) -> bool:
     try:
         read_state(run_dir)
     except NoStack:
@@ -117,47 +120,50 @@ def _runs(run_dir: Path) -> bool:
     return True
 
 
-async def _show(source: AbstractAsyncContextManager[Look], output: str, *, watch: bool) -> bool:
-    """Print what `source` has, or keep it on the screen; whether all is ready."""
-    # A pipe has no width of its own: names are not cut for its sake.
+async def _show(
+    source: AbstractAsyncContextManager[TakeSnapshot], output: str, *, watch: bool
+) -> bool:
+    """Print a snapshot, or refresh it on the screen until interrupted; whether all is ready."""
+    # A pipe has no width; 160 columns keep rich from cutting long names.
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
-    async with source as look:
-        shown = await look()
+    async with source as take_snapshot:
+        snapshot = await take_snapshot()
         if watch:
-            with Live(shown.tables, console=console, auto_refresh=False, screen=True) as live:
+            with Live(snapshot.tables, console=console, auto_refresh=False, screen=True) as live:
                 while True:
-                    await asyncio.sleep(_SECONDS)
-                    live.update((await look()).tables, refresh=True)
+                    await asyncio.sleep(_REFRESH_SECONDS)
+                    live.update((await take_snapshot()).tables, refresh=True)
         if output == "json":
-            click.echo(msgspec.json.encode(shown.json))
+            click.echo(msgspec.json.encode(snapshot.json))
         else:
-            console.print(shown.tables)
-        return shown.ready
+            console.print(snapshot.tables)
+        return snapshot.ready
 
 
 @asynccontextmanager
-async def _stack(run_dir: Path) -> AsyncIterator[Look]:
-    async def look() -> Shown:
-        seen = await scrape_stack(read_state(run_dir))
-        ready = all(load.pod.ready for load in seen.pods)
-        return Shown(stack_tables.tables(seen), stack_tables.to_json(seen), ready)
+async def _stack(run_dir: Path) -> AsyncIterator[TakeSnapshot]:
+    async def take_snapshot() -> Snapshot:
+        stack = await scrape_stack(read_state(run_dir))
+        ready = all(load.pod.ready for load in stack.pods)
+        return Snapshot(stack_tables.tables(stack), stack_tables.to_json(stack), ready)
 
-    yield look
+    yield take_snapshot
 
 
 @asynccontextmanager
-async def _cluster(wanted: Wanted) -> AsyncIterator[Look]:
-    # Only here: the client takes two seconds to import.
+async def _cluster(query: ClusterQuery) -> AsyncIterator[TakeSnapshot]:
+    # Imported here, because the Kubernetes client takes two seconds.
     from tandem_kube.client import connect  # noqa: PLC0415
 
-    async with await connect(wanted.kubeconfig, wanted.context) as api:
-        namespace = None if wanted.all_namespaces else wanted.namespace or api.namespace
+    async with await connect(query.kubeconfig, query.context) as api:
+        namespace = None if query.all_namespaces else query.namespace or api.namespace
 
-        async def look() -> Shown:
-            sets = cluster.named(await cluster.read(api, namespace), wanted.name)
+        async def take_snapshot() -> Snapshot:
+            sets = cluster.select(await cluster.read_sets(api, namespace), query.name)
             if not sets:
-                raise cluster.NothingFound(wanted.name, namespace)
-            found = {"sets": [cluster.to_json(each) for each in sets]}
-            return Shown(cluster_tables.tables(sets), found, all(each.ready for each in sets))
+                raise cluster.NothingFound(query.name, namespace)
+            json = {"sets": [cluster.to_json(set_view) for set_view in sets]}
+            ready = all(set_view.ready for set_view in sets)
+            return Snapshot(cluster_tables.tables(sets), json, ready)
 
-        yield look
+        yield take_snapshot

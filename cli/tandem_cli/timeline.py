@@ -1,9 +1,10 @@
-"""One request's life, joined from what EPP and sidecars remember of it. Pure.
+"""The history of one request, joined from the records of EPPs and sidecars. Pure.
 
-    heard ──join──► one Passage for each time the id was used ──lines, to_json──► people, programs
+    records ──join──► one RequestHistory for each use of the id ──lines, to_json──► output
 
-Clients reuse ids, and a request whose connection broke is sent again under its own: a sidecar's
-account belongs to the latest decision before it that named its pod, or to none (the EPP was away).
+Clients may use an id several times, and a client whose connection broke may send its request again
+with the same id. A sidecar's record belongs to the latest decision before it that named the
+sidecar's pod; if there is none (the EPP did not answer), the record stands alone.
 """
 
 from collections.abc import Iterator
@@ -16,103 +17,109 @@ import msgspec
 from tandem_contract.timing import Timing
 from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
 
-_SKEW: Final = 1.0
+_MAX_CLOCK_SKEW: Final = 1.0
 """Seconds by which the clocks of two nodes may differ."""
 
 
-class Decided(NamedTuple):
-    """A decision, and which EPP told of it."""
+class EppRecord(NamedTuple):
+    """A decision, and the EPP that made it."""
 
-    by: str
+    epp: str
     trace: DecisionTrace
 
 
-class Served(NamedTuple):
-    """What became of a request, and the pod whose sidecar told of it."""
+class SidecarRecord(NamedTuple):
+    """What happened to a request on one decode pod."""
 
-    by: str
+    pod: str
     trace: SidecarTrace
 
 
 class Silent(NamedTuple):
-    """Who was asked and did not answer."""
+    """A component that was asked and did not answer."""
 
     name: str
     why: str
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What those that were asked said."""
+class Records:
+    """The answers of all components that were asked."""
 
-    decided: tuple[Decided, ...] = ()
-    served: tuple[Served, ...] = ()
+    decisions: tuple[EppRecord, ...] = ()
+    served: tuple[SidecarRecord, ...] = ()
     silent: tuple[Silent, ...] = ()
     asked: tuple[str, ...] = ()
+    """Names of all components that were asked, the silent ones included."""
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One request: its decision, and each pod that had it."""
+class RequestHistory:
+    """One request: its decision, and the records of the pods that served it."""
 
-    decided: Decided | None
-    served: tuple[Served, ...]
+    decision: EppRecord | None
+    served: tuple[SidecarRecord, ...]
 
     @property
-    def began(self) -> float:
-        """Unix seconds; the EPP's clock where it decided."""
-        return self.decided.trace.decided if self.decided else self.served[0].trace.received
+    def started(self) -> float:
+        """Unix seconds by the EPP's clock, or by the sidecar's if there is no decision."""
+        return self.decision.trace.decided if self.decision else self.served[0].trace.received
 
 
-def join(heard: Heard) -> tuple[Passage, ...]:
+def join(records: Records) -> tuple[RequestHistory, ...]:
     """The requests that used the id, the oldest first."""
-    decided = sorted(heard.decided, key=lambda each: each.trace.decided)
-    theirs: dict[int | None, list[Served]] = {}
-    alone = []
-    for served in sorted(heard.served, key=lambda each: each.trace.received):
-        found = [i for i, each in enumerate(decided) if _follows(served, each)]
-        if found:
-            theirs.setdefault(found[-1], []).append(served)
+    decisions = sorted(records.decisions, key=lambda record: record.trace.decided)
+    # Index of the decision → the sidecars' records that belong to it.
+    served_by_decision: dict[int, list[SidecarRecord]] = {}
+    without_decision = []
+    for served in sorted(records.served, key=lambda record: record.trace.received):
+        matches = [i for i, decision in enumerate(decisions) if _follows(served, decision)]
+        if matches:
+            served_by_decision.setdefault(matches[-1], []).append(served)
         else:
-            alone.append(Passage(None, (served,)))
-    passages = [Passage(each, tuple(theirs.get(i, ()))) for i, each in enumerate(decided)]
-    return tuple(sorted([*passages, *alone], key=lambda passage: passage.began))
+            without_decision.append(RequestHistory(None, (served,)))
+    with_decision = [
+        RequestHistory(decision, tuple(served_by_decision.get(i, ())))
+        for i, decision in enumerate(decisions)
+    ]
+    return tuple(sorted([*with_decision, *without_decision], key=lambda history: history.started))
 
 
-def to_json(request_id: str, heard: Heard) -> dict[str, object]:
-    """`{request_id, requests: [{decision, served}], silent}`, each account with its source."""
+def to_json(request_id: str, records: Records) -> dict[str, object]:
+    """`{request_id, requests: [{decision, served}], silent}`, each record with its source."""
     return {
         "request_id": request_id,
         "requests": [
             {
-                "decision": _sourced("epp", passage.decided) if passage.decided else None,
-                "served": [_sourced("pod", served) for served in passage.served],
+                "decision": _with_source("epp", *history.decision) if history.decision else None,
+                "served": [_with_source("pod", *served) for served in history.served],
             }
-            for passage in join(heard)
+            for history in join(records)
         ],
-        "silent": [silent._asdict() for silent in heard.silent],
+        "silent": [silent._asdict() for silent in records.silent],
     }
 
 
-def lines(request_id: str, heard: Heard) -> Iterator[str]:
-    """The same for people: a line for each event, with the milliseconds since the first."""
-    passages = join(heard)
-    for i, passage in enumerate(passages, 1):
-        number = f" ({i} of {len(passages)})" if len(passages) > 1 else ""
-        when = datetime.fromtimestamp(passage.began, UTC).isoformat(" ", "milliseconds")
+def lines(request_id: str, records: Records) -> Iterator[str]:
+    """The history as text: one line for each event, with the milliseconds since the first."""
+    histories = join(records)
+    for i, history in enumerate(histories, 1):
+        number = f" ({i} of {len(histories)})" if len(histories) > 1 else ""
+        when = datetime.fromtimestamp(history.started, UTC).isoformat(" ", "milliseconds")
         yield f"Request {request_id}{number}, {when}"
-        for at, text in sorted(_events(passage), key=lambda event: event[0]):
+        for at, text in sorted(_events(history), key=lambda event: event[0]):
             yield f"{at * 1000:10.1f} ms  {text}"
         yield ""
-    for silent in heard.silent:
+    for silent in records.silent:
         yield f"{silent.name} did not answer: {silent.why}"
 
 
-def unknown(request_id: str, heard: Heard) -> str:
-    """Why there is nothing to show."""
-    answered = [name for name in heard.asked if name not in {each.name for each in heard.silent}]
-    parts = [f"nobody knows request {request_id}: asked {', '.join(answered) or 'nobody'}"]
-    parts += [f"{silent.name} did not answer ({silent.why})" for silent in heard.silent]
+def not_found_message(request_id: str, records: Records) -> str:
+    """Why there is no history to show."""
+    silent = {record.name for record in records.silent}
+    answered = [name for name in records.asked if name not in silent]
+    parts = [f"no record of request {request_id} (asked: {', '.join(answered) or 'no component'})"]
+    parts += [f"{record.name} did not answer ({record.why})" for record in records.silent]
     return (
         "; ".join(parts)
         + ". The id is in the response header x-request-id. EPPs and sidecars each "
@@ -121,43 +128,44 @@ def unknown(request_id: str, heard: Heard) -> str:
 
 
 Event = tuple[float, str]
-"""Seconds after the passage began, and what happened."""
+"""Seconds after the request's start, and a description."""
 
 
-def _follows(served: Served, decided: Decided) -> bool:
-    named = {candidate.name for candidate in decided.trace.decode}
-    in_time = decided.trace.decided <= served.trace.received + _SKEW
-    return in_time and served.by in named
+def _follows(served: SidecarRecord, decision: EppRecord) -> bool:
+    """Whether the record may be the consequence of the decision."""
+    decode_pods = {candidate.name for candidate in decision.trace.decode}
+    is_later = decision.trace.decided <= served.trace.received + _MAX_CLOCK_SKEW
+    return is_later and served.pod in decode_pods
 
 
-def _events(passage: Passage) -> Iterator[Event]:
-    if passage.decided is not None:
-        yield from _decision(passage.decided)
-    for served in passage.served:
-        # Never before the decision, whatever the clocks of two nodes say.
-        yield from _serving(served, max(0.0, served.trace.received - passage.began))
+def _events(history: RequestHistory) -> Iterator[Event]:
+    if history.decision is not None:
+        yield from _decision_events(history.decision)
+    for served in history.served:
+        # A record never stands before its decision, even if the clocks of the nodes differ.
+        yield from _sidecar_events(served, max(0.0, served.trace.received - history.started))
 
 
-def _decision(decided: Decided) -> Iterator[Event]:
-    trace = decided.trace
-    took = f"{decided.by} took {_seconds(trace.decision_seconds)}"
+def _decision_events(decision: EppRecord) -> Iterator[Event]:
+    trace = decision.trace
+    duration = f"{decision.epp} took {_seconds(trace.decision_seconds)}"
     if trace.path is None:
-        yield 0.0, f"refused    {trace.reason}, status {trace.status}; {took}"
+        yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return
-    known = f"{trace.prompt_tokens} prompt tokens, {trace.cached_tokens} of them cached there"
-    yield 0.0, f"decided    {trace.path} ({trace.reason}): {known}; {took}"
+    prompt = f"{trace.prompt_tokens} prompt tokens, {trace.cached_tokens} of them cached there"
+    yield 0.0, f"decided    {trace.path} ({trace.reason}): {prompt}; {duration}"
     for phase, ranked in (("decode", trace.decode), ("prefill", trace.prefill)):
         if ranked:
             others = [f"then {candidate.name}" for candidate in ranked[1:]]
             yield 0.0, f"  {phase:8} {', '.join((_candidate(ranked[0]), *others))}"
     if trace.ended is not None:
         head = f"status {trace.status}" if trace.status is not None else "no answer"
-        yield trace.ended, f"closed     {head}, as {decided.by} saw it{_timed(trace.timing)}"
+        yield trace.ended, f"closed     {head}, as {decision.epp} saw it{_timing(trace.timing)}"
 
 
-def _serving(served: Served, at: float) -> Iterator[Event]:
+def _sidecar_events(served: SidecarRecord, at: float) -> Iterator[Event]:
     trace = served.trace
-    yield at, f"received   by {served.by}: {trace.kind} {trace.target}"
+    yield at, f"received   by {served.pod}: {trace.kind} {trace.target}"
     for leg in trace.legs:
         yield at + leg.started, _leg(leg)
     if trace.first_byte is not None:
@@ -170,21 +178,21 @@ def _serving(served: Served, at: float) -> Iterator[Event]:
 
 def _leg(leg: LegTrace) -> str:
     if leg.ended is None:
-        how = "running"
+        result = "running"
     else:
-        how = f"{leg.result or 'ended'} after {_seconds(leg.ended - leg.started)}"
-    parts = [how]
+        result = f"{leg.result or 'ended'} after {_seconds(leg.ended - leg.started)}"
+    parts = [result]
     if leg.status is not None:
         parts.append(f"status {leg.status}")
     if leg.first_byte is not None and leg.phase != "prefill":
         parts.append(f"first byte after {_seconds(leg.first_byte - leg.started)}")
     if leg.detail:
         parts.append(leg.detail)
-    return f"{leg.phase:10} on {leg.backend}: {', '.join(parts)}{_timed(leg.timing)}"
+    return f"{leg.phase:10} on {leg.backend}: {', '.join(parts)}{_timing(leg.timing)}"
 
 
-def _timed(timing: Timing | None) -> str:
-    """What the engine told, in brackets."""
+def _timing(timing: Timing | None) -> str:
+    """The engine's own figures, in brackets; empty without any."""
     if timing is None:
         return ""
     seconds = {"queue": timing.queue, "compute": timing.compute, "KV transfer": timing.transfer}
@@ -193,9 +201,9 @@ def _timed(timing: Timing | None) -> str:
         "tokens computed": timing.computed,
         "tokens cached": timing.cached,
     }
-    known = [f"{name} {_seconds(figure)}" for name, figure in seconds.items() if figure is not None]
-    known += [f"{name} {figure}" for name, figure in counts.items() if figure is not None]
-    return f" [{', '.join(known)}]" if known else ""
+    figures = [f"{name} {_seconds(value)}" for name, value in seconds.items() if value is not None]
+    figures += [f"{name} {count}" for name, count in counts.items() if count is not None]
+    return f" [{', '.join(figures)}]" if figures else ""
 
 
 def _candidate(candidate: CandidateTrace) -> str:
@@ -211,5 +219,5 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _sourced(key: str, told: Decided | Served) -> dict[str, object]:
-    return {key: told.by, **msgspec.to_builtins(told.trace)}
+def _with_source(key: str, name: str, trace: DecisionTrace | SidecarTrace) -> dict[str, object]:
+    return {key: name, **msgspec.to_builtins(trace)}

@@ -1,10 +1,10 @@
-"""`tandem trace`: asks EPPs and sidecars what became of one request, and prints it as one story.
+"""`tandem trace`: asks EPPs and sidecars for their records of one request, and prints its history.
 
-witnesses of a local stack, or of a namespace ──ask each──► timeline.Heard ──► timeline
+trace endpoints of a local stack or of a namespace ──GET /requests/ID──► records ──► timeline
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,168 +16,151 @@ import msgspec
 from tandem_contract import ports
 from tandem_contract.commandline import fail
 from tandem_contract.trace import DecisionTrace, SidecarTrace, trace_path
-from tandem_kube.errors import ApiError, NotFound
+from tandem_doctor.pod_http import TIMEOUT, Get, NoAnswer, direct, proxied
 from tandem_kube.resources import PODS
 from tandem_local.router import EPP
 from tandem_local.state import State
 
 from .options import command
-from .source import Source, source_options
-from .timeline import Decided, Heard, Served, Silent, lines, to_json, unknown
+from .target import Target, target_options
+from .timeline import EppRecord, Records, SidecarRecord, Silent, lines, not_found_message, to_json
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
-_AT_ONCE: Final = 32
-"""Asked at a time: in a cluster each goes through the API server."""
+_CONCURRENCY: Final = 32
+"""Pods asked at a time: in a cluster each request goes through the API server."""
 
 _decisions: Final = msgspec.json.Decoder(tuple[DecisionTrace, ...])
-_accounts: Final = msgspec.json.Decoder(tuple[SidecarTrace, ...])
-
-
-class NoAnswer(Exception):
-    """A witness that cannot be asked; the message says why."""
+_sidecar_traces: Final = msgspec.json.Decoder(tuple[SidecarTrace, ...])
 
 
 @dataclass(frozen=True)
-class Witness:
-    """An EPP, or the sidecar of a pod."""
+class TraceEndpoint:
+    """The EPP, or the sidecar of a pod, that may have records of the request."""
 
-    name: str
-    """The pod's."""
+    pod: str
     is_epp: bool
-    ask: Callable[[str], Awaitable[bytes]]
-    """What it answers to GET of a path; empty for 404. Raises NoAnswer."""
+    get: Get
 
 
 @command("trace")
 @click.argument("request_id")
-@source_options
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@target_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trace(
     *,
     request_id: str,
     as_json: bool,
-    **where: Any,
+    **options: Any,
 ) -> None:
-    """Show what became of REQUEST_ID: where it was sent and why, each attempt, how it ended.
+    """Show the history of REQUEST_ID: where it was sent and why, each attempt, and its end.
 
     The id is in the response header x-request-id, and in the logs. Without -n, --kubeconfig and
-    --context the stack that tandem up or tandem demo runs here is asked, if one does; otherwise a
-    namespace of a cluster, through its API server: that takes the right to get pods/proxy.
+    --context, asks the stack that tandem up or tandem demo runs on this machine. If none runs, or
+    with one of these options, asks a namespace of a cluster through its API server; that takes the
+    right to get pods/proxy.
 
-    Exit status: 0 it is known, 1 it is not, or nobody can be asked, 2 wrong usage.
+    Exit status: 0 if the request was found, 1 if it was not or no component could be asked, 2 for
+    wrong usage.
     """
-    source = Source(**where)
-    with source.explained():
-        state = source.stack()
-        asked = _cluster(source) if state is None else _stack(state)
-        heard = asyncio.run(_heard(asked, request_id))
-    if not heard.decided and not heard.served:
-        fail(unknown(request_id, heard))
+    target = Target(**options)
+    with target.exit_on_error():
+        state = target.stack()
+        source = _cluster(target) if state is None else _stack(state)
+        records = asyncio.run(_collect(source, request_id))
+    if not records.decisions and not records.served:
+        fail(not_found_message(request_id, records))
     if as_json:
-        click.echo(msgspec.json.encode(to_json(request_id, heard)))
+        click.echo(msgspec.json.encode(to_json(request_id, records)))
     else:
-        click.echo("\n".join(lines(request_id, heard)).rstrip())
+        click.echo("\n".join(lines(request_id, records)).rstrip())
 
 
-async def _heard(source: AbstractAsyncContextManager[Sequence[Witness]], request_id: str) -> Heard:
-    places = asyncio.Semaphore(_AT_ONCE)
+async def _collect(
+    source: AbstractAsyncContextManager[Sequence[TraceEndpoint]], request_id: str
+) -> Records:
+    """Ask all endpoints of `source`, and join their records."""
+    limit = asyncio.Semaphore(_CONCURRENCY)
 
-    async def one(witness: Witness) -> Heard:
-        async with places:
-            return await _asked(witness, request_id)
+    async def ask(endpoint: TraceEndpoint) -> Records:
+        async with limit:
+            return await _ask(endpoint, request_id)
 
-    async with source as witnesses:
-        all_heard = await asyncio.gather(*map(one, witnesses))
-    return Heard(
-        tuple(each for heard in all_heard for each in heard.decided),
-        tuple(each for heard in all_heard for each in heard.served),
-        tuple(each for heard in all_heard for each in heard.silent),
-        tuple(each for heard in all_heard for each in heard.asked),
+    async with source as endpoints:
+        answers = await asyncio.gather(*map(ask, endpoints))
+    return Records(
+        tuple(decision for answer in answers for decision in answer.decisions),
+        tuple(served for answer in answers for served in answer.served),
+        tuple(silent for answer in answers for silent in answer.silent),
+        tuple(pod for answer in answers for pod in answer.asked),
     )
 
 
-async def _asked(witness: Witness, request_id: str) -> Heard:
-    name = witness.name
+async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
+    pod = endpoint.pod
     try:
-        answer = await witness.ask(trace_path(request_id)) or b"[]"
-        if witness.is_epp:
-            decided = tuple(Decided(name, each) for each in _decisions.decode(answer))
-            return Heard(decided=decided, asked=(name,))
-        served = tuple(Served(name, each) for each in _accounts.decode(answer))
-        return Heard(served=served, asked=(name,))
+        answer = await _get(endpoint.get, trace_path(request_id))
+        if endpoint.is_epp:
+            decisions = tuple(EppRecord(pod, trace) for trace in _decisions.decode(answer))
+            return Records(decisions=decisions, asked=(pod,))
+        served = tuple(SidecarRecord(pod, trace) for trace in _sidecar_traces.decode(answer))
+        return Records(served=served, asked=(pod,))
     except NoAnswer as err:
-        return Heard(silent=(Silent(name, str(err)),), asked=(name,))
+        return Records(silent=(Silent(pod, err.reason),), asked=(pod,))
     except msgspec.MsgspecError as err:
-        return Heard(silent=(Silent(name, f"its answer cannot be read: {err}"),), asked=(name,))
+        return Records(silent=(Silent(pod, f"unreadable answer: {err}"),), asked=(pod,))
+
+
+async def _get(get: Get, path: str) -> bytes:
+    try:
+        return await get(path)
+    except NoAnswer as err:
+        # A component without records of the id answers 404 and an empty list.
+        if err.is_not_found:
+            return b"[]"
+        raise
 
 
 @asynccontextmanager
-async def _stack(state: State) -> AsyncIterator[Sequence[Witness]]:
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
-
-        def asking(base: str) -> Callable[[str], Awaitable[bytes]]:
-            return lambda path: _get(http, base + path)
-
-        found = []
+async def _stack(state: State) -> AsyncIterator[Sequence[TraceEndpoint]]:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
+        endpoints = []
         for pod in state.pods:
             if pod.name == EPP:
-                base = f"http://{pod.address}:{ports.EPP_METRICS}"
-                found.append(Witness(pod.name, True, asking(base)))
+                get = direct(http, f"http://{pod.address}:{ports.EPP_METRICS}")
+                endpoints.append(TraceEndpoint(pod.name, True, get))
             elif pod.sidecar_metrics is not None:
-                base = f"http://{pod.address}:{ports.SIDECAR_ADMIN}"
-                found.append(Witness(pod.name, False, asking(base)))
-        yield found
-
-
-async def _get(http: aiohttp.ClientSession, url: str) -> bytes:
-    try:
-        async with http.get(url) as answer:
-            if answer.status not in (200, 404):
-                raise NoAnswer(f"status {answer.status}")
-            return await answer.read() if answer.status == 200 else b""
-    except TimeoutError:
-        raise NoAnswer(f"no answer within {_TIMEOUT.total:.0f} s") from None
-    except aiohttp.ClientError as err:
-        raise NoAnswer(str(err)) from err
+                get = direct(http, f"http://{pod.address}:{ports.SIDECAR_ADMIN}")
+                endpoints.append(TraceEndpoint(pod.name, False, get))
+        yield endpoints
 
 
 @asynccontextmanager
-async def _cluster(source: Source) -> AsyncIterator[Sequence[Witness]]:
-    # Only here: the client takes two seconds to import.
+async def _cluster(target: Target) -> AsyncIterator[Sequence[TraceEndpoint]]:
+    # Imported here, because the Kubernetes client takes two seconds.
     from tandem_kube.client import connect  # noqa: PLC0415
 
-    async with await connect(source.kubeconfig, source.context) as api:
-        where = source.namespace or api.namespace
-
-        def asking(pod: str, port: int) -> Callable[[str], Awaitable[bytes]]:
-            async def ask(path: str) -> bytes:
-                try:
-                    return await api.proxied(pod, where, port, path)
-                except NotFound:
-                    return b""
-                except ApiError as err:
-                    raise NoAnswer(err.message) from err
-
-            return ask
-
-        listed = await api.list(PODS, where, fields="status.phase=Running")
+    async with await connect(target.kubeconfig, target.context) as api:
+        namespace = target.namespace or api.namespace
+        listing = await api.list(PODS, namespace, fields="status.phase=Running")
         yield [
-            Witness(name, is_epp, asking(name, port))
-            for name, is_epp, port in witnesses_among(listed.items)
+            TraceEndpoint(pod, is_epp, proxied(api, namespace, pod, port))
+            for pod, is_epp, port in find_trace_ports(listing.items)
         ]
 
 
-def witnesses_among(pods: Iterable[dict[str, Any]]) -> list[tuple[str, bool, int]]:
-    """Name, whether it is an EPP, and the port to ask, of those pods that are one or have a
-    sidecar. Told by the ports they declare, whoever made them."""
-    found = []
+def find_trace_ports(pods: Iterable[dict[str, Any]]) -> list[tuple[str, bool, int]]:
+    """(name, whether it is an EPP, port to ask) of the pods with an EPP or a sidecar.
+
+    Recognized by the ports that their containers declare, not by labels: this works for pods of the
+    operator and of users alike.
+    """
+    trace_ports = []
     for pod in pods:
         spec = pod["spec"]
         containers = [*spec.get("initContainers", ()), *spec["containers"]]
-        listens = {port["containerPort"] for each in containers for port in each.get("ports", ())}
+        listen_ports = {port["containerPort"] for c in containers for port in c.get("ports", ())}
         name = pod["metadata"]["name"]
-        if ports.SIDECAR_ADMIN in listens:
-            found.append((name, False, ports.SIDECAR_ADMIN))
-        elif {ports.EPP_GRPC, ports.EPP_METRICS} <= listens:
-            found.append((name, True, ports.EPP_METRICS))
-    return found
+        if ports.SIDECAR_ADMIN in listen_ports:
+            trace_ports.append((name, False, ports.SIDECAR_ADMIN))
+        elif {ports.EPP_GRPC, ports.EPP_METRICS} <= listen_ports:
+            trace_ports.append((name, True, ports.EPP_METRICS))
+    return trace_ports

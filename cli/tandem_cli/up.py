@@ -5,51 +5,50 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 import click
 from rich.console import Console
 
-from tandem_contract import ports
 from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError
 from tandem_local.errors import SetupError, StartFailed
 from tandem_local.pool_files import read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack
 
-from .options import command, files_option, run_dir_option
+from .options import command, files_option, port_option, run_dir_option
+
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""SIGHUP keeps its disposition. Closing the terminal ends this process, and the init processes then
+kill the pods; under nohup the stack keeps running."""
 
 
-def _programs(
+def _parse_programs(
     _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, Path]:
-    found = {}
+    programs = {}
     for value in values:
         name, _, file = value.partition("=")
         if not name or not os.access(file, os.X_OK) or Path(file).is_dir():
-            raise click.BadParameter(f"{value!r}: write NAME=FILE, FILE a program that is there")
-        found[name] = Path(file).absolute()
-    return found
+            raise click.BadParameter(f"{value!r}: write NAME=FILE with an executable FILE")
+        programs[name] = Path(file).absolute()
+    return programs
 
 
 @command("up")
 @files_option
 @run_dir_option
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=ports.ENVOY,
-    help="Port of 127.0.0.1 to serve on; 0 takes a free one.",
-)
+@port_option
 @click.option(
     "--start-timeout",
     type=DURATION,
     default=format_duration(START_TIMEOUT),
-    help="How long the pods may take to get ready: mostly the loading of weights.",
+    help="Time limit for all pods to become ready; loading weights takes most of it.",
 )
 @click.option(
     "--program",
     "programs",
-    callback=_programs,
+    callback=_parse_programs,
     multiple=True,
     metavar="NAME=FILE",
     help="Run FILE where a pod's command is NAME, as in vllm=/opt/vllm/bin/vllm; repeatable.",
@@ -63,7 +62,7 @@ def up(
 ) -> None:
     """Run PrefillPools and DecodePools on this machine as processes, with an EPP and Envoy.
 
-    Serves until Ctrl-C. Every pod is run exactly as `tandem render` prints it.
+    Serves until Ctrl-C. It runs every pod exactly as `tandem render` prints it.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
@@ -87,17 +86,19 @@ async def _serve(stack: Stack) -> None:
     assert task is not None  # noqa: S101 - a coroutine runs in a task
     loop = asyncio.get_running_loop()
 
-    def leave() -> None:
-        # A second signal ends this process at once, and its children with it.
-        for number in (signal.SIGINT, signal.SIGTERM):
+    def stop() -> None:
+        # A second signal then has its default effect: it ends this process, and with it the pods.
+        for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, leave)
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
     try:
         async with stack:
-            click.echo(f"Serving at {stack.endpoint}/v1; tandem status shows load; Ctrl-C ends it.")
+            click.echo(
+                f"Serving at {stack.endpoint}/v1; tandem status shows the load; Ctrl-C stops it."
+            )
             await asyncio.Event().wait()
     except asyncio.CancelledError:
         click.echo("Stopped.")

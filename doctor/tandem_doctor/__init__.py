@@ -1,8 +1,14 @@
-"""Looks at a running set and says what is wrong with it, and how it is mended.
+"""Checks a running set of engines and sidecars, and reports findings with their fixes.
 
-Here belong what is asked of engines, sidecars, pools and the machine (`gather`), and the rules that
-make findings of the answers (`rules`, pure). Never: a change to anything, nor how findings are
-printed, which is the CLI's.
+    cluster_pods, local_pods   the pods to check: of a cluster's namespace, of this machine's stack
+    gather                     asks engines and sidecars; the answers become `facts`
+    checks                     facts → findings (pure); `compatibility` compares pairs of engines
+    findings                   a finding: severity, check, subject, detail, fix
+    engine_command             an engine's command line → flags and KV transfer configuration
+    side_channel               the port at which a reader's KV handshake begins
+    processes, gpus            what /proc and NVML tell of engines and GPUs of this machine
+    pod_http                   GET of a pod's endpoints, directly or through the API server
 
-Read `rules` first.
+This package changes nothing that it looks at, and it does not print: that is the CLI's part.
+Read `checks` first.
 """

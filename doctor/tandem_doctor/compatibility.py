@@ -1,8 +1,8 @@
-"""Whether two engines may hand KV to each other: item by item, as a NIXL handshake compares them.
+"""Whether two engines can hand KV to each other: compares them item by item, as NIXL does.
 
-vLLM refuses a peer by one hash and says no more; here each item is named, with both values and the
-fix (what goes into the hash: `nixl/metadata.py` of vLLM 0.32; block size, layout and TP it checks
-at the handshake itself; seed 004's troubleshooting: roles, model, dtype, block size, length).
+vLLM compares one hash and does not say what differs. Here each item is named, with both values and
+the fix. Sources: `nixl/metadata.py` of vLLM 0.32 for what goes into the hash; its NIXL handshake
+for block size, layout and TP, which it checks apart from the hash.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,30 +28,30 @@ class _Speculation(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that both sides must have alike."""
+    """A property in which prefill and decode engine must agree."""
 
     name: str
     value: Callable[[Engine], str | None]
-    """None: not known of this engine."""
+    """Reads the value; None if it is not known of the engine."""
     fix: str
-    hashed: bool = False
-    """Whether it is in vLLM's hash: with equal hashes it is equal, however it was asked for."""
+    is_hashed: bool = False
+    """Whether it is in vLLM's hash: with equal hashes it is equal, whatever the flags say."""
 
 
 def _flag(name: str, default: str) -> Callable[[Engine], str | None]:
-    return lambda e: e.declared.flags.get(name, default) if e.declared else None
+    return lambda e: e.command.flags.get(name, default) if e.command else None
 
 
 def _connector(engine: Engine) -> str | None:
-    """What hands over: a chain may offload besides on one side."""
-    if engine.declared is None:
+    """The connectors that hand over KV: one side of a pair may offload KV in addition."""
+    if engine.command is None:
         return None
-    names = sorted(set(engine.declared.connectors))
+    names = sorted(set(engine.command.connectors))
     return " and ".join([name for name in names if name != _OFFLOADING] or names)
 
 
 def _speculation(engine: Engine) -> str | None:
-    """Of methods that read the model's hidden states, whose own KV is handed over too."""
+    """The draft model, for the methods that read hidden states: their KV is handed over, too."""
     text = _flag("speculative-config", "{}")(engine)
     if text is None:
         return None
@@ -62,7 +62,7 @@ def _speculation(engine: Engine) -> str | None:
     return f"{config.method} of {config.model}" if config.method in _HIDDEN_STATES else "none"
 
 
-def _said(name: str) -> Callable[[Engine], str | None]:
+def _side_channel_metadata(name: str) -> Callable[[Engine], str | None]:
     def value(engine: Engine) -> str | None:
         metadata = engine.side_channel.metadata if engine.side_channel else {}
         return str(metadata[name]) if name in metadata else None
@@ -71,9 +71,9 @@ def _said(name: str) -> Callable[[Engine], str | None]:
 
 
 def _model(engine: Engine) -> str | None:
-    """As it was asked for: what was loaded may lie at another place on each side."""
-    asked = engine.declared.flags.get("model") if engine.declared else None
-    return asked or engine.model
+    """The --model flag, if known: the paths of what was loaded may differ between the sides."""
+    flag = engine.command.flags.get("model") if engine.command else None
+    return flag or engine.model
 
 
 ITEMS: Final = (
@@ -81,16 +81,18 @@ ITEMS: Final = (
         "version",
         lambda e: e.version,
         "give both pools the same engine.version and image",
-        hashed=True,
+        is_hashed=True,
     ),
     Item("connector", _connector, "give both pools the same transfer.connector"),
-    Item("model", _model, "give both pools the same model.name and source", hashed=True),
-    Item("dtype", _flag("dtype", "auto"), "set engine.dtype on the PrefillPool only", hashed=True),
+    Item("model", _model, "give both pools the same model.name and source", is_hashed=True),
+    Item(
+        "dtype", _flag("dtype", "auto"), "set engine.dtype on the PrefillPool only", is_hashed=True
+    ),
     Item(
         "kvCacheDtype",
         lambda e: e.cache.get("cache_dtype") or _flag("kv-cache-dtype", "auto")(e),
-        "set engine.kvCacheDtype alike: an fp8 cache on one side cannot be read by the other",
-        hashed=True,
+        "set the same engine.kvCacheDtype on both: engines read caches of their own dtype only",
+        is_hashed=True,
     ),
     Item(
         "blockSize",
@@ -104,61 +106,67 @@ ITEMS: Final = (
     ),
     Item(
         "attention backend",
-        _said("attn_backend_name"),
-        "pin it on both with --attention-backend: GPUs of different kinds choose differently",
+        _side_channel_metadata("attn_backend_name"),
+        "set --attention-backend on both: different kinds of GPU have different defaults",
     ),
-    Item("cache layout", _said("kv_cache_layout"), "pin it on both: VLLM_KV_CACHE_LAYOUT"),
+    Item(
+        "cache layout",
+        _side_channel_metadata("kv_cache_layout"),
+        "set VLLM_KV_CACHE_LAYOUT on both",
+    ),
     Item(
         "hybrid allocator",
         _flag("disable-hybrid-kv-cache-manager", "false"),
         "give --disable-hybrid-kv-cache-manager to both engines or to neither",
-        hashed=True,
+        is_hashed=True,
     ),
     Item(
         "speculation",
         _speculation,
         "give --speculative-config (EAGLE, MTP) to both engines or to neither",
-        hashed=True,
+        is_hashed=True,
     ),
     Item(
         "LoRA adapters",
         lambda e: ", ".join(sorted(e.adapters)) or "none",
-        "load every adapter on both sides before it is advertised",
+        "load every adapter on both sides before clients use it",
     ),
 )
 
 
 def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
-    """A finding for each item that differs; one that all agree; what is unknown is left out."""
+    """A finding for each item that differs, or one that all are equal; skips unknown items."""
     pair = f"{prefill.pod} → {decode.pod}"
-    hashes = [e.side_channel.fingerprint if e.side_channel else None for e in (prefill, decode)]
-    proven = None not in hashes and hashes[0] == hashes[1]
-    differing = False
+    hashes = [
+        e.side_channel.compatibility_hash if e.side_channel else None for e in (prefill, decode)
+    ]
+    hashes_equal = None not in hashes and hashes[0] == hashes[1]
+    differs = False
     for item in ITEMS:
-        if item.hashed and proven:
+        if item.is_hashed and hashes_equal:
             continue
-        one, other = item.value(prefill), item.value(decode)
-        if one is None or other is None or one == other:
+        prefill_value, decode_value = item.value(prefill), item.value(decode)
+        if prefill_value is None or decode_value is None or prefill_value == decode_value:
             continue
-        differing = True
-        seen = f"{item.name}: prefill has {one}, decode has {other}"
-        yield Finding(Severity.BROKEN, CHECK, pair, seen, item.fix)
-    yield from _parallel(pair, prefill, decode)
-    if None not in hashes and hashes[0] != hashes[1] and not differing:
+        differs = True
+        detail = f"{item.name}: prefill has {prefill_value}, decode has {decode_value}"
+        yield Finding(Severity.BROKEN, CHECK, pair, detail, item.fix)
+    yield from _tensor_parallel(pair, prefill, decode)
+    if None not in hashes and hashes[0] != hashes[1] and not differs:
         yield Finding(
             Severity.BROKEN,
             CHECK,
             pair,
-            "the engines' own NIXL hashes differ in something that neither shows",
+            "the engines' NIXL compatibility hashes differ, but all items known here are equal",
             "run both with the same image, flags and kind of GPU; VLLM_LOGGING_LEVEL=DEBUG prints "
             "what goes into the hash",
         )
-    elif not differing:
-        yield Finding(Severity.OK, CHECK, pair, "all that a hand-off compares is equal")
+    elif not differs:
+        yield Finding(Severity.OK, CHECK, pair, "everything that a hand-off compares is equal")
 
 
-def _parallel(pair: str, prefill: Engine, decode: Engine) -> Iterator[Finding]:
-    """TP may differ, but a wider prefill repeats KV heads where there are fewer than ranks."""
+def _tensor_parallel(pair: str, prefill: Engine, decode: Engine) -> Iterator[Finding]:
+    """Sizes may differ, but a prefill with more ranks than KV heads holds copies of KV heads."""
     sizes = [_flag("tensor-parallel-size", "1")(e) for e in (prefill, decode)]
     if None in sizes or not all(size and size.isdigit() for size in sizes):
         return
@@ -168,6 +176,7 @@ def _parallel(pair: str, prefill: Engine, decode: Engine) -> Iterator[Finding]:
             CHECK,
             pair,
             f"tensor parallel: prefill has {sizes[0]}, decode {sizes[1]}",
-            "a prefill wider than its decode fails where the model has fewer KV heads than prefill "
-            "ranks (other than MLA): make parallelism.tensor of decode at least as large",
+            "with more prefill than decode ranks, hand-offs fail for models that have fewer KV "
+            "heads than prefill ranks (except MLA): make parallelism.tensor of decode at least as "
+            "large",
         )

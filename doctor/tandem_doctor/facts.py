@@ -1,4 +1,4 @@
-"""What was seen of a running set, as the rules read it. None is always: it could not be had."""
+"""What was learnt about a running set; the input of `checks`. None means: could not be learnt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,38 +9,38 @@ from tandem_planner.fabrics import Fabric
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class EngineCommand:
     """How an engine was started."""
 
     flags: Mapping[str, str]
-    """Long flags without dashes → value, the last given; a switch has `true`."""
-    transfer: Mapping[str, Any] = field(default_factory=dict)
+    """Long flags without dashes → value; the last one given counts. A switch has `true`."""
+    kv_transfer_config: Mapping[str, Any] = field(default_factory=dict)
     """`--kv-transfer-config`; empty without one."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def connectors(self) -> tuple[str, ...]:
-        """By vLLM's names; of a MultiConnector those in it."""
-        extra = self.transfer.get("kv_connector_extra_config")
+        """vLLM's connector names; for a MultiConnector, those of its members."""
+        extra = self.kv_transfer_config.get("kv_connector_extra_config")
         chain = extra.get("connectors") if isinstance(extra, dict) else None
-        links = [self.transfer, *(chain if isinstance(chain, list) else ())]
+        links = [self.kv_transfer_config, *(chain if isinstance(chain, list) else ())]
         names = [str(link.get("kv_connector")) for link in links if isinstance(link, dict)]
         return tuple(names[1:] or names)
 
-    def uses(self, kind: str) -> bool:
-        """Whether a connector's name begins with `kind`."""
-        return any(name.startswith(kind) for name in self.connectors)
+    def uses(self, prefix: str) -> bool:
+        """Whether a connector's name begins with `prefix`."""
+        return any(name.startswith(prefix) for name in self.connectors)
 
 
 @dataclass(frozen=True, slots=True)
 class SideChannel:
-    """What the port said at which a reader's handshake begins."""
+    """The answer of the port at which a reader's KV handshake begins."""
 
     address: str
-    trouble: str | None = None
-    """Why it cannot be reached; None: it answered."""
-    fingerprint: str | None = None
-    """vLLM's own hash of what two NIXL engines must share."""
+    error: str | None = None
+    """Why it cannot be reached; None if it answered."""
+    compatibility_hash: str | None = None
+    """vLLM's own hash of what two NIXL engines must have in common."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's NixlAgentMetadata."""
 
@@ -52,38 +52,39 @@ class Engine:
     pod: str
     role: Role
     group: str
-    """Engines hand off to each other within a group only."""
+    """Engines hand off to each other only within a group."""
     address: str
     compat: str = ""
-    """Those with an equal one are paired; empty where nothing says."""
-    trouble: str | None = None
-    """Why its HTTP port does not answer; None: it does."""
+    """Label `tandem.dev/kv-compat`: engines with the same value are paired; empty without it."""
+    error: str | None = None
+    """Why its HTTP port does not answer; None if it does."""
     version: str | None = None
     model: str | None = None
-    """What it loaded, as it says itself."""
+    """The model that it loaded, as `/v1/models` names it."""
     adapters: frozenset[str] = frozenset()
     max_model_len: int | None = None
     cache: Mapping[str, str] = field(default_factory=dict)
     """Labels of `vllm:cache_config_info`."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Sums by metric name."""
-    declared: Declared | None = None
+    """Metric name → sum of its samples."""
+    command: EngineCommand | None = None
     side_channel: SideChannel | None = None
-    """None: not asked from here."""
+    """None if it was not asked from here."""
     fabrics: frozenset[Fabric] | None = None
-    """What joins its processes with other engines'; None: not seen from here."""
+    """Fabrics that connect its processes with other engines; None if not visible from here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """One decode pod's sidecar."""
+    """The sidecar of one decode pod."""
 
     pod: str
-    trouble: str | None = None
+    error: str | None = None
+    """Why its admin port does not answer; None if it does."""
     not_ready: str | None = None
-    """What `/readyz` said, when it is not."""
+    """The answer of `/readyz` if it is not ready."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Sums by metric name; errors by `name{phase}`, paths by `name{path}`."""
+    """Metric name → sum of its samples; errors as `name{phase}`, requests as `name{path}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Gpu:
     index: int
     name: str
     nearness: Mapping[int, str] = field(default_factory=dict)
-    """Other GPU → `nvlink`, or the level of PCIe topology they meet at."""
+    """Other GPU → `nvlink`, or the level of the PCIe topology that connects the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,6 @@ class Facts:
     engines: tuple[Engine, ...]
     sidecars: tuple[Sidecar, ...] = ()
     gpus: tuple[Gpu, ...] | None = None
-    """None: NVML is not on this machine, or the engines are not."""
-    gpus_unseen: str = ""
-    """Why there are none."""
+    """None if this machine has no NVML, or the engines run on other machines."""
+    gpus_error: str = ""
+    """Why `gpus` is None."""

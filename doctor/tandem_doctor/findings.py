@@ -1,36 +1,37 @@
-"""What the doctor says: each finding with its fix."""
+"""The result of the checks: findings, each with its fix."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Severity(StrEnum):
-    """How much it matters."""
+    """How serious a finding is, in ascending order."""
 
     OK = "ok"
     UNKNOWN = "unknown"
-    """Not seen from here."""
+    """Cannot be checked from here."""
     WARNING = "warning"
-    """Works, but slower or less safely than it might."""
+    """Works, but slower or less safely than it could."""
     BROKEN = "broken"
     """Hand-offs fail, or answers are late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check of one subject. Its JSON is what `tandem doctor --json` prints."""
 
     severity: Severity
     check: str
-    """Which rule: a word."""
+    """Name of the check, as in docs/doctor.md."""
     subject: str
-    """Pod, or pair of pods."""
-    seen: str
+    """Pod, pair of pods, GPU or group."""
+    detail: str = msgspec.field(name="seen")
+    """What the check found."""
     fix: str = ""
-    """What to do; empty when nothing is to be done."""
+    """What to do; empty if nothing has to be done."""
 
 
 def worst(findings: tuple[Finding, ...]) -> Severity:
-    """The gravest severity of all; OK of none."""
+    """The highest severity of all findings; OK if there are none."""
     order = list(Severity)
     return max((f.severity for f in findings), key=order.index, default=Severity.OK)

@@ -1,11 +1,11 @@
-"""Asks engines and sidecars over HTTP. How they are reached is the caller's: `Ask`.
+"""Asks engines and sidecars over HTTP and returns their answers as facts.
 
-Errors: `NoAnswer`, raised by an `Ask`; it becomes a fact.
+An engine or sidecar that does not answer becomes a fact with an `error`; nothing is raised.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,44 +18,41 @@ from tandem_contract.paths import Role
 from tandem_planner.fabrics import Fabric
 
 from . import side_channel
-from .facts import Declared, Engine, Sidecar, SideChannel
+from .facts import Engine, EngineCommand, Sidecar, SideChannel
+from .pod_http import Get, NoAnswer
 
-Ask = Callable[[str], Awaitable[bytes]]
-"""GET of a path. Raises NoAnswer."""
-
-_AT_ONCE: Final = 16
-"""Pods asked at a time: on a cluster each goes through the API server."""
+_CONCURRENCY: Final = 16
+"""Pods asked at a time: from outside a cluster each request goes through the API server."""
 _VLLM: Final = "vllm"
-"""`owned_by` of its models. The reference engine's side channel speaks a protocol of its own."""
+"""`owned_by` of vLLM's models. The reference engine's side channel has a protocol of its own."""
 _BOOTSTRAP_PORT: Final = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
-_LABELLED: Final = {
+_SPLIT_BY_LABEL: Final = {
     metrics.ERRORS: metrics.PHASE_LABEL,
     metrics.REQUESTS: metrics.ROUTING_PATH_LABEL,
 }
-"""Metrics of a sidecar kept apart by a label."""
-
-
-class NoAnswer(Exception):
-    """Who was asked cannot be reached, or says no; the message says why."""
+"""Metrics of a sidecar that are summed for each value of a label."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A pod to look at."""
+class TargetPod:
+    """A pod to check."""
 
     pod: str
     role: Role
     group: str
+    """Engines hand off to each other only within a group."""
     address: HostPort
-    """Of its engine."""
-    ask_engine: Ask
-    ask_sidecar: Ask | None
-    declared: Declared | None
+    """Address of its engine."""
+    get_engine: Get
+    get_sidecar: Get | None
+    """None if the pod has no sidecar."""
+    command: EngineCommand | None
     compat: str = ""
-    """By which the router pairs, where it is labelled."""
+    """Label `tandem.dev/kv-compat`, by which the EPP pairs engines; empty without it."""
     fabrics: frozenset[Fabric] | None = None
-    reaches: bool = True
-    """Whether other ports of the pod can be reached from here."""
+    """Fabrics that connect it with other engines; None if not visible from here."""
+    is_reachable: bool = True
+    """Whether this process can connect to all ports of the pod."""
 
 
 class _Model(msgspec.Struct):
@@ -75,89 +72,91 @@ class _Version(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
-    """A metrics page: sums by name, and the labels of the engine's cache."""
-
+class _MetricsPage:
     sums: Mapping[str, float]
+    """Metric name → sum of its samples."""
     cache: Mapping[str, str]
+    """Labels of `vllm:cache_config_info`."""
 
 
-async def gather(places: Sequence[Place]) -> tuple[tuple[Engine, ...], tuple[Sidecar, ...]]:
-    """What every engine and sidecar says of itself."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+async def gather_facts(
+    targets: Sequence[TargetPod],
+) -> tuple[tuple[Engine, ...], tuple[Sidecar, ...]]:
+    """What every engine and sidecar reports about itself."""
+    limit = asyncio.Semaphore(_CONCURRENCY)
 
-    async def one(place: Place) -> tuple[Engine, Sidecar | None]:
-        async with turns:
-            return await _engine(place), await _sidecar(place)
+    async def gather_pod(target: TargetPod) -> tuple[Engine, Sidecar | None]:
+        async with limit:
+            return await _engine(target), await _sidecar(target)
 
-    asked = await asyncio.gather(*map(one, places))
+    answers = await asyncio.gather(*map(gather_pod, targets))
     return (
-        tuple(engine for engine, _ in asked),
-        tuple(sidecar for _, sidecar in asked if sidecar is not None),
+        tuple(engine for engine, _ in answers),
+        tuple(sidecar for _, sidecar in answers if sidecar is not None),
     )
 
 
-async def _engine(place: Place) -> Engine:
+async def _engine(target: TargetPod) -> Engine:
     try:
-        await place.ask_engine(endpoints.HEALTH)
-        page = _page(await place.ask_engine(endpoints.METRICS))
-        models = msgspec.json.decode(await place.ask_engine("/v1/models"), type=_Models).data
+        await target.get_engine(endpoints.HEALTH)
+        page = _parse_metrics(await target.get_engine(endpoints.METRICS))
+        models = msgspec.json.decode(await target.get_engine("/v1/models"), type=_Models).data
     except (NoAnswer, ValueError) as err:
-        address = str(place.address)
+        address = str(target.address)
         return Engine(
-            place.pod,
-            place.role,
-            place.group,
+            target.pod,
+            target.role,
+            target.group,
             address,
-            compat=place.compat,
-            trouble=str(err),
-            declared=place.declared,
+            compat=target.compat,
+            error=str(err),
+            command=target.command,
         )
     base = next((model for model in models if model.parent is None), None)
     return Engine(
-        place.pod,
-        place.role,
-        place.group,
-        str(place.address),
-        compat=place.compat,
-        version=await _version(place.ask_engine),
+        target.pod,
+        target.role,
+        target.group,
+        str(target.address),
+        compat=target.compat,
+        version=await _version(target.get_engine),
         model=(base.root or base.id) if base else None,
         adapters=frozenset(model.id for model in models if model.parent is not None),
         max_model_len=base.max_model_len if base else None,
         cache=page.cache,
         counters=page.sums,
-        declared=place.declared,
-        side_channel=await _side_channel(place, base.owned_by if base else ""),
-        fabrics=place.fabrics,
+        command=target.command,
+        side_channel=await _side_channel(target, base.owned_by if base else ""),
+        fabrics=target.fabrics,
     )
 
 
-async def _version(ask: Ask) -> str | None:
-    """None: an engine, or a proxy in front of it, without the endpoint."""
+async def _version(get: Get) -> str | None:
+    """None if the engine, or a proxy in front of it, does not have the endpoint."""
     try:
-        return msgspec.json.decode(await ask("/version"), type=_Version).version
+        return msgspec.json.decode(await get("/version"), type=_Version).version
     except (NoAnswer, ValueError):
         return None
 
 
-async def _side_channel(place: Place, maker: str) -> SideChannel | None:
-    if not place.reaches or place.declared is None or not place.declared.transfer:
+async def _side_channel(target: TargetPod, owner: str) -> SideChannel | None:
+    if not target.is_reachable or target.command is None or not target.command.kv_transfer_config:
         return None
-    address = hand_off_address(place.declared, place.role, place.address.host)
+    address = handoff_address(target.command, target.role, target.address.host)
     if address is None:
         return None
-    nixl = maker == _VLLM and place.declared.uses("Nixl")
-    return await (side_channel.ask_nixl if nixl else side_channel.ask_port)(address)
+    is_nixl = owner == _VLLM and target.command.uses("Nixl")
+    return await (side_channel.handshake if is_nixl else side_channel.connect)(address)
 
 
-def hand_off_address(declared: Declared, role: Role, host: str) -> HostPort | None:
-    """Where a reader of its KV begins, by its connector; None: nowhere."""
-    told = declared.environment
-    if declared.uses("Nixl"):
-        port = _port(told.get(environment.SIDE_CHANNEL_PORT), ports.SIDE_CHANNEL)
-        return HostPort(told.get(environment.SIDE_CHANNEL_HOST) or host, port)
-    if declared.uses("Mooncake"):
-        port = _port(told.get(_BOOTSTRAP_PORT), ports.MOONCAKE_BOOTSTRAP)
+def handoff_address(command: EngineCommand, role: Role, host: str) -> HostPort | None:
+    """Where a reader of the engine's KV begins its handshake; None if the connector has none."""
+    env = command.environment
+    if command.uses("Nixl"):
+        port = _port(env.get(environment.SIDE_CHANNEL_PORT), ports.SIDE_CHANNEL)
+        return HostPort(env.get(environment.SIDE_CHANNEL_HOST) or host, port)
+    if command.uses("Mooncake"):
+        port = _port(env.get(_BOOTSTRAP_PORT), ports.MOONCAKE_BOOTSTRAP)
         return HostPort(host, port) if role is Role.PREFILL else None
     return None
 
@@ -166,30 +165,30 @@ def _port(text: str | None, default: int) -> int:
     return int(text) if text and text.isdecimal() else default
 
 
-async def _sidecar(place: Place) -> Sidecar | None:
-    if place.ask_sidecar is None:
+async def _sidecar(target: TargetPod) -> Sidecar | None:
+    if target.get_sidecar is None:
         return None
     try:
-        page = _page(await place.ask_sidecar(endpoints.METRICS))
+        page = _parse_metrics(await target.get_sidecar(endpoints.METRICS))
     except (NoAnswer, ValueError) as err:
-        return Sidecar(place.pod, trouble=str(err))
+        return Sidecar(target.pod, error=str(err))
     not_ready = None
     try:
-        await place.ask_sidecar(endpoints.READY)
+        await target.get_sidecar(endpoints.READY)
     except NoAnswer as err:
         not_ready = str(err)
-    return Sidecar(place.pod, not_ready=not_ready, counters=page.sums)
+    return Sidecar(target.pod, not_ready=not_ready, counters=page.sums)
 
 
-def _page(text: bytes) -> _Page:
+def _parse_metrics(text: bytes) -> _MetricsPage:
     sums: defaultdict[str, float] = defaultdict(float)
     cache: dict[str, Any] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             if sample.name == metrics.ENGINE_CACHE_CONFIG:
                 cache = dict(sample.labels)
-            label = _LABELLED.get(sample.name)
+            label = _SPLIT_BY_LABEL.get(sample.name)
             key = f"{sample.name}{{{sample.labels.get(label, '')}}}" if label else sample.name
             if not sample.name.endswith(("_bucket", "_created")):
                 sums[key] += sample.value
-    return _Page(dict(sums), cache)
+    return _MetricsPage(dict(sums), cache)

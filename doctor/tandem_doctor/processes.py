@@ -1,4 +1,5 @@
-"""Engines that are processes of this machine: how they were started, what joins them."""
+"""Engines that run as processes of this machine: their command lines, and the fabrics that connect
+them, as /proc shows both."""
 
 import os
 import re
@@ -9,72 +10,80 @@ from typing import Final
 
 from tandem_planner.fabrics import Fabric
 
-from .declared import read_command
-from .facts import Declared
+from .engine_command import parse_command
+from .facts import EngineCommand
 
 _PROC: Final = Path("/proc")
 _VERBS: Final = "/dev/infiniband/uverbs"
-"""Open in a process that uses RDMA."""
+"""Device files that a process with RDMA connections has open."""
 _UCX: Final = "libucp"
+"""Library that a process with UCX has mapped."""
 _SEGMENT: Final = re.compile(r" (\S+) (\d+) +(?:/SYSV|/dev/shm/ucx_shm|/memfd:ucx)")
-"""Device and inode of memory that UCX shares (System V, POSIX, memfd), in /proc/PID/maps."""
+"""Device and inode of UCX's shared memory (System V, POSIX, memfd), in /proc/PID/maps."""
 _CONNECTED: Final = frozenset({"01", "08"})
-"""States in /proc/net/tcp: established, and with the other side gone."""
+"""States in /proc/net/tcp: ESTABLISHED and CLOSE_WAIT."""
 
 
-def declared(group: int) -> Declared | None:
-    """The engine of a process group; None when it cannot be read, or none is in there."""
+def engine_command(group: int) -> EngineCommand | None:
+    """Command line and environment of the engine in a process group.
+
+    None if the group has no engine, or this user may not read its processes.
+    """
     for pid in _members().get(group, ()):
         words = _words(pid, "cmdline")
         if any(word.startswith("--kv-transfer-config") for word in words) or "--model" in words:
             pairs = (word.partition("=") for word in _words(pid, "environ"))
-            return read_command(words, {name: value for name, _, value in pairs})
+            return parse_command(words, {name: value for name, _, value in pairs})
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _UcxResources:
     """What the processes with UCX of one group have open."""
 
     rdma: bool
     segments: frozenset[tuple[str, str]]
+    """(device, inode) of shared memory."""
     connections: frozenset[tuple[str, str]]
-    """(own end, other end)."""
+    """(local address, remote address) of TCP connections."""
 
 
-def fabrics(groups: Collection[int]) -> Mapping[int, frozenset[Fabric] | None]:
-    """What joins each process group with the others by UCX; None where no process of it uses UCX,
-    or none may be looked into.
+def ucx_fabrics(groups: Collection[int]) -> Mapping[int, frozenset[Fabric] | None]:
+    """The fabrics by which UCX connects each process group with the other groups.
 
-    A segment counts that another group has mapped too, and a connection whose other end is
-    another group's: UCX listens and prepares segments of its own whatever it will use.
+    None for a group if no process of it uses UCX, or this user may not read its processes. UCX
+    listens and creates shared memory whether it will use them or not; so a memory segment counts
+    only if another group has mapped it too, and a connection only if it ends in another group.
     """
     members, connections = _members(), _connections()
-    seen = {group: _open(members.get(group, ()), connections) for group in groups}
-    found: dict[int, frozenset[Fabric] | None] = {}
-    for group, own in seen.items():
+    resources = {group: _ucx_resources(members.get(group, ()), connections) for group in groups}
+    fabrics: dict[int, frozenset[Fabric] | None] = {}
+    for group, own in resources.items():
         if own is None:
-            found[group] = None
+            fabrics[group] = None
             continue
-        others = [other for g, other in seen.items() if g != group and other is not None]
+        others = [other for g, other in resources.items() if g != group and other is not None]
         used = {Fabric.RDMA} if own.rdma else set()
         if any(own.segments & other.segments for other in others):
             used.add(Fabric.SHARED_MEMORY)
-        back = {(there, here) for here, there in own.connections}
-        if any(back & other.connections for other in others):
+        # The same connection as its other end sees it.
+        reversed_ends = {(remote, local) for local, remote in own.connections}
+        if any(reversed_ends & other.connections for other in others):
             used.add(Fabric.TCP)
-        found[group] = frozenset(used)
-    return found
+        fabrics[group] = frozenset(used)
+    return fabrics
 
 
-def _open(pids: Collection[int], connections: Mapping[str, tuple[str, str]]) -> _Open | None:
+def _ucx_resources(
+    pids: Collection[int], connections: Mapping[str, tuple[str, str]]
+) -> _UcxResources | None:
     maps = {pid: _text(_PROC / str(pid) / "maps") for pid in pids}
     with_ucx = {pid: text for pid, text in maps.items() if _UCX in text}
     if not with_ucx:
         return None
     files = [name for pid in with_ucx for name in _open_files(pid)]
     sockets = (name.removeprefix("socket:[")[:-1] for name in files if name.startswith("socket:["))
-    return _Open(
+    return _UcxResources(
         any(name.startswith(_VERBS) for name in files),
         frozenset((m[1], m[2]) for text in with_ucx.values() for m in _SEGMENT.finditer(text)),
         frozenset(connections[inode] for inode in sockets if inode in connections),
@@ -82,41 +91,42 @@ def _open(pids: Collection[int], connections: Mapping[str, tuple[str, str]]) -> 
 
 
 def _connections() -> Mapping[str, tuple[str, str]]:
-    """Inode of a connected socket → its two ends, as the kernel writes them."""
-    found = {}
+    """Inode of a connected socket → (local address, remote address), in the kernel's notation."""
+    connections = {}
     for table in ("tcp", "tcp6"):
         for line in _text(_PROC / "net" / table).splitlines()[1:]:
+            # Columns: 1 local address, 2 remote address, 3 state, 9 inode.
             fields = line.split()
             if fields[3] in _CONNECTED:
-                found[fields[9]] = fields[1], fields[2]
-    return found
+                connections[fields[9]] = fields[1], fields[2]
+    return connections
 
 
 def _members() -> Mapping[int, list[int]]:
     """Process group → its processes."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for pid in sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()):
-        # After the name, which may hold anything: state, parent, group.
+        # The command name in parentheses may contain anything; behind it: state, parent, group.
         fields = _text(_PROC / str(pid) / "stat").rpartition(")")[2].split()
         if len(fields) > 2:
-            found.setdefault(int(fields[2]), []).append(pid)
-    return found
+            members.setdefault(int(fields[2]), []).append(pid)
+    return members
 
 
-def _words(pid: int, what: str) -> list[str]:
-    return [word for word in _text(_PROC / str(pid) / what).split("\0") if word]
+def _words(pid: int, file: str) -> list[str]:
+    return [word for word in _text(_PROC / str(pid) / file).split("\0") if word]
 
 
 def _open_files(pid: int) -> Iterator[str]:
     try:
         for link in (_PROC / str(pid) / "fd").iterdir():
             yield os.readlink(link)
-    except OSError:  # it ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # it ended, or is another user's
+    except OSError:  # the process has ended, or belongs to another user
         return ""

@@ -1,9 +1,10 @@
-"""Begins a NIXL handshake as a reader would, and reads what the engine says of itself.
+"""Begins a NIXL handshake as a reader of KV would, and reads the engine's metadata.
 
-vLLM listens with ZeroMQ for (get_meta_msg, pipeline rank, tensor rank) and answers a hash of what
-two engines must share, and its metadata. One question is asked of it, so ZMTP 3.0 is spoken here:
-the image that the doctor runs from inside a cluster has no ZeroMQ. The reference engine's own
-protocol begins with the reader's layout; of it only that the port answers is looked at.
+vLLM listens with ZeroMQ for (get_meta_msg, pipeline rank, tensor rank) and answers with a hash of
+what two engines must have in common, and its metadata. The one request is sent here in ZMTP 3.0
+without a library, because the image from which the doctor runs inside a cluster has no ZeroMQ.
+The reference engine has a protocol of its own that begins with the reader's layout; for it the
+doctor only checks that the port accepts connections.
 """
 
 import asyncio
@@ -21,15 +22,16 @@ from tandem_contract.commandline import HostPort
 from .facts import SideChannel
 
 TIMEOUT: Final = 3.0
-"""Seconds: the listener of a busy vLLM shares its interpreter with the scheduler."""
-_GET: Final = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
+"""Seconds for the handshake. In vLLM the listener shares the Python interpreter with the scheduler,
+so a busy engine answers late."""
+_GET_METADATA: Final = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
 
-# rfc.zeromq.org/spec/23: a greeting, a READY command, then messages in frames.
+# ZMTP 3.0, rfc.zeromq.org/spec/23: a greeting, a READY command, then messages in frames.
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY: Final = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 3) + b"REQ"
 _MORE, _LONG, _COMMAND = 1, 2, 4
-_LARGEST: Final = 64 * 1024**2
-"""Bytes of a frame: more is no handshake."""
+_MAX_FRAME: Final = 64 * 1024**2
+"""Bytes; a larger frame is not part of a handshake."""
 
 
 class _Payload(msgspec.Struct):
@@ -37,40 +39,40 @@ class _Payload(msgspec.Struct):
     agent_metadata_bytes: bytes
 
 
-class _NotSpoken(Exception):
-    """What listens there is no ZeroMQ; the message says what it did."""
+class _NotZmtp(Exception):
+    """The port does not speak ZeroMQ's protocol; the message says what it sent."""
 
 
-async def ask_nixl(address: HostPort) -> SideChannel:
-    """What vLLM's side channel says at `address`."""
+async def handshake(address: HostPort) -> SideChannel:
+    """Request the metadata of vLLM's side channel at `address`."""
     where = str(address)
     try:
-        async with asyncio.timeout(TIMEOUT), _connected(address) as (reader, writer):
-            answer = await _asked(reader, writer, _GET)
+        async with asyncio.timeout(TIMEOUT), _connection(address) as (reader, writer):
+            answer = await _request(reader, writer, _GET_METADATA)
         payload = msgspec.msgpack.decode(answer, type=_Payload)
         metadata = msgspec.msgpack.decode(payload.agent_metadata_bytes, type=dict[str, Any])
     except TimeoutError:
         return SideChannel(where, f"no handshake within {TIMEOUT:.0f} s")
     except OSError as err:
-        return SideChannel(where, _said(err))
-    except (_NotSpoken, IncompleteReadError, msgspec.MsgspecError) as err:
+        return SideChannel(where, _error_text(err))
+    except (_NotZmtp, IncompleteReadError, msgspec.MsgspecError) as err:
         return SideChannel(where, f"its handshake is not vLLM's: {err}")
     return SideChannel(where, None, payload.compatibility_hash, metadata)
 
 
-async def ask_port(address: HostPort) -> SideChannel:
-    """Whether something listens at `address`."""
+async def connect(address: HostPort) -> SideChannel:
+    """Whether `address` accepts connections."""
     try:
-        async with asyncio.timeout(TIMEOUT), _connected(address):
+        async with asyncio.timeout(TIMEOUT), _connection(address):
             return SideChannel(str(address))
     except TimeoutError:
         return SideChannel(str(address), f"no connection within {TIMEOUT:.0f} s")
     except OSError as err:
-        return SideChannel(str(address), _said(err))
+        return SideChannel(str(address), _error_text(err))
 
 
 @asynccontextmanager
-async def _connected(address: HostPort) -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
+async def _connection(address: HostPort) -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
     reader, writer = await asyncio.open_connection(*address)
     try:
         yield reader, writer
@@ -80,33 +82,34 @@ async def _connected(address: HostPort) -> AsyncIterator[tuple[StreamReader, Str
             await writer.wait_closed()
 
 
-async def _asked(reader: StreamReader, writer: StreamWriter, question: bytes) -> bytes:
-    """The first part of the answer to one question, asked as a REQ socket does."""
+async def _request(reader: StreamReader, writer: StreamWriter, message: bytes) -> bytes:
+    """Send one message as a REQ socket does; returns the first part of the answer."""
     writer.write(_GREETING + _frame(_COMMAND, _READY))
     greeting = await reader.readexactly(len(_GREETING))
     if greeting[0] != _GREETING[0] or greeting[9] != _GREETING[9]:
-        raise _NotSpoken("it greets with something else")
-    # ZeroMQ takes a message for a command until it has said that it is ready itself.
-    while not (await _read(reader))[0] & _COMMAND:
+        raise _NotZmtp("its greeting is not ZMTP")
+    # ZeroMQ takes a message for a command until it has sent its own READY: wait for that first.
+    while not (await _read_frame(reader))[0] & _COMMAND:
         pass
-    writer.write(_frame(_MORE, b"") + _frame(0, question))
-    while (await _read(reader)) != (_MORE, b""):
+    # A REQ socket sends an empty delimiter frame before its message; the answer has one, too.
+    writer.write(_frame(_MORE, b"") + _frame(0, message))
+    while (await _read_frame(reader)) != (_MORE, b""):
         pass
-    return (await _read(reader))[1]
+    return (await _read_frame(reader))[1]
 
 
 def _frame(flags: int, body: bytes) -> bytes:
     return bytes((flags, len(body))) + body
 
 
-async def _read(reader: StreamReader) -> tuple[int, bytes]:
-    """Flags, without that of the size, and the body of the next frame."""
+async def _read_frame(reader: StreamReader) -> tuple[int, bytes]:
+    """Flags (without the one for long frames) and body of the next frame."""
     flags = (await reader.readexactly(1))[0]
     size = int.from_bytes(await reader.readexactly(8 if flags & _LONG else 1))
-    if size > _LARGEST:
-        raise _NotSpoken(f"a frame of {size} bytes")
+    if size > _MAX_FRAME:
+        raise _NotZmtp(f"a frame of {size} bytes")
     return flags & ~_LONG, await reader.readexactly(size)
 
 
-def _said(err: OSError) -> str:
+def _error_text(err: OSError) -> str:
     return (os.strerror(err.errno) if err.errno and err.errno > 0 else str(err)).lower()

@@ -23,7 +23,7 @@ GOOD = streaming(
 
 @contextmanager
 def background(handler: Handler) -> Iterator[str]:
-    """The URL of a server that runs beside the command, on a loop of its own."""
+    """The URL of a server in another thread with its own event loop."""
     up, urls = threading.Event(), []
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -96,7 +96,7 @@ def test_a_trace_is_scaled_and_replayed(tmp_path: Path) -> None:
     assert long["ignore_eos"] is True
 
 
-def test_failures_are_told_and_make_it_fail() -> None:
+def test_failed_requests_are_reported_and_fail_the_run() -> None:
     with background(answering({"error": {"message": "no such model"}}, 404)) as url:
         done = bench(url, *FAST)
     assert done.exit_code == 1
@@ -104,14 +104,14 @@ def test_failures_are_told_and_make_it_fail() -> None:
     assert "unrouted" in done.stdout
 
 
-def test_flags_may_come_from_the_environment() -> None:
+def test_flags_can_come_from_the_environment() -> None:
     with background(GOOD) as url:
         done = bench(url, "--limit", "2", TANDEM_BENCH_RATE="1000")
     assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["ftp://host"], "write http://HOST:PORT"),
         (["http://host:99999"], "write http://HOST:PORT"),
@@ -119,16 +119,16 @@ def test_flags_may_come_from_the_environment() -> None:
         (["http://h", "--limit", "-1"], "--limit"),
         (["http://h", "--timeout", "30"], "is not a duration"),
         (["http://h", "--slo-ttft", "1s"], "go together"),
-        (["http://h", "--json", "/nowhere/at/all"], "no directory /nowhere/at"),
+        (["http://h", "--json", "/nowhere/at/all"], "directory /nowhere/at does not"),
         (["http://h", "--trace", "/nowhere/trace"], "/nowhere/trace: cannot read it"),
         (["http://h", "--nonsense"], "No such option"),
         ([], "Missing argument 'URL'"),
     ],
 )
-def test_a_usage_error_exits_with_2_and_says_what(arguments: list[str], says: str) -> None:
+def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], message: str) -> None:
     done = bench(*arguments)
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 def test_a_bad_trace_names_file_and_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A cluster's sets: what the objects say, and `tandem status` against a real API server."""
+"""A cluster's sets, built from objects, and `tandem status` against a real API server."""
 
 import asyncio
 import json
@@ -10,7 +10,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from tandem_cli.cluster import Condition, PodView, RouterView, SetView, named, view
+from tandem_cli.cluster import (
+    Condition,
+    PodView,
+    RouterView,
+    SetView,
+    build_sets,
+    select,
+)
 from tandem_cli.cluster_tables import tables
 from tandem_cli.main import main
 from tandem_contract import labels
@@ -90,7 +97,7 @@ def deployment(endpoint: str, component: str, available: int) -> dict[str, Any]:
 
 
 def test_a_set_has_its_pools_pods_and_routers() -> None:
-    sets = view(
+    sets = build_sets(
         [pool("d", prefill="p"), pool("p", "PrefillPool"), pool("alone")],
         [pod("p-aaa-0", "p", "prefill"), pod("d-aaa-0", "d", "decode")],
         [deployment("d", "epp", 1), deployment("d", "envoy", 0), deployment("alone", "epp", 1)],
@@ -103,13 +110,13 @@ def test_a_set_has_its_pools_pods_and_routers() -> None:
     assert pair.ready
     assert pair.pools[0].pods == (PodView("p-aaa-0", "Ready", "node-1", "aaa", None),)
     assert pair.routers == (RouterView("d", "epp", 1, 1), RouterView("d", "envoy", 1, 0))
-    assert [each.name for each in named(sets, "d")] == ["p"]
-    assert named(sets, "none") == ()
-    assert named(sets, None) == sets
+    assert [each.name for each in select(sets, "d")] == ["p"]
+    assert select(sets, "none") == ()
+    assert select(sets, None) == sets
 
 
 def only(*pools: dict[str, Any], pods: Iterable[dict[str, Any]] = ()) -> SetView:
-    (found,) = view(pools, pods, [])
+    (found,) = build_sets(pools, pods, [])
     return found
 
 
@@ -136,24 +143,26 @@ def test_a_prefill_and_a_decode_pool_of_one_name_keep_their_pods() -> None:
         ({"Ready": ("False", "Paused")}, ["Ready"]),
     ],
 )
-def test_conditions_that_need_a_look(changed: dict[str, tuple[str, str]], shown: list[str]) -> None:
+def test_only_conditions_that_need_attention_are_shown(
+    changed: dict[str, tuple[str, str]], shown: list[str]
+) -> None:
     found = only(pool("x", changed=changed))
-    assert [one.type for one in found.pools[0].conditions] == shown
+    assert [condition.type for condition in found.pools[0].conditions] == shown
     assert found.ready is ("Ready" not in changed)
 
 
 @pytest.mark.parametrize(("seen", "what"), [(0, "this pool"), (2, "this change")])
-def test_a_status_that_is_not_of_this_spec_is_not_ready(seen: int, what: str) -> None:
+def test_a_status_of_an_older_generation_is_not_ready(seen: int, what: str) -> None:
     found = only(pool("x", seen=seen))
     (condition,) = found.pools[0].conditions
     assert condition == Condition(
         *("Ready", "Unknown", "NotObserved"),
-        f"the operator has not looked at {what} yet: is it running?",
+        f"the operator has not observed {what} yet: is it running?",
     )
     assert not found.ready
 
 
-def test_people_are_told_all_of_it_whatever_it_holds() -> None:
+def test_the_tables_show_everything_and_interpret_no_markup() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "[red]no such image[/red]"}}
     trouble = {"containerStatuses": [{"name": "engine", "state": waiting}]}
     found = only(
@@ -254,7 +263,7 @@ async def unready(kubeconfig: Path, namespace: str) -> None:
 
 
 def dated(**changed: tuple[str, str]) -> list[dict[str, str]]:
-    return [{**one, "lastTransitionTime": "2026-01-01T00:00:00Z"} for one in conditions(**changed)]
+    return [{**c, "lastTransitionTime": "2026-01-01T00:00:00Z"} for c in conditions(**changed)]
 
 
 @pytest.mark.control_plane
@@ -267,10 +276,10 @@ def test_a_real_cluster(crds: ControlPlane, namespace: str) -> None:
     asyncio.run(filled(admin, namespace))
     code, out, err = tandem("-n", namespace, "-o", "json", kubeconfig=admin)
     assert (code, err) == (0, "")
-    (one,) = json.loads(out)["sets"]
-    assert (one["name"], one["ready"]) == ("chat", True)
-    assert [pod["name"] for pod in one["pools"][0]["pods"]] == ["chat-aaa-0"]
-    assert one["routers"] == [
+    (pool_set,) = json.loads(out)["sets"]
+    assert (pool_set["name"], pool_set["ready"]) == ("chat", True)
+    assert [pod["name"] for pod in pool_set["pools"][0]["pods"]] == ["chat-aaa-0"]
+    assert pool_set["routers"] == [
         {"endpoint": "chat", "component": "epp", "desired": 0, "available": 0}
     ]
     code, out, _ = tandem("chat", "-n", namespace, "--kubeconfig", str(admin))
@@ -284,7 +293,7 @@ def test_a_real_cluster(crds: ControlPlane, namespace: str) -> None:
     found = tandem("none", "-n", namespace, kubeconfig=admin)
     assert found == (1, "", f"error: no set or pool none in namespace {namespace}\n")
 
-    code, _, err = tandem("-n", namespace, kubeconfig=crds.kubeconfig_for("nobody"))
+    code, _, err = tandem("-n", namespace, kubeconfig=crds.kubeconfig_for("stranger"))
     assert code == 1
     assert err.startswith(f"error: not permitted to list prefillpools in namespace {namespace}: ")
     assert f'cannot list resource "prefillpools" in API group "{labels.GROUP}"' in err

@@ -1,4 +1,4 @@
-"""The command where nothing runs, and against an API server that stands for a cluster's."""
+"""`tandem doctor` without a stack, and against a fake API server with three pods."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def tandem(*args: str, home: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.timeout(120)
-async def test_where_nothing_runs_one_line_says_so(tmp_path: Path) -> None:
+async def test_without_a_stack_or_cluster_it_prints_one_line(tmp_path: Path) -> None:
     (code, out, err), (other, _, named) = await asyncio.gather(
         tandem(home=tmp_path), tandem("--run-dir", str(tmp_path), home=tmp_path)
     )
@@ -68,7 +68,7 @@ def test_a_stack_and_a_cluster_exclude_each_other() -> None:
     assert "--run-dir is for this machine's stack" in result.output
 
 
-def engine_says(longest: int) -> dict[str, Any]:
+def engine_pages(longest: int) -> dict[str, Any]:
     model = {"id": "org/model", "root": "org/model", "owned_by": "vllm", "max_model_len": longest}
     return {
         "/health": "",
@@ -80,16 +80,18 @@ def engine_says(longest: int) -> dict[str, Any]:
 
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[str]:
-    """A kubeconfig for a server of a prefill and two decode pods of the operator's; the last one's
-    engine is not there."""
+    """A kubeconfig for a server with a prefill and two decode pods as the operator makes them.
+
+    The last pod's engine is down.
+    """
     made = [
         {**pod, "status": {"phase": "Running", "podIP": f"10.0.0.{i}"}}
         for i, pod in enumerate(pods(pair()[0]))
     ]
     prefill, decode, _ = (pod["metadata"]["name"] for pod in made)
     known = {
-        f"{prefill}:{ports.ENGINE_PREFILL}": engine_says(4096),
-        f"{decode}:{ports.ENGINE_DECODE}": engine_says(2048),
+        f"{prefill}:{ports.ENGINE_PREFILL}": engine_pages(4096),
+        f"{decode}:{ports.ENGINE_DECODE}": engine_pages(2048),
         f"{decode}:{ports.SIDECAR_ADMIN}": {"/metrics": SIDECAR_METRICS, "/readyz": "ready"},
     }
 
@@ -99,7 +101,7 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
     async def proxied(request: web.Request) -> web.Response:
         said = known.get(request.match_info["pod"], {}).get("/" + request.match_info["path"])
         if said is None:
-            status = {"kind": "Status", "code": 503, "message": "no connection to it"}
+            status = {"kind": "Status", "code": 503, "message": "no connection"}
             return web.json_response(status, status=503)
         return web.Response(text=said if isinstance(said, str) else json.dumps(said))
 
@@ -128,13 +130,13 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
 
 
 @pytest.mark.timeout(120)
-async def test_a_cluster_is_looked_at_through_its_api_server(tmp_path: Path) -> None:
+async def test_a_cluster_is_checked_through_its_api_server(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
-        people, programs = await asyncio.gather(
+        text, as_json = await asyncio.gather(
             tandem("--kubeconfig", kubeconfig, home=tmp_path),
             tandem("-n", "n", "--kubeconfig", kubeconfig, "--json", home=tmp_path),
         )
-    code, out, err = programs
+    code, out, err = as_json
     assert (code, err) == (1, "")
     found = [f for f in json.loads(out)["findings"] if f["severity"] in ("broken", "warning")]
     assert {(f["check"], f["seen"].partition(":")[0]) for f in found} == {
@@ -143,9 +145,9 @@ async def test_a_cluster_is_looked_at_through_its_api_server(tmp_path: Path) -> 
         ("sidecar", "/metrics"),
         ("lost KV", "3 transfers failed since it started"),
         ("lost KV", "2 hand-offs whose KV did not arrive"),
-        ("fallbacks", "5 of 20 requests were to be split and were not"),
+        ("fallbacks", "5 of 20 requests should have been split but were not"),
     }
-    code, out, err = people
+    code, out, err = text
     assert (code, err) == (1, "")
     assert "maxModelLen: prefill has 4096, decode has 2048" in out
     assert " and 1 more: 3 transfers failed since it started" in out

@@ -71,9 +71,7 @@ async def test_help_imports_no_subcommand() -> None:
         (None, "pools.yaml: cannot read it: No such file"),
     ],
 )
-def test_files_that_are_no_pools(
-    tmp_path: Path, command: str, text: str | None, message: str
-) -> None:
+def test_invalid_pool_files(tmp_path: Path, command: str, text: str | None, message: str) -> None:
     file = tmp_path / "pools.yaml"
     if text is not None:
         file.write_text(text)
@@ -83,14 +81,14 @@ def test_files_that_are_no_pools(
     assert result.output.startswith("error: ")
 
 
-def test_completing_a_subcommand_finds_it_by_its_beginning() -> None:
+def test_completion_offers_subcommands_by_prefix() -> None:
     ctx = main.make_context("tandem", [], resilient_parsing=True)
     assert [item.value for item in main.shell_complete(ctx, "ti")] == ["tiny-model"]
     assert {item.value for item in main.shell_complete(ctx, "")} == set(_COMMANDS)
 
 
 @pytest.mark.component
-async def test_completing_a_subcommand_imports_none() -> None:
+async def test_completion_imports_no_subcommand() -> None:
     code = (
         "import sys; from tandem_cli.main import main;"
         "ctx = main.make_context('tandem', [], resilient_parsing=True);"
@@ -103,7 +101,7 @@ async def test_completing_a_subcommand_imports_none() -> None:
 
 @pytest.mark.component
 @pytest.mark.parametrize("command", ["demo", "tiny-model"])
-async def test_help_of_a_command_that_needs_torch_is_without_it(command: str) -> None:
+async def test_help_does_not_import_torch(command: str) -> None:
     code = (
         "import sys; from click.testing import CliRunner; from tandem_cli.main import main;"
         f"assert CliRunner().invoke(main, ['{command}', '--help']).exit_code == 0;"
@@ -114,7 +112,7 @@ async def test_help_of_a_command_that_needs_torch_is_without_it(command: str) ->
 
 
 @pytest.mark.component
-async def test_without_the_engine_extra_a_command_names_it(tmp_path: Path) -> None:
+async def test_a_missing_engine_extra_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None;"
         f"sys.argv = ['tandem', 'tiny-model', {str(tmp_path / 'model')!r}];"
@@ -125,4 +123,4 @@ async def test_without_the_engine_extra_a_command_names_it(tmp_path: Path) -> No
     )
     _, stderr = await process.communicate()
     assert process.returncode == 1
-    assert stderr.decode() == "error: this needs torch: pip install 'tandem-llm[engine]'\n"
+    assert stderr.decode() == "error: this command needs torch: pip install 'tandem-llm[engine]'\n"

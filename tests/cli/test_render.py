@@ -18,10 +18,10 @@ def rendered(*args: str) -> str:
 
 
 def test_yaml_and_json_are_the_pods_that_up_runs(tmp_path: Path) -> None:
-    wanted = [pod for pool_set in read_pool_sets([EXAMPLE]) for pod in pods(pool_set)]
-    assert wanted
+    expected = [pod for pool_set in read_pool_sets([EXAMPLE]) for pod in pods(pool_set)]
+    assert expected
     file = tmp_path / "pods.yaml"
     file.write_text(rendered())
-    assert [document.data for document in load_documents(file)] == wanted
-    listed = json.loads(rendered("-o", "json"))
-    assert (listed["kind"], listed["items"]) == ("List", wanted)
+    assert [document.data for document in load_documents(file)] == expected
+    pod_list = json.loads(rendered("-o", "json"))
+    assert (pod_list["kind"], pod_list["items"]) == ("List", expected)

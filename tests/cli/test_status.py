@@ -49,11 +49,11 @@ async def test_json(tmp_path: Path) -> None:
     with RunDir(tmp_path) as held:
         held.write(STATE)
         code, out, _ = await tandem("status", "--run-dir", str(tmp_path), "-o", "json")
-    seen = json.loads(out)
+    report = json.loads(out)
     assert code == 1
-    assert seen["paths"] == {}
-    assert seen["pods"][0]["role"] == "decode"
-    assert seen["pods"][0]["running"] is None
+    assert report["paths"] == {}
+    assert report["pods"][0]["role"] == "decode"
+    assert report["pods"][0]["running"] is None
 
 
 async def test_no_stack(tmp_path: Path) -> None:
@@ -63,19 +63,19 @@ async def test_no_stack(tmp_path: Path) -> None:
 
 
 async def shown(screen: int, text: bytes) -> None:
-    """Read from a terminal until it says `text`."""
+    """Read from a terminal until it shows `text`."""
     seen = b""
     async with asyncio.timeout(30):
         while text not in seen:
             seen += await asyncio.to_thread(os.read, screen, 4096)
 
 
-async def test_watch_shows_it_anew_until_interrupted(tmp_path: Path) -> None:
+async def test_watch_refreshes_until_interrupted(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
     with RunDir(tmp_path) as held:
         held.write(STATE)
         process = await asyncio.create_subprocess_exec(
-            # Whatever started the tests may ignore SIGINT, and that is inherited.
+            # A process inherits ignored signals; the parent of the tests may ignore SIGINT.
             *("env", "--default-signal=INT", sys.executable, "-m", "tandem_cli"),
             *("status", "--watch", "--run-dir", str(tmp_path)),
             stdout=terminal,
@@ -95,7 +95,7 @@ async def test_watch_shows_it_anew_until_interrupted(tmp_path: Path) -> None:
             os.close(screen)
 
 
-async def test_watch_is_for_people(tmp_path: Path) -> None:
+async def test_watch_and_json_exclude_each_other(tmp_path: Path) -> None:
     code, out, err = await tandem("status", "--watch", "-o", "json", "--run-dir", str(tmp_path))
     assert (code, out) == (2, "")
     assert "-o json and --watch exclude each other" in err

@@ -1,6 +1,15 @@
-"""What EPPs and sidecars remember, as one story."""
+"""Joining the records of EPPs and sidecars to the history of a request."""
 
-from tandem_cli.timeline import Decided, Heard, Served, Silent, join, lines, to_json, unknown
+from tandem_cli.timeline import (
+    EppRecord,
+    Records,
+    SidecarRecord,
+    Silent,
+    join,
+    lines,
+    not_found_message,
+    to_json,
+)
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
@@ -20,7 +29,7 @@ DECISION = DecisionTrace(
     timing=Timing(queue=0.001),
     ended=2.0,
 )
-ACCOUNT = SidecarTrace(
+SIDECAR_TRACE = SidecarTrace(
     "r",
     "completions",
     "/v1/completions",
@@ -58,9 +67,9 @@ ACCOUNT = SidecarTrace(
 )
 
 
-def test_one_request_in_the_order_of_its_events() -> None:
-    heard = Heard((Decided("epp", DECISION),), (Served("d-0", ACCOUNT),))
-    assert list(lines("r", heard)) == [
+def test_events_of_one_request_are_in_order() -> None:
+    records = Records((EppRecord("epp", DECISION),), (SidecarRecord("d-0", SIDECAR_TRACE),))
+    assert list(lines("r", records)) == [
         "Request r, 1970-01-01 00:16:40.000+00:00",
         "       0.0 ms  decided    prefill_then_decode (worth_it): 500 prompt tokens, 16 of them"
         " cached there; epp took 0.5 ms",
@@ -79,57 +88,64 @@ def test_one_request_in_the_order_of_its_events() -> None:
     ]
 
 
-def test_an_account_belongs_to_the_latest_decision_before_it_that_named_its_pod() -> None:
-    first = Decided("epp-a", DECISION)
-    again = Decided("epp-b", DecisionTrace("r", 1010.0, 0.0, decode=DECISION.decode))
-    elsewhere = Decided("epp-b", DecisionTrace("r", 1011.0, 0.0, decode=DECISION.prefill))
-    accounts = [
-        Served("d-0", SidecarTrace("r", "chat", "/", received))
+def test_a_sidecar_record_belongs_to_the_latest_decision_before_it_that_named_its_pod() -> None:
+    first = EppRecord("epp-a", DECISION)
+    again = EppRecord("epp-b", DecisionTrace("r", 1010.0, 0.0, decode=DECISION.decode))
+    elsewhere = EppRecord("epp-b", DecisionTrace("r", 1011.0, 0.0, decode=DECISION.prefill))
+    sidecar_records = [
+        SidecarRecord("d-0", SidecarTrace("r", "chat", "/", received))
         for received in (999.5, 1000.5, 1010.5, 1011.5)
     ]
-    stray = Served("d-9", SidecarTrace("r", "chat", "/", 1005.0))
-    heard = Heard((elsewhere, again, first), (stray, *reversed(accounts)))
-    assert [(p.decided, p.served) for p in join(heard)] == [
-        (first, tuple(accounts[:2])),
+    stray = SidecarRecord("d-9", SidecarTrace("r", "chat", "/", 1005.0))
+    records = Records((elsewhere, again, first), (stray, *reversed(sidecar_records)))
+    assert [(p.decision, p.served) for p in join(records)] == [
+        (first, tuple(sidecar_records[:2])),
         (None, (stray,)),
-        (again, tuple(accounts[2:])),
+        (again, tuple(sidecar_records[2:])),
         (elsewhere, ()),
     ]
-    assert next(lines("r", heard)).startswith("Request r (1 of 4), ")
+    assert next(lines("r", records)).startswith("Request r (1 of 4), ")
 
 
-def test_a_refusal_and_a_request_that_runs() -> None:
+def test_a_refused_request_and_a_running_request() -> None:
     refused = DecisionTrace("r", 1.0, 0.001, reason="unknown_model", status=404, ended=0.001)
     running = SidecarTrace(
         "r", "chat", "/", 5.0, legs=(LegTrace("decode", "d-0", "r-1", 0.5, detail="why"),)
     )
-    heard = Heard((Decided("epp", refused),), (Served("d-0", running),))
-    assert [line[15:] for line in lines("r", heard) if " ms  " in line] == [
+    records = Records((EppRecord("epp", refused),), (SidecarRecord("d-0", running),))
+    assert [line[15:] for line in lines("r", records) if " ms  " in line] == [
         "refused    unknown_model, status 404; epp took 1.0 ms",
         "received   by d-0: chat /",
         "decode     on d-0: running, why",
     ]
 
 
-def test_programs_get_every_figure_with_its_source() -> None:
+def test_json_has_every_figure_with_its_source() -> None:
     silent = (Silent("d-1", "no answer within 5 s"),)
-    heard = Heard((Decided("epp", DECISION),), (Served("d-0", ACCOUNT),), silent, ("epp", "d-1"))
-    told = to_json("r", heard)
-    assert told["silent"] == [{"name": "d-1", "why": "no answer within 5 s"}]
-    requests = told["requests"]
+    records = Records(
+        (EppRecord("epp", DECISION),),
+        (SidecarRecord("d-0", SIDECAR_TRACE),),
+        silent,
+        ("epp", "d-1"),
+    )
+    report = to_json("r", records)
+    assert report["silent"] == [{"name": "d-1", "why": "no answer within 5 s"}]
+    requests = report["requests"]
     assert isinstance(requests, list)
     assert requests[0]["decision"]["epp"] == "epp"
     assert requests[0]["decision"]["prefill"][1]["in_flight"] == 4
     assert requests[0]["served"][0]["pod"] == "d-0"
     assert requests[0]["served"][0]["legs"][2]["timing"]["transfer"] == 0.125
-    assert list(lines("r", heard))[-1] == "d-1 did not answer: no answer within 5 s"
+    assert list(lines("r", records))[-1] == "d-1 did not answer: no answer within 5 s"
 
 
-def test_an_unknown_id_says_who_was_asked_and_who_did_not_answer() -> None:
-    heard = Heard(silent=(Silent("d-1", "refused"),), asked=("epp", "d-0", "d-1"))
-    message = unknown("r", heard)
+def test_the_message_for_an_unknown_id_names_the_components_that_were_asked() -> None:
+    records = Records(silent=(Silent("d-1", "refused"),), asked=("epp", "d-0", "d-1"))
+    message = not_found_message("r", records)
     assert message.startswith(
-        "nobody knows request r: asked epp, d-0; d-1 did not answer (refused)"
+        "no record of request r (asked: epp, d-0); d-1 did not answer (refused)"
     )
     assert "--history" in message
-    assert unknown("r", Heard()).startswith("nobody knows request r: asked nobody")
+    assert not_found_message("r", Records()).startswith(
+        "no record of request r (asked: no component)"
+    )

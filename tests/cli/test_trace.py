@@ -1,4 +1,4 @@
-"""The command against a real stack, and against an API server that stands for a cluster's."""
+"""The command against a real stack, and against a fake API server with two pods."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from tandem_cli.demo import pools
-from tandem_cli.trace import trace, witnesses_among
+from tandem_cli.trace import find_trace_ports, trace
 from tandem_contract import headers, ports
 from tandem_contract.paths import RoutingPath
 from tandem_contract.trace import CandidateTrace, DecisionTrace, SidecarTrace
@@ -24,7 +24,7 @@ from tandem_operator.resources.pool_files import parse_pools
 
 pytestmark = pytest.mark.component
 
-MISSING = "nobody knows request nobody: asked "
+NOT_FOUND = "no record of request unknown (asked: "
 
 
 async def tandem(*args: str) -> tuple[int, str, str]:
@@ -38,7 +38,7 @@ async def tandem(*args: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_request_through_a_real_stack_from_its_decision_to_its_end(tmp_path: Path) -> None:
+async def test_history_of_a_request_through_a_real_stack(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", max_position=512)
     documents = pools.pair(tmp_path / "model", 512)
     for document in documents:
@@ -51,13 +51,13 @@ async def test_a_request_through_a_real_stack_from_its_decision_to_its_end(tmp_p
         async with aiohttp.ClientSession() as http, http.post(url, json=body) as answer:
             assert answer.status == 200
             await answer.read()
-            ident = answer.headers[headers.REQUEST_ID]
+            request_id = answer.headers[headers.REQUEST_ID]
             decode = answer.headers[headers.DECODE_BACKEND]
             prefill = answer.headers[headers.PREFILL_BACKEND]
-        story, programs, missing = await asyncio.gather(
-            tandem(ident, *here), tandem(ident, "--json", *here), tandem("nobody", *here)
+        text, as_json, missing = await asyncio.gather(
+            tandem(request_id, *here), tandem(request_id, "--json", *here), tandem("unknown", *here)
         )
-    code, out, err = story
+    code, out, err = text
     assert (code, err) == (0, "")
     words = [line[15:].partition("  ")[0] for line in out.splitlines() if " ms  " in line]
     events = [word for word in words if word in ("decided", "received", "prefill", "decode")]
@@ -65,13 +65,13 @@ async def test_a_request_through_a_real_stack_from_its_decision_to_its_end(tmp_p
     assert f"prefill    on {prefill}: answered" in out
     assert f"decode     on {decode}: answered" in out
     assert "KV transfer" in out
-    code, out, _ = programs
+    code, out, _ = as_json
     (request,) = json.loads(out)["requests"]
     assert request["decision"]["path"] == RoutingPath.PREFILL_THEN_DECODE
     assert request["decision"]["decode"][0]["name"] == request["served"][0]["pod"] == decode
     code, out, err = missing
     assert (code, out) == (1, "")
-    assert err.startswith(f"error: {MISSING}")
+    assert err.startswith(f"error: {NOT_FOUND}")
     assert err.count("\n") == 1
 
 
@@ -88,10 +88,10 @@ PODS = [
 ]
 
 
-def test_who_is_asked_is_told_by_the_ports_that_pods_declare() -> None:
+def test_pods_to_ask_are_recognized_by_their_declared_ports() -> None:
     native = {"name": "s", "ports": [{"containerPort": ports.SIDECAR_ADMIN}]}
     plain = {"metadata": {"name": "x"}, "spec": {"initContainers": [native], "containers": [{}]}}
-    assert witnesses_among([*PODS, plain]) == [
+    assert find_trace_ports([*PODS, plain]) == [
         ("chat-epp", True, ports.EPP_METRICS),
         ("d-0", False, ports.SIDECAR_ADMIN),
         ("d-1", False, ports.SIDECAR_ADMIN),
@@ -101,7 +101,7 @@ def test_who_is_asked_is_told_by_the_ports_that_pods_declare() -> None:
 
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[str]:
-    """A kubeconfig for a server of PODS in namespace `n`: d-0 had request `r`, d-1 is not there."""
+    """A kubeconfig for a server of PODS in namespace `n`: d-0 served request `r`, d-1 is down."""
     decode = (CandidateTrace("d-0", "10.0.0.1:8000"),)
     known = {
         "chat-epp:9090": [DecisionTrace("r", 5.0, 0.0, path=RoutingPath.UNIFIED, decode=decode)],
@@ -144,20 +144,20 @@ async def cluster(folder: Path) -> AsyncIterator[str]:
 
 async def test_a_cluster_is_asked_through_its_api_server(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
-        story, missing = await asyncio.gather(
+        text, missing = await asyncio.gather(
             tandem("r", "-n", "n", "--kubeconfig", kubeconfig),
-            tandem("nobody", "--kubeconfig", kubeconfig),
+            tandem("unknown", "--kubeconfig", kubeconfig),
         )
-    code, out, _ = story
+    code, out, _ = text
     assert code == 0
     assert "received   by d-0: chat /v1/chat/completions" in out
     assert out.splitlines()[-1] == "d-1 did not answer: no connection to d-1:8001"
     code, out, err = missing
     assert (code, out) == (1, "")
-    assert err.startswith(f"error: {MISSING}chat-epp, d-0; d-1 did not answer (no connection")
+    assert err.startswith(f"error: {NOT_FOUND}chat-epp, d-0); d-1 did not answer (no connection")
 
 
-def test_wrong_usage_and_nobody_to_ask(tmp_path: Path) -> None:
+def test_wrong_usage_and_no_stack(tmp_path: Path) -> None:
     both = CliRunner().invoke(trace, ["r", "-n", "n", "--run-dir", str(tmp_path)])
     assert both.exit_code == 2
     assert "--run-dir is for this machine's stack" in both.stderr

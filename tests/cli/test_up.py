@@ -73,7 +73,7 @@ def groups(tmp_path: Path) -> list[int]:
     return [pid for pod in state["pods"] for pid in pod["pids"].values()]
 
 
-async def test_it_serves_until_interrupted_and_leaves_nothing(
+async def test_ctrl_c_stops_the_stack_and_leaves_no_process(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
     port = free_port("127.0.0.1")
@@ -98,7 +98,7 @@ async def test_it_serves_until_interrupted_and_leaves_nothing(
     assert not (tmp_path / "run/state.json").exists()
 
 
-async def test_sigterm_while_it_starts_leaves_nothing(
+async def test_sigterm_during_start_leaves_no_process(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
     file = pools(tmp_path, json.dumps(["sleep", "600"]))
@@ -111,7 +111,7 @@ async def test_sigterm_while_it_starts_leaves_nothing(
     assert all(group_is_gone(group) for group in running)
 
 
-async def test_an_engine_that_dies_ends_it_with_its_last_words(
+async def test_an_engine_that_exits_fails_the_start_with_the_end_of_its_log(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
     file = pools(tmp_path, json.dumps(["sh", "-c", "echo no such weights; exit 4"]))
@@ -124,7 +124,7 @@ async def test_an_engine_that_dies_ends_it_with_its_last_words(
     assert not (tmp_path / "run/state.json").exists()
 
 
-async def test_a_port_in_use_is_told_before_anything_is_started(
+async def test_a_port_in_use_is_reported_before_anything_starts(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,4 +1,4 @@
-"""Pairs of real engines, broken on purpose, as `tandem doctor` finds them on one machine."""
+"""`tandem doctor` on one machine, with pairs of real engines that are misconfigured on purpose."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ import pytest
 
 from tandem_contract import environment, ports
 from tandem_contract.paths import Role
-from tandem_doctor import local
+from tandem_doctor import local_pods
+from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts
 from tandem_doctor.findings import Finding, Severity
-from tandem_doctor.gather import gather
-from tandem_doctor.rules import diagnose
+from tandem_doctor.gather import gather_facts
 from tandem_local.state import PodState, State
 
 from ..engine.engines import tiny_model
@@ -81,12 +81,12 @@ async def answers(url: str, process: asyncio.subprocess.Process, log: Path) -> N
 
 
 async def findings(*pods: PodState) -> list[Finding]:
-    async with local.places(State(0, "", pods)) as places:
-        facts = Facts(*await gather(places), gpus=())
-    return [f for f in diagnose(facts) if f.severity in (Severity.BROKEN, Severity.WARNING)]
+    async with local_pods.target_pods(State(0, "", pods)) as targets:
+        facts = Facts(*await gather_facts(targets), gpus=())
+    return [f for f in run_checks(facts) if f.severity in (Severity.BROKEN, Severity.WARNING)]
 
 
-async def test_each_thing_that_is_wrong_is_found_and_nothing_else(tmp_path: Path) -> None:
+async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         prefill, good, broken = await asyncio.gather(
             stack.enter_async_context(engine(PREFILL, Role.PREFILL, tmp_path / "p")),
@@ -102,7 +102,7 @@ async def test_each_thing_that_is_wrong_is_found_and_nothing_else(tmp_path: Path
         assert await findings(prefill, good) == []
 
         found = await findings(prefill, broken)
-        assert {(f.check, f.seen.partition(":")[0]) for f in found} == {
+        assert {(f.check, f.detail.partition(":")[0]) for f in found} == {
             ("compatible", "dtype"),
             ("compatible", "blockSize"),
             ("compatible", "maxModelLen"),

@@ -1,4 +1,4 @@
-"""What joins engines of one machine, seen from /proc: processes that have it open as UCX would."""
+"""Fabrics between processes of this machine, read from /proc: peers open what UCX would open."""
 
 import asyncio
 import mmap
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_doctor.processes import fabrics
+from tandem_doctor.processes import ucx_fabrics
 from tandem_planner.fabrics import Fabric
 
 pytestmark = pytest.mark.component
@@ -65,7 +65,9 @@ def segment(name: str) -> int:
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric.TCP, Fabric.SHARED_MEMORY])
-async def test_only_what_joins_two_engines_counts(tmp_path: Path, fabric: Fabric | None) -> None:
+async def test_only_resources_shared_by_two_engines_count(
+    tmp_path: Path, fabric: Fabric | None
+) -> None:
     library = tmp_path / "libucp-1.so"
     library.write_bytes(b"x")
     async with AsyncExitStack() as stack:
@@ -85,14 +87,14 @@ async def test_only_what_joins_two_engines_counts(tmp_path: Path, fabric: Fabric
             assert one.stdout is not None
             assert await one.stdout.readline() == b"\n"
         expected = frozenset({fabric} if fabric else ())
-        assert fabrics([one.pid, other.pid]) == {one.pid: expected, other.pid: expected}
+        assert ucx_fabrics([one.pid, other.pid]) == {one.pid: expected, other.pid: expected}
 
 
-async def test_who_uses_no_ucx_is_not_known(tmp_path: Path) -> None:
+async def test_fabrics_are_unknown_without_ucx(tmp_path: Path) -> None:
     library = tmp_path / "libother.so"
     library.write_bytes(b"x")
     shared = segment("ucx_a")
     async with peer(library, shared) as one:
         os.close(shared)
         await says(one)
-        assert fabrics([one.pid, -1]) == {one.pid: None, -1: None}
+        assert ucx_fabrics([one.pid, -1]) == {one.pid: None, -1: None}

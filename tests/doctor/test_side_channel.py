@@ -5,7 +5,7 @@ import pytest
 import zmq.asyncio
 
 from tandem_contract.commandline import HostPort
-from tandem_doctor.side_channel import ask_nixl, ask_port
+from tandem_doctor.side_channel import connect, handshake
 
 
 async def fake_vllm_listener(socket: zmq.asyncio.Socket, answer: bytes) -> None:
@@ -15,31 +15,31 @@ async def fake_vllm_listener(socket: zmq.asyncio.Socket, answer: bytes) -> None:
     await socket.send_multipart([identity, empty, answer, msgspec.msgpack.encode(1.0)])
 
 
-@pytest.mark.parametrize("honest", [True, False])
-async def test_the_handshake_is_read_as_vllm_writes_it(honest: bool) -> None:
+@pytest.mark.parametrize("is_valid", [True, False])
+async def test_the_handshake_of_vllm_is_parsed(is_valid: bool) -> None:
     metadata = {"attn_backend_name": "FLASH_ATTN", "block_size": 64}
     payload = {
         "compatibility_hash": "abc",
         "agent_metadata_bytes": msgspec.msgpack.encode(metadata),
     }
-    answer = msgspec.msgpack.encode(payload) if honest else b"\xc1"
+    answer = msgspec.msgpack.encode(payload) if is_valid else b"\xc1"
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         listener = asyncio.create_task(fake_vllm_listener(socket, answer))
-        said = await ask_nixl(HostPort("127.0.0.1", port))
+        channel = await handshake(HostPort("127.0.0.1", port))
         await listener
-    if honest:
-        assert (said.trouble, said.fingerprint) == (None, "abc")
-        assert said.metadata == metadata
+    if is_valid:
+        assert (channel.error, channel.compatibility_hash) == (None, "abc")
+        assert channel.metadata == metadata
     else:
-        assert "is not vLLM's" in (said.trouble or "")
+        assert "is not vLLM's" in (channel.error or "")
 
 
-async def test_a_port_that_nobody_listens_on() -> None:
+async def test_a_closed_port() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     address = HostPort(*server.sockets[0].getsockname())
-    assert (await ask_port(address)).trouble is None
+    assert (await connect(address)).error is None
     server.close()
     await server.wait_closed()
-    assert "refused" in ((await ask_port(address)).trouble or "").lower()
-    assert "refused" in ((await ask_nixl(address)).trouble or "").lower()
+    assert "refused" in ((await connect(address)).error or "").lower()
+    assert "refused" in ((await handshake(address)).error or "").lower()

@@ -1,4 +1,4 @@
-"""What the demo sends: the built-in conversations, or a trace scaled to the model."""
+"""The demo's requests: the built-in conversations, or a trace scaled to the model."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,45 +12,44 @@ from tandem_loadtest.traces import load_trace, scale, token_ids
 
 OnResult = Callable[[Result], None]
 
-AT_A_TIME = 4
-"""Conversations, or checks against the lone engine, that go on side by side."""
+CONCURRENCY = 4
+"""Conversations, or requests to the single engine, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a workload must know of the model."""
+    """The properties of the model on which the workload depends."""
 
     vocabulary: range
     """Token ids that stand for text."""
     context: int
-    """Tokens of prompt and answer together."""
-    chats: bool
-    """It has a chat template."""
+    """Maximum tokens of prompt and answer together."""
+    has_chat_template: bool
 
 
 def scripts_for(model: Model, shape: Shape, seed: int) -> list[Script]:
-    """The built-in workload; completions alone for a model that has no chat template."""
+    """The built-in workload; only completions for a model without a chat template."""
     scripts = workload(shape, seed=seed)
-    return [replace(script, chat=script.chat and model.chats) for script in scripts]
+    return [replace(script, chat=script.chat and model.has_chat_template) for script in scripts]
 
 
 async def run_scripts(send: Send, scripts: Sequence[Script], on_result: OnResult) -> list[Result]:
-    """Every conversation, `AT_A_TIME` side by side; results in the order of `scripts`."""
-    places = asyncio.Semaphore(AT_A_TIME)
+    """Hold every conversation, `CONCURRENCY` at a time; results in the order of `scripts`."""
+    limit = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(script: Script) -> list[Result]:
-        async with places:
+    async def run(script: Script) -> list[Result]:
+        async with limit:
             return await converse(send, script, on_result=on_result)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(script)) for script in scripts]
+        tasks = [group.create_task(run(script)) for script in scripts]
     return [result for task in tasks for result in task.result()]
 
 
 def trace_calls(file: Path, limit: int | None, model: Model, seed: int) -> list[Timed]:
     """The trace's requests as calls of token ids, lengths and prefixes scaled to the model.
 
-    A quarter of the context is left for answers. Raises TraceError for a bad file.
+    Prompts get at most three quarters of the context. Raises TraceError for an invalid file.
     """
     arrivals = scale(
         load_trace(file, limit=limit),
@@ -72,33 +71,33 @@ def trace_calls(file: Path, limit: int | None, model: Model, seed: int) -> list[
 
 
 async def run_trace(send: Send, calls: Sequence[Timed], on_result: OnResult) -> list[Result]:
-    """Every call at its time, whatever the answers do."""
+    """Send every call at its time, without waiting for earlier answers (open loop)."""
 
-    async def told(call: Call) -> Result:
+    async def send_and_report(call: Call) -> Result:
         result = await send(call)
         on_result(result)
         return result
 
-    return await run_open_loop(told, calls)
+    return await run_open_loop(send_and_report, calls)
 
 
-def whole(call: Call) -> Call:
-    """The call as the lone engine is asked it: the same tokens, not streamed."""
+def unstreamed(call: Call) -> Call:
+    """The call as it is sent to the single engine: the same tokens, not streamed."""
     return replace(call, stream=False)
 
 
-async def answers_alone(
+async def expected_answers(
     send: Send, calls: Sequence[Call], on_result: OnResult
 ) -> dict[Call, Answer | None]:
-    """The lone engine's answers to `calls`, none of them twice there; None where it failed."""
-    places = asyncio.Semaphore(AT_A_TIME)
+    """The single engine's answers to `calls`, which are all different; None where it failed."""
+    limit = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(call: Call) -> Answer | None:
-        async with places:
+    async def ask(call: Call) -> Answer | None:
+        async with limit:
             result = await send(call)
         on_result(result)
         return result.answer if result.ok else None
 
     async with asyncio.TaskGroup() as group:
-        tasks = {call: group.create_task(one(call)) for call in calls}
+        tasks = {call: group.create_task(ask(call)) for call in calls}
     return {call: task.result() for call, task in tasks.items()}

@@ -1,4 +1,4 @@
-"""The demo's pools: one prefill pod, two decode pods, and the lone engine they are held against."""
+"""The demo's pools: one prefill pod, two decode pods, and the single engine to compare with."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from tandem_contract import labels
 from tandem_contract.documents import Document, parse_documents
 
 SERVED: Final = "demo"
-"""Model name that clients ask for."""
+"""Model name in requests."""
 
 
 def pair(model: Path, context: int) -> list[Document]:
-    """The disaggregated pools; `context` is prompt and answer together, in tokens."""
+    """The disaggregated pools; `context`: tokens of prompt and answer together, at most."""
     shared = _shared(model, context)
     return _documents(
         _pool("PrefillPool", "demo-prefill", replicas=1, **shared),
@@ -20,17 +20,17 @@ def pair(model: Path, context: int) -> list[Document]:
     )
 
 
-def lone(model: Path, context: int) -> list[Document]:
-    """One engine that does everything by itself: what it answers is right by definition."""
+def single_engine(model: Path, context: int) -> list[Document]:
+    """One engine that serves both phases: the demo takes its answers as the correct ones."""
     shared = _shared(model, context)
-    return _documents(_pool("DecodePool", "demo-alone", replicas=1, role="unified", **shared))
+    return _documents(_pool("DecodePool", "demo-single", replicas=1, role="unified", **shared))
 
 
 def _shared(model: Path, context: int) -> dict[str, Any]:
     return {
         "model": {"name": SERVED, "source": {"path": str(model)}},
-        # float64: batches of different sizes round differently, and in float32 that flips a
-        # greedy token once in some ten thousand.
+        # float64: rounding depends on the size of the batch, and in float32 that changes about one
+        # greedy token in ten thousand.
         "engine": {"type": "torch", "dtype": "float64", "maxModelLen": context},
     }
 
@@ -45,5 +45,5 @@ def _pool(kind: str, name: str, **spec: object) -> dict[str, Any]:
 
 
 def _documents(*pools: dict[str, Any]) -> list[Document]:
-    # JSON is YAML: the documents go the way of everybody's.
+    # JSON is YAML: the documents take the same code path as files of users.
     return parse_documents("\n---\n".join(map(json.dumps, pools)), "the demo's pools")

@@ -1,4 +1,4 @@
-"""The order of things: bring up, send, check, report."""
+"""The demo's sequence: start the stack, send requests, check the answers, report."""
 
 import asyncio
 import json
@@ -33,17 +33,18 @@ from . import load, outcome, pools
 T = TypeVar("T")
 
 SHAPE: Final = Shape(groups=6, users=2, turns=3, document=1600, question=60, shorts=8, short=40)
-"""The built-in workload: 56 requests, of up to some 1,900 tokens."""
+"""The built-in workload: 56 requests of up to about 1,900 tokens."""
 
-ENOUGH: Final = 2048
-"""Tokens that the longest of them may take."""
+MIN_CONTEXT: Final = 2048
+"""Tokens that the longest request of the built-in workload may need."""
 
 WARM_UP: Final = 10.0
-"""Seconds to wait at most for what the pods first do among themselves."""
-_NONE_WARMING: Final = f"{metrics.EPP_WARMING} 0.0"
+"""Maximum seconds to wait for the EPP's warm-up requests to end."""
+_WARMED_UP: Final = f"{metrics.EPP_WARMING} 0.0"
+"""The line of the EPP's metrics page when no warm-up request is running."""
 
-CONTEXT: Final = 4096
-"""Tokens the demo's engines are given at most, whatever the model could do."""
+MAX_CONTEXT: Final = 4096
+"""Maximum context of the demo's engines in tokens, whatever the model supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,16 @@ class Options:
 
 
 async def run(options: Options) -> int:
-    """Run the demo; the exit status. Raises what `demo` turns into one line."""
+    """Run the demo; returns the exit status. `demo` handles the errors."""
     console = Console()
-    async with AsyncExitStack() as opened:
-        scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tandem-demo-")))
-        directory = options.model or _tiny(scratch / "model", options.seed, console)
+    async with AsyncExitStack() as resources:
+        scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tandem-demo-")))
+        directory = options.model or _make_tiny_model(scratch / "model", options.seed, console)
         model = _describe(directory)
-        calls = _trace(options, model)
+        calls = _trace_calls(options, model)
         scripts = load.scripts_for(model, SHAPE, options.seed)
-        console.print("Bringing up 1 prefill pod, 2 decode pods, the endpoint picker and Envoy")
-        stack = await opened.enter_async_context(
+        console.print("Starting 1 prefill pod, 2 decode pods, the endpoint picker and Envoy")
+        stack = await resources.enter_async_context(
             Stack(
                 parse_pools(pools.pair(directory, model.context)),
                 port=options.port,
@@ -77,12 +78,14 @@ async def run(options: Options) -> int:
                 console=console,
             )
         )
-        results, moved = await _serve(stack, scripts, calls, console)
-        console.print("Asking one engine alone for the same answers")
-        alone = await opened.enter_async_context(_alone(directory, model.context, scratch))
-        expected = await _check(alone, results, console)
-    wanted = outcome.WANTED if calls is None else ()
-    result = outcome.judge(results, expected, moved, wanted=wanted)
+        results, counters = await _send_workload(stack, scripts, calls, console)
+        console.print("Sending the same requests to a single engine")
+        single_engine = await resources.enter_async_context(
+            _single_engine(directory, model.context, scratch)
+        )
+        expected = await _expected_answers(single_engine, results, console)
+    required = outcome.REQUIRED_PATHS if calls is None else ()
+    result = outcome.judge(results, expected, counters, required=required)
     console.print(outcome.table(result))
     for line in outcome.verdict(result):
         console.print(line, markup=False, soft_wrap=True)
@@ -91,15 +94,15 @@ async def run(options: Options) -> int:
     return result.status
 
 
-def _tiny(directory: Path, seed: int, console: Console) -> Path:
+def _make_tiny_model(directory: Path, seed: int, console: Console) -> Path:
     console.print(
-        "No --model given: making a tiny Llama with random weights. Its words mean nothing;"
-        " the prefill, the KV cache and everything that moves it are real."
+        "No --model given: making a tiny Llama with random weights. Its output is meaningless;"
+        " prefill, KV cache, KV transfer and decode are real."
     )
-    # Torch takes seconds to import: --help does without.
+    # Imported here, because torch takes seconds: --help does not need it.
     from tandem_engine.tiny import make_tiny_model  # noqa: PLC0415
 
-    make_tiny_model(directory, seed=seed, max_position=CONTEXT)
+    make_tiny_model(directory, seed=seed, max_position=MAX_CONTEXT)
     return directory
 
 
@@ -107,63 +110,68 @@ def _describe(directory: Path) -> load.Model:
     from tandem_engine.weights import load_config  # noqa: PLC0415 - as above
 
     config = load_config(directory)
-    # The first ids are special tokens in the tokenizers that Llama-family models come with.
+    # The first ids are special tokens in the tokenizers of Llama-family models.
     vocabulary = range(min(10, config.vocab_size // 2), config.vocab_size)
-    chats = ChatTemplate(directory).exists
-    return load.Model(vocabulary, min(CONTEXT, config.max_position), chats)
+    context = min(MAX_CONTEXT, config.max_position)
+    return load.Model(vocabulary, context, ChatTemplate(directory).exists)
 
 
-def _trace(options: Options, model: load.Model) -> list[Timed] | None:
+def _trace_calls(options: Options, model: load.Model) -> list[Timed] | None:
+    """The calls of --trace; None without one. Raises SetupError, TraceError."""
     if options.trace is None:
-        if model.context < ENOUGH:
+        if model.context < MIN_CONTEXT:
             raise SetupError(
                 f"--model {options.model}: its context of {model.context} tokens is too short for"
-                f" the built-in conversations, which need {ENOUGH}: give a --trace, it is scaled"
+                f" the built-in conversations, which need {MIN_CONTEXT}; use --trace: a trace is"
+                " scaled to the model"
             )
         return None
     return load.trace_calls(options.trace, options.limit, model, options.seed)
 
 
-async def _serve(
+async def _send_workload(
     stack: Stack, scripts: Sequence[Script], calls: Sequence[Timed] | None, console: Console
 ) -> tuple[list[Result], Counters]:
-    """Send the workload through Envoy; the results and what the engines counted meanwhile."""
+    """Send the workload through Envoy; the results, and what the engines counted meanwhile."""
     urls = [u for pod in stack.pods for u in (pod.engine_metrics, pod.sidecar_metrics) if u]
     async with Client(stack.endpoint, pools.SERVED) as client, aiohttp.ClientSession() as http:
-        await _pairs_met(http, stack.epp_metrics)
+        await _wait_for_warm_up(http, stack.epp_metrics)
         before = await scrape(http, urls)
 
-        async def drive(on_result: load.OnResult) -> list[Result]:
+        async def send_all(on_result: load.OnResult) -> list[Result]:
             if calls is not None:
                 return await load.run_trace(client.send, calls, on_result)
             return await load.run_scripts(client.send, scripts, on_result)
 
         total = len(calls) if calls is not None else sum(len(s.steps) for s in scripts)
-        results = await _shown(console, "Serving", total, drive)
+        results = await _with_progress(console, "Serving", total, send_all)
         return results, await scrape(http, urls) - before
 
 
-async def _pairs_met(http: aiohttp.ClientSession, url: str) -> None:
-    """Return when no first hand-off of the picker's is under way, whose KV would be counted as the
-    workload's; after WARM_UP seconds in any case."""
+async def _wait_for_warm_up(http: aiohttp.ClientSession, url: str) -> None:
+    """Return when the EPP has no warm-up hand-off running, or after WARM_UP seconds.
+
+    The KV of warm-up hand-offs would otherwise be counted as the workload's.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(WARM_UP):
             while True:
                 async with http.get(url) as answer:
-                    if _NONE_WARMING in (await answer.text()).splitlines():
+                    if _WARMED_UP in (await answer.text()).splitlines():
                         return
                 await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
-async def _alone(model: Path, context: int, scratch: Path) -> AsyncIterator[str]:
-    """The lone engine; yields its own URL, past the sidecar that its pod has too."""
-    alone = parse_pools(pools.lone(model, context))
+async def _single_engine(model: Path, context: int, scratch: Path) -> AsyncIterator[str]:
+    """Run a single engine; yields the engine's own URL, which bypasses its pod's sidecar."""
+    pool_sets = parse_pools(pools.single_engine(model, context))
     keys = scratch / "plan-keys"
     write_plan_key(keys)
-    runner = Runner(scratch / "alone", secrets=dict.fromkeys(plan_key_secrets(alone), keys))
+    secrets = dict.fromkeys(plan_key_secrets(pool_sets), keys)
+    runner = Runner(scratch / "single-engine", secrets=secrets)
     try:
-        running = runner.add(pods(alone[0]))
+        running = runner.add(pods(pool_sets[0]))
         runner.start(running)
         await runner.wait_ready(running)
         yield f"http://{running[0].spec.address}:{ports.ENGINE_DECODE}"
@@ -171,33 +179,34 @@ async def _alone(model: Path, context: int, scratch: Path) -> AsyncIterator[str]
         await runner.stop()
 
 
-async def _check(url: str, results: Sequence[Result], console: Console) -> list[Answer | None]:
-    """The lone engine's answers to the same calls, in the same order."""
-    calls = [load.whole(result.call) for result in results]
+async def _expected_answers(
+    url: str, results: Sequence[Result], console: Console
+) -> list[Answer | None]:
+    """The single engine's answers to the calls of `results`, in the same order."""
+    calls = [load.unstreamed(result.call) for result in results]
     distinct = list(dict.fromkeys(calls))
     async with Client(url, pools.SERVED) as client:
-        answers = await _shown(
-            console, "Checking", len(distinct), partial(load.answers_alone, client.send, distinct)
-        )
+        work = partial(load.expected_answers, client.send, distinct)
+        answers = await _with_progress(console, "Checking", len(distinct), work)
     return [answers[call] for call in calls]
 
 
-async def _shown(
-    console: Console, what: str, total: int, work: Callable[[load.OnResult], Awaitable[T]]
+async def _with_progress(
+    console: Console, description: str, total: int, work: Callable[[load.OnResult], Awaitable[T]]
 ) -> T:
-    """Run `work` under a progress bar that counts routing paths."""
+    """Run `work` with a progress bar that counts requests by routing path."""
     counts: Counter[str] = Counter()
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[paths]}"),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total, paths="")
+        task = progress.add_task(description, total=total, paths="")
 
-        def told(result: Result) -> None:
-            if kind := result.routing_path if result.ok else "failed":
-                counts[kind] += 1
-            shown = "  ".join(f"{path} {count}" for path, count in sorted(counts.items()))
-            progress.update(task, advance=1, paths=shown)
+        def on_result(result: Result) -> None:
+            if path := result.routing_path if result.ok else "failed":
+                counts[path] += 1
+            text = "  ".join(f"{path} {count}" for path, count in sorted(counts.items()))
+            progress.update(task, advance=1, paths=text)
 
-        return await work(told)
+        return await work(on_result)

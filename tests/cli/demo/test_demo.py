@@ -1,4 +1,4 @@
-"""The main job, as a person types it."""
+"""`tandem demo` as users run it."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def tandem_demo(*arguments: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode()
 
 
-async def test_every_answer_is_right_and_every_path_occurs(tmp_path: Path) -> None:
+async def test_all_answers_are_correct_and_all_paths_occur(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     status, output = await tandem_demo("--run-dir", str(tmp_path / "run"), "--json", str(figures))
     assert status == 0, output
@@ -52,7 +52,7 @@ async def test_a_trace_is_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--model", "/nonexistent"], "does not exist"),
         (["--limit", "3"], "--trace"),
@@ -62,13 +62,13 @@ async def test_a_trace_is_replayed(tmp_path: Path) -> None:
         (["--nonsense"], "--nonsense"),
     ],
 )
-def test_usage_errors_exit_with_2(arguments: list[str], says: str) -> None:
+def test_usage_errors_exit_with_2(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["demo", *arguments])
     assert result.exit_code == 2
-    assert says in result.output
+    assert message in result.output
 
 
-def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
+def test_an_invalid_trace_is_reported_with_its_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": -4, "output_length": 1, "hash_ids": []}\n')
     result = CliRunner().invoke(main, ["demo", "--trace", str(trace)])
@@ -76,7 +76,7 @@ def test_a_bad_trace_names_its_line(tmp_path: Path) -> None:
     assert f"{trace}:1" in result.output
 
 
-def test_a_context_too_short_for_the_conversations_is_refused_before_anything_starts(
+def test_a_context_too_short_for_the_conversations_is_refused_before_start(
     tmp_path: Path,
 ) -> None:
     make_tiny_model(tmp_path / "model", max_position=256)

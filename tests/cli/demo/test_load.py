@@ -5,7 +5,7 @@ from tandem_cli.demo import load
 from tandem_loadtest.calls import Answer, Call, Result
 from tandem_loadtest.conversations import Shape, workload
 
-MODEL = load.Model(vocabulary=range(10, 512), context=1024, chats=True)
+MODEL = load.Model(vocabulary=range(10, 512), context=1024, has_chat_template=True)
 
 
 def test_a_trace_is_scaled_into_the_context(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_trace_is_scaled_into_the_context(tmp_path: Path) -> None:
     assert long.call.ignore_eos
 
 
-async def test_scripts_keep_their_order_and_carry_answers() -> None:
+async def test_results_keep_the_order_of_the_scripts() -> None:
     seen = []
 
     async def send(call: Call) -> Result:
@@ -34,18 +34,18 @@ async def test_scripts_keep_their_order_and_carry_answers() -> None:
     assert results[1].call == scripts[0].call(1, ["yes"])
 
 
-async def test_the_lone_engine_is_asked_unstreamed_and_its_failure_is_no_answer() -> None:
+async def test_expected_answers_are_requested_unstreamed_and_none_on_failure() -> None:
     async def send(call: Call) -> Result:
         assert not call.stream
         failed = call.prompt == "bad"
         return Result(call, answer=Answer("yes", (1,)), error="HTTP 500" if failed else None)
 
-    good, bad = (load.whole(Call(text, max_tokens=1)) for text in ("good", "bad"))
-    answers = await load.answers_alone(send, [good, bad], lambda _: None)
+    good, bad = (load.unstreamed(Call(text, max_tokens=1)) for text in ("good", "bad"))
+    answers = await load.expected_answers(send, [good, bad], lambda _: None)
     assert answers == {good: Answer("yes", (1,)), bad: None}
 
 
 def test_a_model_without_a_chat_template_is_sent_completions() -> None:
-    mute = replace(MODEL, chats=False)
+    without_template = replace(MODEL, has_chat_template=False)
     assert any(script.chat for script in load.scripts_for(MODEL, Shape(), 0))
-    assert not any(script.chat for script in load.scripts_for(mute, Shape(), 0))
+    assert not any(script.chat for script in load.scripts_for(without_template, Shape(), 0))

@@ -1,11 +1,11 @@
-from tandem_cli.demo.outcome import WANTED, judge, table, verdict
+from tandem_cli.demo.outcome import REQUIRED_PATHS, judge, table, verdict
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Answer, Call, Result
 from tandem_loadtest.scrape import Counters
 
 CALL = Call("hello", max_tokens=3)
-RIGHT = Answer("abc", (1, 2, 3), "length")
-MOVED = Counters(kv_bytes=4096, transfers=2, transfer_seconds=0.5)
+EXPECTED = Answer("abc", (1, 2, 3), "length")
+COUNTERS = Counters(kv_bytes=4096, transfers=2, transfer_seconds=0.5)
 
 
 def result(path: RoutingPath | None, *tokens: int, error: str | None = None) -> Result:
@@ -18,26 +18,26 @@ def served(*paths: RoutingPath) -> list[Result]:
 
 
 def test_all_paths_and_equal_answers_are_success() -> None:
-    outcome = judge(served(*WANTED), [RIGHT] * 3, MOVED, wanted=WANTED)
+    outcome = judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
     assert outcome.status == 0
-    assert verdict(outcome) == ["3 of 3 answers equal one engine alone, token for token."]
+    assert verdict(outcome) == ["3 of 3 answers equal a single engine's, token for token."]
 
 
 def test_a_missing_path_fails() -> None:
-    outcome = judge(served(*WANTED[:2]), [RIGHT] * 2, MOVED, wanted=WANTED)
+    outcome = judge(served(*REQUIRED_PATHS[:2]), [EXPECTED] * 2, COUNTERS, required=REQUIRED_PATHS)
     assert outcome.status == 1
     assert outcome.missing == (RoutingPath.UNIFIED,)
     assert "no request took the path unified" in verdict(outcome)
 
 
-def test_a_path_nobody_wanted_may_be_missing() -> None:
-    outcome = judge(served(RoutingPath.UNIFIED), [RIGHT], MOVED, wanted=())
+def test_a_path_that_is_not_required_may_be_missing() -> None:
+    outcome = judge(served(RoutingPath.UNIFIED), [EXPECTED], COUNTERS, required=())
     assert outcome.status == 0
 
 
-def test_a_differing_token_fails_and_is_placed() -> None:
+def test_a_mismatch_fails_and_names_the_first_differing_token() -> None:
     results = [result(RoutingPath.UNIFIED, 1, 9, 3)]
-    outcome = judge(results, [RIGHT], MOVED, wanted=())
+    outcome = judge(results, [EXPECTED], COUNTERS, required=())
     assert outcome.status == 1
     (mismatch,) = outcome.mismatches
     assert mismatch.position == 1
@@ -46,20 +46,20 @@ def test_a_differing_token_fails_and_is_placed() -> None:
 
 def test_a_short_answer_and_one_without_tokens_differ() -> None:
     results = [result(RoutingPath.UNIFIED, 1, 2), result(RoutingPath.UNIFIED)]
-    outcome = judge(results, [RIGHT, Answer("", (), "length")], MOVED, wanted=())
+    outcome = judge(results, [EXPECTED, Answer("", (), "length")], COUNTERS, required=())
     assert [m.position for m in outcome.mismatches] == [2, 0]
 
 
-def test_failures_of_either_side_fail() -> None:
+def test_a_failure_of_the_stack_or_the_single_engine_fails() -> None:
     results = [result(None, error="HTTP 502: gone"), *served(RoutingPath.UNIFIED)]
-    outcome = judge(results, [RIGHT, None], MOVED, wanted=())
+    outcome = judge(results, [EXPECTED, None], COUNTERS, required=())
     assert outcome.status == 1
     assert len(outcome.failures) == 2
     assert any("HTTP 502: gone" in line for line in verdict(outcome))
 
 
 def test_json_has_the_documented_shape() -> None:
-    outcome = judge(served(*WANTED), [RIGHT] * 3, MOVED, wanted=WANTED)
+    outcome = judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
     data = outcome.to_json()
     assert data["mismatches"] == 0
     assert data["failed"] == 0
@@ -74,4 +74,9 @@ def test_json_has_the_documented_shape() -> None:
 
 
 def test_the_table_has_a_row_per_path() -> None:
-    assert table(judge(served(*WANTED), [RIGHT] * 3, MOVED, wanted=WANTED)).row_count == 3
+    assert (
+        table(
+            judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
+        ).row_count
+        == 3
+    )

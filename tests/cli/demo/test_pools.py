@@ -13,9 +13,9 @@ def test_the_pair_is_one_set_of_one_prefill_and_two_decode_pods(tmp_path: Path) 
     assert pool_set.prefill.compat == pool_set.decodes[0].compat
 
 
-def test_the_lone_engine_computes_as_the_pair_does(tmp_path: Path) -> None:
+def test_the_single_engine_has_the_settings_of_the_pair(tmp_path: Path) -> None:
     (pair,) = parse_pools(pools.pair(tmp_path, 4096))
-    (lone,) = parse_pools(pools.lone(tmp_path, 4096))
-    assert lone.prefill is None
-    assert lone.decodes[0].role is Role.UNIFIED
-    assert lone.decodes[0].spec.engine == pair.decodes[0].spec.engine
+    (single,) = parse_pools(pools.single_engine(tmp_path, 4096))
+    assert single.prefill is None
+    assert single.decodes[0].role is Role.UNIFIED
+    assert single.decodes[0].spec.engine == pair.decodes[0].spec.engine

@@ -1,4 +1,4 @@
-"""An engine's command line → how it was meant to run."""
+"""Parses the command line of an engine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .facts import Declared
+from .facts import EngineCommand
 
 _TRANSFER: Final = "kv-transfer-config"
 _SHORT: Final = {
@@ -16,17 +16,18 @@ _SHORT: Final = {
     "-dp": "--data-parallel-size",
     "-sc": "--speculative-config",
 }
-"""What vLLM takes in place of the long flags that are read here."""
+"""vLLM's short forms of the flags that the checks read."""
 _VARIABLE: Final = re.compile(r"\$\(([^)]+)\)")
 
 
-def read_command(words: Sequence[str], environment: Mapping[str, str]) -> Declared:
-    """The flags of a vLLM or Tandem engine; `$(NAME)` is replaced as Kubernetes does.
+def parse_command(words: Sequence[str], environment: Mapping[str, str]) -> EngineCommand:
+    """The flags of a vLLM or Tandem engine; expands `$(NAME)` as Kubernetes does.
 
-    A configuration that is no JSON object is taken for none: the engine would not have started.
+    A --kv-transfer-config that is not a JSON object counts as empty: the engine would not start.
     """
     flags: dict[str, str] = {}
     expanded = [_SHORT.get(word) or _expand(word, environment) for word in words]
+    # The final "--" is the successor of the last word.
     for word, following in pairwise([*expanded, "--"]):
         if not word.startswith("--") or word == "--":
             continue
@@ -39,7 +40,7 @@ def read_command(words: Sequence[str], environment: Mapping[str, str]) -> Declar
         flags[name] = value
     if "model" not in flags and "serve" in expanded:
         flags["model"] = expanded[expanded.index("serve") + 1]
-    return Declared(flags, _json(flags.get(_TRANSFER, "{}")), dict(environment))
+    return EngineCommand(flags, _json(flags.get(_TRANSFER, "{}")), dict(environment))
 
 
 def _expand(word: str, environment: Mapping[str, str]) -> str:

@@ -5,9 +5,9 @@ import pytest
 
 from tandem_contract import metrics
 from tandem_contract.paths import Role
-from tandem_doctor.facts import Declared, Engine, Facts, Gpu, Sidecar, SideChannel
+from tandem_doctor.checks import run_checks
+from tandem_doctor.facts import Engine, EngineCommand, Facts, Gpu, Sidecar, SideChannel
 from tandem_doctor.findings import Finding, Severity, worst
-from tandem_doctor.rules import diagnose
 from tandem_planner.fabrics import Fabric
 
 GPU = (Gpu(0, "one"),)
@@ -21,7 +21,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
         "kv_load_failure_policy": "recompute",
         "engine_id": role.value,
     } | changes.pop("transfer", {})
-    declared = Declared({"model": "m", **dict(flags)}, transfer, {"UCX_TLS": "tcp"})
+    command = EngineCommand({"model": "m", **dict(flags)}, transfer, {"UCX_TLS": "tcp"})
     made = Engine(
         pod=f"{role.value}-0",
         role=role,
@@ -35,7 +35,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
             f"{metrics.ENGINE_XFER_BYTES}_sum": 1e9,
             f"{metrics.ENGINE_XFER_SECONDS}_sum": 1.0,
         },
-        declared=declared,
+        command=command,
         side_channel=SideChannel("10.0.0.1:5600"),
         fabrics=frozenset({Fabric.TCP}),
     )
@@ -45,14 +45,14 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
 P, D = engine(Role.PREFILL), engine(Role.DECODE)
 
 
-def bad(facts: Facts) -> list[Finding]:
-    return [f for f in diagnose(facts) if f.severity is not Severity.OK]
+def problems(facts: Facts) -> list[Finding]:
+    return [f for f in run_checks(facts) if f.severity is not Severity.OK]
 
 
-def test_nothing_is_said_of_a_healthy_pair() -> None:
+def test_a_healthy_pair_has_no_problems() -> None:
     facts = Facts((P, D), (Sidecar("decode-0"),), GPU)
-    assert bad(facts) == []
-    assert worst(diagnose(facts)) is Severity.OK
+    assert problems(facts) == []
+    assert worst(run_checks(facts)) is Severity.OK
 
 
 @pytest.mark.parametrize(
@@ -74,79 +74,81 @@ def test_nothing_is_said_of_a_healthy_pair() -> None:
     ],
 )
 def test_each_item_that_differs_is_named_with_both_values(other: Engine, item: str) -> None:
-    (finding,) = bad(Facts((P, other), (), GPU))
+    (finding,) = problems(Facts((P, other), (), GPU))
     assert (finding.severity, finding.check) == (Severity.BROKEN, "compatible")
-    assert finding.seen.startswith(item)
-    assert "prefill has" in finding.seen
+    assert finding.detail.startswith(item)
+    assert "prefill has" in finding.detail
     assert finding.fix
 
 
-def test_what_the_side_channel_says_is_compared() -> None:
+def test_side_channel_metadata_is_compared() -> None:
     def with_backend(engine: Engine, name: str, fingerprint: str) -> Engine:
         channel = SideChannel("a:1", None, fingerprint, {"attn_backend_name": name})
         return replace(engine, side_channel=channel)
 
-    (finding,) = bad(
+    (finding,) = problems(
         Facts((with_backend(P, "FLASH", "x"), with_backend(D, "TRITON", "y")), (), GPU)
     )
-    assert finding.seen == "attention backend: prefill has FLASH, decode has TRITON"
-    (finding,) = bad(Facts((with_backend(P, "FLASH", "x"), with_backend(D, "FLASH", "y")), (), GPU))
-    assert "hashes differ" in finding.seen
+    assert finding.detail == "attention backend: prefill has FLASH, decode has TRITON"
+    (finding,) = problems(
+        Facts((with_backend(P, "FLASH", "x"), with_backend(D, "FLASH", "y")), (), GPU)
+    )
+    assert "hashes differ" in finding.detail
 
 
-def test_flags_that_come_to_the_same_are_no_fault() -> None:
+def test_flags_with_the_same_effect_are_equal() -> None:
     ngram = engine(Role.DECODE, ("speculative-config", '{"method": "ngram"}'))
-    assert bad(Facts((P, ngram), (), GPU)) == []
+    assert problems(Facts((P, ngram), (), GPU)) == []
     chain = {
         "connectors": [{"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]
     }
     many = {"kv_connector": "MultiConnector", "kv_connector_extra_config": chain}
-    assert bad(Facts((engine(Role.PREFILL, transfer=many), D), (), GPU)) == []
+    assert problems(Facts((engine(Role.PREFILL, transfer=many), D), (), GPU)) == []
 
     def with_hash(engine: Engine, fingerprint: str) -> Engine:
         return replace(engine, side_channel=SideChannel("a:1", None, fingerprint))
 
     asked = engine(Role.DECODE, ("dtype", "bfloat16"))
-    assert bad(Facts((with_hash(P, "x"), with_hash(asked, "x")), (), GPU)) == []
-    (finding,) = bad(Facts((with_hash(P, "x"), with_hash(asked, "y")), (), GPU))
-    assert finding.seen == "dtype: prefill has auto, decode has bfloat16"
+    assert problems(Facts((with_hash(P, "x"), with_hash(asked, "x")), (), GPU)) == []
+    (finding,) = problems(Facts((with_hash(P, "x"), with_hash(asked, "y")), (), GPU))
+    assert finding.detail == "dtype: prefill has auto, decode has bfloat16"
 
 
-def test_of_two_revisions_each_is_held_against_its_own() -> None:
+def test_engines_are_compared_within_their_revision() -> None:
     def of(engine: Engine, compat: str, version: str) -> Engine:
         return replace(engine, pod=f"{engine.pod}-{compat}", compat=compat, version=version)
 
     def ident(name: str, engine: Engine) -> Engine:
-        assert engine.declared is not None
-        transfer = {**engine.declared.transfer, "engine_id": name}
-        return replace(engine, declared=replace(engine.declared, transfer=transfer))
+        assert engine.command is not None
+        transfer = {**engine.command.kv_transfer_config, "engine_id": name}
+        return replace(engine, command=replace(engine.command, kv_transfer_config=transfer))
 
     old = of(P, "a", "1"), of(D, "a", "1")
     new = ident("p2", of(P, "b", "2")), ident("d2", of(D, "b", "2"))
-    assert bad(Facts((*old, *new), (), GPU)) == []
+    assert problems(Facts((*old, *new), (), GPU)) == []
 
-    version, partner = bad(Facts((old[0], new[1]), (), GPU))
-    assert version.seen == "version: prefill has 1, decode has 2"
+    version, partner = problems(Facts((old[0], new[1]), (), GPU))
+    assert version.detail == "version: prefill has 1, decode has 2"
     assert (partner.check, partner.subject) == ("partner", "decode-0-b")
 
 
 def test_engines_of_two_groups_are_not_compared() -> None:
     other = replace(D, group="n", version="0.1")
-    (finding,) = bad(Facts((P, other), (), GPU))
+    (finding,) = problems(Facts((P, other), (), GPU))
     assert (finding.check, finding.severity) == ("partner", Severity.WARNING)
 
 
 def test_a_wider_prefill_is_a_warning() -> None:
     wide = engine(Role.PREFILL, ("tensor-parallel-size", "4"))
-    (finding,) = bad(Facts((wide, D), (), GPU))
+    (finding,) = problems(Facts((wide, D), (), GPU))
     assert (finding.severity, finding.check) == (Severity.WARNING, "compatible")
-    assert bad(Facts((P, engine(Role.DECODE, ("tensor-parallel-size", "4"))), (), GPU)) == []
+    assert problems(Facts((P, engine(Role.DECODE, ("tensor-parallel-size", "4"))), (), GPU)) == []
 
 
 @pytest.mark.parametrize(
     ("engines", "check", "severity"),
     [
-        ((replace(P, trouble="refused"), D), "reachable", Severity.BROKEN),
+        ((replace(P, error="refused"), D), "reachable", Severity.BROKEN),
         ((engine(Role.PREFILL, transfer={"kv_role": "kv_consumer"}), D), "role", Severity.BROKEN),
         ((engine(Role.PREFILL, transfer={"kv_role": "kv_both"}), D), "role", Severity.WARNING),
         (
@@ -175,10 +177,8 @@ def test_a_wider_prefill_is_a_warning() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_an_engine(
-    engines: tuple[Engine, ...], check: str, severity: Severity
-) -> None:
-    (finding,) = bad(Facts(engines, (), GPU))
+def test_problems_of_an_engine(engines: tuple[Engine, ...], check: str, severity: Severity) -> None:
+    (finding,) = problems(Facts(engines, (), GPU))
     assert (finding.check, finding.severity) == (check, severity)
     assert finding.fix
 
@@ -186,7 +186,7 @@ def test_what_is_wrong_with_an_engine(
 @pytest.mark.parametrize(
     ("sidecar", "check", "severity"),
     [
-        (Sidecar("d", trouble="refused"), "sidecar", Severity.BROKEN),
+        (Sidecar("d", error="refused"), "sidecar", Severity.BROKEN),
         (Sidecar("d", not_ready="draining"), "sidecar", Severity.WARNING),
         (
             Sidecar(
@@ -203,19 +203,19 @@ def test_what_is_wrong_with_an_engine(
         ),
     ],
 )
-def test_what_is_wrong_with_a_sidecar(sidecar: Sidecar, check: str, severity: Severity) -> None:
-    (finding,) = bad(Facts((P, D), (sidecar,), GPU))
+def test_problems_of_a_sidecar(sidecar: Sidecar, check: str, severity: Severity) -> None:
+    (finding,) = problems(Facts((P, D), (sidecar,), GPU))
     assert (finding.check, finding.severity) == (check, severity)
 
 
-def test_gpus_far_apart_are_a_warning_and_none_is_unknown() -> None:
+def test_gpus_on_different_sockets_are_a_warning_and_no_nvml_is_unknown() -> None:
     far = (Gpu(0, "a", {1: "across sockets"}), Gpu(1, "b", {0: "across sockets"}))
-    assert {f.severity for f in bad(Facts((P, D), (), far))} == {Severity.WARNING}
-    (finding,) = bad(Facts((P, D), (), None, "no driver"))
-    assert (finding.severity, finding.seen) == (Severity.UNKNOWN, "no driver")
+    assert {f.severity for f in problems(Facts((P, D), (), far))} == {Severity.WARNING}
+    (finding,) = problems(Facts((P, D), (), None, "no driver"))
+    assert (finding.severity, finding.detail) == (Severity.UNKNOWN, "no driver")
 
 
-def test_broken_things_come_first() -> None:
+def test_the_most_severe_findings_come_first() -> None:
     order = list(Severity)
-    found = [f.severity for f in diagnose(Facts((replace(P, trouble="x"), D), (), None, "none"))]
+    found = [f.severity for f in run_checks(Facts((replace(P, error="x"), D), (), None, "none"))]
     assert found == sorted(found, key=lambda s: -order.index(s))

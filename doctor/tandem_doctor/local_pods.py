@@ -1,4 +1,4 @@
-"""The stack of this machine as places to look at."""
+"""The pods of this machine's stack to check."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,37 +13,38 @@ from tandem_local.state import PodState, State
 from tandem_planner.fabrics import Fabric
 
 from . import processes
-from .direct import TIMEOUT, asking
-from .gather import Place
+from .gather import TargetPod
+from .pod_http import TIMEOUT, direct
 
 _ENGINE: Final = "engine"
-"""Name of its container."""
+"""Name of the engine's container."""
 _NO_GROUP: Final = -1
+"""Process group of an engine that does not run now; matches no process."""
 
 
 @asynccontextmanager
-async def places(state: State) -> AsyncIterator[Sequence[Place]]:
+async def target_pods(state: State) -> AsyncIterator[Sequence[TargetPod]]:
     """The pods with an engine."""
     async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
         pods = [pod for pod in state.pods if pod.role is not None]
-        joined = processes.fabrics({pod.pids.get(_ENGINE, _NO_GROUP) for pod in pods})
-        yield [_place(http, pod, joined) for pod in pods]
+        fabrics = processes.ucx_fabrics({pod.pids.get(_ENGINE, _NO_GROUP) for pod in pods})
+        yield [_target_pod(http, pod, fabrics) for pod in pods]
 
 
-def _place(
-    http: aiohttp.ClientSession, pod: PodState, joined: Mapping[int, frozenset[Fabric] | None]
-) -> Place:
+def _target_pod(
+    http: aiohttp.ClientSession, pod: PodState, fabrics: Mapping[int, frozenset[Fabric] | None]
+) -> TargetPod:
     group = pod.pids.get(_ENGINE, _NO_GROUP)
     port = ports.ENGINE_PREFILL if pod.role is Role.PREFILL else ports.ENGINE_DECODE
     engine = (pod.engine_metrics or "").removesuffix(endpoints.METRICS)
     sidecar = (pod.sidecar_metrics or "").removesuffix(endpoints.METRICS)
-    return Place(
+    return TargetPod(
         pod=pod.name,
         role=pod.role or Role.UNIFIED,
         group=pod.model,
         address=HostPort(pod.address, port),
-        ask_engine=asking(http, engine),
-        ask_sidecar=asking(http, sidecar) if sidecar else None,
-        declared=processes.declared(group),
-        fabrics=joined[group],
+        get_engine=direct(http, engine),
+        get_sidecar=direct(http, sidecar) if sidecar else None,
+        command=processes.engine_command(group),
+        fabrics=fabrics[group],
     )

@@ -1,0 +1,102 @@
+"""The pods of a namespace to check, through the API server or, inside the cluster, directly."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from tandem_contract import labels, ports
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import Role
+from tandem_kube.resources import PODS, Object
+
+from .engine_command import parse_command
+from .facts import EngineCommand
+from .gather import TargetPod
+from .pod_http import TIMEOUT, Get, direct, proxied
+
+MakeGet = Callable[[str, HostPort], Get]
+"""(pod, address) → how its endpoints are read."""
+
+_ROLES: Final = frozenset(Role)
+
+if TYPE_CHECKING:
+    from tandem_kube.client import Api
+
+
+@asynccontextmanager
+async def target_pods(
+    api: "Api", namespace: str, *, inside: bool
+) -> AsyncIterator[Sequence[TargetPod]]:
+    """The running pods with an engine. `inside`: pod addresses can be reached from here."""
+    listing = await api.list(PODS, namespace, fields="status.phase=Running")
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
+
+        def make_get(pod: str, address: HostPort) -> Get:
+            if inside:
+                return direct(http, f"http://{address}")
+            return proxied(api, namespace, pod, address.port)
+
+        yield [target_pod(pod, make_get, inside=inside) for pod in listing.items if has_engine(pod)]
+
+
+def has_engine(pod: Object) -> bool:
+    """Whether the pod has a role that Tandem knows."""
+    return pod["metadata"].get("labels", {}).get(labels.ROLE) in _ROLES
+
+
+def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
+    """Parse a pod with an engine, whether the operator or a user made it."""
+    metadata = pod["metadata"]
+    name, pod_labels = metadata["name"], metadata["labels"]
+    containers = {
+        port["containerPort"]: container
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+        for port in container.get("ports", ())
+    }
+    ip = pod.get("status", {}).get("podIP", "")
+    has_sidecar = ports.SIDECAR_ADMIN in containers
+    port = ports.ENGINE_DECODE if has_sidecar else _serving_port(metadata)
+    address, admin = HostPort(ip, port), HostPort(ip, ports.SIDECAR_ADMIN)
+    container = containers.get(port)
+    return TargetPod(
+        pod=name,
+        role=Role(pod_labels[labels.ROLE]),
+        group=pod_labels.get(labels.MODEL, ""),
+        address=address,
+        get_engine=make_get(name, address),
+        get_sidecar=make_get(name, admin) if has_sidecar else None,
+        command=_engine_command(pod, container) if container else None,
+        compat=pod_labels.get(labels.KV_COMPAT, ""),
+        is_reachable=inside,
+    )
+
+
+def _serving_port(metadata: Mapping[str, Any]) -> int:
+    annotation = metadata.get("annotations", {}).get(labels.TARGET_PORT, "")
+    return int(annotation) if annotation.isdecimal() else ports.ENGINE_PREFILL
+
+
+def _engine_command(pod: Object, container: Mapping[str, Any]) -> EngineCommand | None:
+    """Command, args and env of the container, with the pod's address, name and uid filled in.
+
+    None if the pod names no command: the image's own is not visible from here.
+    """
+    words = [*container.get("command", ()), *container.get("args", ())]
+    if not words:
+        return None
+    fields = {
+        "status.podIP": pod.get("status", {}).get("podIP", ""),
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.uid": pod["metadata"].get("uid", ""),
+    }
+    env: dict[str, str] = {}
+    for variable in container.get("env", ()):
+        source = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+        value = variable.get("value", fields.get(source, ""))
+        # As in Kubernetes, $(NAME) refers to variables that stand earlier in the list.
+        for earlier, earlier_value in env.items():
+            value = value.replace(f"$({earlier})", earlier_value)
+        env[variable["name"]] = value
+    return parse_command(words, env)

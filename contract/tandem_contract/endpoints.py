@@ -15,6 +15,9 @@ LIVE: Final = "/healthz"
 ALIVE: Final = "/livez"
 """Liveness, on the sidecar's admin port: 200 while the event loop runs, also while it drains."""
 
+MODELS: Final = "/v1/models"
+"""Every engine → clients, EPP, `tandem doctor`: the models that it serves, as OpenAI's list."""
+
 METRICS: Final = "/metrics"
 """Served by every component, in Prometheus' text format."""
 

@@ -4,16 +4,15 @@ An engine or sidecar that does not answer becomes a fact with an `error`; nothin
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_contract import endpoints, environment, metrics, ports
 from tandem_contract.commandline import HostPort
+from tandem_contract.metrics_page import MetricsPage
 from tandem_contract.paths import Role
 from tandem_planner.fabrics import Fabric
 
@@ -71,14 +70,6 @@ class _Version(msgspec.Struct):
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _MetricsPage:
-    sums: Mapping[str, float]
-    """Metric name → sum of its samples."""
-    cache: Mapping[str, str]
-    """Labels of `vllm:cache_config_info`."""
-
-
 async def gather_facts(
     targets: Sequence[TargetPod],
 ) -> tuple[tuple[Engine, ...], tuple[Sidecar, ...]]:
@@ -99,8 +90,8 @@ async def gather_facts(
 async def _engine(target: TargetPod) -> Engine:
     try:
         await target.get_engine(endpoints.HEALTH)
-        page = _parse_metrics(await target.get_engine(endpoints.METRICS))
-        models = msgspec.json.decode(await target.get_engine("/v1/models"), type=_Models).data
+        page = MetricsPage.parse((await target.get_engine(endpoints.METRICS)).decode())
+        models = msgspec.json.decode(await target.get_engine(endpoints.MODELS), type=_Models).data
     except (NoAnswer, ValueError) as err:
         address = str(target.address)
         return Engine(
@@ -123,8 +114,8 @@ async def _engine(target: TargetPod) -> Engine:
         model=(base.root or base.id) if base else None,
         adapters=frozenset(model.id for model in models if model.parent is not None),
         max_model_len=base.max_model_len if base else None,
-        cache=page.cache,
-        counters=page.sums,
+        cache=page.labels(metrics.ENGINE_CACHE_CONFIG),
+        counters=_counters(page),
         command=target.command,
         side_channel=await _side_channel(target, base.owned_by if base else ""),
         fabrics=target.fabrics,
@@ -169,7 +160,7 @@ async def _sidecar(target: TargetPod) -> Sidecar | None:
     if target.get_sidecar is None:
         return None
     try:
-        page = _parse_metrics(await target.get_sidecar(endpoints.METRICS))
+        page = MetricsPage.parse((await target.get_sidecar(endpoints.METRICS)).decode())
     except (NoAnswer, ValueError) as err:
         return Sidecar(target.pod, error=str(err))
     not_ready = None
@@ -177,18 +168,17 @@ async def _sidecar(target: TargetPod) -> Sidecar | None:
         await target.get_sidecar(endpoints.READY)
     except NoAnswer as err:
         not_ready = str(err)
-    return Sidecar(target.pod, not_ready=not_ready, counters=page.sums)
+    return Sidecar(target.pod, not_ready=not_ready, counters=_counters(page))
 
 
-def _parse_metrics(text: bytes) -> _MetricsPage:
-    sums: defaultdict[str, float] = defaultdict(float)
-    cache: dict[str, Any] = {}
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            if sample.name == metrics.ENGINE_CACHE_CONFIG:
-                cache = dict(sample.labels)
-            label = _SPLIT_BY_LABEL.get(sample.name)
-            key = f"{sample.name}{{{sample.labels.get(label, '')}}}" if label else sample.name
-            if not sample.name.endswith(("_bucket", "_created")):
-                sums[key] += sample.value
-    return _MetricsPage(dict(sums), cache)
+def _counters(page: MetricsPage) -> dict[str, float]:
+    """Sums by sample name; those of _SPLIT_BY_LABEL by `name{label value}` instead."""
+    counters = {
+        name: total
+        for name, total in page.totals.items()
+        if name not in _SPLIT_BY_LABEL and not name.endswith(("_bucket", "_created"))
+    }
+    for name, label in _SPLIT_BY_LABEL.items():
+        for value, total in page.totals_by_label(name, label).items():
+            counters[f"{name}{{{value}}}"] = total
+    return counters

@@ -8,14 +8,13 @@ Errors: `ScrapeError`: a page cannot be had or read; the message names its URL.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_contract import metrics
+from tandem_contract.metrics_page import MetricsPage
 
 
 class ScrapeError(Exception):
@@ -67,25 +66,16 @@ def _joined(left: Mapping[str, float], right: Mapping[str, float], sign: int) ->
 
 def read_page(text: str) -> Counters:
     """The counters of one page. Raises ValueError when it is not in Prometheus' text format."""
-    totals: defaultdict[str, float] = defaultdict(float)
-    paths: defaultdict[str, float] = defaultdict(float)
-    errors: defaultdict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            totals[sample.name] += sample.value
-            if sample.name == metrics.REQUESTS:
-                paths[sample.labels.get(metrics.ROUTING_PATH_LABEL, "")] += sample.value
-            elif sample.name == metrics.ERRORS:
-                errors[sample.labels.get(metrics.PHASE_LABEL, "")] += sample.value
+    page = MetricsPage.parse(text)
     return Counters(
-        kv_bytes=totals[f"{metrics.ENGINE_XFER_BYTES}_sum"],
-        transfers=totals[f"{metrics.ENGINE_XFER_SECONDS}_count"],
-        transfer_seconds=totals[f"{metrics.ENGINE_XFER_SECONDS}_sum"],
-        transfers_failed=totals[metrics.ENGINE_XFER_FAILED],
-        kv_expired=totals[metrics.ENGINE_KV_EXPIRED],
-        fallbacks=totals[metrics.FALLBACKS],
-        paths=dict(paths),
-        errors=dict(errors),
+        kv_bytes=page.totals.get(f"{metrics.ENGINE_XFER_BYTES}_sum", 0),
+        transfers=page.totals.get(f"{metrics.ENGINE_XFER_SECONDS}_count", 0),
+        transfer_seconds=page.totals.get(f"{metrics.ENGINE_XFER_SECONDS}_sum", 0),
+        transfers_failed=page.totals.get(metrics.ENGINE_XFER_FAILED, 0),
+        kv_expired=page.totals.get(metrics.ENGINE_KV_EXPIRED, 0),
+        fallbacks=page.totals.get(metrics.FALLBACKS, 0),
+        paths=page.totals_by_label(metrics.REQUESTS, metrics.ROUTING_PATH_LABEL),
+        errors=page.totals_by_label(metrics.ERRORS, metrics.PHASE_LABEL),
     )
 
 

@@ -176,18 +176,14 @@ class Stack:
 
     async def _serving_problem(self, http: aiohttp.ClientSession) -> str:
         """Why requests would not be served correctly yet; empty if they would."""
-        samples = await scrape(http, self.epp_metrics)
-        health = {
-            sample_labels["backend"]: value
-            for name, sample_labels, value in samples
-            if name == metrics.EPP_HEALTHY
-        }
+        page = await scrape(http, self.epp_metrics)
+        health = page.totals_by_label(metrics.EPP_HEALTHY, "backend")
         # The EPP does not choose a pod before its first health check. Until it knows every pod it
         # may send both phases of a request to a prefill pod.
         unhealthy = ", ".join(pod for pod, value in health.items() if not value)
         if unhealthy or not health:
             return f"the EPP has no successful health check of {unhealthy or 'any pod'}"
-        url = f"{self.endpoint}/v1/models"
+        url = f"{self.endpoint}{endpoints.MODELS}"
         with suppress(aiohttp.ClientError):
             async with http.get(url) as answer:
                 if answer.status == 200:

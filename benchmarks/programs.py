@@ -18,8 +18,8 @@ from .h2load import NotInstalled
 def missing(finders: Sequence[Callable[[], object]]) -> list[str]:
     """The messages of the finders that do not find their program.
 
-    A finder returns anything, or raises NotInstalled, MissingTool or SetupError; the message names the
-    program and the command that installs it.
+    A finder returns anything, or raises NotInstalled, MissingTool or SetupError; the message names
+    the program and the command that installs it.
     """
     messages = []
     for find in finders:

@@ -46,7 +46,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--config", "FILE", *KUBERNETES, "--namespace", "n", "--selector", "a=b=c"), "'a=b=c'"),
         (("--config", "FILE", *KUBERNETES, *SELECTED, "--target-port", "0"), "0 is not in"),
         (("--config", "FILE", "--history", "-1"), "-1 is not in the range"),
-        (("--config", "FILE", "--otlp-endpoint", "x"), "'x' is no URL of a collector"),
+        (("--config", "FILE", "--otlp-endpoint", "x"), "'x' is not the URL of a collector"),
         (("--config", "FILE", "--namespace", "x"), "need --discovery kubernetes"),
         (("--config", "FILE", "--log-level", "trace"), "'trace' is not one of"),
         (("--config", "FILE", "--max-body", "16MiB"), "'16MiB' is not a valid integer"),

@@ -43,7 +43,7 @@ CRD = Path(__file__).parents[2] / "crds" / "decodepools.yaml"
         (("--plan-key-dir", "/does/not/exist"), "does not exist"),
     ],
 )
-def test_usage_errors_end_with_2(arguments: tuple[str, ...], said: str) -> None:
+def test_usage_errors_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -57,7 +57,7 @@ async def test_a_bad_plan_key_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @component
-async def test_a_port_in_use_is_one_line_and_1() -> None:
+async def test_a_port_in_use_is_reported_in_one_line_and_exits_with_1() -> None:
     flag = "--admin"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -68,7 +68,7 @@ async def test_a_port_in_use_is_one_line_and_1() -> None:
 
 
 @component
-async def test_a_low_soft_limit_of_open_files_bounds_no_clients() -> None:
+async def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     low = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
     async with sidecar(under=low) as it:
         limits = Path(f"/proc/{it.process.pid}/limits").read_text()
@@ -126,7 +126,7 @@ async def status_of(listen: HostPort) -> int:
 
 
 @component
-async def test_sigterm_drains_and_ends_with_0() -> None:
+async def test_sigterm_drains_and_exits_with_0() -> None:
     go = asyncio.Event()
 
     async def script(turn: Turn) -> None:
@@ -156,7 +156,7 @@ async def test_sigterm_drains_and_ends_with_0() -> None:
 
 
 @component
-async def test_sigterm_past_the_drain_timeout_ends_with_0() -> None:
+async def test_sigterm_exits_with_0_when_the_drain_times_out() -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")

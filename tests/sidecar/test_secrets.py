@@ -1,4 +1,4 @@
-"""What clients and engines say of prompts and keys is in no log and on no page of ours."""
+"""Prompts, keys and header values appear neither in the log nor on the admin port."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ MARKED = (
     f"tracestate: k={SECRET}",
 )
 IN_PATH = "h1dd3n"
-"""Told by /requests alone, where somebody asks what became of this very request."""
+"""Part of a path. Only /requests/ID may show it: the path belongs to the request asked for."""
 PATHS = ("/v1/completions", "/v1/chat/completions", f"/v1/{IN_PATH}", f"/{IN_PATH}/v1/completions")
 ROUTES = (
     f"x-prefiller-host-port: {SECRET}",
@@ -93,7 +93,7 @@ class Scene:
     prefill: FakePrefill
 
     async def ask(self, path: str, *headers: str, body: str = BODY) -> None:
-        """Ask and take whatever comes, or nothing."""
+        """Send a request and read whatever is answered, if anything."""
         async with wire(self.it.listen) as client:
             client.post(body.encode(), "connection: close", *MARKED, *headers, path=path)
             await client.closed()
@@ -109,7 +109,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def pages(it: Sidecar) -> dict[str, str]:
-    """Everything the admin port shows."""
+    """The text of all admin pages."""
     texts = {}
     async with aiohttp.ClientSession() as http:
         for path in ("/metrics", "/state", "/readyz", "/requests/known"):
@@ -118,7 +118,7 @@ async def pages(it: Sidecar) -> dict[str, str]:
     return texts
 
 
-async def test_no_secret_is_told() -> None:
+async def test_no_secret_is_logged_or_shown() -> None:
     async with scene() as at:
         split = f"x-prefiller-host-port: {at.prefill.address}"
         for script in SCRIPTS:
@@ -147,12 +147,12 @@ async def test_no_secret_is_told() -> None:
 
 
 def around(text: str) -> set[str]:
-    """Where it was told."""
+    """The places where the secret occurs in `text`."""
     return set(re.findall(rf".{{0,80}}(?:{SECRET}).{{0,20}}", text))
 
 
 async def running(at: Scene) -> None:
-    """The admin pages while a request runs and after many."""
+    """Check the admin pages while a request runs, after many others."""
     go = asyncio.Event()
 
     async def held(turn: Turn) -> None:

@@ -115,7 +115,7 @@ async def run(
 
 
 def print_ready(serving: HostPort, admin: HostPort, settings: Settings) -> None:
-    """Print the readiness line, for people and for whoever started the process."""
+    """Print the readiness line, for people and for the program that started the process."""
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
     print(  # noqa: T201 - the readiness line
         f"tandem-sidecar: serving on {serving}, admin on {admin},"

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: a real OTLP receiver that keeps what it gets."""
+"""An OpenTelemetry collector: a real OTLP/HTTP receiver that keeps the spans it gets."""
 
 import asyncio
 from typing import Self
@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Takes spans, unless told to refuse or to hang."""
+    """Accepts spans, unless `status` or `hangs` is set."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""Records as the data path would have filled them in, one second per step."""
+"""Records as the data path fills them in, with one second between events."""
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
@@ -18,7 +18,7 @@ def ended(made: Record, outcome: str = "answered", *, seconds: float = 5.0) -> R
 
 
 def handed_off(request_id: str = "r1", timing: Timing | None = None) -> Record:
-    """Prefilled elsewhere, decoded here, answered; `timing` is the decode engine's."""
+    """An answered hand-off; `timing` is the decode engine's."""
     made = record(request_id)
     made.path, made.reason, made.status = RoutingPath.PREFILL_THEN_DECODE, "worth_it", 200
     leg = made.leg(Phase.PREFILL, "p-0", f"{request_id}-a", RECEIVED + 1)
@@ -32,7 +32,7 @@ def handed_off(request_id: str = "r1", timing: Timing | None = None) -> Record:
 
 
 def load_failed(request_id: str = "r1") -> Record:
-    """The decode engine could not load the KV, and then computed the prompt itself."""
+    """A hand-off whose KV load failed, after which the decode engine computed the prompt."""
     made = record(request_id)
     made.path, made.status, made.errors = RoutingPath.FALLBACK, 200, (ErrorPhase.KV_TRANSFER,)
     made.leg(Phase.PREFILL, "p-0", f"{request_id}-a", 101.0).end(Result.ANSWERED, 102.0, status=200)

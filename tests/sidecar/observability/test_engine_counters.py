@@ -29,18 +29,18 @@ BUCKET = "disaggregated_kv_transfer_duration_seconds_bucket"
 
 
 class Page:
-    """An engine's page as vLLM writes it, with other lines and two ranks."""
+    """The metrics page of an engine with two ranks, as vLLM writes it, with unrelated lines."""
 
     def __init__(self) -> None:
         self.started: float | None = time.time() + 3600
         self.failed = 0
         self.took: list[float] = []
         self.asked = 0
-        self.away = False
+        self.unreachable = False
 
     async def ask(self) -> bytes | None:
         self.asked += 1
-        return None if self.away else self.text()
+        return None if self.unreachable else self.text()
 
     def text(self) -> bytes:
         lines = [
@@ -79,20 +79,20 @@ def _labels(rank: str) -> str:
     return f'engine="{rank}",model_name="a }} b"'
 
 
-class World:
+class Setup:
     def __init__(self) -> None:
         self.page = Page()
         self.metrics = Metrics()
-        self.told = 0
+        self.failed_loads = 0
         self.reports_times: bool | None = False
         self.counters = EngineCounters(self.page.ask, self.metrics, self.data_path, fresh=0.0)
 
     def data_path(self) -> DataPathCounts:
-        return DataPathCounts(self.told, self.reports_times)
+        return DataPathCounts(self.failed_loads, self.reports_times)
 
-    def fails_and_is_told(self) -> None:
-        """As the observer does when a request ends whose load had failed."""
-        self.told += 1
+    def count_failed_load(self) -> None:
+        """Count as the observer does when a request with a failed KV load ends."""
+        self.failed_loads += 1
         self.metrics.errors[ErrorPhase.KV_TRANSFER].inc()
 
     async def value(self, name: str, labels: dict[str, str] | None = None) -> float:
@@ -104,114 +104,116 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def setup() -> Setup:
+    return Setup()
 
 
-async def test_transfers_are_folded_in_bucket_by_bucket(world: World) -> None:
-    world.page.took = [0.004, 0.06, 0.06, 0.4, 7.0]
-    assert await world.value(COUNT) == 5
+async def test_the_engines_transfers_are_added_bucket_by_bucket(setup: Setup) -> None:
+    setup.page.took = [0.004, 0.06, 0.06, 0.4, 7.0]
+    assert await setup.value(COUNT) == 5
     for bound, below in (("0.0025", 0), ("0.005", 1), ("0.075", 3), ("0.5", 4), ("10.0", 4)):
-        assert await world.value(BUCKET, {"le": bound}) == below
-    assert await world.value(COUNT.replace("_count", "_sum")) == pytest.approx(7.524)
-    world.page.took.append(0.06)
-    assert await world.value(BUCKET, {"le": "0.075"}) == 4
-    assert await world.value(COUNT) == 6
+        assert await setup.value(BUCKET, {"le": bound}) == below
+    assert await setup.value(COUNT.replace("_count", "_sum")) == pytest.approx(7.524)
+    setup.page.took.append(0.06)
+    assert await setup.value(BUCKET, {"le": "0.075"}) == 4
+    assert await setup.value(COUNT) == 6
 
 
-async def test_transfers_that_answers_tell_of_are_not_counted_again(world: World) -> None:
-    world.reports_times = True
-    world.page.took = [0.1]
-    assert await world.value(COUNT) == 0
+async def test_transfers_reported_with_answers_are_not_counted_again(setup: Setup) -> None:
+    setup.reports_times = True
+    setup.page.took = [0.1]
+    assert await setup.value(COUNT) == 0
 
 
-async def test_until_an_answer_has_told_which_they_wait(world: World) -> None:
-    world.reports_times = None
-    world.page.took = [0.1]
-    assert await world.value(COUNT) == 0
-    world.page.took = [0.1, 0.2]
-    assert await world.value(COUNT) == 0
-    world.reports_times = False
-    assert await world.value(COUNT) == 2
+async def test_transfers_wait_until_an_answer_shows_whether_times_are_reported(
+    setup: Setup,
+) -> None:
+    setup.reports_times = None
+    setup.page.took = [0.1]
+    assert await setup.value(COUNT) == 0
+    setup.page.took = [0.1, 0.2]
+    assert await setup.value(COUNT) == 0
+    setup.reports_times = False
+    assert await setup.value(COUNT) == 2
 
 
-async def test_a_load_that_failed_in_silence_counts(world: World) -> None:
-    world.page.failed = 3
-    assert await world.errors() == 3
-    assert await world.errors() == 3
+async def test_a_failed_load_without_an_error_answer_counts(setup: Setup) -> None:
+    setup.page.failed = 3
+    assert await setup.errors() == 3
+    assert await setup.errors() == 3
 
 
 @pytest.mark.parametrize("engine_first", [True, False])
-async def test_a_failed_load_that_both_count_counts_once(world: World, engine_first: bool) -> None:
-    await world.errors()
+async def test_a_failed_load_counted_by_both_counts_once(setup: Setup, engine_first: bool) -> None:
+    await setup.errors()
     for _ in range(3):
         if engine_first:
-            world.page.failed += 1
-            await world.errors()
-            world.fails_and_is_told()
+            setup.page.failed += 1
+            await setup.errors()
+            setup.count_failed_load()
         else:
-            world.fails_and_is_told()
-            await world.errors()
-            world.page.failed += 1
-    assert await world.errors() == 3
-    world.page.failed += 1
-    assert await world.errors() == 4
+            setup.count_failed_load()
+            await setup.errors()
+            setup.page.failed += 1
+    assert await setup.errors() == 3
+    setup.page.failed += 1
+    assert await setup.errors() == 4
 
 
-async def test_what_only_the_sidecar_counted_hides_no_later_one(world: World) -> None:
-    world.fails_and_is_told()
-    assert await world.errors() == 1
-    assert await world.errors() == 1
-    world.page.failed = 1
-    assert await world.errors() == 2
+async def test_a_failure_counted_by_the_sidecar_alone_hides_no_later_one(setup: Setup) -> None:
+    setup.count_failed_load()
+    assert await setup.errors() == 1
+    assert await setup.errors() == 1
+    setup.page.failed = 1
+    assert await setup.errors() == 2
 
 
-async def test_a_restart_takes_nothing_back(world: World) -> None:
-    world.page.failed, world.page.took = 2, [0.1, 0.1]
-    assert await world.errors() == 2
-    world.page.restart()
-    assert await world.errors() == 2
-    world.page.restart()
-    world.page.failed, world.page.took = 5, [0.2, 0.2, 0.2]
-    assert await world.errors() == 7
-    assert await world.value(COUNT) == 5
+async def test_a_restart_of_the_engine_lowers_no_counter(setup: Setup) -> None:
+    setup.page.failed, setup.page.took = 2, [0.1, 0.1]
+    assert await setup.errors() == 2
+    setup.page.restart()
+    assert await setup.errors() == 2
+    setup.page.restart()
+    setup.page.failed, setup.page.took = 5, [0.2, 0.2, 0.2]
+    assert await setup.errors() == 7
+    assert await setup.value(COUNT) == 5
 
 
-async def test_without_a_start_time_a_counter_that_falls_tells(world: World) -> None:
-    world.page.started = None
-    await world.errors()
-    world.page.failed = 3
-    assert await world.errors() == 3
-    world.page.failed = 1
-    assert await world.errors() == 4
+async def test_without_a_start_time_a_falling_counter_means_a_restart(setup: Setup) -> None:
+    setup.page.started = None
+    await setup.errors()
+    setup.page.failed = 3
+    assert await setup.errors() == 3
+    setup.page.failed = 1
+    assert await setup.errors() == 4
 
 
-async def test_an_older_engine_has_counted_for_another_sidecar(world: World) -> None:
-    world.page.started = time.time() - 3600
-    world.page.failed, world.page.took = 9, [0.1]
-    assert await world.errors() == 0
-    world.page.failed = 10
-    assert await world.errors() == 1
-    assert await world.value(COUNT) == 0
+async def test_counts_of_an_engine_older_than_the_sidecar_are_the_baseline(setup: Setup) -> None:
+    setup.page.started = time.time() - 3600
+    setup.page.failed, setup.page.took = 9, [0.1]
+    assert await setup.errors() == 0
+    setup.page.failed = 10
+    assert await setup.errors() == 1
+    assert await setup.value(COUNT) == 0
 
 
-async def test_an_engine_that_is_away_changes_nothing(world: World) -> None:
-    world.page.failed = 1
-    assert await world.errors() == 1
-    world.page.away, world.page.failed = True, 4
-    assert await world.errors() == 1
-    world.page.away = False
-    assert await world.errors() == 4
+async def test_an_unreachable_engine_changes_nothing(setup: Setup) -> None:
+    setup.page.failed = 1
+    assert await setup.errors() == 1
+    setup.page.unreachable, setup.page.failed = True, 4
+    assert await setup.errors() == 1
+    setup.page.unreachable = False
+    assert await setup.errors() == 4
 
 
-async def test_scrapes_at_once_ask_once() -> None:
+async def test_concurrent_scrapes_fetch_one_page() -> None:
     page = Page()
     counters = EngineCounters(page.ask, Metrics(), lambda: DataPathCounts(0, None))
     await asyncio.gather(*(counters.refresh() for _ in range(3)))
     assert page.asked == 1
 
 
-def test_the_reference_engines_page_is_read() -> None:
+def test_the_reference_engines_page_is_parsed() -> None:
     engine = EngineMetrics("m")
     engine.record_pull(PullResult(tokens=16, bytes=4096, seconds=0.06))
     engine.record_pull_failure()
@@ -225,14 +227,14 @@ def test_the_reference_engines_page_is_read() -> None:
     assert readings.started is not None
 
 
-def test_what_several_processes_have_seen_is_one() -> None:
+def test_counts_of_several_workers_are_combined() -> None:
     assert DataPathCounts.of_samples([]) == DataPathCounts(0, None)
-    said = [(FAILED_LOADS, 2.0), (REPORTS_TIMES, 1.0), (FAILED_LOADS, 3.0), ("other", 9.0)]
-    assert DataPathCounts.of_samples(said) == DataPathCounts(5, True)
+    samples = [(FAILED_LOADS, 2.0), (REPORTS_TIMES, 1.0), (FAILED_LOADS, 3.0), ("other", 9.0)]
+    assert DataPathCounts.of_samples(samples) == DataPathCounts(5, True)
     assert DataPathCounts.of_samples([(REPORTS_TIMES, 0.0)]) == DataPathCounts(0, False)
 
 
-def test_what_a_process_has_seen_stands_in_its_metrics() -> None:
+def test_counts_of_a_process_can_be_read_from_its_metrics() -> None:
     metrics = Metrics()
     assert (
         DataPathCounts.of_process(metrics)
@@ -252,7 +254,7 @@ def _samples(metrics: Metrics) -> list[tuple[str, float]]:
     return [(s.name, s.value) for family in metrics.registry.collect() for s in family.samples]
 
 
-def test_a_page_of_something_else_says_nothing() -> None:
+def test_a_page_in_another_format_has_no_readings() -> None:
     assert parse_readings(b"<html>") == EngineReadings()
     assert parse_readings(b"vllm:nixl_num_failed_transfers_total NaN\n") == EngineReadings()
 
@@ -274,7 +276,7 @@ async def test_the_page_is_fetched_from_the_engine(engine: Peer) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "hangs", "gone"])
-async def test_an_engine_without_a_page(engine: Peer, how: str) -> None:
+async def test_an_engine_that_does_not_answer_has_no_page(engine: Peer, how: str) -> None:
     async def script(turn: Turn) -> None:
         if how == "error":
             turn.answer(500, b"")

@@ -8,25 +8,25 @@ BOUNDS = (0.5, 1.0, 2.5)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 2.5, 3.0])))
-def test_a_distribution_reads_as_prometheus_own(values: list[float]) -> None:
+def test_a_histogram_is_exported_like_prometheus_clients_own(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    distribution = HistogramVec("x", "Help.", BOUNDS, registry=ours).child()
+    fast = HistogramVec("x", "Help.", BOUNDS, registry=ours).child()
     histogram = Histogram("x", "Help.", buckets=BOUNDS, registry=theirs)
     for value in values:
-        distribution.observe(value)
+        fast.observe(value)
         histogram.observe(value)
     expected = [line for line in _lines(theirs) if "_created" not in line]
     assert _lines(ours) == expected
 
 
-def test_what_is_folded_in_counts_in_the_bucket_of_its_bound() -> None:
-    distribution = HistogramVec("x", "Help.", BOUNDS, registry=CollectorRegistry()).child()
-    distribution.fold(1.0, 3)
-    distribution.fold(float("inf"), 2)
-    assert distribution.cumulative() == [("0.5", 0), ("1.0", 3), ("2.5", 3), ("+Inf", 5)]
+def test_folded_values_count_in_the_bucket_of_their_bound() -> None:
+    fast = HistogramVec("x", "Help.", BOUNDS, registry=CollectorRegistry()).child()
+    fast.fold(1.0, 3)
+    fast.fold(float("inf"), 2)
+    assert fast.cumulative() == [("0.5", 0), ("1.0", 3), ("2.5", 3), ("+Inf", 5)]
 
 
-def test_past_the_limit_a_family_counts_others_together() -> None:
+def test_beyond_its_limit_a_family_counts_other_labels_together() -> None:
     registry = CollectorRegistry()
     family = CounterVec("x_total", "Help.", ["a", "b"], registry=registry, limit=2)
     for name in "abcd":

@@ -22,7 +22,7 @@ def test_a_request_is_found_while_it_runs_and_after() -> None:
     assert history.find("r2") == []
 
 
-def test_the_oldest_are_forgotten_and_the_newest_of_one_id_come_last() -> None:
+def test_old_requests_are_dropped_and_the_newest_of_an_id_comes_last() -> None:
     history = History(20)
     for i in range(MAX_SAME_ID + 12):
         made = record("same" if i % 2 else f"r{i}")
@@ -30,13 +30,13 @@ def test_the_oldest_are_forgotten_and_the_newest_of_one_id_come_last() -> None:
         made.received_unix += i
         history.start(made)
         end(history, ended(made))
-    found = [t.received - UNIX for t in history.find("same")]
-    assert found == [5, 7, 9, 11, 13, 15, 17, 19]
+    received = [t.received - UNIX for t in history.find("same")]
+    assert received == [5, 7, 9, 11, 13, 15, 17, 19]
     end(history, ended(record("last")))
     assert history.find("r0") == []
 
 
-def test_nothing_is_kept_where_none_is_asked_for() -> None:
+def test_a_limit_of_zero_keeps_no_ended_request() -> None:
     history, made = History(0), record()
     history.start(made)
     end(history, ended(made))
@@ -49,12 +49,16 @@ def test_a_long_detail_is_cut() -> None:
     assert len(to_trace(made).legs[0].detail) == 256
 
 
-def test_times_are_told_from_the_moment_the_request_came_in() -> None:
-    told = to_trace(handed_off(timing=Timing(transfer=0.5)))
-    assert (told.path, told.first_byte, told.ended) == (RoutingPath.PREFILL_THEN_DECODE, 3.0, 5.0)
-    assert [(leg.phase, leg.started, leg.first_byte, leg.ended) for leg in told.legs] == [
+def test_times_are_relative_to_the_request() -> None:
+    trace = to_trace(handed_off(timing=Timing(transfer=0.5)))
+    assert (trace.path, trace.first_byte, trace.ended) == (
+        RoutingPath.PREFILL_THEN_DECODE,
+        3.0,
+        5.0,
+    )
+    assert [(leg.phase, leg.started, leg.first_byte, leg.ended) for leg in trace.legs] == [
         ("prefill", 1.0, None, 2.0),
         ("decode", 2.0, 3.0, 4.0),
     ]
-    assert told.legs[1].timing == Timing(transfer=0.5)
-    assert msgspec.json.decode(msgspec.json.encode(told), type=SidecarTrace) == told
+    assert trace.legs[1].timing == Timing(transfer=0.5)
+    assert msgspec.json.decode(msgspec.json.encode(trace), type=SidecarTrace) == trace

@@ -36,13 +36,13 @@ def ended() -> Record:
     return record
 
 
-def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_format_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "info")
     log.warning("no answer\nfrom %s", "p", extra={"request_id": "r1", "tries": 2})
     [line] = capsys.readouterr().err.splitlines()
-    said = json.loads(line)
-    assert said.pop("time").endswith("Z")
-    assert said == {
+    fields = json.loads(line)
+    assert fields.pop("time").endswith("Z")
+    assert fields == {
         "level": "warning",
         "logger": "tandem_sidecar.test",
         "message": "no answer\nfrom p",
@@ -61,25 +61,27 @@ def test_json_holds_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(line)["exception"].endswith("ValueError: why")
 
 
-def test_text_shows_the_fields_and_writes_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_format_shows_the_fields_and_escapes_line_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logs.configure(LogFormat.TEXT, "info")
     log.warning("no answer\nERROR forged", extra={"request_id": "r1", "why": "two words"})
     [line] = capsys.readouterr().err.splitlines()
     _, rest = line.split(" ", 1)
-    said = r'no answer\nERROR forged request_id=r1 why="two words"'
-    assert rest == f"WARNING tandem_sidecar.test: {said}"
+    message = r'no answer\nERROR forged request_id=r1 why="two words"'
+    assert rest == f"WARNING tandem_sidecar.test: {message}"
 
 
-def test_configured_again_it_changes_how(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_configure_changes_format_and_level(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.TEXT, "warning")
-    log.info("unheard")
+    log.info("not logged")
     logs.configure(LogFormat.JSON, "debug")
-    log.debug("heard")
+    log.debug("logged")
     [line] = capsys.readouterr().err.splitlines()
-    assert json.loads(line)["message"] == "heard"
+    assert json.loads(line)["message"] == "logged"
 
 
-def test_a_library_is_not_heard_below_info(capsys: pytest.CaptureFixture[str]) -> None:
+def test_libraries_do_not_log_below_info(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.TEXT, "debug")
     logging.getLogger("other.package").debug("sent %s", b"bytes")
     assert capsys.readouterr().err == ""
@@ -106,7 +108,7 @@ def test_fields_of_a_request() -> None:
     }
 
 
-def test_fields_leave_out_what_is_not_known() -> None:
+def test_unknown_fields_are_left_out() -> None:
     record = Record("r1", "chat", 1.0, 2.0, target="/v1/chat/completions", outcome="left")
     assert logs.request_fields(record) == {"request_id": "r1", "kind": "chat", "outcome": "left"}
 
@@ -126,20 +128,22 @@ def test_lines_of_requests_are_text_too(capsys: pytest.CaptureFixture[str]) -> N
     assert "INFO tandem_sidecar.requests: request ended request_id=r1 kind=completions" in line
 
 
-def test_above_info_no_line_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_above_info_requests_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "warning")
     logs.log_requests([ended()])
     assert capsys.readouterr().err == ""
 
 
 class Closed(io.StringIO):
-    """As stderr whose reader is gone."""
+    """Like stderr after its reader has closed the pipe."""
 
     def flush(self) -> None:
         raise BrokenPipeError
 
 
-def test_a_log_that_takes_nothing_costs_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_cannot_be_written_are_dropped_without_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logs.configure(LogFormat.JSON, "info")
     stderr = Closed()
     monkeypatch.setattr("sys.stderr", stderr)

@@ -16,7 +16,7 @@ def test_labels_are_bounded() -> None:
     assert "Not a label" not in page
 
 
-def test_the_seeds_six_are_there_from_the_start() -> None:
+def test_the_disaggregated_metrics_are_exported_from_the_start() -> None:
     page = Metrics().page().decode()
     for path in RoutingPath:
         assert f'{names.REQUESTS}{{routing_path="{path.value}"}} 0.0' in page
@@ -28,9 +28,9 @@ def test_the_seeds_six_are_there_from_the_start() -> None:
         assert f"# TYPE {name} histogram" in page
 
 
-def test_what_is_watched_is_read_at_each_scrape() -> None:
-    metrics, figures = Metrics(), {"a": 1.0}
-    metrics.add_gauge("x", "Help.", lambda: [((k,), v) for k, v in figures.items()], ["name"])
+def test_a_gauge_is_computed_at_each_scrape() -> None:
+    metrics, values = Metrics(), {"a": 1.0}
+    metrics.add_gauge("x", "Help.", lambda: [((k,), v) for k, v in values.items()], ["name"])
     assert 'x{name="a"} 1.0' in metrics.page().decode()
-    figures["b"] = 2.0
+    values["b"] = 2.0
     assert 'x{name="b"} 2.0' in metrics.page().decode()

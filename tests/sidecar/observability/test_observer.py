@@ -10,12 +10,12 @@ from tandem_sidecar.observability.record import Leg, Phase, Record, Result
 from .records import RECEIVED, ended, handed_off, load_failed, record
 
 
-class World:
+class Setup:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.observer = RequestObserver(self.metrics)
 
-    def see(self, made: Record) -> None:
+    def process(self, made: Record) -> None:
         self.observer.on_request_start(made)
         self.observer.on_request_end(made)
         self.observer.catch_up()
@@ -25,88 +25,88 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def setup() -> Setup:
+    return Setup()
 
 
-async def test_a_hand_off_counts_once_in_everything_it_is(world: World) -> None:
-    world.see(handed_off(timing=Timing(transfer=0.5)))
+async def test_a_hand_off_is_counted_once_in_each_metric(setup: Setup) -> None:
+    setup.process(handed_off(timing=Timing(transfer=0.5)))
     path = RoutingPath.PREFILL_THEN_DECODE.value
-    assert world.value("disaggregated_requests_total", routing_path=path) == 1
-    assert world.value("disaggregated_prefill_duration_seconds_sum", backend="p-0") == 1.0
-    assert world.value("disaggregated_decode_duration_seconds_sum", backend="d-0") == 2.0
-    assert world.value("disaggregated_kv_transfer_duration_seconds_sum") == 0.5
-    assert world.value("tandem_sidecar_first_byte_seconds_sum", routing_path=path) == 3.0
-    assert world.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
+    assert setup.value("disaggregated_requests_total", routing_path=path) == 1
+    assert setup.value("disaggregated_prefill_duration_seconds_sum", backend="p-0") == 1.0
+    assert setup.value("disaggregated_decode_duration_seconds_sum", backend="d-0") == 2.0
+    assert setup.value("disaggregated_kv_transfer_duration_seconds_sum") == 0.5
+    assert setup.value("tandem_sidecar_first_byte_seconds_sum", routing_path=path) == 3.0
+    assert setup.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
     for phase in ("prefill", "decode"):
-        assert world.value("tandem_sidecar_legs_total", phase=phase, result="answered") == 1
-    assert world.value("disaggregated_fallback_total") == 0
+        assert setup.value("tandem_sidecar_legs_total", phase=phase, result="answered") == 1
+    assert setup.value("disaggregated_fallback_total") == 0
 
 
-async def test_a_pairs_first_hand_off_is_no_request_of_anybodys(world: World) -> None:
+async def test_a_warm_up_is_not_counted_as_a_request(setup: Setup) -> None:
     made = handed_off(timing=Timing(transfer=0.5))
     made.reason = WARM_UP
-    world.see(made)
+    setup.process(made)
     path = RoutingPath.PREFILL_THEN_DECODE.value
-    assert world.value("disaggregated_requests_total", routing_path=path) == 0
-    assert world.value("disaggregated_prefill_duration_seconds_count", backend="p-0") == 0
-    assert world.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
+    assert setup.value("disaggregated_requests_total", routing_path=path) == 0
+    assert setup.value("disaggregated_prefill_duration_seconds_count", backend="p-0") == 0
+    assert setup.value("tandem_sidecar_outcomes_total", outcome="answered") == 1
 
 
-async def test_what_runs_is_counted_by_kind(world: World) -> None:
+async def test_running_requests_are_counted_by_kind(setup: Setup) -> None:
     made = record(kind="responses")
-    world.observer.on_request_start(made)
-    assert world.value("tandem_sidecar_in_flight", kind="responses") == 1
-    world.observer.on_request_end(ended(made))
-    world.observer.catch_up()
-    assert world.value("tandem_sidecar_in_flight", kind="responses") == 0
+    setup.observer.on_request_start(made)
+    assert setup.value("tandem_sidecar_in_flight", kind="responses") == 1
+    setup.observer.on_request_end(ended(made))
+    setup.observer.catch_up()
+    assert setup.value("tandem_sidecar_in_flight", kind="responses") == 0
 
 
-async def test_a_retry_is_counted_by_what_it_followed(world: World) -> None:
+async def test_a_retry_is_counted_by_the_result_of_the_failed_leg(setup: Setup) -> None:
     made = record()
     made.path = RoutingPath.FALLBACK
     made.errors = (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
     made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.BUSY, 101, status=503)
     made.leg(Phase.PREFILL, "p-1", "b", 101).end(Result.UNREACHABLE, 102)
     made.leg(Phase.DECODE, "d-0", "c", 102).end(Result.ANSWERED, 103, status=200)
-    world.see(ended(made))
-    assert world.value("tandem_sidecar_retries_total", result="busy") == 1
-    assert world.value("tandem_sidecar_retries_total", result="unreachable") == 0
-    assert world.value("disaggregated_errors_total", phase="prefill") == 2
-    assert world.value("disaggregated_fallback_total") == 1
+    setup.process(ended(made))
+    assert setup.value("tandem_sidecar_retries_total", result="busy") == 1
+    assert setup.value("tandem_sidecar_retries_total", result="unreachable") == 0
+    assert setup.value("disaggregated_errors_total", phase="prefill") == 2
+    assert setup.value("disaggregated_fallback_total") == 1
 
 
-async def test_a_decode_without_its_hand_off_is_a_retry_too(world: World) -> None:
-    world.see(load_failed())
-    assert world.value("tandem_sidecar_retries_total", result="error") == 1
-    assert world.metrics.failed_loads.value == 1
+async def test_a_decode_without_the_hand_off_is_a_retry(setup: Setup) -> None:
+    setup.process(load_failed())
+    assert setup.value("tandem_sidecar_retries_total", result="error") == 1
+    assert setup.metrics.failed_loads.value == 1
 
 
-async def test_a_prefill_that_handed_nothing_over_is_no_failed_load(world: World) -> None:
+async def test_an_unusable_prefill_answer_is_not_a_failed_load(setup: Setup) -> None:
     made = record()
     made.path, made.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)
     made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
     made.leg(Phase.DECODE, "d-0", "b", 101).end(Result.ERROR, 102, status=500)
-    world.see(ended(made))
-    assert world.metrics.failed_loads.value == 0
+    setup.process(ended(made))
+    assert setup.metrics.failed_loads.value == 0
 
 
-async def test_unified_requests_are_counted_by_reason(world: World) -> None:
+async def test_unified_requests_are_counted_by_reason(setup: Setup) -> None:
     made = record()
     made.path, made.reason = RoutingPath.UNIFIED, "short_prompt"
-    world.see(ended(made))
-    assert world.value("tandem_sidecar_unified_total", reason="short_prompt") == 1
+    setup.process(ended(made))
+    assert setup.value("tandem_sidecar_unified_total", reason="short_prompt") == 1
 
 
-async def test_what_is_passed_through_is_no_generation(world: World) -> None:
-    world.see(ended(record(kind="passthrough")))
-    page = world.metrics.page().decode()
+async def test_a_passed_through_request_is_not_counted_as_a_generation(setup: Setup) -> None:
+    setup.process(ended(record(kind="passthrough")))
+    page = setup.metrics.page().decode()
     assert 'tandem_sidecar_outcomes_total{outcome="answered"} 1.0' in page
     assert 'disaggregated_requests_total{routing_path="unified"} 0.0' in page
 
 
 @pytest.mark.parametrize(("method", "kept"), [("GET", 0), ("POST", 1)])
-async def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> None:
+async def test_probes_and_scrapes_do_not_fill_the_history(method: str, kept: int) -> None:
     history = History(4)
     observer = RequestObserver(Metrics(), history)
     made = ended(record(kind="passthrough"))
@@ -118,26 +118,26 @@ async def test_probes_and_scrapes_displace_nobody(method: str, kept: int) -> Non
     assert len(history.find(made.request_id)) == kept
 
 
-async def test_an_engine_reports_times_of_transfers_if_it_tells_of_anything(world: World) -> None:
-    assert world.metrics.engine_reports_times is None
-    world.see(handed_off(timing=UNKNOWN))
-    assert world.metrics.engine_reports_times is False
-    world.see(handed_off(timing=Timing(queue=0.1)))
-    assert world.metrics.engine_reports_times is True
+async def test_an_engine_that_reports_any_timing_reports_transfers(setup: Setup) -> None:
+    assert setup.metrics.engine_reports_times is None
+    setup.process(handed_off(timing=UNKNOWN))
+    assert setup.metrics.engine_reports_times is False
+    setup.process(handed_off(timing=Timing(queue=0.1)))
+    assert setup.metrics.engine_reports_times is True
 
 
-async def test_a_release_is_counted_when_it_ends(world: World) -> None:
+async def test_a_release_is_counted_when_it_ends(setup: Setup) -> None:
     made = record()
     made.path = RoutingPath.PREFILL_THEN_DECODE
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
-    world.see(ended(made, "abandoned"))
-    assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 0
+    setup.process(ended(made, "abandoned"))
+    assert setup.value("tandem_sidecar_legs_total", phase="release", result="answered") == 0
     leg.end(Result.ANSWERED, 101, status=404)
-    world.observer.on_release_end(made, leg)
-    assert world.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
+    setup.observer.on_release_end(made, leg)
+    assert setup.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
 
 
-async def test_the_moment_a_client_left_at(world: World) -> None:
+async def test_when_a_client_left(setup: Setup) -> None:
     made = record()
     assert left_at(made) == "prefill"
     prefill = made.leg(Phase.PREFILL, "p-0", "a", RECEIVED)
@@ -151,12 +151,12 @@ async def test_the_moment_a_client_left_at(world: World) -> None:
     made.first_byte = RECEIVED + 2
     assert left_at(made) == "answer"
     made.path = RoutingPath.PREFILL_THEN_DECODE
-    world.see(ended(made, "abandoned"))
-    assert world.value("tandem_sidecar_client_left_total", moment="answer") == 1
+    setup.process(ended(made, "abandoned"))
+    assert setup.value("tandem_sidecar_client_left_total", moment="answer") == 1
 
 
-class Sent:
-    """A tracer that only counts."""
+class CountingTracer:
+    """A tracer that only counts the calls."""
 
     def __init__(self) -> None:
         self.ends = 0
@@ -173,9 +173,11 @@ class Sent:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_release_has_a_span_of_its_own_once_its_request_was_sent(late: bool) -> None:
-    sent = Sent()
-    observer = RequestObserver(Metrics(), None, sent)
+async def test_a_release_that_ends_after_its_request_was_sent_is_sent_separately(
+    late: bool,
+) -> None:
+    tracer = CountingTracer()
+    observer = RequestObserver(Metrics(), None, tracer)
     made = record()
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
     observer.on_request_start(made)
@@ -185,4 +187,4 @@ async def test_a_release_has_a_span_of_its_own_once_its_request_was_sent(late: b
     leg.end(Result.ANSWERED, 101, status=404)
     observer.on_release_end(made, leg)
     observer.catch_up()
-    assert (sent.ends, sent.releases) == (1, int(late))
+    assert (tracer.ends, tracer.releases) == (1, int(late))

@@ -1,4 +1,4 @@
-"""What operators see of requests that a whole sidecar served."""
+"""Metrics, history and spans of requests that a whole sidecar served."""
 
 import asyncio
 
@@ -18,37 +18,37 @@ BODY = b'{"prompt": "do not tell"}'
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-async def remembered(world: World, request_id: str) -> tuple[int, bytes]:
+async def find_traces(world: World, request_id: str) -> tuple[int, bytes]:
     async with world.http.get(world.admin(trace_path(request_id))) as answer:
         return answer.status, await answer.read()
 
 
-async def test_an_ended_request_is_remembered_leg_by_leg(world: World) -> None:
+async def test_an_ended_request_is_found_with_all_its_legs(world: World) -> None:
     await world.prefill()
     await world.start()
     headers = world.split | {"x-request-id": "odd/id?"}
     async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
         assert answer.status == 200
-    status, page = await remembered(world, "odd/id?")
-    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
-    assert (status, told.outcome, told.status, told.reason) == (200, "answered", 200, "named")
-    prefill, decode = told.legs
+    status, page = await find_traces(world, "odd/id?")
+    [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert (status, trace.outcome, trace.status, trace.reason) == (200, "answered", 200, "named")
+    prefill, decode = trace.legs
     assert (prefill.phase, decode.phase) == ("prefill", "decode")
     assert (prefill.result, decode.result) == ("answered", "answered")
     assert prefill.engine_id == decode.engine_id != "odd/id?"
     assert prefill.timing is not None
     assert prefill.timing.cached == 7
     assert 0 <= prefill.started <= (prefill.ended or 0) <= decode.started
-    assert decode.started <= (decode.first_byte or 0) <= (told.ended or 0)
+    assert decode.started <= (decode.first_byte or 0) <= (trace.ended or 0)
     assert b"do not tell" not in page
 
 
-async def test_of_an_unknown_request_nothing_is_told(world: World) -> None:
+async def test_an_unknown_request_id_is_answered_with_404(world: World) -> None:
     await world.start()
-    assert await remembered(world, "r1") == (404, b"[]")
+    assert await find_traces(world, "r1") == (404, b"[]")
 
 
-async def test_a_running_request_is_told_as_far_as_it_is(world: World) -> None:
+async def test_a_running_request_is_found_without_an_end(world: World) -> None:
     async def script(turn: Turn) -> None:
         await world.go.wait()
         turn.answer(200, b"{}")
@@ -57,9 +57,9 @@ async def test_a_running_request_is_told_as_far_as_it_is(world: World) -> None:
     headers = {"x-request-id": "r1"}
     asked = asyncio.create_task(post(world, headers))
     await world.decode.received(1)
-    _, page = await remembered(world, "r1")
-    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
-    assert (told.outcome, told.ended, [leg.result for leg in told.legs]) == ("", None, [None])
+    _, page = await find_traces(world, "r1")
+    [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert (trace.outcome, trace.ended, [leg.result for leg in trace.legs]) == ("", None, [None])
     world.go.set()
     assert await asked == 200
 
@@ -69,7 +69,7 @@ async def post(world: World, headers: dict[str, str]) -> int:
         return answer.status
 
 
-async def test_engines_join_the_trace_below_their_legs(
+async def test_engines_get_their_legs_span_as_parent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
@@ -82,13 +82,13 @@ async def test_engines_join_the_trace_below_their_legs(
         await world.stop()
     assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
     assert spans["tandem.request"].parent_span_id.hex() == CALLER
-    assert heard(prefill.requests[0].headers) == (spans["prefill"].span_id.hex(), "a=b")
-    assert heard(world.decode.requests[0].headers) == (spans["decode"].span_id.hex(), "a=b")
+    assert trace_headers(prefill.requests[0].headers) == (spans["prefill"].span_id.hex(), "a=b")
+    assert trace_headers(world.decode.requests[0].headers) == (spans["decode"].span_id.hex(), "a=b")
     assert b"do not tell" not in b"".join(s.SerializeToString() for s in collector.spans)
     assert seconds(spans["transfer"]) == pytest.approx(0.125, abs=1e-6)
 
 
-def heard(headers: dict[str, str]) -> tuple[str, str]:
+def trace_headers(headers: dict[str, str]) -> tuple[str, str]:
     version, trace, span, flags = headers["traceparent"].split("-")
     assert (version, trace, flags) == ("00", TRACE, "01")
     return span, headers["tracestate"]
@@ -99,9 +99,7 @@ def seconds(span: Span) -> float:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-async def test_what_is_not_sampled_goes_on_as_the_client_sent_it(
-    world: World, traced: bool
-) -> None:
+async def test_an_unsampled_traceparent_is_forwarded_unchanged(world: World, traced: bool) -> None:
     async with Collector() as collector:
         await world.start(otlp_endpoint=collector.url if traced else "")
         sent = f"00-{TRACE}-{CALLER}-{'00' if traced else '01'}"
@@ -111,7 +109,7 @@ async def test_what_is_not_sampled_goes_on_as_the_client_sent_it(
     assert collector.spans == []
 
 
-async def test_a_client_that_leaves_is_counted_by_when_with_its_release(world: World) -> None:
+async def test_a_client_that_left_is_counted_with_its_release(world: World) -> None:
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
 
@@ -127,14 +125,14 @@ async def test_a_client_that_leaves_is_counted_by_when_with_its_release(world: W
         while await world.metric(released) != 1:
             pass
     assert await world.metric('tandem_sidecar_client_left_total{moment="handover"}') == 1
-    _, page = await remembered(world, "r1")
-    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
-    assert [leg.phase for leg in told.legs] == ["prefill", "decode", "release"]
-    assert told.outcome == "abandoned"
+    _, page = await find_traces(world, "r1")
+    [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert [leg.phase for leg in trace.legs] == ["prefill", "decode", "release"]
+    assert trace.outcome == "abandoned"
     assert await world.metric("tandem_sidecar_draining") == 0
 
 
-async def test_the_engines_own_failures_are_counted_at_a_scrape(world: World) -> None:
+async def test_failures_counted_by_the_engine_are_added_at_a_scrape(world: World) -> None:
     async def page(turn: Turn) -> None:
         turn.answer(200, f"{ENGINE_XFER_FAILED} 2\n".encode())
 
@@ -147,12 +145,12 @@ async def test_the_engines_own_failures_are_counted_at_a_scrape(world: World) ->
             pass
 
 
-async def test_of_a_long_target_the_beginning_is_remembered(world: World) -> None:
+async def test_a_long_target_is_cut(world: World) -> None:
     await world.start()
     async with world.http.post(
         world.url("/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
     ) as answer:
         await answer.read()
-    _, page = await remembered(world, "long")
-    [told] = msgspec.json.decode(page, type=list[SidecarTrace])
-    assert told.target == "/" + "x" * 255
+    _, page = await find_traces(world, "long")
+    [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
+    assert trace.target == "/" + "x" * 255

@@ -9,7 +9,7 @@ from .records import UNIX, ended, handed_off, record
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "1111111111111111")
 
 
-def test_a_hand_off_is_told_as_a_tree() -> None:
+def test_a_hand_off_is_a_tree_of_spans() -> None:
     made = handed_off(timing=Timing(transfer=0.5, bytes=4096))
     for leg in made.legs:
         leg.traceparent = TRACE.new_traceparent()
@@ -31,7 +31,7 @@ def test_a_hand_off_is_told_as_a_tree() -> None:
     assert [s.error for s in spans.values()] == [None] * 4
 
 
-def test_what_spans_say() -> None:
+def test_attributes_of_spans() -> None:
     made = handed_off()
     for leg in made.legs:
         leg.traceparent = TRACE.new_traceparent()
@@ -59,7 +59,7 @@ def test_what_spans_say() -> None:
     assert decode.attributes["tandem.first_byte_seconds"] == 1.0
 
 
-def test_what_failed_is_an_error_and_what_was_ended_here_is_none() -> None:
+def test_a_failed_leg_is_an_error_and_an_aborted_one_is_not() -> None:
     made = record()
     made.trace = TRACE
     failed = made.leg(Phase.PREFILL, "p-0", "a", 100.0)
@@ -74,7 +74,7 @@ def test_what_failed_is_an_error_and_what_was_ended_here_is_none() -> None:
     assert spans["tandem.request"].error is not None
 
 
-def test_a_leg_that_is_out_is_told_later() -> None:
+def test_a_leg_that_still_runs_has_no_span_yet() -> None:
     made = record()
     made.trace = TRACE
     leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)

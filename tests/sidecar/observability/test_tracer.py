@@ -1,4 +1,4 @@
-"""Spans as a collector gets them: from the SDK's thread, over HTTP."""
+"""Spans as a collector receives them from the SDK's thread, over HTTP."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from .collector import Collector
 from .records import ended, handed_off, record
 
 PATIENCE = 60.0
-"""Seconds: of a busy machine."""
+"""Seconds for sending spans; a busy machine may need long."""
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -32,7 +32,7 @@ def traced(tracer: OtlpTracer, made: Record) -> Record:
     return made
 
 
-async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collector) -> None:
+async def test_a_request_arrives_as_one_tree_below_its_callers_span(collector: Collector) -> None:
     tracer = OtlpTracer(collector.url, "decode-0")
     made = handed_off(timing=Timing(transfer=0.5))
     made.traceparent = f"00-{TRACE}-{CALLER}-01"
@@ -45,9 +45,9 @@ async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collect
     assert (root.parent_span_id.hex(), root.kind) == (CALLER, Span.SPAN_KIND_SERVER)
     assert spans["prefill"].parent_span_id == spans["decode"].parent_span_id == root.span_id
     assert spans["transfer"].parent_span_id == spans["decode"].span_id
-    told = {leg.phase.value: leg.traceparent for leg in made.legs}
+    sent = {leg.phase.value: leg.traceparent for leg in made.legs}
     for name in ("prefill", "decode"):
-        assert told[name] == f"00-{TRACE}-{spans[name].span_id.hex()}-01"
+        assert sent[name] == f"00-{TRACE}-{spans[name].span_id.hex()}-01"
     seconds = (spans["decode"].end_time_unix_nano - root.start_time_unix_nano) / 1e9
     assert seconds == pytest.approx(4.0)
     assert collector.resource["service.name"] == "tandem-sidecar"
@@ -55,7 +55,7 @@ async def test_a_request_arrives_as_one_tree_below_its_caller(collector: Collect
     assert tracer.dropped == 0
 
 
-async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> None:
+async def test_without_a_callers_span_a_new_trace_begins(collector: Collector) -> None:
     tracer = OtlpTracer(collector.url, "")
     made = handed_off()
     made.traceparent = "not a traceparent"
@@ -64,7 +64,9 @@ async def test_without_a_caller_a_trace_begins_here(collector: Collector) -> Non
     assert [s.parent_span_id for s in collector.spans if s.name == "tandem.request"] == [b""]
 
 
-async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collector) -> None:
+async def test_a_request_that_the_caller_does_not_sample_is_not_traced(
+    collector: Collector,
+) -> None:
     tracer = OtlpTracer(collector.url, "")
     made = handed_off()
     made.traceparent = f"00-{TRACE}-{CALLER}-00"
@@ -74,7 +76,9 @@ async def test_what_the_caller_does_not_sample_is_not_traced(collector: Collecto
     assert collector.spans == []
 
 
-async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Collector) -> None:
+async def test_a_passed_through_request_is_traced_only_in_its_callers_trace(
+    collector: Collector,
+) -> None:
     tracer = OtlpTracer(collector.url, "")
     assert traced(tracer, ended(record(kind="passthrough"))).trace is None
     asked = record(kind="passthrough")
@@ -84,7 +88,7 @@ async def test_what_generates_nothing_is_traced_for_a_caller_only(collector: Col
     assert [span.name for span in collector.spans] == ["tandem.request"]
 
 
-async def test_the_environments_sampler_and_names_hold(
+async def test_sampler_and_names_of_the_environment_apply(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.removesuffix("/v1/traces"))
@@ -100,7 +104,7 @@ async def test_the_environments_sampler_and_names_hold(
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
 
 
-async def test_a_release_that_outlives_its_request_is_told_too(collector: Collector) -> None:
+async def test_a_release_that_ends_after_its_request_is_sent(collector: Collector) -> None:
     tracer = OtlpTracer(collector.url, "")
     made = record()
     tracer.on_request_start(made)
@@ -113,7 +117,7 @@ async def test_a_release_that_outlives_its_request_is_told_too(collector: Collec
     assert spans["release"].parent_span_id == spans["tandem.request"].span_id
 
 
-async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
+async def test_a_collector_that_refuses_causes_one_warning_and_is_counted(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracer = OtlpTracer(collector.url, "")
@@ -125,7 +129,7 @@ async def test_a_collector_that_refuses_costs_a_warning_and_a_count(
     assert [r.levelname for r in caplog.records] == ["WARNING"]
 
 
-async def test_a_collector_that_hangs_costs_what_does_not_fit(collector: Collector) -> None:
+async def test_a_collector_that_hangs_loses_spans_beyond_the_queue(collector: Collector) -> None:
     tracer = OtlpTracer(collector.url, "")
     collector.hangs = True
     for i in range(QUEUE):

@@ -1,4 +1,4 @@
-"""The admin port, and the drain it begins."""
+"""The admin port of one process, and the drain that it begins."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ async def until_ready(world: World) -> None:
 
 
 async def held(turn: Turn, world: World) -> None:
-    """Stream one event and the rest when told."""
+    """Stream one event, and the rest once `world.go` is set."""
     turn.stream()
     turn.event("first")
     await world.go.wait()
@@ -34,12 +34,12 @@ async def held(turn: Turn, world: World) -> None:
     turn.end()
 
 
-async def test_ready_when_the_engine_is_well(world: World) -> None:
+async def test_ready_when_the_engine_is_healthy(world: World) -> None:
     await world.start()
     await until_ready(world)
 
 
-async def test_not_ready_without_the_engine(world: World) -> None:
+async def test_not_ready_when_the_engine_is_unhealthy(world: World) -> None:
     await world.start()
     await until_ready(world)
     world.running.health.healthy = False
@@ -47,7 +47,7 @@ async def test_not_ready_without_the_engine(world: World) -> None:
         assert answer.status == 503
 
 
-async def test_every_path_and_phase_is_there_from_the_start(world: World) -> None:
+async def test_every_path_and_phase_is_exported_from_the_start(world: World) -> None:
     await world.start()
     async with world.http.get(world.admin("/metrics")) as answer:
         page = await answer.text()
@@ -59,7 +59,7 @@ async def test_every_path_and_phase_is_there_from_the_start(world: World) -> Non
     assert "disaggregated_kv_transfer_duration_seconds_count 0.0" in page
 
 
-async def test_state_tells_what_runs_and_not_what_about(world: World) -> None:
+async def test_state_lists_running_requests_without_their_content(world: World) -> None:
     await world.prefill()
     await world.start(lambda turn: held(turn, world))
     headers = world.split | {"x-request-id": "r1"}
@@ -99,7 +99,7 @@ async def drained(world: World) -> object:
         return await answer.json()
 
 
-async def test_past_the_drain_timeout_a_stream_ends_in_an_error_event(world: World) -> None:
+async def test_after_the_drain_timeout_a_stream_ends_with_an_error_event(world: World) -> None:
     await world.start(lambda turn: held(turn, world), drain_timeout=0.1)
     async with world.http.post(world.url(), data=STREAM) as answer:
         await answer.content.readuntil(b"\n\n")
@@ -109,7 +109,9 @@ async def test_past_the_drain_timeout_a_stream_ends_in_an_error_event(world: Wor
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/other"])
-async def test_past_the_drain_timeout_what_has_not_begun_is_a_503(world: World, path: str) -> None:
+async def test_after_the_drain_timeout_a_request_without_an_answer_gets_503(
+    world: World, path: str
+) -> None:
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
 
@@ -123,7 +125,7 @@ async def test_past_the_drain_timeout_what_has_not_begun_is_a_503(world: World, 
         assert await client.closed() == b""
 
 
-async def test_past_the_drain_timeout_unread_kv_is_released(world: World) -> None:
+async def test_after_the_drain_timeout_kv_that_was_not_read_is_released(world: World) -> None:
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
 
@@ -138,7 +140,7 @@ async def test_past_the_drain_timeout_unread_kv_is_released(world: World) -> Non
     assert len(world.decode.releases) == 1
 
 
-async def test_alive_while_it_drains(world: World) -> None:
+async def test_livez_answers_200_during_a_drain(world: World) -> None:
     await world.start()
     for verb in (world.http.post, world.http.get):
         async with verb(world.admin("/drain")) as drain:
@@ -147,7 +149,9 @@ async def test_alive_while_it_drains(world: World) -> None:
         assert answer.status == 200
 
 
-async def test_a_late_client_is_told_and_not_refused(world: World) -> None:
+async def test_a_client_that_connects_after_the_drain_gets_503_with_retry_after(
+    world: World,
+) -> None:
     await world.start()
     await drained(world)
     async with wire(world.running.listen) as client:
@@ -158,7 +162,7 @@ async def test_a_late_client_is_told_and_not_refused(world: World) -> None:
         assert await client.closed() == b""
 
 
-async def test_what_becomes_of_a_request_is_remembered(world: World) -> None:
+async def test_a_request_is_found_by_its_id(world: World) -> None:
     await world.start()
     mine = {"x-request-id": "a/bc"}
     async with world.http.post(world.url(), data=BODY, headers=mine) as answer:
@@ -170,7 +174,7 @@ async def test_what_becomes_of_a_request_is_remembered(world: World) -> None:
         assert (got.status, await got.json()) == (404, [])
 
 
-async def test_prefill_pods_left_alone_are_shown(world: World) -> None:
+async def test_open_circuit_breakers_are_shown(world: World) -> None:
     async def broken(turn: Turn) -> None:
         turn.answer(500, b"{}")
 
@@ -185,7 +189,7 @@ async def test_prefill_pods_left_alone_are_shown(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/state", "/livez", "/readyz", "/requests/r"])
-async def test_nothing_else_is_asked_by_post(world: World, path: str) -> None:
+async def test_only_drain_accepts_post(world: World, path: str) -> None:
     await world.start()
     async with world.http.post(world.admin(path), data=b"x" * 100_000) as answer:
         assert answer.status == 405

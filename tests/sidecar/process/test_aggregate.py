@@ -1,4 +1,4 @@
-"""Several workers' pages, as one."""
+"""Aggregation of several workers' admin answers."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,34 +24,34 @@ def samples(text: bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_page_is_written_as_it_was_read() -> None:
-    one = page(2, "a", "with space")
-    again = aggregate.format_page(aggregate.parse_page(one))
-    assert samples(again) == samples(one.encode())
-    assert again.decode().count("# ") == one.count("# ")
+def test_a_parsed_page_is_formatted_unchanged() -> None:
+    original = page(2, "a", "with space")
+    again = aggregate.format_page(aggregate.parse_page(original))
+    assert samples(again) == samples(original.encode())
+    assert again.decode().count("# ") == original.count("# ")
 
 
 def test_samples_are_summed() -> None:
     first, second = aggregate.parse_page(page(2, "a")), aggregate.parse_page(page(5, "b", "a"))
-    found = samples(aggregate.format_page(aggregate.sum_pages([first, second])))
-    assert found["asked_total", "a"] == 7
-    assert found["asked_total", "b"] == 5
-    assert found["running",] == 7
-    assert found["took_bucket", "1.0"] == 0
-    assert found["took_bucket", "10.0"] == 2
-    assert (found["took_count",], found["took_sum",]) == (2, 7)
+    summed = samples(aggregate.format_page(aggregate.sum_pages([first, second])))
+    assert summed["asked_total", "a"] == 7
+    assert summed["asked_total", "b"] == 5
+    assert summed["running",] == 7
+    assert summed["took_bucket", "1.0"] == 0
+    assert summed["took_bucket", "10.0"] == 2
+    assert (summed["took_count",], summed["took_sum",]) == (2, 7)
 
 
-def test_what_a_worker_counted_outlives_it_and_its_gauges_do_not() -> None:
-    found = samples(
+def test_counters_of_an_exited_worker_are_kept_and_its_gauges_are_not() -> None:
+    summed = samples(
         aggregate.format_page(aggregate.cumulative_families(aggregate.parse_page(page(3, "a"))))
     )
-    assert found["asked_total", "a"] == 3
-    assert found["took_count",] == 1
-    assert ("running",) not in found
+    assert summed["asked_total", "a"] == 3
+    assert summed["took_count",] == 1
+    assert ("running",) not in summed
 
 
-def test_states_are_joined() -> None:
+def test_states_are_merged() -> None:
     states = {
         7: {"draining": False, "engine_healthy": True, "in_flight": [{"request_id": "a"}]},
         8: {"draining": False, "engine_healthy": False, "in_flight": [], "breakers": {"p": "open"}},
@@ -68,6 +68,6 @@ def test_states_are_joined() -> None:
     assert aggregate.merge_states({}, draining=True)["engine_healthy"] is False
 
 
-def test_traces_are_in_order() -> None:
+def test_traces_are_merged_in_order_of_time() -> None:
     late, early = {"received": 9.0}, {"received": 1.0}
     assert aggregate.merge_traces([[late], [], [early]]) == [early, late]

@@ -1,4 +1,4 @@
-"""Settings that change while requests run."""
+"""Reloading settings while requests run."""
 
 import asyncio
 import json
@@ -31,23 +31,23 @@ def retries_in(file: Path) -> Callable[[], dict[str, Any]]:
         try:
             return {"retries": int(file.read_text())}
         except (OSError, ValueError) as err:
-            raise BadConfiguration(f"{file}:1: no number") from err
+            raise BadConfiguration(f"{file}:1: not a number") from err
 
     return read
 
 
-def test_every_live_flag_is_one() -> None:
+def test_every_live_flag_exists() -> None:
     assert {flag.name for flag in main.params} >= LIVE
 
 
-def test_what_may_not_change_live_waits() -> None:
+def test_flags_that_are_not_live_wait_for_a_restart() -> None:
     old = {"retries": 1, "listen": "a", "history": 5}
     change = compare(old, {"retries": 2, "listen": "b", "history": 5})
     assert change.flags == {"retries": 2, "listen": "a", "history": 5}
     assert (change.live, change.waiting) == (("retries",), ("listen",))
 
 
-def test_a_settled_file_is_read_and_a_bad_one_leaves_the_old(
+def test_a_changed_file_is_read_once_stable_and_a_bad_one_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "c"
@@ -60,7 +60,7 @@ def test_a_settled_file_is_read_and_a_bad_one_leaves_the_old(
     assert applied == []
     file.write_text("22")
     reloader.check()
-    assert applied == [], "it may still be being written"
+    assert applied == [], "the file may still be written"
     reloader.check()
     reloader.check()
     assert applied == [22]
@@ -72,10 +72,12 @@ def test_a_settled_file_is_read_and_a_bad_one_leaves_the_old(
         reloader.check()
     assert applied == [22]
     said = [line.message for line in caplog.records if line.levelname == "ERROR"]
-    assert said == [f"settings not reloaded, the current ones stay in use: {file}:1: no number"] * 2
+    assert (
+        said == [f"settings not reloaded, the current ones stay in use: {file}:1: not a number"] * 2
+    )
 
 
-def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
+def test_a_config_maps_symbolic_links_are_followed(tmp_path: Path) -> None:
     for version in ("1", "2"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "c").write_text(version)
@@ -93,7 +95,9 @@ def test_the_links_of_a_config_map_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.component
-async def test_a_stream_goes_on_over_a_reload_and_the_next_request_sees_it(tmp_path: Path) -> None:
+async def test_a_stream_continues_over_a_reload_and_the_next_request_uses_it(
+    tmp_path: Path,
+) -> None:
     go = asyncio.Event()
 
     async def script(turn: Turn) -> None:

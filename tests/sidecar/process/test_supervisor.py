@@ -1,4 +1,4 @@
-"""Several processes behind one socket."""
+"""Several worker processes behind one listening socket."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ REST = b"data: [DONE]\n\n"
 LARGE = b'{"prompt": "%s"}' % (b"x" * 2000)
 
 
-class Crowd:
-    """Two workers, an engine that streams until told, and who asks them."""
+class Workers:
+    """Two workers, an engine that streams until `go` is set, and an HTTP client."""
 
     def __init__(self, it: Sidecar, decode: FakeDecode, http: aiohttp.ClientSession) -> None:
         self.it, self.decode, self.http = it, decode, http
@@ -38,12 +38,12 @@ class Crowd:
 
     async def state(self) -> dict[str, Any]:
         async with self.http.get(self.it.asked("/state")) as answer:
-            said: dict[str, Any] = await answer.json()
-        return said
+            state: dict[str, Any] = await answer.json()
+        return state
 
     async def pids(self) -> dict[int, int]:
-        """Of the workers, and what each has in flight."""
-        return {one["pid"]: one["in_flight"] for one in (await self.state())["workers"]}
+        """Process id of each worker, and its number of requests in flight."""
+        return {worker["pid"]: worker["in_flight"] for worker in (await self.state())["workers"]}
 
     async def metric(self, sample: str) -> float:
         async with self.http.get(self.it.asked("/metrics")) as answer:
@@ -61,8 +61,8 @@ class Crowd:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
         return answer
 
-    async def always(self, status: int, body: bytes) -> aiohttp.ClientResponse:
-        """An answer of that status, once nothing else is answered: to 20 in a row, so by all."""
+    async def until_always(self, status: int, body: bytes) -> aiohttp.ClientResponse:
+        """The last of 20 answers in a row with that status: all workers gave some of them."""
         last, row = None, 0
         async with asyncio.timeout(60):
             while last is None or row < 20:
@@ -81,14 +81,14 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(*arguments: str) -> AsyncIterator[Crowd]:
+async def two_workers(*arguments: str) -> AsyncIterator[Workers]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
         FakeDecode() as decode,
         sidecar("--workers", "2", "--engine", f"http://{decode.address}", *arguments) as it,
         aiohttp.ClientSession(connector=connector) as http,
     ):
-        made = Crowd(it, decode, http)
+        made = Workers(it, decode, http)
         async with asyncio.timeout(60):
             while await made.readiness() != 200:
                 pass
@@ -100,8 +100,8 @@ async def done(answers: list[aiohttp.ClientResponse]) -> None:
         assert await answer.content.read() == REST
 
 
-async def test_a_killed_worker_is_replaced_and_no_other_request_is_hurt() -> None:
-    async with crowd() as it:
+async def test_a_killed_worker_is_replaced_and_requests_of_the_other_go_on() -> None:
+    async with two_workers() as it:
         answers = await it.on_both()
         before = await it.pids()
         victim = next(iter(before))
@@ -120,17 +120,17 @@ async def test_a_killed_worker_is_replaced_and_no_other_request_is_hurt() -> Non
             assert fresh.status == 200
 
 
-async def test_all_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:
+async def test_all_workers_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("max-body: 1MiB\n")
-    async with crowd("--config", str(file)) as it:
+    async with two_workers("--config", str(file)) as it:
         answers = await it.on_both()
         assert len((await it.state())["in_flight"]) == len(answers)
 
         file.write_text("max-body: 1KiB\n")
         it.it.process.send_signal(signal.SIGHUP)
         await it.it.says("settings reloaded: --max-body 1048576 -> 1024")
-        await it.always(413, LARGE)
+        await it.until_always(413, LARGE)
 
         waiting = asyncio.create_task(it.http.get(it.it.asked("/drain?wait=true")).__aenter__())
         async with asyncio.timeout(60):
@@ -138,7 +138,7 @@ async def test_all_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:
                 pass
         async with it.http.post(it.it.asked("/drain")) as again:
             assert await again.json() == {"draining": True, "in_flight": len(answers)}
-        late = await it.always(503, STREAM)
+        late = await it.until_always(503, STREAM)
         assert late.headers["connection"] == "close"
         assert not waiting.done()
         it.go.set()
@@ -152,11 +152,11 @@ async def test_all_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:
         assert "Traceback" not in await it.it.rest()
 
 
-async def test_sigterm_drains_all_and_a_second_ends_at_once() -> None:
-    async with crowd() as it:
+async def test_sigterm_drains_all_workers_and_a_second_one_exits_at_once() -> None:
+    async with two_workers() as it:
         answers = await it.on_both()
         it.it.process.terminate()
-        await it.always(503, STREAM)
+        await it.until_always(503, STREAM)
         assert [answer.content.at_eof() for answer in answers] == [False] * len(answers)
         it.it.process.terminate()
         assert await it.it.ended() == 0
@@ -164,10 +164,10 @@ async def test_sigterm_drains_all_and_a_second_ends_at_once() -> None:
             answer.close()
 
 
-async def test_workers_drain_and_end_with_their_supervisor() -> None:
-    async with crowd() as it:
+async def test_workers_drain_and_exit_after_their_supervisor_was_killed() -> None:
+    async with two_workers() as it:
         answer = await it.running()
         it.it.process.kill()
         it.go.set()
         await done([answer])
-        await it.it.rest()  # it ends when the last worker did
+        await it.it.rest()  # stderr is closed when the last worker has exited

@@ -1,4 +1,4 @@
-"""Engines over TLS: whom to believe, and certificates that change under running requests."""
+"""TLS to engines, certificates and plan keys that change while requests run."""
 
 import asyncio
 import datetime
@@ -58,7 +58,7 @@ async def ask(pool: Pool, address: HostPort) -> Answer | NoAnswer:
         return await result
 
 
-async def test_an_engine_that_the_authority_vouches_for_is_asked(
+async def test_an_engine_with_a_certificate_of_the_authority_is_used(
     ca: trustme.CA, tmp_path: Path
 ) -> None:
     async with engine(serving(ca)) as peer:
@@ -70,7 +70,7 @@ async def test_an_engine_that_the_authority_vouches_for_is_asked(
         pool.close()
 
 
-async def test_only_who_is_said_to_speaks_tls(ca: trustme.CA, tmp_path: Path) -> None:
+async def test_tls_is_used_only_where_it_is_configured(ca: trustme.CA, tmp_path: Path) -> None:
     async with Peer() as plain, engine(serving(ca)) as prefill:
         tls = Tls(prefill=True, ca=trusting(ca, tmp_path).ca)
         pool = Pool(EngineTls(tls, plain.address).for_address)
@@ -88,7 +88,7 @@ async def test_only_who_is_said_to_speaks_tls(ca: trustme.CA, tmp_path: Path) ->
         (("engine.local",), False, True, "certificate verify failed: IP address mismatch"),
     ],
 )
-async def test_who_cannot_be_believed_is_not_asked(
+async def test_an_engine_that_cannot_be_verified_gets_no_request(
     ca: trustme.CA,
     tmp_path: Path,
     names: tuple[str, ...],
@@ -105,7 +105,7 @@ async def test_who_cannot_be_believed_is_not_asked(
     assert peer.requests == []
 
 
-async def test_a_peer_without_tls_is_named(ca: trustme.CA, tmp_path: Path) -> None:
+async def test_an_engine_without_tls_is_named_in_the_error(ca: trustme.CA, tmp_path: Path) -> None:
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -118,7 +118,9 @@ async def test_a_peer_without_tls_is_named(ca: trustme.CA, tmp_path: Path) -> No
     assert answer.detail == f"{address}: TLS: wrong version number"
 
 
-async def test_an_engine_may_ask_who_we_are(ca: trustme.CA, tmp_path: Path) -> None:
+async def test_the_client_certificate_is_sent_to_an_engine_that_requires_one(
+    ca: trustme.CA, tmp_path: Path
+) -> None:
     context = serving(ca)
     context.verify_mode = ssl.CERT_REQUIRED
     ca.configure_trust(context)
@@ -127,8 +129,8 @@ async def test_an_engine_may_ask_who_we_are(ca: trustme.CA, tmp_path: Path) -> N
     ours.private_key_pem.write_to_path(paths["key"])
     ours.cert_chain_pems[0].write_to_path(paths["certificate"])
     async with engine(context) as peer:
-        nameless = Pool(EngineTls(trusting(ca, tmp_path), peer.address).for_address)
-        refused = await ask(nameless, peer.address)
+        without_certificate = Pool(EngineTls(trusting(ca, tmp_path), peer.address).for_address)
+        refused = await ask(without_certificate, peer.address)
         assert isinstance(refused, NoAnswer)
         assert peer.requests == []
         pool = Pool(EngineTls(trusting(ca, tmp_path, **paths), peer.address).for_address)
@@ -136,10 +138,10 @@ async def test_an_engine_may_ask_who_we_are(ca: trustme.CA, tmp_path: Path) -> N
         pool.close()
 
 
-async def test_new_certificates_take_over_without_a_request_lost(
+async def test_new_certificates_are_used_without_losing_a_request(
     ca: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The authority is exchanged while a request runs: it ends well, the next one uses the new."""
+    """The authority is replaced while a request runs, which ends normally; the next needs it."""
     going = asyncio.Event()
     other = trustme.CA()
 
@@ -172,8 +174,11 @@ async def test_new_certificates_take_over_without_a_request_lost(
         pool.close()
 
 
-async def test_an_answer_cut_below_tls_is_not_whole(ca: trustme.CA, tmp_path: Path) -> None:
-    """An end that TLS did not announce may be anybody's; a body without a length needs it."""
+async def test_an_answer_that_ends_without_tls_close_is_incomplete(
+    ca: trustme.CA, tmp_path: Path
+) -> None:
+    """Without TLS's close_notify, an attacker may have cut the connection; a body without a length
+    ends with its connection."""
     whole = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,7 +200,7 @@ async def test_an_answer_cut_below_tls_is_not_whole(ca: trustme.CA, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    ("contents", "message"),
     [
         ("", "ca.pem: contains no certificate in PEM format"),
         ("key", "key.pem: the key does not belong to the certificate"),
@@ -204,19 +209,19 @@ async def test_an_answer_cut_below_tls_is_not_whole(ca: trustme.CA, tmp_path: Pa
     ],
 )
 def test_unusable_files_are_named(
-    ca: trustme.CA, tmp_path: Path, held: str | None, message: str
+    ca: trustme.CA, tmp_path: Path, contents: str | None, message: str
 ) -> None:
-    one, another = ca.issue_cert("a"), ca.issue_cert("b")
+    first, second = ca.issue_cert("a"), ca.issue_cert("b")
     paths = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
-    one.cert_chain_pems[0].write_to_path(paths["certificate"])
-    another.private_key_pem.write_to_path(paths["key"])
+    first.cert_chain_pems[0].write_to_path(paths["certificate"])
+    second.private_key_pem.write_to_path(paths["key"])
     tls = trusting(ca, tmp_path, **paths)
     assert tls.ca is not None
-    if held is None:
+    if contents is None:
         tls.ca.unlink()
-    elif held == "":
+    elif contents == "":
         tls.ca.write_bytes(b"")
-    elif held == "junk":
+    elif contents == "junk":
         paths["key"].write_bytes(b"junk")
     with pytest.raises(BadCertificates, match=message):
         EngineTls(tls, HostPort("127.0.0.1", 1))
@@ -246,14 +251,14 @@ async def test_a_hand_off_over_tls_on_both_legs(ca: trustme.CA, tmp_path: Path) 
 
 @pytest.mark.component
 @pytest.mark.parametrize("speaks", [("--engine", "https://127.0.0.1:1"), ("--prefill-tls",)])
-async def test_certificates_that_cannot_be_used_end_the_start(
+async def test_unusable_certificates_are_a_usage_error(
     tmp_path: Path, speaks: tuple[str, ...]
 ) -> None:
     path = tmp_path / "ca.pem"
     path.write_bytes(b"half a certifi")
-    status, said = await fails(*speaks, "--tls-ca", str(path))
-    assert (status, "Traceback" in said) == (2, False)
-    assert f"{path}: contains no certificate in PEM format" in said
+    status, err = await fails(*speaks, "--tls-ca", str(path))
+    assert (status, "Traceback" in err) == (2, False)
+    assert f"{path}: contains no certificate in PEM format" in err
 
 
 # Plan keys.

@@ -1,4 +1,4 @@
-"""Whom to believe about prefill pods."""
+"""Which headers are trusted to name prefill pods."""
 
 import pytest
 
@@ -80,14 +80,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("headers", BAD)
-def test_with_keys_nothing_unsigned_or_bad_is_trusted(headers: tuple[tuple[str, str]]) -> None:
+def test_with_keys_only_valid_signed_plans_are_trusted(headers: tuple[tuple[str, str]]) -> None:
     chosen = routed(*headers, keys=KEYS)
     assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
     assert chosen.error
     assert not chosen.routed
 
 
-def test_nothing_named_is_unified_without_an_error() -> None:
+def test_without_routing_headers_the_path_is_unified_without_an_error() -> None:
     for keys in ({}, KEYS):
         assert routed(keys=keys) == Route(RoutingPath.UNIFIED, "unrouted")
 
@@ -101,18 +101,18 @@ def test_without_keys_the_allow_list_decides() -> None:
 
 
 @pytest.mark.parametrize("named", ["192.168.0.1:8000", "10.0.0.1", "10.0.0.1:99999", "a b:1"])
-def test_without_an_allowed_candidate_it_is_unified(named: str) -> None:
+def test_without_an_allowed_candidate_the_path_is_unified(named: str) -> None:
     chosen = routed(("x-prefiller-host-port", named))
     assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
     assert chosen.error
 
 
-def test_without_keys_a_plan_says_nothing() -> None:
+def test_without_keys_a_plan_is_ignored() -> None:
     assert routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW))).path is RoutingPath.UNIFIED
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.0/33", "10.0.0.1/8", "host", "host:port", "/"])
-def test_an_entry_that_is_no_address_is_named(entry: str) -> None:
+def test_an_invalid_allow_list_entry_is_named_in_the_error(entry: str) -> None:
     with pytest.raises(ValueError, match=entry):
         parse_allow((entry,))
 

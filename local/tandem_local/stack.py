@@ -23,8 +23,8 @@ from tandem_contract import endpoints, labels, metrics, ports
 from tandem_contract.paths import Role
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
-from tandem_operator.routing.envoy import EnvoySettings, envoy_bootstrap
-from tandem_operator.routing.static import router_config
+from tandem_operator.routing.endpoint.requirements import static_router_config
+from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 
 from . import addresses, router
 from .errors import SetupError, StartFailed
@@ -126,7 +126,7 @@ class Stack:
         pool_pods = runner.add(manifests)
         pod_addresses = {pod.spec.name: pod.spec.address for pod in pool_pods}
         config = router.write_json(
-            self.run_dir / "router.yaml", router_config(self._pool_sets, pod_addresses)
+            self.run_dir / "router.yaml", static_router_config(self._pool_sets, pod_addresses)
         )
         (epp,) = runner.add([router.epp_pod(config, keys)])
         bootstrap = self.run_dir / "envoy.json"

@@ -1,15 +1,17 @@
-"""The operator: custom resources as types, what is made from them, and the process that makes it.
+"""The operator: parses PrefillPools and DecodePools, plans their pods and routers, writes both.
 
-    crd, observed, conditions, errors     the words all of it shares; `reference` documents the CRDs
-    resources    YAML or API objects → typed pools, every choice made
-    pods         a pool → the template of its pods
-    planning     what is seen of a set → what to write, what to say
-    routing      the pools behind an endpoint → Service, picker, Envoy, keys
-    runtime      watches, queue, passes, writes, leadership; `main` has the flags
+    crd, observed, conditions, errors     types shared by all; `reference` documents the CRDs
+    resources    YAML or API objects → typed pools with all defaults resolved
+    pods         a pool → its pod template
+    planning     the observed state of a set → the writes to make, the status to report
+    routing      the pools behind an endpoint → Service, EPP, Envoy, plan keys
+    runtime      watches, cache, work queue, reconcilers, API writes, leader election
+    main         the flags, and one replica from start to end
 
-Each stands on those above it. All but `runtime` and `main` are pure and imported by others: no I/O
-but the packaged CRDs, no clock, no Kubernetes client. docs/operator.md says who calls whom.
+Each package imports only those above it. All but `runtime` and `main` are pure (no I/O but the
+packaged CRDs, no clock, no Kubernetes client), so that the local runner and the command line can
+use them too. docs/operator.md follows a change through the modules.
 
-Read `resources.pools` first, then `pods.manifests`; for the operator `runtime.loops`, then
-`planning.plan`. Errors are in `errors`.
+Read `resources.pools` first, then `pods.manifests`; for the running operator
+`runtime.reconcilers`, then `planning.plan`.
 """

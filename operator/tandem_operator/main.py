@@ -1,27 +1,56 @@
-"""`tandem-operator`: the flags, and what they may not say."""
+"""`tandem-operator`: its flags, and one replica from start to end.
+
+check CRDs → listen on --health and --metrics → acquire the Lease → Controller.run → release
+"""
 
 import asyncio
 import ipaddress
 import logging
+import signal
+import socket
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError
-from tandem_kube.client import connect
+from tandem_kube.client import Api, connect
 from tandem_kube.errors import ApiError, NotConfigured
+from tandem_kube.pages import health_app, listening, metrics_app
 
 from .resources.resolve import DEFAULTS, Defaults
-from .routing.router_observed import RouterSettings
-from .routing.router_settings import router_settings
-from .runtime.acting import Scope
-from .runtime.installed import CrdsMissing
-from .runtime.leader import LeaseTimes
+from .routing.endpoint.settings import RouterSettings, load_router_settings
+from .runtime.controller import Controller, Scope
+from .runtime.crd_check import CrdsMissing, check_crds
+from .runtime.leader import Leadership, LeaseLock, LeaseTimes
 from .runtime.metrics import Metrics
-from .runtime.service import LostLease, Service, Settings
+from .runtime.watches import quiet_kopf_logs
 
-_SHORTEST_LEASE = 3.0
+_MIN_LEASE_DURATION = 3.0
+"""Seconds; a shorter lease would be lost to a single slow renewal."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the flags set."""
+
+    scope: Scope
+    health: HostPort
+    metrics: HostPort
+    leader_elect: bool
+    """False: no Lease; the user makes sure that no other replica runs."""
+    lease_namespace: str | None
+    """None: the namespace of the pod, or of the kubeconfig's context."""
+    lease_times: LeaseTimes
+
+
+class LeaseLost(Exception):
+    """Another replica may lead by now, so this one has stopped writing and exits."""
 
 
 def _networks(
@@ -34,20 +63,32 @@ def _networks(
 
 
 @command("tandem-operator")
-@click.option("--namespace", "namespaces", multiple=True, help="Act in this one; repeatable.")
-@click.option("--all-namespaces", is_flag=True, help="Act in all; needs a ClusterRole.")
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    help="Serve the pools of this namespace; repeatable.",
+)
+@click.option(
+    "--all-namespaces", is_flag=True, help="Serve the pools of all namespaces; needs a ClusterRole."
+)
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: the cluster this pod runs in, else KUBECONFIG or ~/.kube/config.",
+    help="File with the API server's address and credentials.  [default: the service account of the"
+    " pod, else KUBECONFIG or ~/.kube/config]",
 )
-@click.option("--tandem-image", help="Of sidecar and EPP.  [default: tandem, of this version]")
-@click.option("--engine-image", help="Of the torch engine.  [default: tandem-engine, likewise]")
-@click.option("--vllm-repository", help="Of vLLM's images.  [default: vllm/vllm-openai]")
+@click.option(
+    "--tandem-image", help="Image of sidecar and EPP.  [default: tandem, of this version]"
+)
+@click.option(
+    "--engine-image", help="Image of the torch engine.  [default: tandem-engine, of this version]"
+)
+@click.option("--vllm-repository", help="Repository of vLLM's images.  [default: vllm/vllm-openai]")
 @click.option(
     "--image-pull-policy",
     type=click.Choice(["Always", "IfNotPresent", "Never"]),
-    help="Of sidecar, EPP and Envoy.  [default: Kubernetes' own choice by the tag]",
+    help="Of the images of sidecar, EPP and Envoy.  [default: Kubernetes chooses by the tag]",
 )
 @click.option(
     "--pod-network",
@@ -55,10 +96,10 @@ def _networks(
     multiple=True,
     callback=_networks,
     metavar="CIDR",
-    help="Where prefill pods are, repeatable; read by sidecars behind a picker that is not ours."
-    "  [default: the private networks]",
+    help="Network of the pods, repeatable. Behind an EPP other than Tandem's, whose plans are not"
+    " signed, sidecars contact only prefill pods in these.  [default: the private networks]",
 )
-@click.option("--envoy-image", default=RouterSettings().envoy_image, help="Of Envoy.")
+@click.option("--envoy-image", default=RouterSettings().envoy_image, help="Image of Envoy.")
 @click.option(
     "--router-settings",
     "router_file",
@@ -72,17 +113,20 @@ def _networks(
 @click.option(
     "--leader-elect/--no-leader-elect",
     default=True,
-    help="Act only while holding the Lease; off: nobody else may run.",
+    help="Reconcile only while holding the Lease. Off: run no other replica.",
 )
-@click.option("--lease-namespace", help="Of the Lease.  [default: the pod's own]")
+@click.option("--lease-namespace", help="Namespace of the Lease.  [default: the pod's]")
 @click.option(
     "--lease-duration",
     type=DURATION,
     default="15s",
-    help="How long a leader that died keeps the others waiting; at least 3s.",
+    help="Time after which another replica takes over from a leader that died; at least 3s.",
 )
 @click.option(
-    "--resync", type=DURATION, default="10m", help="How often everything is looked at anew."
+    "--resync",
+    type=DURATION,
+    default="10m",
+    help="Time between full reconciliations of all pools, which need no change.",
 )
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
@@ -107,13 +151,15 @@ def main(
     resync: float,
     log_level: str,
 ) -> None:
-    """Turn PrefillPools and DecodePools into pods, routers and status."""
+    """Run the pods and routers that PrefillPools and DecodePools describe; write their status."""
     if bool(namespaces) == all_namespaces:
         raise click.UsageError("give either --namespace NAME, repeatable, or --all-namespaces")
-    if lease_duration < _SHORTEST_LEASE:
-        raise click.UsageError("--lease-duration is at least 3s: renewing takes a moment")
+    if lease_duration < _MIN_LEASE_DURATION:
+        raise click.UsageError(
+            "--lease-duration must be at least 3s: renewing the Lease takes time"
+        )
     if resync <= 0:
-        raise click.UsageError("--resync is longer than nothing: 10m")
+        raise click.UsageError("--resync must be longer than 0s; the default is 10m")
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -130,7 +176,7 @@ def main(
         image_pull_policy=image_pull_policy,
     )
     try:
-        router = router_settings(router_file, router) if router_file else router
+        router = load_router_settings(router_file, router) if router_file else router
     except DocumentError as err:
         fail(str(err), status=2)
     settings = Settings(
@@ -139,20 +185,95 @@ def main(
         metrics,
         leader_elect,
         lease_namespace,
-        LeaseTimes.lasting(lease_duration),
+        LeaseTimes.for_duration(lease_duration),
     )
     try:
-        asyncio.run(_run(settings, kubeconfig))
+        asyncio.run(_connect_and_run(settings, kubeconfig))
     except NotConfigured as err:
         fail(str(err), status=2)
-    except (CrdsMissing, ApiError, LostLease, OSError) as err:
+    except (CrdsMissing, ApiError, LeaseLost, OSError) as err:
         fail(str(err))
 
 
-async def _run(settings: Settings, kubeconfig: Path | None) -> None:
+async def _connect_and_run(settings: Settings, kubeconfig: Path | None) -> None:
     metrics = Metrics()
     async with await connect(kubeconfig, observer=metrics.called) as api:
-        await Service(settings, api, metrics).run()
+        await Replica(settings, api, metrics).run()
+
+
+class Replica:
+    """One replica of the operator."""
+
+    def __init__(self, settings: Settings, api: Api, metrics: Metrics) -> None:
+        self._settings = settings
+        self._api = api
+        self._metrics = metrics
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT.
+
+        Raises CrdsMissing, ApiError when the API server does not answer at the start, OSError when
+        a port is taken, and LeaseLost.
+        """
+        quiet_kopf_logs()
+        self._catch_signals()
+        for line in await check_crds(self._api):
+            log.warning("%s", line)
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            # Opened first and so closed last: probes and scrapes are answered until the end.
+            health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
+            await stack.enter_async_context(listening(health, settings.health, "--health"))
+            await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
+            lost = asyncio.Event()
+            if settings.leader_elect:
+                leadership = _leadership(self._api, settings)
+                await stack.enter_async_context(leadership)
+                await _first_set(leadership.gained, self._stopping)
+                lost = leadership.lost
+            if not self._stopping.is_set():
+                await self._lead(lost)
+
+    async def _lead(self, lost: asyncio.Event) -> None:
+        self._metrics.leader.set(1)
+        namespaces = ", ".join(self._settings.scope.namespaces) or "all namespaces"
+        log.info("leading: reconciling the pools of %s", namespaces)
+        controller = await Controller.create(self._api, self._settings.scope, self._metrics)
+        run = asyncio.create_task(controller.run(self._stopping, self._catch_signals))
+        lease_lost = asyncio.create_task(lost.wait())
+        await asyncio.wait([run, lease_lost], return_when=asyncio.FIRST_COMPLETED)
+        lease_lost.cancel()
+        if lost.is_set():
+            # Cancel instead of waiting for reconciliations: another replica writes soon.
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            raise LeaseLost("the Lease could not be renewed in time: another replica may lead now")
+        await run
+
+    def _is_ready(self) -> bool:
+        """A follower is ready too: it can take over."""
+        return not self._stopping.is_set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+
+
+def _leadership(api: Api, settings: Settings) -> Leadership:
+    # In a cluster the host name is the pod's name. The random part distinguishes a restarted
+    # container from its predecessor, whose Lease it must not continue.
+    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    lock = LeaseLock(api, settings.lease_namespace or api.namespace, identity)
+    return Leadership(lock, settings.lease_times)
+
+
+async def _first_set(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 if __name__ == "__main__":

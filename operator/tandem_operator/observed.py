@@ -200,7 +200,8 @@ class Observed:
     """None when the operator may not read nodes: nothing is then said about fit."""
     routers: Mapping[str, RouterState] = field(default_factory=dict)
     """By endpoint name."""
-    transports: Mapping[str, float] = field(default_factory=dict)
-    """KV bytes moved so far, by DecodePool name, where anyone has looked."""
+    kv_bytes_moved: Mapping[str, float] = field(default_factory=dict)
+    """KV bytes that each DecodePool's engines have pulled, by pool name; pools that have not been
+    probed are absent."""
     failures: Mapping[PoolKey, Failure] = field(default_factory=dict)
     """Of the last apply."""

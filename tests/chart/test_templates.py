@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tandem_operator.routing.router import RouterSettings
-from tandem_operator.routing.router_settings import router_settings
+from tandem_operator.routing.endpoint.settings import RouterSettings, load_router_settings
 
 from . import programs
 from .programs import CHART, MONITORING, Refused, kinds, objects, template
@@ -153,7 +152,7 @@ def test_router_settings_are_what_the_operator_reads(tmp_path: Path) -> None:
     ((name, text),) = config["data"].items()
     file = tmp_path / name
     file.write_text(text)
-    settings = router_settings(file, RouterSettings())
+    settings = load_router_settings(file, RouterSettings())
     assert (settings.envoy_replicas, settings.epp_replicas) == (3, 2)
     assert settings.image_pull_secrets == ("registry",)
     (deployment,) = (each for each in made if each["kind"] == "Deployment")

@@ -9,7 +9,7 @@ from . import tools
 
 PAUSE = "localhost/pause:1"
 COREDNS = "localhost/coredns:1"
-# The one `tandem_operator.routing.router_observed.RouterSettings` has by default.
+# The one `tandem_operator.routing.endpoint.settings.RouterSettings` has by default.
 ENVOY = "docker.io/envoyproxy/envoy:distroless-v1.40.0"
 _ROOT = Path(__file__).parents[2]
 _UPSTREAM_UID = "101:101"

@@ -16,7 +16,8 @@ from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import load_keys, verify
 from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy import BodyMode, EnvoySettings
+from tandem_operator.routing.envoy.bootstrap import EnvoySettings
+from tandem_operator.routing.envoy.http_filters import BodyMode
 
 from .real import Backend, Epp, envoy, epp, serving, until
 

@@ -7,7 +7,7 @@ from typing import Any
 from tandem_operator.observed import Body, EndpointKey
 from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.pools import DecodePool
-from tandem_operator.routing.router import EndpointPool, ObservedEndpoint, Ref, ref_of
+from tandem_operator.routing.endpoint.observed import EndpointPool, ObjectRef, ObservedEndpoint
 
 from .pool_yaml import decode_pool, documents, prefill_pool
 
@@ -44,9 +44,9 @@ def endpoint(*pools: DecodePool, **fields: Any) -> ObservedEndpoint:
 
 def with_children(observed: ObservedEndpoint, bodies: Iterable[Body]) -> ObservedEndpoint:
     """The same with these objects there, and no random bytes at hand."""
-    children = {**observed.children, **{ref_of(body): body for body in bodies}}
+    children = {**observed.children, **{ObjectRef.of(body): body for body in bodies}}
     return replace(observed, children=children, secret=b"")
 
 
-def by_name(bodies: Iterable[Body]) -> dict[Ref, Any]:
-    return {ref_of(body): body for body in bodies}
+def by_name(bodies: Iterable[Body]) -> dict[ObjectRef, Any]:
+    return {ObjectRef.of(body): body for body in bodies}

@@ -38,7 +38,7 @@ class World:
         self.nodes: tuple[NodeState, ...] | None = None
         self.routers: dict[str, RouterState] = {}
         self.failures: dict[PoolKey, Failure] = {}
-        self.transports: dict[str, float] = {}
+        self.kv_bytes_moved: dict[str, float] = {}
         self.events: list[Event] = []
         self.status_writes = 0
         for pool in pools or (PREFILL, DECODE):
@@ -92,7 +92,7 @@ class World:
             budgets=tuple(self.budgets.values()),
             nodes=self.nodes,
             routers=self.routers,
-            transports=self.transports,
+            kv_bytes_moved=self.kv_bytes_moved,
             failures=self.failures,
         )
 

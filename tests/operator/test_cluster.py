@@ -14,8 +14,8 @@ from tandem_kube.client import Api, connect
 from tandem_kube.errors import Conflict
 from tandem_operator.observed import PodName, PoolKey, SetKey
 from tandem_operator.planning.actions import Adopt, Delete, Label, SetPlan
+from tandem_operator.runtime.cache import ClusterCache
 from tandem_operator.runtime.cluster import Cluster
-from tandem_operator.runtime.known import Known
 
 SET = SetKey("n", "p")
 POOL = PoolKey("n", "PrefillPool", "p")
@@ -86,10 +86,10 @@ async def serving(server: Server, folder: Path) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-def known() -> Known:
-    made = Known(nodes=False)
-    made.see_pool(pool())
-    made.see_pod(pod("a"))
+def cache() -> ClusterCache:
+    made = ClusterCache(nodes=False)
+    made.upsert_pool(pool())
+    made.upsert_pod(pod("a"))
     return made
 
 
@@ -101,34 +101,34 @@ CHANGES = [
 
 @pytest.mark.parametrize("plan", CHANGES)
 async def test_a_pod_changed_by_another_at_the_same_moment_stays_known(
-    plan: SetPlan, known: Known, tmp_path: Path
+    plan: SetPlan, cache: ClusterCache, tmp_path: Path
 ) -> None:
     async with serving(Server(), tmp_path) as api:
         with pytest.raises(Conflict):
-            await Cluster(api, known).apply(plan)
-    assert [one.uid for one in known.observe(SET).pods] == ["a"]
-    assert known.failures == {}
+            await Cluster(api, cache).apply(plan)
+    assert [one.uid for one in cache.observe(SET).pods] == ["a"]
+    assert cache.failures == {}
 
 
 @pytest.mark.parametrize("plan", CHANGES)
 async def test_a_pod_whose_name_another_has_by_now_is_gone(
-    plan: SetPlan, known: Known, tmp_path: Path
+    plan: SetPlan, cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
     server.pods = [pod("b")]
     async with serving(server, tmp_path) as api:
-        assert await Cluster(api, known).apply(plan)
-    assert known.observe(SET).pods == ()
+        assert await Cluster(api, cache).apply(plan)
+    assert cache.observe(SET).pods == ()
 
 
 async def test_a_pod_that_a_watch_brings_during_the_live_list_stays(
-    known: Known, tmp_path: Path
+    cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
     server.pods = []
-    server.on_list = lambda: known.see_pod(pod("b", name="p-r-1"))
+    server.on_list = lambda: cache.upsert_pod(pod("b", name="p-r-1"))
     async with serving(server, tmp_path) as api:
-        found = await Cluster(api, known).observe_live(SET)
+        found = await Cluster(api, cache).observe_live(SET)
     assert [one.uid for one in found.pods] == ["b"]
 
 
@@ -142,11 +142,11 @@ async def test_a_pod_that_a_watch_brings_during_the_live_list_stays(
     ],
 )
 async def test_orphans_of_a_pool_that_is_gone_are_left_alone(
-    there: list[dict[str, Any]], writes: int, known: Known, tmp_path: Path
+    there: list[dict[str, Any]], writes: int, cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
     server.pools, server.conflicts = there, False
     adopt = Adopt(POOL, "Pod", NAME, "a", {"uid": "pool"})
     async with serving(server, tmp_path) as api:
-        assert await Cluster(api, known).apply(SetPlan(SET, adopt=(adopt,)))
+        assert await Cluster(api, cache).apply(SetPlan(SET, adopt=(adopt,)))
     assert server.writes == writes

@@ -20,13 +20,13 @@ from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.pools import PoolSet
 from tandem_operator.resources.resolve import Defaults
 from tandem_operator.resources.schema import defaulted
-from tandem_operator.routing.router import (
+from tandem_operator.routing.endpoint.observed import (
     OPTIONAL_KINDS,
     EndpointPool,
     ObservedEndpoint,
-    RouterSettings,
-    plan_endpoint,
 )
+from tandem_operator.routing.endpoint.plan import plan_endpoint
+from tandem_operator.routing.endpoint.settings import RouterSettings
 
 from .full_pools import FULL
 from .pool_yaml import decode_pool, documents, prefill_pool

@@ -17,7 +17,7 @@ from tandem_operator.pods import prestop
 from tandem_operator.pods.manifests import label_value, plan_key_secrets, pod, pods, template
 from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.resolve import Defaults, own_version
-from tandem_operator.routing.static import router_config
+from tandem_operator.routing.endpoint.requirements import static_router_config
 
 from .pool_yaml import decode_pool, documents, pair, prefill_pool
 
@@ -403,7 +403,7 @@ def test_the_sidecar_asks_offloadings_tier_where_it_listens() -> None:
 def test_the_routers_configuration_is_the_seeds() -> None:
     (pool_set,) = pair({}, {"sidecar": {"prefillTimeout": "5s", "fallbackToUnified": False}})
     addresses = {p["metadata"]["name"]: f"127.0.1.{i}" for i, p in enumerate(pods(pool_set))}
-    made = router_config([pool_set], addresses)
+    made = static_router_config([pool_set], addresses)
     config = parse_router_config(Document("router.yaml", made), {})
     assert config.disaggregated_serving.enabled
     assert config.disaggregated_serving.prefill_timeout == 5.0
@@ -419,9 +419,9 @@ def test_the_routers_configuration_is_the_seeds() -> None:
 def test_split_off_turns_disaggregation_off() -> None:
     (pool_set,) = pair({}, {"routing": {"split": "off"}})
     addresses = {p["metadata"]["name"]: "127.0.1.1" for p in pods(pool_set)}
-    assert not router_config([pool_set], addresses)["disaggregated_serving"]["enabled"]
+    assert not static_router_config([pool_set], addresses)["disaggregated_serving"]["enabled"]
 
 
 def test_a_pod_without_an_address_is_an_error() -> None:
     with pytest.raises(KeyError, match="p-"):
-        router_config(pair(), {})
+        static_router_config(pair(), {})

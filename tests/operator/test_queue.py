@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_operator.runtime.queue import LONGEST_DELAY, Queue, QueueClosed, backoff
+from tandem_operator.runtime.queue import MAX_DELAY, Queue, QueueClosed, backoff
 
 
 @dataclass
@@ -47,7 +47,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> Queue[str]:
-    return Queue(clock.schedule, dice=lambda: 1.0)
+    return Queue(clock.schedule, jitter=lambda: 1.0)
 
 
 async def test_a_key_added_often_is_given_once_and_in_order(queue: Queue[str]) -> None:
@@ -130,5 +130,5 @@ async def test_a_closed_queue_ends_its_workers_and_takes_nothing(
 
 @given(st.integers(1, 60), st.floats(0, 1))
 def test_backoff_grows_within_its_bounds(failures: int, dice: float) -> None:
-    assert 0.25 <= backoff(failures, dice) <= LONGEST_DELAY
+    assert 0.25 <= backoff(failures, dice) <= MAX_DELAY
     assert backoff(failures, dice) <= backoff(failures + 1, dice)

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 
 from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy import EnvoySettings
-from tandem_operator.routing.envoy_guards import LIVE, READY, STATS
+from tandem_operator.routing.envoy.bootstrap import LIVE, READY, STATS, EnvoySettings
 from tandem_operator.routing.router_drain import drain
 
 from ..epp.real import Backend, envoy, serving, until

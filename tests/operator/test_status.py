@@ -9,7 +9,7 @@ from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
 from tandem_operator.resources.schema import problems
-from tandem_operator.routing.router_status import RouterReason
+from tandem_operator.routing.endpoint.plan import RouterReason
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
 from .set_world import World
@@ -205,14 +205,14 @@ def test_no_progress_for_too_long_stalls_until_something_happens() -> None:
 
 def test_the_transport_is_verified_once_bytes_moved_and_stays_so() -> None:
     world = settled()
-    world.transports["d"] = 4096.0
+    world.kv_bytes_moved["d"] = 4096.0
     world.settle()
     assert stated(world, "TransportVerified") == ("True", "BytesMoved")
     writes = world.status_writes
-    world.transports["d"] = 8192.0
+    world.kv_bytes_moved["d"] = 8192.0
     world.settle()
     assert world.status_writes == writes
-    world.transports.clear()
+    world.kv_bytes_moved.clear()
     world.settle()
     assert stated(world, "TransportVerified") == ("True", "BytesMoved")
 

@@ -144,7 +144,7 @@ def pool_facts(observed: Observed, plan: SetPlan) -> list[Facts]:
             nodes=observed.nodes,
             router=_router(observed, resource),
             endpoint=_endpoint(resource),
-            kv_bytes_moved=observed.transports.get(resource.key.name, 0.0),
+            kv_bytes_moved=observed.kv_bytes_moved.get(resource.key.name, 0.0),
             failure=observed.failures.get(resource.key),
         )
         for resource in planned

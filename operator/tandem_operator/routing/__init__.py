@@ -1,5 +1,10 @@
-"""From the pools behind an endpoint to its Service, picker, Envoy and keys. Pure, but for
-`router_drain`, the small program beside Envoy.
+"""Turns the DecodePools behind a routing endpoint into its Kubernetes objects and Envoy bootstrap.
 
-Read `router` first; `envoy` holds Envoy's bootstrap.
+    endpoint        ObservedEndpoint → EndpointPlan (objects to write), RouterState (status)
+    objects         the manifests: Deployments, Services, ConfigMaps, RBAC, InferencePool, HTTPRoute
+    envoy           Envoy's bootstrap configuration; the local runner uses it too
+    router_drain    a program that runs beside Envoy and drains it on SIGTERM
+
+Pure, except `router_drain`. Envoy's Deployment names that module on its command line, so it cannot
+move without a rollout of every Envoy. Read `endpoint.plan` first.
 """

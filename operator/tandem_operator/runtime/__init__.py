@@ -1,4 +1,13 @@
-"""The operator that runs: watches, queue, passes, writes, leadership. The only I/O of this package.
+"""The running operator: watches, cache, work queue, reconcilers, writes and leader election.
 
-Read `loops` first, then `cluster`, `known`, `acting`.
+    watches               kopf handlers that feed the cache, and the relist that corrects it
+    store, cache          the cluster as last seen, indexed by set and by endpoint
+    queue, controller     keys to reconcile, and the workers that reconcile them
+    reconcilers           observe → plan (pure) → apply → write status
+    cluster, write_errors reads and writes of the API server, and what a refused write means
+    kv_transport_probe    KV byte counters of the engines, for the condition TransportVerified
+    crd_check, leader, metrics
+
+All I/O of this package is here and in `main`. Read `reconcilers` first, then `cluster`, `cache`,
+`controller`.
 """

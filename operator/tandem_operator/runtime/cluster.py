@@ -1,19 +1,20 @@
-"""The API server, for one set or endpoint at a time: the only reads and writes of the loops.
+"""All API reads and writes of a reconciliation, for one set or endpoint at a time.
 
-Every write's answer goes to `known` at once. Errors: a refusal of one object becomes a Failure of
-its pool and the rest goes on; what says nothing about the object (`refusals.NOT_ABOUT_THE_OBJECT`)
-is raised, and the pass is made again later.
+The answer to every write goes into the cache at once. When the API server refuses one object, that
+becomes a Failure of its pool and the other writes continue. Conflicts, and errors that say nothing
+about the object (`write_errors.TRANSIENT_ERRORS`), are raised: the whole reconciliation is retried.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
 from tandem_kube.client import Api
 from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
+from tandem_kube.events import send_event
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
     POD_DISRUPTION_BUDGETS,
@@ -27,92 +28,100 @@ from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
 from ..planning.actions import Adopt, Create, SetPlan
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
-from ..routing.router import ref_of
-from ..routing.router_observed import EndpointPlan, ObservedEndpoint, Ref
-from .events import send_event
-from .known import Known, WorkKey
-from .refusals import NOT_ABOUT_THE_OBJECT, failure_of, lasting_failure_of
-from .watched import POOLS
+from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
+from .cache import ClusterCache, WorkKey
+from .watches import POOL_RESOURCES
+from .write_errors import TRANSIENT_ERRORS, failure_from_error, template_failure
 
-MANAGER: Final = "tandem-operator"
-"""Owner of the fields this operator applies."""
+FIELD_MANAGER: Final = "tandem-operator"
+"""Server-side apply's owner of the fields that this operator sets."""
+EVENT_CONTROLLER: Final = "tandem.dev/operator"
+"""`reportingController` of our events."""
 _SECRET_BYTES: Final = 32
-_NOT_OURS: Final = "it exists already and is not the operator's: rename or delete it"
-
-See = Callable[[Body], set[WorkKey]]
+_NOT_OURS: Final = "it exists already and does not belong to the operator: rename or delete it"
 
 
 class Cluster:
-    """What `known` knows, brought up to date and changed."""
+    """The cluster: observed through the cache, changed through the API."""
 
-    def __init__(self, api: Api, known: Known) -> None:
+    def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api = api
-        self.known = known
+        self.cache = cache
 
     def observe(self, key: SetKey) -> Observed:
-        """The set as known now; no call is made."""
-        return self.known.observe(key)
+        """The set as the cache has it; makes no call."""
+        return self.cache.observe(key)
 
     async def observe_live(self, key: SetKey) -> Observed:
-        """The set with its pods as the API server has them now."""
-        names = sorted({pool.name for pool in self.known.pool_keys(key)})
+        """The set with its pods as the API server has them now; updates the cache."""
+        names = sorted({pool.name for pool in self.cache.pool_keys(key)})
         selector = f"{labels.POOL} in ({','.join(names)})"
-        before = self.known.observe(key).pods
+        before = self.cache.observe(key).pods
         listed = await self._api.list(PODS, key.namespace, labels=selector)
         for body in listed.items:
-            self.known.see_pod(body)
+            self.cache.upsert_pod(body)
         live = {body["metadata"]["uid"] for body in listed.items}
-        # What a watch brought meanwhile may be younger than the list.
+        # Remove only pods that were known before the list: a watch may have added younger ones.
         for pod in before:
             if pod.uid not in live:
-                self.known.lose(pod.uid)
-        return self.known.observe(key)
+                self.cache.remove(pod.uid)
+        return self.cache.observe(key)
 
     def observe_endpoint(self, key: EndpointKey) -> ObservedEndpoint:
-        """The endpoint as known now, with a fresh secret."""
-        return self.known.observe_endpoint(key, os.urandom(_SECRET_BYTES))
+        """The endpoint as the cache has it, with random bytes for a new plan key."""
+        return self.cache.observe_endpoint(key, os.urandom(_SECRET_BYTES))
 
-    async def refused(self, plan: SetPlan) -> dict[PoolKey, Failure]:
-        """Pools whose new revision would make pods that the API server does not take, by dry runs:
-        a template that can only fail then costs no pod that serves."""
-        found: dict[PoolKey, Failure] = {}
+    async def dry_run_revisions(self, plan: SetPlan) -> dict[PoolKey, Failure]:
+        """The pools for whose new revisions the API server refuses pods, found by dry runs.
+
+        Without this, a rollout could delete a serving pod to make room for pods that can never be
+        created.
+        """
+        refused: dict[PoolKey, Failure] = {}
         for revision in plan.create_revisions:
             try:
                 await self._api.create(PODS, sample_pod(revision.body), dry_run=True)
-            except NOT_ABOUT_THE_OBJECT:
+            except TRANSIENT_ERRORS:
                 raise
             except ApiError as err:
-                if (failure := lasting_failure_of(err)) is not None:
-                    found[revision.pool] = failure
-        return found
+                if (failure := template_failure(err)) is not None:
+                    refused[revision.pool] = failure
+        return refused
 
     async def apply(self, plan: SetPlan) -> bool:
-        """Do what `plan` says, in its order. False when something was refused, which is then in
-        `known.failures`; a pool whose writes all went through has none left there."""
+        """Make the writes of `plan` in its order; returns whether all of them succeeded.
+
+        Refused writes end up in `cache.failures`; a pool whose writes all succeeded has none there.
+        """
         failures: dict[PoolKey, Failure] = {}
         for pool, write in self._writes(plan, failures):
             try:
                 await write
-            except NOT_ABOUT_THE_OBJECT:
+            except TRANSIENT_ERRORS:
                 raise
             except ApiError as err:
+                # A plain Conflict means that the plan is out of date. Its subclass AlreadyExists
+                # means that the name is taken, which planning again would not change.
                 if type(err) is Conflict:
                     raise
-                failures.setdefault(pool, failure_of(err))
+                failures.setdefault(pool, failure_from_error(err))
         for name in plan.delete_budgets:
-            await self._remove(POD_DISRUPTION_BUDGETS, plan.key.namespace, name)
+            await self._delete(POD_DISRUPTION_BUDGETS, plan.key.namespace, name)
         for name in plan.delete_revisions:
-            await self._remove(CONTROLLER_REVISIONS, plan.key.namespace, name)
-        for pool in self.known.pool_keys(plan.key):
-            self.known.failures.pop(pool, None)
+            await self._delete(CONTROLLER_REVISIONS, plan.key.namespace, name)
+        for pool in self.cache.pool_keys(plan.key):
+            self.cache.failures.pop(pool, None)
         failures |= {key: pool.refused for key, pool in plan.pools.items() if pool.refused}
-        self.known.failures.update(failures)
+        self.cache.failures.update(failures)
         return not failures
 
     def _writes(
         self, plan: SetPlan, failures: Mapping[PoolKey, Failure]
     ) -> Iterator[tuple[PoolKey, Awaitable[None]]]:
-        """Each write when the one before is over; no pods for a pool that was refused before."""
+        """The writes in order; the caller awaits each one before it takes the next.
+
+        Lazily, because pods are created only for pools that have no entry in `failures` by then.
+        """
         namespace = plan.key.namespace
         for adopt in plan.adopt:
             yield adopt.pool, self._adopt(adopt)
@@ -122,108 +131,130 @@ class Cluster:
             yield budget.pool, self._apply_budget(budget)
         for label in plan.label_pods:
             yield label.pool, self._patch(PODS, namespace, label.name, label.patch, label.uid)
-        for pool in dict.fromkeys(one.pool for one in plan.create_pods):
+        for pool in dict.fromkeys(create.pool for create in plan.create_pods):
             if pool not in failures:
-                wanted = [one for one in plan.create_pods if one.pool == pool]
-                yield pool, self._create_pods(wanted)
+                creates = [create for create in plan.create_pods if create.pool == pool]
+                yield pool, self._create_pods(creates)
         for pod in plan.delete_pods:
             yield pod.pool, self._delete_pod(namespace, pod.name, pod.uid)
 
-    async def report(self, key: PoolKey, status: StatusBody) -> None:
-        """Write a pool's status, and send its events, when it differs from what the object has."""
-        found = self.known.pools.of(key)
-        if not found or found[0].status == status:
+    async def write_status(self, key: PoolKey, status: StatusBody) -> None:
+        """Write a pool's status and send events about its transitions, if the status changed."""
+        pools = self.cache.pools.by_key(key)
+        if not pools or pools[0].status == status:
             return
-        pool, before = found[0], found[0].status
-        gone: dict[str, Any] = {name: None for name in before if name not in status}
-        patch: Object = {"metadata": {"uid": pool.uid}, "status": {**gone, **status}}
-        resource = POOLS[key.kind]
+        pool, before = pools[0], pools[0].status
+        # In a merge patch null removes a field.
+        removed: dict[str, Any] = {name: None for name in before if name not in status}
+        patch: Object = {"metadata": {"uid": pool.uid}, "status": {**removed, **status}}
+        resource = POOL_RESOURCES[key.kind]
         try:
             body = await self._api.patch(
                 resource, key.name, patch, key.namespace, subresource="status"
             )
         except (NotFound, Conflict):
-            return  # Deleted; another of its name has its own events.
-        self.known.see_pool(body)
+            return  # The pool was deleted. A new one of its name is a different object.
+        self.cache.upsert_pool(body)
         for event in status_events(before, status):
-            await send_event(self._api, pool, event.type, event.reason, event.message)
+            await send_event(
+                self._api,
+                pool.body,
+                event.type,
+                event.reason,
+                event.message,
+                controller=EVENT_CONTROLLER,
+            )
 
     async def apply_endpoint(self, key: EndpointKey, plan: EndpointPlan) -> bool:
-        """Do what `plan` says, in its order. False when something was refused, or was there though
-        not known: then another pass is due."""
-        failures: dict[Ref, Failure] = {}
-        trailed = False
-        ours = {ref_of(child) for child in self.known.children.of(key)}
+        """Make the writes of `plan` in its order; returns whether the endpoint is as planned.
+
+        It is not when a write was refused, or when the cache lacked an object that exists: then the
+        endpoint must be planned again.
+        """
+        failures: dict[ObjectRef, Failure] = {}
+        cache_was_behind = False
+        known = {ObjectRef.of(child) for child in self.cache.children.by_key(key)}
         for body in plan.apply:
-            ref, resource = ref_of(body), resource_of(body)
+            ref, resource = ObjectRef.of(body), resource_of(body)
             try:
-                if ref not in ours and (found := await self._found(resource, body)):
-                    if _anothers(found, key):
-                        # An apply would add our fields to it and say nothing.
+                if ref not in known and (existing := await self._get_by_name(resource, body)):
+                    if _is_foreign(existing, key):
+                        # Server-side apply would silently add our fields to someone else's object.
                         failures[ref] = Failure("NameTaken", _NOT_OURS)
                         continue
-                    if labels.ENDPOINT in found["metadata"].get("labels", {}):
-                        # The watch trails, and what is there is better than new plan keys.
-                        self.known.see_child(found)
-                        trailed = True
+                    if labels.ENDPOINT in existing["metadata"].get("labels", {}):
+                        # Do not overwrite: new plan keys would invalidate those that pods hold.
+                        self.cache.upsert_child(existing)
+                        cache_was_behind = True
                         continue
-                # Nor does one that comes in this moment lose a field to us.
-                made = await self._api.apply(
-                    resource, dict(body), manager=MANAGER, force=ref in ours
+                # Without force, an object that someone creates right now causes a conflict instead
+                # of losing fields to us.
+                applied = await self._api.apply(
+                    resource, dict(body), manager=FIELD_MANAGER, force=ref in known
                 )
-                self.known.see_child(made)
-            except NOT_ABOUT_THE_OBJECT:
+                self.cache.upsert_child(applied)
+            except TRANSIENT_ERRORS:
                 raise
             except ApiError as err:
-                failures[ref] = failure_of(err)
+                failures[ref] = failure_from_error(err)
         for ref in plan.delete:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
-            await self._remove(resource, key.namespace, ref.name)
-        self.known.child_failures[key] = failures
-        return not failures and not trailed
+            await self._delete(resource, key.namespace, ref.name)
+        self.cache.child_failures[key] = failures
+        return not failures and not cache_was_behind
 
-    async def _found(self, resource: Resource, body: Body) -> Object | None:
-        """What has the name of `body` now. Listed, as no right to get these is needed otherwise."""
+    async def _get_by_name(self, resource: Resource, body: Body) -> Object | None:
+        """The object that has the name of `body` now.
+
+        Read with a list: RBAC grants the operator no `get` for these kinds, since nothing else
+        would use it.
+        """
         metadata = body["metadata"]
         field = f"metadata.name={metadata['name']}"
         listed = await self._api.list(resource, metadata["namespace"], fields=field)
         return listed.items[0] if listed.items else None
 
-    async def _create_pods(self, wanted: Sequence[Create]) -> None:
-        """In batches of 1, 2, 4, 8, … that end at the first refusal: a quota that is full is asked
-        once, not a hundred times."""
-        size, left = 1, list(wanted)
-        while left:
-            batch, left = left[:size], left[size:]
-            made = (self._create(PODS, one) for one in batch)
-            ends = await asyncio.gather(*made, return_exceptions=True)
-            for end in ends:
-                if isinstance(end, BaseException):
-                    raise end
+    async def _create_pods(self, creates: Sequence[Create]) -> None:
+        """Create pods in batches of 1, 2, 4, 8, … and stop after a batch with a refusal.
+
+        A full quota thus costs one call and not a hundred.
+        """
+        size, remaining = 1, list(creates)
+        while remaining:
+            batch, remaining = remaining[:size], remaining[size:]
+            calls = (self._create(PODS, create) for create in batch)
+            # Every call of the batch ends before the first error is raised: none is left running.
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
             size *= 2
 
-    async def _create(self, resource: Resource, wanted: Create) -> None:
-        body = dict(wanted.body)
+    async def _create(self, resource: Resource, create: Create) -> None:
+        body = dict(create.body)
         try:
-            made = await self._api.create(resource, body)
+            created = await self._api.create(resource, body)
         except AlreadyExists:
-            made = await self._api.get(resource, wanted.name, body["metadata"]["namespace"])
-            if _belongs(made) != _belongs(body):
+            # Names are deterministic, so this may be our own object from an earlier attempt.
+            created = await self._api.get(resource, create.name, body["metadata"]["namespace"])
+            if _pool_and_owners(created) != _pool_and_owners(body):
                 raise
-        self._see(resource)(made)
+        self._upsert(resource, created)
 
-    async def _apply_budget(self, wanted: Create) -> None:
-        body = dict(wanted.body)
-        made = await self._api.apply(POD_DISRUPTION_BUDGETS, body, manager=MANAGER)
-        self.known.see_budget(made)
+    async def _apply_budget(self, budget: Create) -> None:
+        body = dict(budget.body)
+        applied = await self._api.apply(POD_DISRUPTION_BUDGETS, body, manager=FIELD_MANAGER)
+        self.cache.upsert_budget(applied)
 
     async def _adopt(self, adopt: Adopt) -> None:
-        """Unless the pool is gone: whoever deletes one with `--cascade=orphan` keeps its pods, and
-        garbage collection would take those of an owner that is not there."""
+        """Make the pool the owner of an orphan, unless the pool was deleted meanwhile.
+
+        A pool deleted with `--cascade=orphan` leaves its pods behind on purpose; with an owner that
+        no longer exists, garbage collection would delete them.
+        """
         namespace, name = adopt.pool.namespace, f"metadata.name={adopt.pool.name}"
-        listed = await self._api.list(POOLS[adopt.pool.kind], namespace, fields=name)
-        there = [p["metadata"] for p in listed.items if "deletionTimestamp" not in p["metadata"]]
-        if adopt.owner["uid"] in [metadata["uid"] for metadata in there]:
+        listed = await self._api.list(POOL_RESOURCES[adopt.pool.kind], namespace, fields=name)
+        live = [p["metadata"] for p in listed.items if "deletionTimestamp" not in p["metadata"]]
+        if adopt.owner["uid"] in [metadata["uid"] for metadata in live]:
             kind = PODS if adopt.kind == "Pod" else CONTROLLER_REVISIONS
             await self._patch(kind, namespace, adopt.name, adopt.patch, adopt.uid)
 
@@ -231,57 +262,67 @@ class Cluster:
         self, resource: Resource, namespace: str, name: str, patch: Body, uid: str
     ) -> None:
         try:
-            made = await self._api.patch(resource, name, dict(patch), namespace)
+            patched = await self._api.patch(resource, name, dict(patch), namespace)
         except (NotFound, Conflict) as err:
-            await self._met(resource, namespace, name, uid, err)
+            await self._remove_if_gone(resource, namespace, name, uid, err)
             return
-        self._see(resource)(made)
+        self._upsert(resource, patched)
 
     async def _delete_pod(self, namespace: str, name: str, uid: str) -> None:
         try:
-            left = await self._api.delete(PODS, name, namespace, uid=uid)
+            answer = await self._api.delete(PODS, name, namespace, uid=uid)
         except (NotFound, Conflict) as err:
-            await self._met(PODS, namespace, name, uid, err)
+            await self._remove_if_gone(PODS, namespace, name, uid, err)
             return
-        if left.get("kind") == "Pod" and "deletionTimestamp" in left["metadata"]:
-            self.known.see_pod(left)
+        # The answer is the pod while it terminates, or a Status when it is gone already.
+        if answer.get("kind") == "Pod" and "deletionTimestamp" in answer["metadata"]:
+            self.cache.upsert_pod(answer)
         else:
-            self.known.lose(uid)
+            self.cache.remove(uid)
 
-    async def _met(
+    async def _remove_if_gone(
         self, resource: Resource, namespace: str, name: str, uid: str, err: ApiError
     ) -> None:
-        """What a write found instead of object `uid`: nothing, or another of its name. Raises `err`
-        where it is the very one, which somebody else changed at the same moment."""
+        """Remove object `uid` from the cache after a write to it failed with `err`.
+
+        Raises `err` when the object still exists: then someone else changed it at the same moment.
+        """
         if isinstance(err, Conflict):
             with contextlib.suppress(NotFound):
-                found = await self._api.get(resource, name, namespace)
-                if found["metadata"]["uid"] == uid:
+                current = await self._api.get(resource, name, namespace)
+                if current["metadata"]["uid"] == uid:
                     raise err
-        self.known.lose(uid)
+        self.cache.remove(uid)
 
-    async def _remove(self, resource: Resource, namespace: str, name: str) -> None:
+    async def _delete(self, resource: Resource, namespace: str, name: str) -> None:
         try:
             await self._api.delete(resource, name, namespace)
         except NotFound:
             return
 
-    def _see(self, resource: Resource) -> See:
-        return self.known.see_pod if resource == PODS else self.known.see_revision
+    def _upsert(self, resource: Resource, body: Body) -> set[WorkKey]:
+        if resource == PODS:
+            return self.cache.upsert_pod(body)
+        return self.cache.upsert_revision(body)
 
 
-def _anothers(found: Body, key: EndpointKey) -> bool:
-    """Whether an object is neither this operator's nor this endpoint's: the Service of endpoint
-    `a-epp` has the name of `a`'s picker."""
-    metadata = found["metadata"]
-    writers = {one.get("manager") for one in metadata.get("managedFields", ())}
+def _is_foreign(existing: Body, key: EndpointKey) -> bool:
+    """Whether an object belongs to someone else or to another endpoint.
+
+    Endpoints can collide: the Service of an endpoint `a-epp` has the name of endpoint `a`'s EPP.
+    """
+    metadata = existing["metadata"]
+    managers = {entry.get("manager") for entry in metadata.get("managedFields", ())}
     endpoint = (metadata.get("labels") or {}).get(labels.ENDPOINT, key.name)
-    return MANAGER not in writers or endpoint != key.name
+    return FIELD_MANAGER not in managers or endpoint != key.name
 
 
-def _belongs(body: Body) -> tuple[str | None, list[str]]:
-    """Pool and owners. A pod whose pool label somebody took off, to look at it in peace, is none of
-    the pool's although it has its name and owner."""
+def _pool_and_owners(body: Body) -> tuple[str | None, list[str]]:
+    """Pool label and owners' uids: equal for two versions of one object of a pool.
+
+    A pod whose pool label someone removed in order to debug it no longer belongs to the pool,
+    although it keeps its name and owner.
+    """
     metadata = body["metadata"]
     owners = sorted(owner["uid"] for owner in metadata.get("ownerReferences", ()))
     return (metadata.get("labels") or {}).get(labels.POOL), owners

@@ -1,10 +1,10 @@
-"""Which replica acts: a Lease, held by kubernetes.aio's leader election.
+"""Leader election between replicas with a Lease, run by kubernetes.aio's LeaderElection.
 
-    async with Leadership(api, lock, times) as leadership:
-        await leadership.gained.wait()      # … act, until leadership.lost is set: then exit
+    async with Leadership(lock, times) as leadership:
+        await leadership.gained.wait()      # … work until leadership.lost is set, then exit
 
-The lock is ours, on plain JSON: the library's own writes local time as if it were UTC, counts no
-transitions and lets a broken connection end the election at once.
+The lock is our own, on plain JSON. The library's lock writes local time as if it were UTC, does not
+count transitions, and ends the election on the first broken connection.
 """
 
 import asyncio
@@ -30,21 +30,26 @@ LEASE_NAME: Final = "tandem-operator"
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Seconds. A leader that cannot renew for `renew` stops; another begins `duration` after the
-    last renewal: the difference is what its last write may take."""
+    """Times of the election, in seconds.
+
+    A leader stops when it could not renew the Lease for `renew` seconds; another replica may take
+    over `duration` seconds after the last renewal. The difference is the time that the old leader's
+    last write may take.
+    """
 
     duration: float = 15.0
     renew: float = 10.0
     retry: float = 2.0
+    """Between two attempts to renew or to acquire."""
 
     @classmethod
-    def lasting(cls, duration: float) -> Self:
-        """The same proportions for another duration, of at least 3 s."""
+    def for_duration(cls, duration: float) -> Self:
+        """The default proportions scaled to another `duration`, which is at least 3 s."""
         return cls(duration, duration * 2 / 3, max(1.0, duration * 2 / 15))
 
 
 class LeaseLock(BaseLock):
-    """The Lease as the election reads and writes it."""
+    """Reads and writes the Lease for the election."""
 
     def __init__(self, api: Api, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
         super().__init__(name, namespace, identity)
@@ -57,6 +62,7 @@ class LeaseLock(BaseLock):
         try:
             self._lease = await self._api.get(LEASES, name, namespace)
         except ApiError as err:
+            # The election decides by the code in the body, as if the library's client had raised.
             refused = ApiException(status=err.status, reason=err.message)
             refused.body = json.dumps({"code": err.status})
             return False, refused
@@ -73,20 +79,25 @@ class LeaseLock(BaseLock):
     ) -> bool:
         metadata = {"name": name, "namespace": namespace}
         lease = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": metadata}
-        return await self._wrote(self._api.create(LEASES, lease | self._spec(election_record, {})))
+        return await self._succeeds(
+            self._api.create(LEASES, lease | self._spec(election_record, {}))
+        )
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
-        """Takes the lease as last read: a Conflict when someone else was quicker."""
+        """Replaces the Lease as last read; False, by a Conflict, when another replica was first."""
         spec = self._spec(updated_record, self._lease.get("spec") or {})
-        return await self._wrote(self._api.replace(LEASES, self._lease | spec))
+        return await self._succeeds(self._api.replace(LEASES, self._lease | spec))
 
     async def release(self) -> None:
-        """Let the next replica begin at once; on ApiError it waits for the lease's end."""
-        held, _ = await self.get(self.name, self.namespace)
+        """Give the Lease up so that another replica can take over at once.
+
+        Raises ApiError; then the others wait until the Lease expires.
+        """
+        exists, _ = await self.get(self.name, self.namespace)
         spec = self._lease.get("spec") or {}
-        if held and spec.get("holderIdentity") == self.identity:
-            given_up = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
-            await self._api.replace(LEASES, self._lease | {"spec": given_up})
+        if exists and spec.get("holderIdentity") == self.identity:
+            released = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
+            await self._api.replace(LEASES, self._lease | {"spec": released})
 
     def _spec(self, record: LeaderElectionRecord, before: Mapping[str, Any]) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -96,7 +107,7 @@ class LeaseLock(BaseLock):
             spec |= {"acquireTime": now, "leaseTransitions": before.get("leaseTransitions", -1) + 1}
         return {"spec": spec}
 
-    async def _wrote(self, write: Any) -> bool:
+    async def _succeeds(self, write: Any) -> bool:
         with contextlib.suppress(ApiError):
             self._lease = await write
             return True
@@ -104,11 +115,16 @@ class LeaseLock(BaseLock):
 
 
 class Leadership:
-    """One replica's part in the election; `identity` is its name in the Lease."""
+    """One replica's part in the election, while the context is open.
+
+    Leaving the context releases the Lease, unless it was lost before.
+    """
 
     def __init__(self, lock: LeaseLock, times: LeaseTimes) -> None:
         self.gained = asyncio.Event()
+        """Set when this replica becomes the leader."""
         self.lost = asyncio.Event()
+        """Set when it could not renew in time; it must stop writing at once."""
         self._lock = lock
         self._election = LeaderElection(
             Config(

@@ -1,4 +1,4 @@
-"""What the operator says about itself; label values are bounded by the code that sets them."""
+"""The operator's metrics. The code that sets label values keeps their number bounded."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
@@ -18,10 +18,11 @@ from tandem_contract.metrics import (
 
 Loop = Literal["set", "endpoint"]
 Result = Literal["ok", "refused", "unreachable", "bug"]
-"""How a pass ended: done; the API server refused a write; it gave no answer; our own fault."""
+"""How a reconciliation ended: it succeeded; the API server refused a write; an API call failed; an
+unexpected exception."""
 
 PodCounts = Callable[[], Iterable[tuple[str, str, str, str, int]]]
-"""Namespace, pool, role, state (pending, ready, draining, failed) and how many pods."""
+"""Returns namespace, pool, role, state (pending, ready, draining, failed) and number of pods."""
 
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -33,48 +34,52 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._seconds = Histogram(
             OPERATOR_RECONCILE_SECONDS,
-            "Seconds one pass over a set or an endpoint took, its writes included.",
+            "Seconds that one reconciliation of a set or an endpoint took, including its writes.",
             ["loop"],
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._results = Counter(
             OPERATOR_RECONCILES,
-            "Passes over a set or an endpoint, by how they ended.",
+            "Reconciliations of a set or an endpoint, by result.",
             ["loop", "result"],
             registry=self.registry,
         )
         self._calls = Counter(
             OPERATOR_API_CALLS,
-            "Calls to the API server by verb and status; status 0 had no answer. Watches are not"
+            "Calls to the API server by verb and HTTP status; 0: no response. Watches are not"
             " counted.",
             ["verb", "code"],
             registry=self.registry,
         )
         self.leader = Gauge(
-            OPERATOR_LEADER, "1 while this replica is the one that acts.", registry=self.registry
+            OPERATOR_LEADER, "1 while this replica is the leader.", registry=self.registry
         )
 
     def reconciled(self, loop: Loop, result: Result, seconds: float) -> None:
-        """A pass ended."""
+        """Count one reconciliation."""
         self._seconds.labels(loop).observe(seconds)
         self._results.labels(loop, result).inc()
 
     def called(self, verb: str, status: int, _seconds: float) -> None:
-        """A call to the API server ended: `tandem_kube.client`'s observer."""
+        """Count one call to the API server; an `Observer` of `tandem_kube.client`."""
         self._calls.labels(verb, str(status)).inc()
 
     def watch_queue(self, depth: Callable[[], int]) -> None:
-        """Ask `depth` at each scrape."""
-        gauge = Gauge(OPERATOR_QUEUE_DEPTH, "Sets and endpoints that wait.", registry=self.registry)
+        """Export the queue's depth, read at each scrape."""
+        gauge = Gauge(
+            OPERATOR_QUEUE_DEPTH,
+            "Sets and endpoints that wait to be reconciled.",
+            registry=self.registry,
+        )
         gauge.set_function(depth)
 
     def watch_pods(self, counts: PodCounts) -> None:
-        """Ask `counts` at each scrape."""
-        self.registry.register(_Pods(counts))
+        """Export the number of pods, read at each scrape."""
+        self.registry.register(_PodCollector(counts))
 
 
-class _Pods(Collector):
+class _PodCollector(Collector):
     def __init__(self, counts: PodCounts) -> None:
         self._counts = counts
 

@@ -1,10 +1,10 @@
-"""Keys to work on: coalesced, one worker a key at a time, failures tried again ever later.
+"""A work queue as in client-go: it coalesces keys, and retries failed ones with backoff.
 
-    add(key) ──► waiting ──get()──► worked on ──done()──► gone, or waiting again if it was added
-    add_after(key, 3.0), retry(key) ──► timer ──┘                        meanwhile
+    add(key) ───────────────────────► waiting ──get()──► active ──done()──► removed, or waiting
+    add_after(key, 3.0), retry(key) ──► timer ──► add(key)                  again if added meanwhile
 
-A key that always fails waits on a timer of its own, so it delays no other. Nothing here knows what
-a key is; the clock and the dice are given.
+A key is never given to two workers at once. Each retry waits on its own timer, so a key that always
+fails delays no other. Timers and random numbers are injected for tests.
 """
 
 import asyncio
@@ -16,121 +16,126 @@ from typing import Final, Generic, Protocol, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 FIRST_DELAY: Final = 0.5
-"""Seconds before the first retry: a conflict is over by then."""
-LONGEST_DELAY: Final = 60.0
-"""Seconds between retries at most: how long a lifted quota may go unnoticed."""
+"""Seconds before the first retry, at most; most conflicts are over by then."""
+MAX_DELAY: Final = 60.0
+"""Seconds between retries, at most. A raised quota goes unnoticed for as long."""
 
 
 class Timer(Protocol):
-    """A call to come."""
+    """A scheduled call, as `asyncio.TimerHandle`."""
 
     def cancel(self) -> None: ...
     def when(self) -> float: ...
 
 
 Schedule = Callable[[float, Callable[[], None]], Timer]
-"""Call the second in so many seconds."""
+"""Calls the second argument after the first, in seconds."""
 
 
-def backoff(failures: int, dice: float) -> float:
-    """Seconds before trying again after `failures` in a row; `dice` is from 0 to 1.
+def backoff(failures: int, jitter: float) -> float:
+    """Seconds to wait after `failures` in a row; `jitter` is from 0 to 1.
 
-    `min(60, 0.5 · 2^(failures-1)) · (0.5 … 1)`: the spread keeps keys that failed together apart.
+    `min(60, 0.5 · 2^(failures-1)) · (0.5 … 1)`: the jitter spreads retries of keys that failed
+    together.
     """
-    longest = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1))
-    return longest * (0.5 + dice / 2)
+    limit = min(MAX_DELAY, FIRST_DELAY * 2.0 ** (failures - 1))
+    return limit * (0.5 + jitter / 2)
 
 
 class Queue(Generic[K]):
-    """The keys that wait, those worked on, and those that come back later."""
+    """Keys that wait, keys that a worker has (active), and keys that a timer will add.
+
+    Invariant: `_order` holds exactly the waiting keys that are not active. A key that is added
+    while it is active is in `_waiting` alone until `done` puts it into `_order`.
+    """
 
     def __init__(
-        self, schedule: Schedule | None = None, dice: Callable[[], float] = random.random
+        self, schedule: Schedule | None = None, jitter: Callable[[], float] = random.random
     ) -> None:
-        self._schedule = schedule or _on_the_loop
-        self._dice = dice
+        self._schedule = schedule or _call_later
+        self._jitter = jitter
         self._order: deque[K] = deque()
         self._waiting: set[K] = set()
         self._active: set[K] = set()
         self._timers: dict[K, Timer] = {}
         self._failures: dict[K, int] = {}
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
-        """Keys that wait for a worker."""
+        """The number of keys that wait for a worker."""
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Work on `key` soon; again afterwards when it is being worked on now."""
+        """Make `key` wait for a worker; if it is active now, it waits until that worker is done."""
         if key in self._waiting or self._closed:
             return
         self._waiting.add(key)
         if key not in self._active:
             self._order.append(key)
-            self._some.set()
+            self._not_empty.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add `key` in so many seconds, or earlier when that was asked for already."""
+        """Add `key` after `seconds`, unless an earlier timer for it is already running."""
         if self._closed:
             return
-        timer = self._schedule(seconds, lambda: self._due(key))
-        if (before := self._timers.get(key)) is not None:
-            if before.when() <= timer.when():
+        timer = self._schedule(seconds, lambda: self._on_timer(key))
+        if (running := self._timers.get(key)) is not None:
+            if running.when() <= timer.when():
                 timer.cancel()
                 return
-            before.cancel()
+            running.cancel()
         self._timers[key] = timer
 
     def retry(self, key: K, *, at_least: float = 0.0) -> float:
-        """Add `key` after a failure; the seconds it waits, never under `at_least`."""
-        # Past 60 failures the delay is the longest anyhow, and 2.0 ** 1024 is no float.
+        """Add `key` after a backoff of `at_least` seconds or more; returns the seconds."""
+        # The delay reaches its maximum long before 60 failures, and 2.0 ** 1024 overflows.
         self._failures[key] = failures = min(60, self._failures.get(key, 0) + 1)
-        delay = max(at_least, backoff(failures, self._dice()))
+        delay = max(at_least, backoff(failures, self._jitter()))
         self.add_after(key, delay)
         return delay
 
     def forget(self, key: K) -> None:
-        """Count the key's failures from none again."""
+        """Reset the key's backoff after a success."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """The key that has waited longest, now worked on. Raises QueueClosed at the end."""
+        """The key that has waited longest; it is active until `done`. Raises QueueClosed."""
         while not self._order:
             if self._closed:
                 raise QueueClosed
-            self._some.clear()
-            await self._some.wait()
+            self._not_empty.clear()
+            await self._not_empty.wait()
         key = self._order.popleft()
         self._waiting.discard(key)
         self._active.add(key)
         return key
 
     def done(self, key: K) -> None:
-        """The work that `get` gave is over."""
+        """The worker that got `key` has finished with it, successfully or not."""
         self._active.discard(key)
         if key in self._waiting:
             self._order.append(key)
-            self._some.set()
+            self._not_empty.set()
 
     def close(self) -> None:
-        """Give out nothing more; what is being worked on goes on."""
+        """Drop all waiting keys and timers, and end workers at their next `get`."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         self._order.clear()
         self._waiting.clear()
-        self._some.set()
+        self._not_empty.set()
 
-    def _due(self, key: K) -> None:
+    def _on_timer(self, key: K) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
 
 class QueueClosed(Exception):
-    """No more work: the worker ends."""
+    """The queue was closed: the worker should end."""
 
 
-def _on_the_loop(seconds: float, call: Callable[[], None]) -> Timer:
+def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(seconds, call)

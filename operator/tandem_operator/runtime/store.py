@@ -1,7 +1,9 @@
-"""Objects of one kind as small values, by key: what the watches brought and what was written here.
+"""An indexed store of API objects of one kind, kept as small values.
 
-A write's answer is put here at once, so a pass that follows sees it although its event is still on
-the way. Every object is known by its uid; of two versions of one object the newer stays.
+Both the watches and the answers to the operator's own writes go in here. A reconciliation that
+follows a write therefore sees its result, although the watch event is still on the way. Objects are
+identified by uid, and of two versions of one object the newer stays, so both sources may deliver in
+any order.
 """
 
 import math
@@ -12,8 +14,8 @@ from typing import Final, Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_TOMBSTONES: Final = 10_000
-"""Deleted objects remembered, so that a late answer to a write does not bring one back."""
+_MAX_TOMBSTONES: Final = 10_000
+"""Deleted objects to remember, so that a late answer to a write does not bring one back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +26,23 @@ class _Entry(Generic[K, V]):
 
 
 class Store(Generic[K, V]):
-    """uid → value, and key → the values of all objects that have it."""
+    """Values by uid, with an index from each key to the values of all objects that have it."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry[K, V]] = {}
-        self._by_key: dict[K, set[str]] = {}
-        self._gone: dict[str, float] = {}
+        self._uids_by_key: dict[K, set[str]] = {}
+        self._tombstones: dict[str, float] = {}
+        """uid → version of the deletion; the oldest first."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def of(self, key: K) -> list[V]:
-        """The values under `key`, in no order."""
-        return [self._entries[uid].value for uid in self._by_key.get(key, ())]
+    def by_key(self, key: K) -> list[V]:
+        """The values that have `key`, in no particular order."""
+        return [self._entries[uid].value for uid in self._uids_by_key.get(key, ())]
 
     def all_keys(self) -> list[K]:
-        return list(self._by_key)
+        return list(self._uids_by_key)
 
     def values(self) -> Iterator[V]:
         return (entry.value for entry in self._entries.values())
@@ -48,37 +51,48 @@ class Store(Generic[K, V]):
         return frozenset(self._entries)
 
     def put(self, uid: str, version: int, keys: Iterable[K], value: V) -> set[K]:
-        """Remember an object's `version`; the keys whose values changed by that, old ones too."""
-        before, now = self._entries.get(uid), tuple(keys)
-        if version <= self._gone.get(uid, -1) or (before is not None and before.version > version):
-            return set()
-        self._gone.pop(uid, None)
-        self._unlink(uid)
-        self._entries[uid] = _Entry(version, now, value)
-        for key in now:
-            self._by_key.setdefault(key, set()).add(uid)
-        if before is None:
-            return set(now)
-        if before.value == value and before.keys == now:
-            return set()
-        return {*before.keys, *now}
+        """Store `version` of an object unless a newer one is known.
 
-    def drop(self, uid: str, version: float = math.inf) -> set[K]:
-        """The object is deleted, or has left what is watched at `version`: nothing older brings it
-        back. The keys it had."""
-        self._gone[uid] = version
-        if len(self._gone) > _TOMBSTONES:
-            del self._gone[next(iter(self._gone))]
+        Returns the keys that this affects: those of the new and of the old version when the value
+        or the keys differ, none when they do not.
+        """
+        previous, new_keys = self._entries.get(uid), tuple(keys)
+        if version <= self._tombstones.get(uid, -1):
+            return set()  # Deleted at this version or later.
+        if previous is not None and previous.version > version:
+            return set()
+        self._tombstones.pop(uid, None)
+        self._unlink(uid)
+        self._entries[uid] = _Entry(version, new_keys, value)
+        for key in new_keys:
+            self._uids_by_key.setdefault(key, set()).add(uid)
+        if previous is None:
+            return set(new_keys)
+        if previous.value == value and previous.keys == new_keys:
+            return set()
+        return {*previous.keys, *new_keys}
+
+    def remove(self, uid: str, version: float = math.inf) -> set[K]:
+        """Remove an object and return the keys it had.
+
+        `version` is that of the deletion, or of the change by which the object left the watch's
+        selector; only a newer version brings it back. Infinity: nothing does.
+        """
+        self._tombstones[uid] = version
+        if len(self._tombstones) > _MAX_TOMBSTONES:
+            # Dicts keep insertion order, so the first is the oldest.
+            del self._tombstones[next(iter(self._tombstones))]
         keys = self._unlink(uid)
         self._entries.pop(uid, None)
         return set(keys)
 
     def _unlink(self, uid: str) -> tuple[K, ...]:
+        """Take an object out of the index; its keys."""
         if (entry := self._entries.get(uid)) is None:
             return ()
         for key in entry.keys:
-            held = self._by_key[key]
-            held.discard(uid)
-            if not held:
-                del self._by_key[key]
+            uids = self._uids_by_key[key]
+            uids.discard(uid)
+            if not uids:
+                del self._uids_by_key[key]
         return entry.keys

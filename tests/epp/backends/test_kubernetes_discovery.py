@@ -23,7 +23,7 @@ from tandem_epp.configuration import load
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
 from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy import EnvoySettings
+from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 
 from ...cluster.control_plane import ControlPlane
 from ...kube.apis import proxied

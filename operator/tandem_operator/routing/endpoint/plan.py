@@ -1,0 +1,166 @@
+"""What to write for a routing endpoint, and what its DecodePools report about it. Pure.
+
+    plan_endpoint(observed, settings) -> EndpointPlan    objects to apply and delete
+    router_state(observed)            -> RouterState     condition RouterReady and status.endpoint
+
+Both start from `combine_requirements(observed.pools)`; `routing.objects` builds the manifests.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
+
+from tandem_contract import ports
+
+from ...observed import RouterState
+from ...planning.drift import is_up_to_date
+from ..objects.common import Names, Object, plan_key_object
+from ..objects.envoy import envoy_objects
+from ..objects.epp import epp_objects, http_route, inference_pool
+from .observed import (
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    INFERENCE_POOL_ALPHA,
+    EndpointPlan,
+    ObjectRef,
+    ObservedEndpoint,
+)
+from .plan_keys import Rotation, keys_in, rotate
+from .requirements import EndpointRequirements, combine_requirements, find_conflicts
+from .settings import RouterSettings
+
+_SECRET: Final = "Secret"  # noqa: S105 - a kind
+_MIN_REQUEUE: Final = 1.0
+"""Seconds; keeps a key that is due this very moment from causing a busy loop."""
+
+
+class RouterReason(StrEnum):
+    """Reasons of the condition RouterReady, besides those of refused writes (`Failure.reason`)."""
+
+    ROUTER_READY = "RouterReady"
+    EXTERNAL = "External"
+    """Ready: the pools ask the operator to run neither EPP nor Envoy."""
+    SETTINGS_DIFFER = "SettingsDiffer"
+    """Ready, but pools of the endpoint have conflicting settings."""
+    PENDING = "Pending"
+    EPP_UNAVAILABLE = "EppUnavailable"
+    ENVOY_UNAVAILABLE = "EnvoyUnavailable"
+    NO_SUCH_KIND = "NoSuchKind"
+    UNREAD = "Unread"
+
+
+def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> EndpointPlan:
+    """The writes that bring an endpoint to what its pools require; empty once it is there.
+
+    An endpoint without a readable pool loses all its objects, unless an unreadable pool still names
+    it: then everything stays as it is. Raises ValueError when a plan key is due and
+    `observed.secret` is too short.
+    """
+    if not observed.pools:
+        return EndpointPlan(delete=() if observed.unreadable_pools else tuple(observed.children))
+    required = combine_requirements(observed.pools)
+    rotation = _rotation(observed, settings) if required.epp else None
+    desired = {
+        ObjectRef.of(body): body for body in _objects(observed, required, settings, rotation)
+    }
+    return EndpointPlan(
+        apply=tuple(
+            body
+            for ref, body in desired.items()
+            if ref not in observed.children or not is_up_to_date(observed.children[ref], body)
+        ),
+        delete=()
+        if observed.unreadable_pools
+        else tuple(ref for ref in observed.children if ref not in desired),
+        requeue_after=max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None,
+    )
+
+
+def _rotation(observed: ObservedEndpoint, settings: RouterSettings) -> Rotation:
+    ref = ObjectRef("v1", _SECRET, Names(observed.key.name).plan_keys)
+    keys = keys_in(observed.children.get(ref))
+    return rotate(keys, observed.now, observed.secret, settings.key_period)
+
+
+def _objects(
+    observed: ObservedEndpoint,
+    required: EndpointRequirements,
+    settings: RouterSettings,
+    rotation: Rotation | None,
+) -> Iterator[Object]:
+    """Every object that should exist, in an order in which each finds what it refers to."""
+    if rotation:
+        yield plan_key_object(observed, rotation.keys)
+        yield from epp_objects(observed, required, settings)
+    if required.envoy:
+        yield from envoy_objects(observed, required, settings)
+    if required.inference_pool and has_inference_pools(observed):
+        yield inference_pool(observed)
+        if required.gateways and HTTP_ROUTE in observed.kinds:
+            yield http_route(observed, required.gateways)
+
+
+def has_inference_pools(observed: ObservedEndpoint) -> bool:
+    """Whether the cluster serves any version of InferencePool."""
+    return not observed.kinds.isdisjoint({INFERENCE_POOL, INFERENCE_POOL_ALPHA})
+
+
+def router_state(observed: ObservedEndpoint) -> RouterState:
+    """Whether requests reach the pods as the pools require, and at which URL.
+
+    The URL is Envoy's; None where clients come through a gateway of the cluster.
+    """
+    service_url = f"http://{observed.key.name}.{observed.key.namespace}.svc:{ports.ENVOY}"
+    if not observed.pools:
+        envoy = ObjectRef("apps/v1", "Deployment", Names(observed.key.name).envoy)
+        has_envoy = envoy in observed.children
+        message = "none of the endpoint's pools can be read"
+        if has_envoy:
+            message += ": Envoy and EPP keep running with their last configuration"
+        url = service_url if has_envoy else None
+        return RouterState(False, RouterReason.UNREAD, message, url)
+    required = combine_requirements(observed.pools)
+    url = service_url if required.envoy else None
+    for reason, message in _problems(observed, required):
+        return RouterState(False, reason, message, url)
+    return RouterState(True, *_ready_reason(observed, required), url)
+
+
+def _ready_reason(observed: ObservedEndpoint, required: EndpointRequirements) -> tuple[str, str]:
+    if lines := find_conflicts(observed.pools):
+        return RouterReason.SETTINGS_DIFFER, "; ".join(lines)
+    if not (required.epp or required.envoy):
+        message = "routing is external: the pools enable neither EPP nor Envoy"
+        return RouterReason.EXTERNAL, message
+    return RouterReason.ROUTER_READY, "requests are routed"
+
+
+def _problems(
+    observed: ObservedEndpoint, required: EndpointRequirements
+) -> Iterator[tuple[str, str]]:
+    """Reason and message of each problem, the root cause before its consequences."""
+    for ref, failure in sorted(observed.failures.items(), key=lambda item: str(item[0])):
+        yield failure.reason, f"{ref.kind} {ref.name}: {failure.message}"
+    missing = "%s is enabled but the cluster lacks its kind: install the CRDs of %s"
+    if required.inference_pool and not has_inference_pools(observed):
+        extension = "the Gateway API Inference Extension"
+        yield RouterReason.NO_SUCH_KIND, missing % ("inferencePool", extension)
+    if required.gateways and HTTP_ROUTE not in observed.kinds:
+        yield RouterReason.NO_SUCH_KIND, missing % ("gatewayRef", "the Gateway API")
+    names = Names(observed.key.name)
+    # Envoy first: without it no request is served, without the EPP alone every request still is.
+    if required.envoy:
+        yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
+    if required.epp:
+        effect = ": Envoy balances over the decode pods meanwhile" if required.envoy else ""
+        yield from _unavailable(observed, names.epp, RouterReason.EPP_UNAVAILABLE, effect)
+
+
+def _unavailable(
+    observed: ObservedEndpoint, name: str, reason: RouterReason, effect: str
+) -> Iterator[tuple[str, str]]:
+    deployment = observed.children.get(ObjectRef("apps/v1", "Deployment", name))
+    if deployment is None:
+        yield RouterReason.PENDING, f"Deployment {name} does not exist yet"
+    elif not (deployment.get("status") or {}).get("availableReplicas"):
+        yield reason, f"no pod of Deployment {name} is available{effect}"

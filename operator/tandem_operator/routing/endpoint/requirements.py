@@ -1,0 +1,151 @@
+"""The routing settings of all DecodePools of an endpoint combined, and where they conflict. Pure.
+
+Each object of an endpoint has one value per setting, while every pool brings its own. A component
+exists when any pool enables it; the longest timeout of any pool counts; fallback to unified serving
+needs the consent of every pool; of several EPP configurations that of the first pool by name wins.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_contract import ports
+from tandem_contract.durations import format_duration
+
+from ...pods.manifests import pod_names
+from ...resources.pools import DecodePool, PoolSet, PrefillPool
+from ...resources.spec import GatewayRef, Routing
+from .observed import EndpointPool
+
+
+@dataclass(frozen=True)
+class EndpointRequirements:
+    """The combined value of each setting."""
+
+    epp: bool
+    """Whether the operator runs an EPP."""
+    epp_replicas: int | None
+    """None when no pool sets it."""
+    epp_config: Mapping[str, Any]
+    """EndpointPickerConfig as the user wrote it; empty when no pool sets it."""
+    envoy: bool
+    """Whether the operator runs Envoy."""
+    inference_pool: bool
+    """Whether an InferencePool is to exist."""
+    gateways: tuple[GatewayRef, ...]
+    """Gateways that get an HTTPRoute to the InferencePool."""
+    disaggregated_serving: Mapping[str, Any]
+    """The section of that name in the router configuration."""
+    drain_timeout: float
+    """Seconds that responses in progress may still take when Envoy is stopped."""
+
+
+def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
+    """What `pools`, of which there is at least one, require together."""
+    decodes = [pool.pool for pool in _by_name(pools)]
+    routings = [pool.spec.routing for pool in decodes]
+    replicas = [r.epp.replicas for r in routings if r.epp.replicas is not None]
+    gateways = {_gateway_key(r.gateway_ref): r.gateway_ref for r in routings if r.gateway_ref}
+    return EndpointRequirements(
+        epp=any(r.epp.enabled for r in routings),
+        epp_replicas=max(replicas, default=None),
+        epp_config=next((r.epp.config for r in routings if r.epp.config), {}),
+        envoy=any(r.envoy.enabled for r in routings),
+        inference_pool=any(r.inference_pool.enabled for r in routings),
+        gateways=tuple(gateways[key] for key in sorted(gateways)),
+        disaggregated_serving=disaggregated_serving(decodes),
+        drain_timeout=max(pool.spec.drain.timeout for pool in decodes),
+    )
+
+
+def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
+    """The router configuration's section `disaggregated_serving` for all `decodes` together."""
+    specs = [pool.spec for pool in decodes]
+    split = any(spec.prefill_ref and spec.routing.split == "auto" for spec in specs)
+    if not specs:
+        return {"enabled": split}
+    sidecars = [spec.sidecar for spec in specs]
+    return {
+        "enabled": split,
+        "prefill_timeout": format_duration(max(s.prefill_timeout for s in sidecars)),
+        "kv_transfer_timeout": format_duration(max(s.kv_transfer_timeout for s in sidecars)),
+        "fallback_to_unified": all(s.fallback_to_unified for s in sidecars),
+    }
+
+
+def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) -> dict[str, Any]:
+    """The router configuration with a fixed list of backends, for pods whose addresses are known.
+
+    `addresses` maps pod names to IP addresses. Raises KeyError when a pod has none.
+    """
+    backends = [
+        {
+            "name": name,
+            "url": f"http://{addresses[name]}:{_serving_port(pool)}",
+            "role": pool.role.value,
+            "models": list(pool.spec.model.names),
+        }
+        for pool_set in sets
+        for pool in pool_set.pools
+        for name in pod_names(pool)
+    ]
+    decodes = (pool for pool_set in sets for pool in pool_set.decodes)
+    return {"disaggregated_serving": disaggregated_serving(decodes), "backends": backends}
+
+
+def _serving_port(pool: PrefillPool | DecodePool) -> int:
+    return ports.ENGINE_PREFILL if isinstance(pool, PrefillPool) else ports.SIDECAR
+
+
+_COMPARED: Mapping[str, Callable[[Routing], Any]] = {
+    "epp.enabled": lambda routing: routing.epp.enabled,
+    "epp.config": lambda routing: routing.epp.config or None,
+    "envoy.enabled": lambda routing: routing.envoy.enabled,
+}
+"""Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""
+
+
+def find_conflicts(pools: Sequence[EndpointPool]) -> tuple[str, ...]:
+    """One line per setting on which pools of the endpoint disagree; empty when they agree.
+
+    Each line names the pools and their values, the value in effect, and how to resolve it.
+    """
+    ordered = _by_name(pools)
+    lines = [
+        line
+        for name, read in _COMPARED.items()
+        if (line := _conflict(name, [(p.pool.name, read(p.pool.spec.routing)) for p in ordered]))
+    ]
+    # A pool without prefills serves unified either way, so its `split` contradicts nothing.
+    splitting = [p for p in ordered if p.pool.spec.prefill_ref is not None]
+    split = _conflict("split", [(p.pool.name, p.pool.spec.routing.split) for p in splitting])
+    return (*lines, *([split] if split else []))
+
+
+def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | None:
+    """The line for one field, from the pools' names and values in the order of names."""
+    given = [(pool, value) for pool, value in values_by_pool if value is not None]
+    values = [value for _, value in given]
+    if all(value == values[0] for value in values):
+        return None
+    if isinstance(values[0], Mapping):
+        first, others = given[0][0], [pool for pool, value in given if value != values[0]]
+        return (
+            f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"
+            f" set it in one pool, or the same in all"
+        )
+    effective = "auto" if "auto" in values else True
+    listed = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in given)
+    return (
+        f"routing.{name} is {listed}: {json.dumps(effective)} is used;"
+        f" set the same value in all pools of the endpoint"
+    )
+
+
+def _by_name(pools: Sequence[EndpointPool]) -> list[EndpointPool]:
+    return sorted(pools, key=lambda pool: pool.name)
+
+
+def _gateway_key(ref: GatewayRef) -> tuple[str, str, str]:
+    return ref.namespace or "", ref.name, ref.section_name or ""

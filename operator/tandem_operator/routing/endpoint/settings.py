@@ -1,0 +1,159 @@
+"""Settings that every endpoint's Envoy and EPP share, and the file of `--router-settings`.
+
+All fields of the file are optional; a field that it leaves out keeps the default of RouterSettings:
+
+    envoy: {replicas: 2, threads: 4, resources: {limits: {memory: 1Gi}}}
+    epp: {replicas: 1, resources: {requests: {cpu: 250m}}}
+    nodeSelector: {disk: fast}
+    tolerations: [{key: router, operator: Exists}]
+    priorityClassName: high
+    imagePullSecrets: [{name: registry}]      # each must exist in the pools' namespaces
+
+Errors: `DocumentError`, with file, line and field.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from tandem_contract.documents import Document, DocumentError, load_documents
+
+from ...observed import Body
+from ...planning.drift import quantity
+from ...resources.resolve import own_version
+
+_FIELD_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+"""The part of msgspec's message that names the field."""
+_Count = Annotated[int, msgspec.Meta(ge=1, le=100)]
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Settings of every endpoint's Envoy and EPP; the operator's flags and the chart set them."""
+
+    tandem_image: str = field(default_factory=lambda: f"tandem:{own_version()}")
+    """Image of the EPP, and of the drain container beside Envoy."""
+    envoy_image: str = "envoyproxy/envoy:distroless-v1.40.0"
+    """Upstream's image; the bootstrap configuration is tested with this version."""
+    image_pull_policy: str | None = None
+    """None leaves it to Kubernetes, which derives the policy from the tag."""
+    image_pull_secrets: tuple[str, ...] = ()
+    envoy_threads: int = 4
+    """Envoy's `--concurrency`; Envoy's own default is one worker per core of the node."""
+    envoy_replicas: int = 2
+    """Two, so that the loss of a node is no outage."""
+    epp_replicas: int = 1
+    """Used where no pool sets it. A single EPP knows all requests in flight; while it restarts,
+    Envoy balances over the decode pods without it."""
+    envoy_resources: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "100m", "memory": "128Mi"},
+            "limits": {"memory": "1Gi"},
+        }
+    )
+    """Envoy buffers request bodies of up to 16 MiB while the EPP chooses a pod."""
+    epp_resources: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "250m", "memory": "128Mi"},
+            "limits": {"memory": "1Gi"},
+        }
+    )
+    """No CPU limit: CPU throttling of the EPP delays the first token."""
+    key_period: float = 24 * 3600.0
+    """Seconds for which one plan key signs. A period under an hour remounts Secrets without making
+    anything safer."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Body, ...] = ()
+    priority_class: str | None = None
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    pass
+
+
+class _Resources(_Strict, frozen=True, omit_defaults=True):
+    requests: dict[str, str | int | float] = {}
+    limits: dict[str, str | int | float] = {}
+
+
+class _Epp(_Strict, frozen=True):
+    replicas: _Count | None = None
+    resources: _Resources | None = None
+
+
+class _Envoy(_Epp, frozen=True):
+    threads: _Count | None = None
+
+
+class _Toleration(_Strict, frozen=True, omit_defaults=True):
+    key: str | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = None
+
+
+class _Secret(_Strict, frozen=True):
+    name: _Text
+
+
+class _File(_Strict, frozen=True):
+    envoy: _Envoy = _Envoy()
+    epp: _Epp = _Epp()
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[_Toleration, ...] = ()
+    priority_class_name: _Text | None = None
+    image_pull_secrets: tuple[_Secret, ...] = ()
+
+
+def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings:
+    """`settings`, overridden by what `file` sets.
+
+    Raises DocumentError when the file cannot be read or a field is wrong.
+    """
+    documents = load_documents(file)
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        fields = ", ".join(field.encode_name for field in msgspec.structs.fields(_File))
+        raise DocumentError(f"{file}:1: expected one YAML mapping of {fields}")
+    document = documents[0]
+    content = _parse(document)
+    overrides: dict[str, Any] = {
+        "envoy_replicas": content.envoy.replicas,
+        "envoy_threads": content.envoy.threads,
+        "envoy_resources": _resources(document, "envoy", content.envoy.resources),
+        "epp_replicas": content.epp.replicas,
+        "epp_resources": _resources(document, "epp", content.epp.resources),
+        "node_selector": content.node_selector,
+        "tolerations": tuple(msgspec.to_builtins(content.tolerations)),
+        "priority_class": content.priority_class_name,
+        "image_pull_secrets": tuple(secret.name for secret in content.image_pull_secrets),
+    }
+    return replace(settings, **{name: value for name, value in overrides.items() if value})
+
+
+def _parse(document: Document) -> _File:
+    try:
+        return msgspec.convert(document.data, _File)
+    except msgspec.ValidationError as err:
+        path = _FIELD_PATH.search(str(err))
+        message = _FIELD_PATH.sub("", str(err))
+        raise document.error(path[1] if path else "", message) from err
+
+
+def _resources(
+    document: Document, component: str, resources: _Resources | None
+) -> Mapping[str, Any] | None:
+    if resources is None:
+        return None
+    values: dict[str, dict[str, Any]] = msgspec.to_builtins(resources)
+    for kind, amounts in values.items():
+        for name, amount in amounts.items():
+            if quantity(amount) is None:
+                path = (component, "resources", kind, name)
+                raise document.error(path, f"{amount!r} is no quantity: write 500m, 2 or 1Gi")
+    return values

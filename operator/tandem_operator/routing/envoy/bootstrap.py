@@ -1,0 +1,248 @@
+"""Envoy's bootstrap configuration, as the operator's ConfigMap and the local runner use it. Pure.
+
+    client ─► drop internal headers ─► ext_proc (EPP) ─► route: the EPP picked a pod ─► that pod
+                                                          route: it did not           ─► any decode
+
+The second route serves requests while no EPP answers: `failure_mode_allow` lets a request pass
+without a pick, and Envoy balances it over the decode pods.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandem_contract import ports
+
+from .clusters import (
+    ADMIN,
+    CONNECTION_BUFFER,
+    TYPE,
+    Json,
+    admin_cluster,
+    epp_cluster,
+    fallback_cluster,
+    picked_cluster,
+    socket_address,
+)
+from .http_filters import (
+    ROUTER,
+    BodyMode,
+    drop_internal_headers,
+    drop_timing,
+    error_replies,
+    ext_proc,
+    extension_filter,
+    routes,
+)
+
+READY: Final = "/ready"
+"""Path on the health port: 503 once Envoy was told to fail its health checks, as when it drains."""
+LIVE: Final = "/live"
+"""Path on the health port: 200 while Envoy answers at all."""
+STATS: Final = "/stats/prometheus"
+"""Path on the health port: Envoy's metrics."""
+
+_STREAM_IDLE_TIMEOUT: Final = "1800s"
+"""Longest time without a byte on a stream. A queued prompt sends nothing for minutes, but a stream
+whose peer has vanished must end eventually."""
+_HEADERS_TIMEOUT: Final = "30s"
+"""Longest time a client may take to send its headers."""
+_REQUEST_TIMEOUT: Final = "300s"
+"""Longest time a client may take to send its whole request: enough for 16 MiB over a slow line."""
+_MANAGER: Final = (
+    TYPE + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+)
+
+
+@dataclass(frozen=True)
+class EnvoySettings:
+    """Settings that differ between Envoys."""
+
+    epp_address: str
+    fallback: tuple[str, ...]
+    """`host:port` of the decode pods' sidecars, or of a headless Service that resolves to them; at
+    least one."""
+    epp_port: int = ports.EPP_GRPC
+    listen_address: str = "0.0.0.0"
+    listen_port: int = ports.ENVOY
+    admin_address: str = "127.0.0.1"
+    """The admin port can stop Envoy and has no authentication: keep it on loopback."""
+    admin_port: int = ports.ENVOY_ADMIN
+    body_mode: BodyMode = "BUFFERED"
+    """BUFFERED needs fewer ext_proc messages, and a response in progress survives a killed EPP.
+    FULL_DUPLEX_STREAMED holds no body in Envoy, but Envoy 1.40 then resets such a response."""
+    response_bodies: bool = False
+    """Whether Envoy sends response bodies to the EPP. Ours does not need them; one made for
+    inference gateways counts a request as running until it has seen the last byte."""
+    body_limit: int = 16 << 20
+    """Largest request body in bytes that Envoy buffers in BUFFERED mode; larger ones get 413. In
+    the other mode the EPP's --max-body limits them."""
+    access_log: bool = False
+    """One line per request on stdout."""
+    health_port: int | None = None
+    """Port of the listener for probes and Prometheus; None: no such listener."""
+    max_connections: int = 20_000
+    """Most client connections at a time; Envoy closes further ones at once. Each connection may
+    carry a stream, which takes another two file descriptors."""
+    max_heap: int | None = None
+    """Heap limit in bytes; at 95% of it Envoy answers new requests with 503. None: no limit."""
+
+
+def envoy_bootstrap(settings: EnvoySettings) -> Json:
+    """The bootstrap configuration, to be written as JSON or YAML.
+
+    Raises ValueError when there is no fallback address or one is not `host:port`.
+    """
+    if not settings.fallback:
+        raise ValueError("Envoy needs at least one decode address to fall back to")
+    # The health listener serves Prometheus by proxying to the admin port, hence its cluster.
+    health, admin = [], []
+    if settings.health_port is not None:
+        health.append(_health_listener(settings.listen_address, settings.health_port))
+        admin.append(admin_cluster(settings.admin_address, settings.admin_port))
+    return {
+        "admin": {"address": socket_address(settings.admin_address, settings.admin_port)},
+        "static_resources": {
+            "listeners": [_client_listener(settings), *health],
+            "clusters": [
+                picked_cluster(),
+                fallback_cluster(settings.fallback),
+                epp_cluster(settings.epp_address, settings.epp_port),
+                *admin,
+            ],
+        },
+        "overload_manager": _overload_manager(settings.max_connections, settings.max_heap),
+    }
+
+
+def _client_listener(settings: EnvoySettings) -> Json:
+    return {
+        "name": "clients",
+        "address": socket_address(settings.listen_address, settings.listen_port),
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
+        "filter_chains": [
+            {
+                "filters": [
+                    extension_filter(
+                        "network.http_connection_manager", _connection_manager(settings)
+                    )
+                ]
+            }
+        ],
+    }
+
+
+def _connection_manager(settings: EnvoySettings) -> Json:
+    manager: Json = {
+        "@type": _MANAGER,
+        "stat_prefix": "clients",
+        "use_remote_address": True,
+        "stream_idle_timeout": _STREAM_IDLE_TIMEOUT,
+        "request_headers_timeout": _HEADERS_TIMEOUT,
+        "request_timeout": _REQUEST_TIMEOUT,
+        # Client, EPP, sidecar and logs share one request id, which the response repeats. An id that
+        # the client sent stays unchanged; by default the extension packs its tracing decision into
+        # a client's UUID.
+        "generate_request_id": True,
+        "preserve_external_request_id": True,
+        "always_set_request_id_in_response": True,
+        "request_id_extension": {
+            "typed_config": {
+                "@type": TYPE + "extensions.request_id.uuid.v3.UuidRequestIdConfig",
+                "pack_trace_reason": False,
+            }
+        },
+        # Runs before all filters and route matching, so a client's header can never select a pod.
+        "early_header_mutation_extensions": [drop_internal_headers()],
+        "local_reply_config": {"mappers": error_replies(buffered=settings.body_mode == "BUFFERED")},
+        "route_config": routes(settings.body_limit),
+        "http_filters": [
+            extension_filter("http.header_mutation", drop_timing()),
+            extension_filter(
+                "http.ext_proc", ext_proc(settings.body_mode, settings.response_bodies)
+            ),
+            ROUTER,
+        ],
+    }
+    if settings.access_log:
+        stdout = TYPE + "extensions.access_loggers.stream.v3.StdoutAccessLog"
+        manager["access_log"] = [
+            {"name": "envoy.access_loggers.stdout", "typed_config": {"@type": stdout}}
+        ]
+    return manager
+
+
+def _health_listener(address: str, port: int) -> Json:
+    """Serves READY, LIVE and STATS, and no path that changes Envoy."""
+    check = {
+        "@type": TYPE + "extensions.filters.http.health_check.v3.HealthCheck",
+        "pass_through_mode": False,
+        "headers": [{"name": ":path", "string_match": {"exact": READY}}],
+    }
+    paths = [
+        {"match": {"path": LIVE}, "direct_response": {"status": 200}},
+        {"match": {"path": STATS}, "route": {"cluster": ADMIN}},
+    ]
+    manager = {
+        "@type": _MANAGER,
+        "stat_prefix": "health",
+        "route_config": {
+            "name": "health",
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": paths}],
+        },
+        "http_filters": [extension_filter("http.health_check", check), ROUTER],
+    }
+    return {
+        "name": "health",
+        "address": socket_address(address, port),
+        # Probes must succeed even when clients use up all connections or the heap.
+        "ignore_global_conn_limit": True,
+        "bypass_overload_manager": True,
+        "filter_chains": [
+            {"filters": [extension_filter("network.http_connection_manager", manager)]}
+        ],
+    }
+
+
+def _overload_manager(max_connections: int, max_heap: int | None) -> Json:
+    """Refuses connections and requests before memory or file descriptors run out.
+
+    An Envoy that is killed for its memory cuts every stream, so refusing some requests is better.
+    """
+    monitors = [
+        _resource_monitor(
+            "global_downstream_max_connections",
+            "downstream_connections.v3.DownstreamConnectionsConfig",
+            {"max_active_downstream_connections": max_connections},
+        )
+    ]
+    if max_heap is None:
+        return {"resource_monitors": monitors}
+    monitors.append(
+        _resource_monitor(
+            "fixed_heap",
+            "fixed_heap.v3.FixedHeapConfig",
+            {"max_heap_size_bytes": max_heap},
+        )
+    )
+    actions = {"shrink_heap": 0.85, "stop_accepting_requests": 0.95}
+    return {
+        "refresh_interval": "0.25s",
+        "resource_monitors": monitors,
+        "actions": [
+            {
+                "name": f"envoy.overload_actions.{action}",
+                "triggers": [
+                    {
+                        "name": "envoy.resource_monitors.fixed_heap",
+                        "threshold": {"value": share},
+                    }
+                ],
+            }
+            for action, share in actions.items()
+        ],
+    }
+
+
+def _resource_monitor(name: str, kind: str, config: Json) -> Json:
+    typed = {"@type": f"{TYPE}extensions.resource_monitors.{kind}", **config}
+    return {"name": f"envoy.resource_monitors.{name}", "typed_config": typed}

@@ -1,0 +1,157 @@
+"""HTTP filters, routes and error replies of the clients' listener, as parts of the bootstrap. Pure.
+
+A request passes the filters from first to last, its response from last to first.
+"""
+
+import json
+from typing import Final, Literal
+
+from tandem_contract import headers as wire
+from tandem_contract.openai_errors import TYPES, error_body
+
+from .clusters import EPP, FALLBACK, PICKED, TYPE, Json
+
+BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
+"""How ext_proc sends a request's body to the EPP."""
+
+_PICK_TIMEOUT: Final = "5s"
+"""Longest wait for the EPP, whose decision takes about a millisecond. After it the request goes to
+any decode pod."""
+_CONTENT_TOO_LARGE: Final = 413
+
+
+def extension_filter(name: str, typed_config: Json) -> Json:
+    """A filter of Envoy's extension registry with its typed configuration."""
+    return {"name": f"envoy.filters.{name}", "typed_config": typed_config}
+
+
+ROUTER: Final = extension_filter(
+    "http.router", {"@type": TYPE + "extensions.filters.http.router.v3.Router"}
+)
+"""The last HTTP filter of every chain: sends the request where its route says."""
+
+
+def drop_internal_headers() -> Json:
+    """Removes the headers that only our components may set from clients' requests."""
+    return {
+        "name": "envoy.http.early_header_mutation.header_mutation",
+        "typed_config": {
+            "@type": TYPE
+            + "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+            "mutations": [{"remove": name} for name in sorted(wire.INTERNAL)],
+        },
+    }
+
+
+def drop_timing() -> Json:
+    """Removes the sidecar's timing header from responses."""
+    # Responses pass the filters from last to first, so ext_proc has shown the header to the EPP
+    # before this filter removes it. The EPP removes it too, but it may have died meanwhile.
+    return {
+        "@type": TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
+        "mutations": {"response_mutations": [{"remove": wire.TIMING}]},
+    }
+
+
+def error_replies(*, buffered: bool) -> list[Json]:
+    """Mappers that give Envoy's own error responses the shape of OpenAI's, as the EPP's have.
+
+    `buffered`: whether Envoy buffers request bodies, and so rejects large ones itself.
+    """
+    # Envoy sets a response flag on the errors it makes; those of the EPP and of pods have none and
+    # must pass unchanged.
+    flagged: Json = {"response_flag_filter": {}}
+    replies = [_error_reply(status, [flagged]) for status in sorted(TYPES)]
+    if buffered:
+        # Envoy sets no flag on this one. When it buffers, the EPP sees no body that is too large,
+        # so a 413 can only be Envoy's.
+        replies.append(_error_reply(_CONTENT_TOO_LARGE, []))
+    return replies
+
+
+def _error_reply(status: int, filters: list[Json]) -> Json:
+    code = {"comparison": {"op": "EQ", "value": {"default_value": status, "runtime_key": "none"}}}
+    conditions = [{"status_code_filter": code}, *filters]
+    body = json.loads(error_body(status, "%LOCAL_REPLY_BODY%"))
+    return {
+        "filter": {"and_filter": {"filters": conditions}} if filters else conditions[0],
+        "body_format_override": {"json_format": body},
+    }
+
+
+def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
+    """Sends each request to the EPP, which answers with headers that name the pod to use."""
+    return {
+        "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        # No timeout on the gRPC stream: it lasts as long as the request.
+        "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
+        "failure_mode_allow": True,
+        "message_timeout": _PICK_TIMEOUT,
+        "processing_mode": {
+            "request_header_mode": "SEND",
+            "request_body_mode": body_mode,
+            # FULL_DUPLEX_STREAMED requires trailers; without any they cost nothing.
+            "request_trailer_mode": "SEND",
+            "response_header_mode": "SEND",
+            "response_body_mode": "FULL_DUPLEX_STREAMED" if response_bodies else "NONE",
+            # Keeps the stream open until the response ends, which tells the EPP that it ended.
+            "response_trailer_mode": "SEND",
+        },
+        "metadata_options": {
+            "receiving_namespaces": {"untyped": [wire.METADATA_NAMESPACE]},
+            "forwarding_namespaces": {"untyped": [wire.METADATA_NAMESPACE, wire.SUBSET_NAMESPACE]},
+        },
+    }
+
+
+def routes(body_limit: int) -> Json:
+    """Routes to the pod that the EPP picked, or else to any decode pod.
+
+    `body_limit` is the largest request body in bytes that Envoy buffers.
+    """
+    picked = {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    return {
+        "name": "routes",
+        "virtual_hosts": [
+            {
+                "name": "all",
+                "domains": ["*"],
+                "request_body_buffer_limit": body_limit,
+                "routes": [
+                    {
+                        "match": {"prefix": "/", "headers": [picked]},
+                        "route": _route(PICKED, _RETRY_UNSENT),
+                    },
+                    {"match": {"prefix": "/"}, "route": _route(FALLBACK, _RETRY_ELSEWHERE)},
+                ],
+            }
+        ],
+    }
+
+
+_RETRY_UNSENT: Final[Json] = {
+    # Retries the same address, and only when the pod cannot have read any of the request. The
+    # client gets a 503 of the picked pod as it is; the EPP avoids that pod in its next picks.
+    "retry_on": "connect-failure,refused-stream,reset-before-request",
+    "num_retries": 1,
+}
+_RETRY_ELSEWHERE: Final[Json] = {
+    # A sidecar that answers 503 has not forwarded the request, so another pod may take it.
+    "retry_on": "connect-failure,refused-stream,reset-before-request,retriable-status-codes",
+    "retriable_status_codes": [503],
+    "num_retries": 2,
+    "retry_host_predicate": [
+        {
+            "name": "envoy.retry_host_predicates.previous_hosts",
+            "typed_config": {
+                "@type": TYPE + "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+            },
+        }
+    ],
+    "host_selection_retry_max_attempts": 5,
+}
+
+
+def _route(cluster: str, retry: Json) -> Json:
+    # No route timeout, since a response may take hours; the stream idle timeout ends dead streams.
+    return {"cluster": cluster, "timeout": "0s", "retry_policy": retry}

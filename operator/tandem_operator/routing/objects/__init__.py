@@ -1,0 +1,10 @@
+"""The manifests of an endpoint's Kubernetes objects. Pure.
+
+    common    names, labels and owners; Service, ConfigMap, Deployment, PodDisruptionBudget, …
+    envoy     Envoy's Deployment, its ConfigMap and the Services that clients connect to
+    epp       the EPP's Deployment, ConfigMap and RBAC; InferencePool and HTTPRoute
+
+To add an object: build it here with `common.body`, list its kind in
+`endpoint.observed.CHILD_KINDS` so that it is watched and deleted again, and grant it in the chart's
+`templates/rbac.yaml`.
+"""

@@ -1,0 +1,177 @@
+"""What all objects of an endpoint share: names, labels, owners, a builder for each kind. Pure.
+
+docs/operator.md has a table of all objects and their names.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL
+
+from ...pods.containers import container_security, pod_security
+from ...pods.manifests import plan_key_secret
+from ..endpoint.observed import ApiKind, EndpointPool, ObservedEndpoint, UnreadablePool
+from ..endpoint.plan_keys import secret_data
+from ..endpoint.settings import RouterSettings
+
+Object = dict[str, Any]
+
+OPERATOR: Final = "tandem-operator"
+_MIN_READY_SECONDS: Final = 8
+"""Seconds after which a ready pod counts as available: by then Envoy can resolve its name. The
+cluster's DNS caches a negative answer for 5 s, Envoy looks names up every 2 s, and EndpointSlices
+follow a pod's readiness within 1 s."""
+
+
+class Names:
+    """The names of an endpoint's objects."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.envoy = f"{endpoint}-envoy"
+        self.epp = f"{endpoint}-epp"
+        self.epp_pods = f"{endpoint}-epp-pods"
+        self.decode = f"{endpoint}-decode"
+        self.plan_keys = plan_key_secret(endpoint)
+
+
+def body(
+    observed: ObservedEndpoint, kind: ApiKind, name: str, component: str, **content: Any
+) -> Object:
+    """An object of the endpoint.
+
+    Every pool that names the endpoint owns it, so garbage collection deletes it with the last one.
+    """
+    owners: list[EndpointPool | UnreadablePool] = [*observed.pools, *observed.unreadable_pools]
+    return {
+        "apiVersion": kind[0],
+        "kind": kind[1],
+        "metadata": {
+            "name": name,
+            "namespace": observed.key.namespace,
+            "labels": {**selector(observed, component), labels.MANAGED_BY: OPERATOR},
+            "ownerReferences": [
+                {
+                    "apiVersion": labels.API_VERSION,
+                    "kind": DECODE_POOL,
+                    "name": pool.name,
+                    "uid": pool.uid,
+                }
+                for pool in sorted(owners, key=lambda pool: pool.uid)
+            ],
+        },
+        **content,
+    }
+
+
+def selector(observed: ObservedEndpoint, component: str) -> dict[str, str]:
+    """Labels that select one component's pods of one endpoint and no others."""
+    return {
+        labels.NAME: "tandem",
+        labels.INSTANCE: observed.key.name,
+        labels.COMPONENT: component,
+        labels.ENDPOINT: observed.key.name,
+    }
+
+
+def service(
+    observed: ObservedEndpoint,
+    name: str,
+    component: str,
+    port: tuple[str, int],
+    *,
+    pods: Mapping[str, str] | None = None,
+    headless: bool = False,
+) -> Object:
+    """A Service with one named port that selects the component's pods, or those labelled `pods`."""
+    spec: dict[str, Any] = {
+        "selector": dict(pods or selector(observed, component)),
+        "ports": [{"name": port[0], "port": port[1], "targetPort": port[1], "protocol": "TCP"}],
+    }
+    if headless:
+        spec["clusterIP"] = "None"
+    return body(observed, ("v1", "Service"), name, component, spec=spec)
+
+
+def config_map(
+    observed: ObservedEndpoint, name: str, component: str, data: dict[str, str]
+) -> Object:
+    return body(observed, ("v1", "ConfigMap"), name, component, data=data)
+
+
+def plan_key_object(observed: ObservedEndpoint, keys: Mapping[str, bytes]) -> Object:
+    """The Secret of plan keys, which the EPP and the sidecars mount."""
+    name = Names(observed.key.name).plan_keys
+    return body(
+        observed, ("v1", "Secret"), name, "plan-keys", type="Opaque", data=secret_data(keys)
+    )
+
+
+def deployment(
+    observed: ObservedEndpoint, name: str, component: str, replicas: int, template: Object
+) -> Object:
+    """A Deployment whose rolling update never takes it below `replicas` pods."""
+    pod_labels = {**selector(observed, component), labels.MANAGED_BY: OPERATOR}
+    metadata = {**template.get("metadata", {}), "labels": pod_labels}
+    spec = {
+        "replicas": replicas,
+        "minReadySeconds": _MIN_READY_SECONDS,
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": selector(observed, component)},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        },
+        "template": {"metadata": metadata, "spec": template["spec"]},
+    }
+    return body(observed, ("apps/v1", "Deployment"), name, component, spec=spec)
+
+
+def budget(observed: ObservedEndpoint, name: str, component: str) -> Object:
+    """A PodDisruptionBudget that lets one pod at a time be evicted.
+
+    That includes the only pod: otherwise its node could not be drained.
+    """
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(observed, component)},
+    }
+    return body(observed, ("policy/v1", "PodDisruptionBudget"), name, component, spec=spec)
+
+
+def pod_spec(
+    observed: ObservedEndpoint, settings: RouterSettings, component: str, **more: Any
+) -> Object:
+    """A pod spec for either component: unprivileged, spread over nodes, placed as in `settings`."""
+    spec: dict[str, Any] = {
+        "enableServiceLinks": False,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(observed, component)},
+            }
+        ],
+        **more,
+    }
+    optional = {
+        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+        "nodeSelector": dict(settings.node_selector),
+        "tolerations": [dict(toleration) for toleration in settings.tolerations],
+        "priorityClassName": settings.priority_class,
+    }
+    return {**spec, **{name: value for name, value in optional.items() if value}}
+
+
+def container(settings: RouterSettings, **content: Any) -> Object:
+    """A container without privileges and with a read-only root file system."""
+    policy = settings.image_pull_policy
+    return {
+        **({"imagePullPolicy": policy} if policy else {}),
+        "securityContext": container_security(read_only=True),
+        **content,
+    }

@@ -1,0 +1,155 @@
+"""Envoy's objects: Deployment with the drain container, ConfigMap, Services. Pure."""
+
+import hashlib
+import json
+import math
+from typing import Any, Final
+
+from tandem_contract import labels, ports
+
+from ...planning.drift import quantity
+from ..endpoint.observed import ObservedEndpoint
+from ..endpoint.requirements import EndpointRequirements
+from ..endpoint.settings import RouterSettings
+from ..envoy.bootstrap import LIVE, READY, EnvoySettings, envoy_bootstrap
+from .common import (
+    Names,
+    Object,
+    budget,
+    config_map,
+    container,
+    deployment,
+    pod_spec,
+    service,
+)
+
+ENVOY: Final = "envoy"
+"""Label `app.kubernetes.io/component`, and the container's name."""
+
+_DIRECTORY: Final = "/etc/envoy"
+_FILE: Final = "envoy.json"
+_GRACE_AFTER_DRAIN: Final = 15
+"""Seconds between the end of a drain and SIGKILL."""
+_HEAP_SHARE: Final = 0.85
+"""Envoy's heap limit as a share of the container's memory limit. The rest is for what Envoy's heap
+does not count: thread stacks, code, and memory that the allocator holds back."""
+
+
+def envoy_objects(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
+) -> list[Object]:
+    """All of Envoy's objects; the Services come before the pods that resolve their names."""
+    names = Names(observed.key.name)
+    bootstrap = json.dumps(_bootstrap(observed, required, settings), indent=1, sort_keys=True)
+    decode = {labels.endpoint_label(observed.key.name): "decode"}
+    return [
+        service(observed, names.endpoint, ENVOY, ("http", ports.ENVOY)),
+        service(
+            observed, names.decode, "decode", ("http", ports.SIDECAR), pods=decode, headless=True
+        ),
+        config_map(observed, names.envoy, ENVOY, {_FILE: bootstrap}),
+        deployment(
+            observed,
+            names.envoy,
+            ENVOY,
+            settings.envoy_replicas,
+            _template(observed, required, settings, bootstrap),
+        ),
+        budget(observed, names.envoy, ENVOY),
+    ]
+
+
+def _bootstrap(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
+) -> dict[str, Any]:
+    names, namespace = Names(observed.key.name), observed.key.namespace
+    # Our own EPP pods are resolved one by one through the headless Service, so that Envoy balances
+    # streams over them. With the operator's EPP disabled, the user may bring one behind a Service
+    # of the EPP's name; until that exists, Envoy balances over the decode pods.
+    epp = names.epp_pods if required.epp else names.epp
+    limit = quantity(settings.envoy_resources.get("limits", {}).get("memory", ""))
+    return envoy_bootstrap(
+        EnvoySettings(
+            epp_address=f"{epp}.{namespace}.svc",
+            fallback=(f"{names.decode}.{namespace}.svc:{ports.SIDECAR}",),
+            # An EPP made for inference gateways supports only bodies that are streamed both ways.
+            body_mode="BUFFERED" if required.epp else "FULL_DUPLEX_STREAMED",
+            response_bodies=not required.epp,
+            health_port=ports.ENVOY_HEALTH,
+            max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
+        )
+    )
+
+
+def _template(
+    observed: ObservedEndpoint,
+    required: EndpointRequirements,
+    settings: RouterSettings,
+    bootstrap: str,
+) -> Object:
+    names, drain = Names(observed.key.name), math.ceil(required.drain_timeout)
+    spec = pod_spec(
+        observed,
+        settings,
+        ENVOY,
+        automountServiceAccountToken=False,
+        terminationGracePeriodSeconds=drain + _GRACE_AFTER_DRAIN,
+        initContainers=[_envoy(settings)],
+        containers=[_drain(settings, drain)],
+        volumes=[{"name": "config", "configMap": {"name": names.envoy}}],
+    )
+    annotations = {
+        labels.CONFIG_HASH: hashlib.sha256(bootstrap.encode()).hexdigest()[:16],
+        "kubectl.kubernetes.io/default-container": ENVOY,
+    }
+    return {"metadata": {"annotations": annotations}, "spec": spec}
+
+
+def _envoy(settings: RouterSettings) -> Object:
+    """Envoy as a native sidecar of the drain container, so that the kubelet stops Envoy last."""
+    return container(
+        settings,
+        name=ENVOY,
+        image=settings.envoy_image,
+        restartPolicy="Always",
+        command=["/usr/local/bin/envoy"],
+        args=[
+            *("-c", f"{_DIRECTORY}/{_FILE}"),
+            *("--concurrency", str(settings.envoy_threads)),
+            # While draining, close every connection after its response, not a growing random share.
+            *("--drain-strategy", "immediate"),
+            # Otherwise Envoy logs a line per request while no EPP answers; metrics count these.
+            *("--component-log-level", "ext_proc:error"),
+            "--disable-hot-restart",
+        ],
+        ports=[
+            {"name": "http", "containerPort": ports.ENVOY, "protocol": "TCP"},
+            {"name": "health", "containerPort": ports.ENVOY_HEALTH, "protocol": "TCP"},
+        ],
+        readinessProbe=_probe(READY, failures=2),
+        livenessProbe=_probe(LIVE, failures=6),
+        resources=dict(settings.envoy_resources),
+        volumeMounts=[{"name": "config", "mountPath": _DIRECTORY, "readOnly": True}],
+    )
+
+
+def _drain(settings: RouterSettings, seconds: int) -> Object:
+    return container(
+        settings,
+        name="drain",
+        image=settings.tandem_image,
+        command=["python3", "-m", "tandem_operator.routing.router_drain", str(seconds)],
+        resources={
+            "requests": {"cpu": "5m", "memory": "24Mi"},
+            "limits": {"memory": "128Mi"},
+        },
+    )
+
+
+def _probe(path: str, *, failures: int) -> Object:
+    return {
+        "httpGet": {"path": path, "port": ports.ENVOY_HEALTH},
+        "periodSeconds": 5,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,175 @@
+"""The EPP's objects: Deployment, ConfigMap, RBAC, Services, InferencePool, HTTPRoute. Pure."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tandem_contract import endpoints, labels, ports
+
+from ...resources.spec import GatewayRef
+from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
+from ..endpoint.requirements import EndpointRequirements
+from ..endpoint.settings import RouterSettings
+from .common import (
+    Names,
+    Object,
+    body,
+    budget,
+    config_map,
+    container,
+    deployment,
+    pod_spec,
+    service,
+)
+
+EPP: Final = "epp"
+"""Label `app.kubernetes.io/component`, and the container's name."""
+
+_CONFIG_DIRECTORY: Final = "/etc/tandem/router"
+_CONFIG_FILE: Final = "router.yaml"
+_KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
+_PRE_STOP_SECONDS: Final = 15
+"""Seconds for which a pod that is being stopped keeps answering: Envoy looks the EPP's addresses up
+every 2 s, and DNS servers cache an answer for a few seconds."""
+_RBAC: Final = "rbac.authorization.k8s.io"
+_GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
+
+
+def epp_objects(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
+) -> list[Object]:
+    """All of the EPP's objects except its key Secret; what its pods need comes before them.
+
+    The EPP reloads its configuration, so a changed ConfigMap starts no new pods.
+    """
+    names = Names(observed.key.name)
+    config = {
+        **required.epp_config,
+        "disaggregated_serving": required.disaggregated_serving,
+    }
+    document = json.dumps(config, indent=1, sort_keys=True)
+    replicas = required.epp_replicas or settings.epp_replicas
+    return [
+        *_rbac(observed, names.epp),
+        service(observed, names.epp, EPP, ("grpc", ports.EPP_GRPC)),
+        service(observed, names.epp_pods, EPP, ("grpc", ports.EPP_GRPC), headless=True),
+        config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
+        deployment(observed, names.epp, EPP, replicas, _template(observed, settings)),
+        budget(observed, names.epp, EPP),
+    ]
+
+
+def _rbac(observed: ObservedEndpoint, name: str) -> list[Object]:
+    """ServiceAccount, Role and RoleBinding that let the EPP read the pods of its namespace."""
+    account = ("v1", "ServiceAccount")
+    role, binding = (f"{_RBAC}/v1", "Role"), (f"{_RBAC}/v1", "RoleBinding")
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    subject = {"kind": account[1], "name": name, "namespace": observed.key.namespace}
+    reference = {"apiGroup": _RBAC, "kind": role[1], "name": name}
+    return [
+        body(observed, account, name, EPP, automountServiceAccountToken=False),
+        body(observed, role, name, EPP, rules=rules),
+        body(observed, binding, name, EPP, roleRef=reference, subjects=[subject]),
+    ]
+
+
+def _template(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
+    names = Names(observed.key.name)
+    volumes: dict[str, Any] = {
+        "config": {"configMap": {"name": names.epp}},
+        "plan-keys": {"secret": {"secretName": names.plan_keys}},
+    }
+    spec = pod_spec(
+        observed,
+        settings,
+        EPP,
+        serviceAccountName=names.epp,
+        automountServiceAccountToken=True,
+        terminationGracePeriodSeconds=_PRE_STOP_SECONDS + 15,
+        containers=[_container(observed, settings)],
+        volumes=[{"name": name, **source} for name, source in volumes.items()],
+    )
+    return {"spec": spec}
+
+
+def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
+    return container(
+        settings,
+        name=EPP,
+        image=settings.tandem_image,
+        command=["tandem-epp"],
+        args=[
+            *("--discovery", "kubernetes"),
+            *("--namespace", observed.key.namespace),
+            *("--endpoint", observed.key.name),
+            *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
+            *("--plan-key-dir", _KEY_DIRECTORY),
+        ],
+        ports=[
+            {"name": "grpc", "containerPort": ports.EPP_GRPC, "protocol": "TCP"},
+            {"name": "health", "containerPort": ports.EPP_HEALTH, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": ports.EPP_METRICS, "protocol": "TCP"},
+        ],
+        readinessProbe=_probe(endpoints.READY, failures=2),
+        livenessProbe=_probe(endpoints.LIVE, failures=6),
+        lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
+        resources=dict(settings.epp_resources),
+        volumeMounts=[
+            {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},
+            {"name": "plan-keys", "mountPath": _KEY_DIRECTORY, "readOnly": True},
+        ],
+    )
+
+
+def _probe(path: str, *, failures: int) -> Object:
+    return {
+        "httpGet": {"path": path, "port": ports.EPP_HEALTH},
+        "periodSeconds": 5,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }
+
+
+def inference_pool(observed: ObservedEndpoint) -> Object:
+    """The decode pods and their EPP in the form that an inference gateway reads.
+
+    Written in the stable version of the kind where the cluster serves it, else in the alpha one.
+    FailOpen matches our Envoy: while no EPP answers, any decode pod gets the request.
+    """
+    pods = {labels.endpoint_label(observed.key.name): "decode"}
+    name, epp = observed.key.name, Names(observed.key.name).epp
+    picker: dict[str, Any]
+    spec: dict[str, Any]
+    if INFERENCE_POOL in observed.kinds:
+        picker = {"name": epp, "port": {"number": ports.EPP_GRPC}, "failureMode": "FailOpen"}
+        spec = {
+            "selector": {"matchLabels": pods},
+            "targetPorts": [{"number": ports.SIDECAR}],
+            "endpointPickerRef": picker,
+        }
+        return body(observed, INFERENCE_POOL, name, "router", spec=spec)
+    picker = {"name": epp, "portNumber": ports.EPP_GRPC, "failureMode": "FailOpen"}
+    spec = {"selector": pods, "targetPortNumber": ports.SIDECAR, "extensionRef": picker}
+    return body(observed, INFERENCE_POOL_ALPHA, name, "router", spec=spec)
+
+
+def http_route(observed: ObservedEndpoint, gateways: Sequence[GatewayRef]) -> Object:
+    """Routes from the gateways to the InferencePool, without a limit on a response's duration."""
+    group, kind = INFERENCE_POOL if INFERENCE_POOL in observed.kinds else INFERENCE_POOL_ALPHA
+    backend = {"group": group.partition("/")[0], "kind": kind, "name": observed.key.name}
+    spec = {
+        "parentRefs": [_parent_ref(gateway) for gateway in gateways],
+        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
+    }
+    return body(observed, HTTP_ROUTE, observed.key.name, "router", spec=spec)
+
+
+def _parent_ref(gateway: GatewayRef) -> dict[str, str]:
+    fields = {
+        "group": _GATEWAY_GROUP,
+        "kind": "Gateway",
+        "name": gateway.name,
+        "namespace": gateway.namespace,
+        "sectionName": gateway.section_name,
+    }
+    return {key: value for key, value in fields.items() if value is not None}

@@ -1,0 +1,70 @@
+"""The two reconcilers, one screen each: observe → plan (pure) → apply → write status."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..observed import EndpointKey, SetKey
+from ..planning.plan import plan_set
+from ..planning.status import statuses
+from ..resources.resolve import Defaults
+from ..routing.endpoint.plan import plan_endpoint, router_state
+from ..routing.endpoint.settings import RouterSettings
+from .cache import WorkKey
+from .cluster import Cluster
+
+
+class WritesRefused(Exception):
+    """The API server refused a write; the status has its message. Retry with backoff."""
+
+
+@dataclass(frozen=True)
+class Reconcilers:
+    """Reconcile one key at a time, each key in at most one task.
+
+    Each method returns the seconds after which the key is due again without any event, or None.
+    """
+
+    cluster: Cluster
+    defaults: Defaults
+    router: RouterSettings
+    enqueue: Callable[[set[WorkKey]], None]
+
+    async def reconcile(self, key: WorkKey) -> float | None:
+        if isinstance(key, SetKey):
+            return await self.reconcile_set(key)
+        return await self.reconcile_endpoint(key)
+
+    async def reconcile_set(self, key: SetKey) -> float | None:
+        """Bring a set's revisions, budgets and pods one step closer to its spec; write its status.
+
+        Raises WritesRefused when the API server refused a write, and ApiError when a call failed
+        for another reason.
+        """
+        cluster = self.cluster
+        plan = plan_set(cluster.observe(key), self.defaults)
+        refused = await cluster.dry_run_revisions(plan)
+        # The cache may lag behind the API server. Before pods are created or deleted, plan again
+        # from a live list of them, so that no pod is created twice or deleted in vain.
+        if plan.touches_pods or refused:
+            plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
+        done = await cluster.apply(plan)
+        for pool, status in statuses(cluster.observe(key), plan).items():
+            await cluster.write_status(pool, status)
+        if not done:
+            raise WritesRefused
+        return plan.requeue_after
+
+    async def reconcile_endpoint(self, key: EndpointKey) -> float | None:
+        """Bring an endpoint's Service, Envoy, EPP and keys to what its pools require.
+
+        Raises as `reconcile_set` does.
+        """
+        cluster = self.cluster
+        plan = plan_endpoint(cluster.observe_endpoint(key), self.router)
+        done = await cluster.apply_endpoint(key, plan)
+        # The sets' pools report the endpoint's state, so their status may need an update.
+        state = router_state(cluster.observe_endpoint(key))
+        self.enqueue(set(cluster.cache.set_router_state(key, state)))
+        if not done:
+            raise WritesRefused
+        return plan.requeue_after

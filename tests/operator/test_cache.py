@@ -1,0 +1,133 @@
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_operator.observed import EndpointKey, Failure, PoolKey, RouterState, SetKey
+from tandem_operator.runtime.cache import ClusterCache
+
+SET = SetKey("n", "p")
+ENDPOINT = EndpointKey("n", "d")
+PREFILL = PoolKey("n", "PrefillPool", "p")
+DECODE = PoolKey("n", "DecodePool", "d")
+
+
+def body(kind: str, name: str, version: int, **more: Any) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": "n",
+        "uid": f"{kind}-{name}",
+        "generation": 1,
+        "resourceVersion": str(version),
+        "managedFields": [version],
+        "labels": {},
+        **more.pop("metadata", {}),
+    }
+    return {"apiVersion": labels.API_VERSION, "kind": kind, "metadata": metadata, **more}
+
+
+def prefill(version: int = 1, **spec: Any) -> dict[str, Any]:
+    return body("PrefillPool", "p", version, spec=spec)
+
+
+def decode(version: int = 1, reference: str = "p", **spec: Any) -> dict[str, Any]:
+    return body("DecodePool", "d", version, spec={"prefillRef": {"name": reference}, **spec})
+
+
+def pod(name: str, pool: str, role: str, version: int = 1, **status: Any) -> dict[str, Any]:
+    marks = {"labels": {labels.POOL: pool, labels.ROLE: role}}
+    return body("Pod", name, version, metadata=marks, spec={}, status=status)
+
+
+@pytest.fixture
+def cache() -> ClusterCache:
+    made = ClusterCache(nodes=False, clock=lambda: 1000.0)
+    made.upsert_pool(prefill())
+    made.upsert_pool(decode())
+    return made
+
+
+def test_a_set_is_its_pools_and_all_that_carries_their_labels(cache: ClusterCache) -> None:
+    cache.upsert_pod(pod("d-1", "d", "decode"))
+    cache.upsert_pod(pod("d-0", "d", "decode"))
+    cache.upsert_pod(pod("p-0", "p", "prefill"))
+    cache.upsert_pod(pod("x-0", "x", "decode"))
+    # A DecodePool may have a PrefillPool's name; its pods are another set's.
+    cache.upsert_pod(pod("p-d-0", "p", "decode"))
+    cache.failures[DECODE] = Failure("QuotaExceeded", "full")
+    found = cache.observe(SET)
+    assert found.prefill is not None
+    assert [pool.key.name for pool in found.decodes] == ["d"]
+    assert [one.name for one in found.pods] == ["d-0", "d-1", "p-0"]
+    assert found.failures == {DECODE: Failure("QuotaExceeded", "full")}
+    assert found.nodes is None
+    assert found.now == 1000.0
+
+
+def test_keys_are_what_there_is_to_work_on(cache: ClusterCache) -> None:
+    assert set(cache.work_keys()) == {SET, ENDPOINT}
+    assert cache.pool_keys(SET) == (DECODE, PREFILL)
+    assert cache.pool_keys(SetKey("n", "nobody")) == (PoolKey("n", "PrefillPool", "nobody"),)
+
+
+def test_only_what_matters_is_a_change(cache: ClusterCache) -> None:
+    assert cache.upsert_pool(prefill(2)) == set()
+    assert cache.upsert_pool(prefill(3, replicas=2)) == {SET}
+    assert cache.upsert_pod(pod("p-0", "p", "prefill", 4)) == {SET}
+    assert cache.upsert_pod(pod("p-0", "p", "prefill", 5, startTime="now")) == set()
+    assert cache.upsert_pod(pod("p-0", "p", "prefill", 6, phase="Running")) == {SET}
+    assert cache.remove("Pod-p-0") == {SET}
+    assert cache.remove("Pod-p-0") == set()
+
+
+def test_a_pool_that_moves_concerns_both_sets_and_both_endpoints(cache: ClusterCache) -> None:
+    moved = decode(2, reference="q", routing={"endpoint": "e"})
+    assert cache.upsert_pool(moved) == {SET, SetKey("n", "q"), ENDPOINT, EndpointKey("n", "e")}
+    assert cache.observe(SET).decodes == ()
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"prefillRef": 3}, {"routing": {"endpoint": []}}])
+def test_a_pool_that_cannot_be_read_has_a_set_of_its_own(spec: object) -> None:
+    cache = ClusterCache(nodes=False)
+    keys = cache.upsert_pool(body("DecodePool", "d", 1, spec=spec))
+    assert ENDPOINT in keys
+    (found,) = [key for key in keys if isinstance(key, SetKey)]
+    assert cache.observe(found).decodes
+    assert [one.name for one in cache.observe_endpoint(ENDPOINT, b"").unreadable_pools] == ["d"]
+
+
+def test_what_the_router_says_concerns_the_sets_of_its_pools(cache: ClusterCache) -> None:
+    state = RouterState(True, "Ready", "", "http://d")
+    assert cache.set_router_state(ENDPOINT, state) == {SET}
+    assert cache.set_router_state(ENDPOINT, state) == set()
+    assert cache.observe(SET).routers == {"d": state}
+
+
+def test_bytes_that_moved_are_told_once(cache: ClusterCache) -> None:
+    assert cache.set_kv_bytes_moved(DECODE, 0.0) == {SET}
+    assert cache.set_kv_bytes_moved(DECODE, 0.0) == set()
+    assert cache.set_kv_bytes_moved(DECODE, 7.0) == {SET}
+    assert cache.observe(SET).kv_bytes_moved == {"d": 7.0}
+    cache.remove("DecodePool-d")
+    assert cache.kv_bytes_moved == {}
+
+
+def test_a_node_that_comes_or_goes_concerns_every_set() -> None:
+    cache = ClusterCache(nodes=True)
+    cache.upsert_pool(prefill())
+    node = body("Node", "big", 1, spec={}, status={"allocatable": {"cpu": "8"}})
+    assert cache.upsert_node(node) == {SET}
+    assert cache.remove("Node-big") == {SET}
+    assert cache.observe(SET).nodes == ()
+
+
+def test_pods_are_counted_by_state(cache: ClusterCache) -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+    cache.upsert_pod(pod("d-0", "d", "decode", **ready))
+    cache.upsert_pod(pod("d-1", "d", "decode", phase="Failed"))
+    cache.upsert_pod(pod("d-2", "d", "decode"))
+    assert set(cache.pod_counts()) == {
+        ("n", "d", "decode", "ready", 1),
+        ("n", "d", "decode", "failed", 1),
+        ("n", "d", "decode", "pending", 1),
+    }

@@ -1,0 +1,221 @@
+"""The objects of an endpoint on a real API server: accepted, and found again as they were meant."""
+
+import json
+import shutil
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tandem_contract import endpoints, labels
+from tandem_kube.client import Api, connect
+from tandem_kube.errors import Conflict
+from tandem_kube.resources import SERVICES, Resource, resource_of
+from tandem_local.addresses import free_port
+from tandem_operator.observed import Body, EndpointKey
+from tandem_operator.planning.drift import is_up_to_date
+from tandem_operator.routing.endpoint.observed import (
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    INFERENCE_POOL_ALPHA,
+    EndpointPool,
+    ObjectRef,
+    ObservedEndpoint,
+)
+from tandem_operator.routing.endpoint.plan import plan_endpoint
+from tandem_operator.routing.endpoint.settings import RouterSettings
+from tandem_operator.runtime.write_errors import failure_from_error
+
+from ..cluster.control_plane import ControlPlane
+from ..epp.real import process, until
+from .endpoints import NOW, SECRET, decode
+from .pool_yaml import decode_pool
+
+pytestmark = pytest.mark.control_plane
+
+SETTINGS = RouterSettings(
+    image_pull_policy="IfNotPresent",
+    image_pull_secrets=("registry",),
+    envoy_resources={"requests": {"cpu": "1000m"}, "limits": {"memory": "1024Mi"}},
+    node_selector={"disk": "fast"},
+    tolerations=({"key": "router", "operator": "Exists"},),
+    priority_class="system-cluster-critical",
+)
+DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
+GATEWAY_CRDS = (
+    ("sigs.k8s.io/gateway-api@v1.3.0", "standard/gateway.networking.k8s.io_httproutes.yaml"),
+    (
+        "sigs.k8s.io/gateway-api-inference-extension@v1.0.0",
+        "bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
+    (
+        "sigs.k8s.io/gateway-api-inference-extension@v1.0.0",
+        "bases/inference.networking.x-k8s.io_inferencepools.yaml",
+    ),
+)
+
+
+@pytest.fixture
+async def api(crds: ControlPlane) -> AsyncIterator[Api]:
+    async with await connect(crds.kubeconfig) as connected:
+        yield connected
+
+
+async def observed_in(api: Api, namespace: str, **spec: Any) -> ObservedEndpoint:
+    """Endpoint chat of a DecodePool that is there: garbage collection asks for the owner."""
+    body = decode_pool(routing={"endpoint": "chat"})
+    body["metadata"]["namespace"] = namespace
+    made = await api.create(DECODE_POOLS, body)
+    pool = EndpointPool(made["metadata"]["uid"], decode(**spec))
+    return ObservedEndpoint(EndpointKey(namespace, "chat"), NOW, (pool,), secret=SECRET)
+
+
+async def applied(api: Api, bodies: Iterable[Body]) -> dict[ObjectRef, Body]:
+    """What the API server holds once `bodies` are applied; a field it does not know is refused."""
+    answers = [
+        await api.apply(resource_of(body), dict(body), manager="tandem-operator") for body in bodies
+    ]
+    return {ObjectRef.of(answer): answer for answer in answers}
+
+
+async def test_what_is_applied_is_found_again_and_nothing_more_is_written(
+    api: Api, namespace: str
+) -> None:
+    observed = await observed_in(api, namespace)
+    plan = plan_endpoint(observed, SETTINGS)
+    live = await applied(api, plan.apply)
+    assert [
+        ObjectRef.of(body)
+        for body in plan.apply
+        if not is_up_to_date(live[ObjectRef.of(body)], body)
+    ] == []
+    again = plan_endpoint(replace(observed, children=live, secret=b""), SETTINGS)
+    assert (again.apply, again.delete) == ((), ())
+
+
+async def test_a_change_is_written_and_found_again(api: Api, namespace: str) -> None:
+    observed = await observed_in(api, namespace)
+    live = await applied(api, plan_endpoint(observed, SETTINGS).apply)
+    later = replace(observed, children=live, now=NOW + 3 * 86400)
+    changed = replace(SETTINGS, envoy_replicas=3, node_selector={}, priority_class=None)
+    plan = plan_endpoint(later, changed)
+    kinds = {(body["kind"], body["metadata"]["name"]) for body in plan.apply}
+    assert ("Deployment", "chat-envoy") in kinds
+    assert ("Secret", "chat-plan-keys") in kinds
+    assert ("Service", "chat") not in kinds
+    live |= await applied(api, plan.apply)
+    assert plan_endpoint(replace(later, children=live, secret=b""), changed).apply == ()
+
+
+async def test_pods_pass_the_restricted_profile_and_leave_with_the_last_pool(
+    crds: ControlPlane, api: Api, namespace: str
+) -> None:
+    enforce = "pod-security.kubernetes.io/enforce=restricted"
+    crds.kubectl("label", "namespace", namespace, enforce)
+    observed = await observed_in(api, namespace)
+    await applied(api, plan_endpoint(observed, RouterSettings()).apply)
+    where = f"--namespace={namespace}"
+    for component in ("envoy", "epp"):
+        chosen = f"--selector={labels.ENDPOINT}=chat,{labels.COMPONENT}={component}"
+        crds.kubectl("wait", "pods", where, chosen, "--for=create", "--timeout=60s")
+    crds.kubectl("delete", "decodepools", "d", where)
+    ours = f"--selector={labels.ENDPOINT}=chat"
+    kinds = "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets"
+    crds.kubectl("wait", kinds, where, ours, "--for=delete", "--timeout=60s")
+
+
+async def test_a_service_of_somebody_else_stays_theirs(
+    crds: ControlPlane, api: Api, namespace: str
+) -> None:
+    where = f"--namespace={namespace}"
+    crds.kubectl("create", "service", "clusterip", "chat", "--tcp=80", where)
+    bodies = plan_endpoint(await observed_in(api, namespace), SETTINGS).apply
+    (service,) = (
+        body for body in bodies if ObjectRef.of(body) == ObjectRef("v1", "Service", "chat")
+    )
+    with pytest.raises(Conflict) as refused:
+        await api.apply(SERVICES, dict(service), manager="tandem-operator", force=False)
+    assert failure_from_error(refused.value).reason == "NameTaken"
+    selector = crds.kubectl("get", "service", "chat", where, "-ojsonpath={.spec.selector}")
+    assert json.loads(selector) == {"app": "chat"}
+
+
+async def test_the_picker_starts_with_what_it_is_given_and_may_see_its_pods(
+    crds: ControlPlane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    live = await applied(api, plan_endpoint(await observed_in(api, namespace), SETTINGS).apply)
+    (container,) = live[ObjectRef("apps/v1", "Deployment", "chat-epp")]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    config = live[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]
+    keys = live[ObjectRef("v1", "Secret", "chat-plan-keys")]["data"]
+    for mount, files in zip(container["volumeMounts"], (config, keys), strict=True):
+        for name, content in files.items():
+            file = tmp_path / mount["mountPath"].lstrip("/") / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if files is config else b64decode(content))
+    health = free_port("127.0.0.1")
+    flags = [arg.replace("/etc", f"{tmp_path}/etc", 1) for arg in container["args"]]
+    flags = [arg.replace("/var", f"{tmp_path}/var", 1) for arg in flags]
+    for flag in ("--listen", "--metrics"):
+        flags += [flag, f"127.0.0.1:{free_port('127.0.0.1')}"]
+    account = crds.kubeconfig_for_service_account(namespace, "chat-epp")
+    command = (sys.executable, "-m", "tandem_epp", *flags, "--health", f"127.0.0.1:{health}")
+    async with process(*command, KUBECONFIG=str(account)) as picker:
+
+        async def ready() -> bool:
+            assert picker.returncode is None, "tandem-epp ended at its start"
+            url = f"http://127.0.0.1:{health}{endpoints.READY}"
+            try:
+                async with aiohttp.ClientSession() as session, session.get(url) as response:
+                    return response.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(ready)
+
+
+@pytest.fixture(scope="module")
+def gateway_crds(crds: ControlPlane) -> ControlPlane:
+    """With the definitions of Gateway API and its Inference Extension, from Go's module proxy."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go to fetch the CRDs of the Gateway API with")
+    for module, file in GATEWAY_CRDS:
+        done = subprocess.run(
+            [go, "mod", "download", "-json", module], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"{module} cannot be fetched: {done.stdout}{done.stderr}")
+        path = Path(json.loads(done.stdout)["Dir"]) / "config/crd" / file
+        crds.kubectl("apply", "--server-side", f"--filename={path}")
+        crds.kubectl("wait", "--for=condition=Established", f"--filename={path}", "--timeout=60s")
+    return crds
+
+
+@pytest.mark.parametrize("pool_kind", [INFERENCE_POOL, INFERENCE_POOL_ALPHA])
+@pytest.mark.usefixtures("gateway_crds")
+async def test_inference_pool_and_route_are_what_their_definitions_ask_for(
+    api: Api, namespace: str, pool_kind: tuple[str, str]
+) -> None:
+    routing = {
+        "endpoint": "chat",
+        "inferencePool": {"enabled": True},
+        "gatewayRef": {"name": "inference", "namespace": "gateways", "sectionName": "http"},
+    }
+    observed = await observed_in(api, namespace, routing=routing)
+    observed = replace(observed, kinds=frozenset({pool_kind, HTTP_ROUTE}))
+    wanted = [
+        body
+        for body in plan_endpoint(observed, SETTINGS).apply
+        if (body["apiVersion"], body["kind"]) in observed.kinds
+    ]
+    assert [body["kind"] for body in wanted] == ["InferencePool", "HTTPRoute"]
+    live = await applied(api, wanted)
+    assert all(is_up_to_date(live[ObjectRef.of(body)], body) for body in wanted)

@@ -1,0 +1,272 @@
+"""What is planned for an endpoint, and what is said of it."""
+
+import json
+from base64 import b64decode
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_contract.config import load_router_config
+from tandem_contract.plan import key_id
+from tandem_operator.observed import Body, Failure
+from tandem_operator.routing.endpoint.observed import (
+    CHILD_KINDS,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    INFERENCE_POOL_ALPHA,
+    OPTIONAL_KINDS,
+    EndpointPlan,
+    ObjectRef,
+    ObservedEndpoint,
+    UnreadablePool,
+)
+from tandem_operator.routing.endpoint.plan import plan_endpoint, router_state
+from tandem_operator.routing.endpoint.settings import RouterSettings
+
+from .endpoints import NOW, SECRET, by_name, decode, endpoint, unified, with_children
+
+SETTINGS = RouterSettings(tandem_image="tandem:test")
+KEYS = ObjectRef("v1", "Secret", "chat-plan-keys")
+ENVOY = ObjectRef("apps/v1", "Deployment", "chat-envoy")
+EPP = ObjectRef("apps/v1", "Deployment", "chat-epp")
+
+
+def planned(observed: ObservedEndpoint) -> dict[ObjectRef, Any]:
+    return by_name(plan_endpoint(observed, SETTINGS).apply)
+
+
+def settled(observed: ObservedEndpoint, **status: int) -> ObservedEndpoint:
+    """All written, the Deployments with these numbers of available pods."""
+    bodies: list[Body] = []
+    for ref, body in planned(observed).items():
+        available = status.get(ref.name.removeprefix("chat-"), 1)
+        state = {"status": {"availableReplicas": available}} if ref.kind == "Deployment" else {}
+        bodies.append({**body, **state})
+    return with_children(observed, bodies)
+
+
+def bootstrap(objects: dict[ObjectRef, Any]) -> Any:
+    return json.loads(objects[ObjectRef("v1", "ConfigMap", "chat-envoy")]["data"]["envoy.json"])
+
+
+def test_every_object_of_the_table_is_there_what_others_need_first() -> None:
+    names = [(ref.kind, ref.name) for ref in planned(endpoint())]
+    assert names == [
+        ("Secret", "chat-plan-keys"),
+        ("ServiceAccount", "chat-epp"),
+        ("Role", "chat-epp"),
+        ("RoleBinding", "chat-epp"),
+        ("Service", "chat-epp"),
+        ("Service", "chat-epp-pods"),
+        ("ConfigMap", "chat-epp"),
+        ("Deployment", "chat-epp"),
+        ("PodDisruptionBudget", "chat-epp"),
+        ("Service", "chat"),
+        ("Service", "chat-decode"),
+        ("ConfigMap", "chat-envoy"),
+        ("Deployment", "chat-envoy"),
+        ("PodDisruptionBudget", "chat-envoy"),
+    ]
+
+
+def test_all_are_of_known_kinds_labelled_and_owned_by_every_pool() -> None:
+    pools = (decode("b"), unified("a"))
+    observed = endpoint(
+        *pools, unreadable_pools=(UnreadablePool("uid-c", "c"),), kinds=frozenset(OPTIONAL_KINDS)
+    )
+    for ref, body in planned(observed).items():
+        assert (ref.api_version, ref.kind) in (*CHILD_KINDS, *OPTIONAL_KINDS)
+        metadata = body["metadata"]
+        assert metadata["labels"][labels.ENDPOINT] == "chat"
+        assert metadata["labels"][labels.MANAGED_BY] == "tandem-operator"
+        owners = [(owner["name"], owner["uid"]) for owner in metadata["ownerReferences"]]
+        assert owners == [("a", "uid-a"), ("b", "uid-b"), ("c", "uid-c")]
+        assert not any("controller" in owner for owner in metadata["ownerReferences"])
+
+
+def test_once_all_is_written_nothing_is() -> None:
+    observed = settled(endpoint())
+    plan = plan_endpoint(observed, SETTINGS)
+    assert (plan.apply, plan.delete) == ((), ())
+    assert plan.requeue_after == pytest.approx(24 * 3600 - 300)
+
+
+def test_a_pool_that_comes_or_goes_changes_owners_alone() -> None:
+    before = settled(endpoint(decode("a"), decode("b")))
+    after = endpoint(decode("b"), children=before.children)
+    changed = planned(after)
+    assert set(changed) == set(before.children)
+    for ref, body in changed.items():
+        was = {**before.children[ref]["metadata"], "ownerReferences": None}
+        assert {**body["metadata"], "ownerReferences": None} == was
+
+
+def test_the_first_key_signs_now_and_the_next_is_added_beside_it() -> None:
+    observed = endpoint()
+    (secret,) = (body for ref, body in planned(observed).items() if ref == KEYS)
+    assert {name: b64decode(v) for name, v in secret["data"].items()} == {
+        key_id(NOW): SECRET.hex().encode()
+    }
+    due = replace(settled(observed), now=NOW + 24 * 3600 - 300, secret=SECRET[::-1])
+    changed = planned(due)
+    assert list(changed) == [KEYS]
+    assert set(changed[KEYS]["data"]) == {key_id(NOW), key_id(NOW + 24 * 3600)}
+
+
+def test_what_no_pool_asks_for_any_more_goes() -> None:
+    routing = {"epp": {"enabled": False}}
+    observed = endpoint(decode(routing=routing), children=settled(endpoint()).children)
+    plan = plan_endpoint(observed, SETTINGS)
+    gone = {(ref.kind, ref.name) for ref in plan.delete}
+    assert gone == {
+        ("Secret", "chat-plan-keys"),
+        *(("Service", name) for name in ("chat-epp", "chat-epp-pods")),
+        *((kind, "chat-epp") for kind in ("ServiceAccount", "Role", "RoleBinding")),
+        *((kind, "chat-epp") for kind in ("ConfigMap", "Deployment", "PodDisruptionBudget")),
+    }
+    assert plan.requeue_after is None
+
+
+def test_with_the_last_pool_everything_goes() -> None:
+    children = settled(endpoint()).children
+    observed = replace(endpoint(), pools=(), children=children)
+    plan = plan_endpoint(observed, SETTINGS)
+    assert plan.apply == ()
+    assert set(plan.delete) == set(children)
+
+
+def test_a_pool_that_cannot_be_read_keeps_what_may_be_its_own() -> None:
+    children = settled(endpoint()).children
+    unread = (UnreadablePool("uid-x", "x"),)
+    alone = replace(endpoint(), pools=(), unreadable_pools=unread, children=children)
+    assert plan_endpoint(alone, SETTINGS) == EndpointPlan()
+    routing = {"envoy": {"enabled": False}}
+    beside = endpoint(decode(routing=routing), unreadable_pools=unread, children=children)
+    assert plan_endpoint(beside, SETTINGS).delete == ()
+
+
+def test_the_picker_reads_its_file(tmp_path: Path) -> None:
+    config = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
+    routing = {"epp": {"config": config, "replicas": 3}}
+    objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
+    file = tmp_path / "router.yaml"
+    file.write_text(objects[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]["router.yaml"])
+    loaded = load_router_config(file)
+    assert loaded.disaggregated_serving.enabled
+    assert loaded.disaggregated_serving.prefill_timeout == 5.0
+    assert loaded.extra == config
+    assert objects[EPP]["spec"]["replicas"] == 3
+
+
+def test_a_changed_bootstrap_rolls_envoy_and_a_changed_file_does_not_roll_the_picker() -> None:
+    def templates(observed: ObservedEndpoint) -> tuple[Any, Any]:
+        objects = planned(observed)
+        return tuple(objects[ref]["spec"]["template"] for ref in (ENVOY, EPP))  # type: ignore[return-value]  # two of them
+
+    envoy, epp = templates(endpoint())
+    limits = {"limits": {"memory": "2Gi"}}
+    objects = by_name(plan_endpoint(endpoint(), replace(SETTINGS, envoy_resources=limits)).apply)
+    hashes = [
+        template["metadata"]["annotations"][labels.CONFIG_HASH]
+        for template in (envoy, objects[ENVOY]["spec"]["template"])
+    ]
+    assert hashes[0] != hashes[1]
+    patient = decode(sidecar={"prefillTimeout": "5s"})
+    assert templates(endpoint(patient)) == (envoy, epp)
+
+
+def test_our_envoy_knows_every_picker_and_another_one_by_the_same_name() -> None:
+    def epp(observed: ObservedEndpoint) -> Any:
+        clusters = {
+            c["name"]: c for c in bootstrap(planned(observed))["static_resources"]["clusters"]
+        }
+        (host,) = clusters["epp"]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        return host["endpoint"]["address"]["socket_address"]
+
+    assert epp(endpoint()) == {"address": "chat-epp-pods.default.svc", "port_value": 9002}
+    other = endpoint(decode(routing={"epp": {"enabled": False}}))
+    assert epp(other) == {"address": "chat-epp.default.svc", "port_value": 9002}
+
+
+def test_plain_balancing_finds_the_decode_pods_by_label() -> None:
+    service = planned(endpoint())[ObjectRef("v1", "Service", "chat-decode")]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"endpoint.tandem.dev/chat": "decode"}
+
+
+def test_envoy_gets_the_time_that_the_most_patient_pool_gives_its_answers() -> None:
+    observed = endpoint(decode("a", drain={"timeout": "10m"}), decode("b"))
+    spec = planned(observed)[ENVOY]["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 615
+    assert spec["containers"][0]["command"][-1] == "600"
+    assert [(c["name"], c["restartPolicy"]) for c in spec["initContainers"]] == [
+        ("envoy", "Always")
+    ]
+
+
+ASKED = {"inferencePool": {"enabled": True}, "gatewayRef": {"name": "g"}}
+
+
+@pytest.mark.parametrize("kind", [INFERENCE_POOL, INFERENCE_POOL_ALPHA])
+def test_an_inference_pool_of_the_version_there_is(kind: tuple[str, str]) -> None:
+    observed = endpoint(decode(routing=ASKED), kinds=frozenset({kind, HTTP_ROUTE}))
+    objects = planned(observed)
+    assert ObjectRef(*kind, "chat") in objects
+    route = objects[ObjectRef(*HTTP_ROUTE, "chat")]["spec"]
+    (backend,) = route["rules"][0]["backendRefs"]
+    assert backend["group"] == kind[0].split("/")[0]
+
+
+def test_no_inference_pool_unless_asked_for_and_known() -> None:
+    both = frozenset(OPTIONAL_KINDS)
+    assert not {r.kind for r in planned(endpoint(kinds=both))} & {"InferencePool", "HTTPRoute"}
+    unknown = endpoint(decode(routing=ASKED))
+    assert not {r.kind for r in planned(unknown)} & {"InferencePool", "HTTPRoute"}
+    state = router_state(settled(unknown))
+    assert (state.ready, state.reason) == (False, "NoSuchKind")
+    assert "install the CRDs" in state.message
+
+
+NEITHER = {"epp": {"enabled": False}, "envoy": {"enabled": False}}
+URL = "http://chat.default.svc:8080"
+
+
+@pytest.mark.parametrize(
+    ("observed", "ready", "reason", "url"),
+    [
+        pytest.param(settled(endpoint()), True, "RouterReady", URL, id="all there"),
+        pytest.param(endpoint(), False, "Pending", URL, id="nothing there"),
+        pytest.param(settled(endpoint(), epp=0), False, "EppUnavailable", URL, id="no picker"),
+        pytest.param(settled(endpoint(), envoy=0), False, "EnvoyUnavailable", URL, id="no envoy"),
+        pytest.param(
+            settled(endpoint(), epp=0, envoy=0), False, "EnvoyUnavailable", URL, id="neither"
+        ),
+        pytest.param(endpoint(decode(routing=NEITHER)), True, "External", None, id="another's"),
+        pytest.param(replace(endpoint(), pools=()), False, "Unread", None, id="no pool"),
+        pytest.param(
+            replace(settled(endpoint()), pools=()), False, "Unread", URL, id="no pool by now"
+        ),
+    ],
+)
+def test_the_state_says_what_is_missing(
+    observed: ObservedEndpoint, ready: bool, reason: str, url: str | None
+) -> None:
+    state = router_state(observed)
+    assert (state.ready, state.reason, state.url) == (ready, reason, url)
+
+
+def test_pools_that_differ_are_served_and_told() -> None:
+    observed = settled(endpoint(decode("a"), decode("b", routing={"split": "off"})))
+    state = router_state(observed)
+    assert (state.ready, state.reason) == (True, "SettingsDiffer")
+    assert state.message.startswith('routing.split is "auto" in a, "off" in b')
+
+
+def test_a_refused_write_is_told_in_the_api_servers_words() -> None:
+    failures = {ENVOY: Failure("QuotaExceeded", "no room for pods")}
+    state = router_state(replace(settled(endpoint()), failures=failures))
+    assert (state.ready, state.reason) == (False, "QuotaExceeded")
+    assert state.message == "Deployment chat-envoy: no room for pods"

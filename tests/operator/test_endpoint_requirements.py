@@ -1,0 +1,114 @@
+"""Several pools behind one endpoint: what is done, and what they are told."""
+
+from typing import Any
+
+import pytest
+
+from tandem_operator.resources.pools import DecodePool
+from tandem_operator.routing.endpoint.observed import EndpointPool
+from tandem_operator.routing.endpoint.requirements import (
+    EndpointRequirements,
+    combine_requirements,
+    find_conflicts,
+)
+
+from .endpoints import decode, unified
+
+CONFIG = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
+
+
+def pools(*made: DecodePool) -> list[EndpointPool]:
+    return [EndpointPool(f"uid-{pool.name}", pool) for pool in made]
+
+
+def together(*made: DecodePool) -> EndpointRequirements:
+    return combine_requirements(pools(*made))
+
+
+def test_the_most_patient_pool_and_the_strictest_fallback_decide() -> None:
+    patient = decode("a", sidecar={"prefillTimeout": "90s"}, drain={"timeout": "10s"})
+    strict = decode("b", sidecar={"kvTransferTimeout": "20s", "fallbackToUnified": False})
+    wanted = together(patient, strict)
+    assert wanted.disaggregated_serving == {
+        "enabled": True,
+        "prefill_timeout": "90s",
+        "kv_transfer_timeout": "20s",
+        "fallback_to_unified": False,
+    }
+    assert wanted.drain_timeout == 120.0
+
+
+def test_nothing_is_split_without_a_pool_that_splits() -> None:
+    off = decode("a", routing={"split": "off"})
+    assert together(off, unified()).disaggregated_serving["enabled"] is False
+    assert together(off, decode("b")).disaggregated_serving["enabled"] is True
+
+
+def test_a_part_is_there_when_any_pool_asks_for_it() -> None:
+    neither = {"epp": {"enabled": False}, "envoy": {"enabled": False}}
+    alone = together(decode("a", routing=neither))
+    assert (alone.epp, alone.envoy, alone.inference_pool) == (False, False, False)
+    both = together(decode("a", routing=neither), decode("b"))
+    assert (both.epp, both.envoy) == (True, True)
+
+
+def test_the_most_replicas_and_the_first_configuration_by_name() -> None:
+    wanted = together(
+        decode("b", routing={"epp": {"replicas": 2, "config": CONFIG}}),
+        decode("a", routing={"epp": {"replicas": 3}}),
+        decode("c", routing={"epp": {"config": {"plugins": []}}}),
+    )
+    assert (wanted.epp_replicas, wanted.epp_config) == (3, CONFIG)
+
+
+def test_gateways_are_all_of_those_named_once_each() -> None:
+    def via(pool: str, **gateway: Any) -> DecodePool:
+        routing = {"inferencePool": {"enabled": True}, "gatewayRef": gateway}
+        return decode(pool, routing=routing)
+
+    wanted = together(via("a", name="y"), via("b", name="x", namespace="n"), via("c", name="y"))
+    assert [(g.name, g.namespace) for g in wanted.gateways] == [("y", None), ("x", "n")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {}),
+        ({"epp": {"replicas": 1}}, {"epp": {"replicas": 2}}),
+        ({"epp": {"config": CONFIG}}, {}),
+        ({"inferencePool": {"enabled": True}}, {}),
+    ],
+)
+def test_pools_that_can_both_be_served_do_not_disagree(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert find_conflicts(pools(decode("a", routing=one), decode("b", routing=other))) == ()
+
+
+def test_who_disagrees_is_told_with_values_and_what_is_done() -> None:
+    lines = find_conflicts(
+        pools(
+            decode("b", routing={"epp": {"enabled": False}}),
+            decode("a", routing={"split": "off"}),
+            unified("u"),
+        )
+    )
+    assert lines == (
+        "routing.epp.enabled is true in a, false in b, true in u: true is used;"
+        " set the same value in all pools of the endpoint",
+        'routing.split is "off" in a, "auto" in b: "auto" is used;'
+        " set the same value in all pools of the endpoint",
+    )
+
+
+def test_two_configurations_are_named_and_not_shown() -> None:
+    (line,) = find_conflicts(
+        pools(
+            decode("a", routing={"epp": {"config": CONFIG}}),
+            decode("b", routing={"epp": {"config": {"plugins": []}}}),
+        )
+    )
+    assert line == (
+        "routing.epp.config of b differs from that of a, which is used:"
+        " set it in one pool, or the same in all"
+    )

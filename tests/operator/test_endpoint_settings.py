@@ -1,0 +1,93 @@
+"""The file of --router-settings: what it sets, and what is wrong with it, said in one line."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tandem_contract.documents import DocumentError
+from tandem_operator.main import main
+from tandem_operator.routing.endpoint.plan import plan_endpoint
+from tandem_operator.routing.endpoint.settings import RouterSettings, load_router_settings
+
+from .endpoints import endpoint
+
+FULL = """\
+envoy: {replicas: 3, threads: 2, resources: {requests: {cpu: 1}, limits: {memory: 2Gi}}}
+epp: {replicas: 2, resources: {requests: {cpu: 500m}}}
+nodeSelector: {disk: fast}
+tolerations: [{key: router, operator: Exists, effect: NoSchedule}]
+priorityClassName: high
+imagePullSecrets: [{name: registry}]
+"""
+
+
+def settings_of(text: str, folder: Path) -> RouterSettings:
+    file = folder / "router.yaml"
+    file.write_text(text)
+    return load_router_settings(file, RouterSettings(envoy_image="mine"))
+
+
+def test_all_of_it_reaches_the_pods(tmp_path: Path) -> None:
+    settings = settings_of(FULL, tmp_path)
+    deployments = {
+        body["metadata"]["name"]: body["spec"]
+        for body in plan_endpoint(endpoint(), settings).apply
+        if body["kind"] == "Deployment"
+    }
+    assert {name: spec["replicas"] for name, spec in deployments.items()} == {
+        "chat-envoy": 3,
+        "chat-epp": 2,
+    }
+    for spec in deployments.values():
+        pod = spec["template"]["spec"]
+        assert pod["nodeSelector"] == {"disk": "fast"}
+        assert pod["tolerations"] == [
+            {"key": "router", "operator": "Exists", "effect": "NoSchedule"}
+        ]
+        assert pod["priorityClassName"] == "high"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    (envoy,) = deployments["chat-envoy"]["template"]["spec"]["initContainers"]
+    assert envoy["image"] == "mine"
+    assert envoy["resources"] == {"requests": {"cpu": 1}, "limits": {"memory": "2Gi"}}
+    assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "2"
+
+
+def test_what_is_left_out_stays(tmp_path: Path) -> None:
+    assert settings_of("epp: {replicas: 2}", tmp_path) == RouterSettings(
+        envoy_image="mine", epp_replicas=2
+    )
+
+
+def test_the_page_shows_a_file_that_can_be_used(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/routing.md").read_text()
+    (text,) = (part for part in page.split("```") if part.startswith("yaml\nenvoy:"))
+    assert settings_of(text.removeprefix("yaml\n"), tmp_path).priority_class
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ":1: expected one YAML mapping of envoy, epp, nodeSelector"),
+        ("[]", ":1: expected one YAML mapping of"),
+        ("a: 1\nenvoy: {}", ":1: Object contains unknown field `a`"),
+        ("epp: {}\nenvoy: {replica: 2}", ":2: envoy: Object contains unknown field `replica`"),
+        ("envoy: {replicas: 0}", ":1: envoy.replicas: Expected `int` >= 1"),
+        ("epp:\n  resources:\n    limits: {memory: 1GB}", ":3: epp.resources.limits.memory: '1GB'"),
+        ("nodeSelector: {gpu: true}", "Expected `str`, got `bool`"),
+        ("tolerations: [{key: a, effect: Never}]", "tolerations[0].effect: Invalid enum value"),
+        ("envoy: [", "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DocumentError) as refused:
+        settings_of(text, tmp_path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_operator_does_not_start_with_a_file_it_cannot_use(tmp_path: Path) -> None:
+    file = tmp_path / "none.yaml"
+    result = CliRunner().invoke(main, ["--all-namespaces", "--router-settings", str(file)])
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {file}: cannot read it: No such file or directory\n"

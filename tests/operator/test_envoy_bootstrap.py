@@ -1,0 +1,150 @@
+"""Envoy's bootstrap configuration: what it says, and that Envoy takes it."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers as wire
+from tandem_local.addresses import free_port
+from tandem_local.router import find_envoy
+from tandem_operator.routing.envoy.bootstrap import READY, EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.envoy.clusters import Json
+from tandem_operator.routing.envoy.http_filters import BodyMode
+
+from ..epp.real import envoy, until
+
+HOST = "127.0.0.1"
+
+PLAIN = EnvoySettings(epp_address="epp.example", fallback=("10.0.0.1:8000", "decode:8000"))
+
+
+def manager(bootstrap: Json) -> Json:
+    (listener,) = bootstrap["static_resources"]["listeners"]
+    config: Json = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return config
+
+
+def test_every_internal_header_is_dropped_before_any_filter() -> None:
+    (extension,) = manager(envoy_bootstrap(PLAIN))["early_header_mutation_extensions"]
+    mutations = extension["typed_config"]["mutations"]
+    assert {mutation["remove"] for mutation in mutations} == wire.INTERNAL
+
+
+def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() -> None:
+    bootstrap = envoy_bootstrap(PLAIN)
+    (host,) = manager(bootstrap)["route_config"]["virtual_hosts"]
+    picked, other = host["routes"]
+    assert picked["match"]["headers"] == [
+        {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    ]
+    clusters = {c["name"]: c for c in bootstrap["static_resources"]["clusters"]}
+    assert clusters[picked["route"]["cluster"]]["type"] == "ORIGINAL_DST"
+    assignment = clusters[other["route"]["cluster"]]["load_assignment"]
+    assert [e["endpoint"]["address"] for e in assignment["endpoints"][0]["lb_endpoints"]] == [
+        {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
+        {"socket_address": {"address": "decode", "port_value": 8000}},
+    ]
+
+
+def test_the_stream_lives_as_long_as_the_request() -> None:
+    filters = {f["name"]: f for f in manager(envoy_bootstrap(PLAIN))["http_filters"]}
+    ext_proc = filters["envoy.filters.http.ext_proc"]["typed_config"]
+    mode = ext_proc["processing_mode"]
+    assert (mode["response_body_mode"], mode["response_trailer_mode"]) == ("NONE", "SEND")
+    assert ext_proc["failure_mode_allow"] is True
+
+
+def test_an_epp_of_another_make_sees_the_answers_too() -> None:
+    settings = replace(PLAIN, body_mode="FULL_DUPLEX_STREAMED", response_bodies=True)
+    filters = {f["name"]: f for f in manager(envoy_bootstrap(settings))["http_filters"]}
+    mode = filters["envoy.filters.http.ext_proc"]["typed_config"]["processing_mode"]
+    assert mode["response_body_mode"] == "FULL_DUPLEX_STREAMED"
+
+
+def test_only_what_no_pod_has_read_is_sent_again() -> None:
+    (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
+    picked, other = (route["route"]["retry_policy"] for route in host["routes"])
+    unsent = {"connect-failure", "refused-stream", "reset-before-request"}
+    assert set(picked["retry_on"].split(",")) == unsent
+    assert set(other["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
+    assert other["retriable_status_codes"] == [503]
+
+
+def test_probes_have_a_listener_of_their_own_that_no_limit_closes() -> None:
+    assert len(envoy_bootstrap(PLAIN)["static_resources"]["listeners"]) == 1
+    settings = replace(PLAIN, health_port=9902, max_heap=1 << 30)
+    clients, health = envoy_bootstrap(settings)["static_resources"]["listeners"]
+    assert health["address"]["socket_address"]["port_value"] == 9902
+    assert health["ignore_global_conn_limit"]
+    assert "ignore_global_conn_limit" not in clients
+
+
+def test_no_access_log_unless_asked_for() -> None:
+    assert "access_log" not in manager(envoy_bootstrap(PLAIN))
+
+
+@pytest.mark.parametrize("fallback", [(), ("10.0.0.1",), ("10.0.0.1:99999",)])
+def test_a_useless_fallback_is_refused(fallback: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"fall back|HOST:PORT"):
+        envoy_bootstrap(EnvoySettings(epp_address="epp", fallback=fallback))
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
+    settings = EnvoySettings(
+        epp_address="127.0.0.1",
+        fallback=("127.0.0.1:8000", "localhost:8001"),
+        body_mode=mode,
+        response_bodies=mode == "FULL_DUPLEX_STREAMED",
+        access_log=True,
+        health_port=9902,
+        max_heap=1 << 30,
+    )
+    file = tmp_path / "envoy.json"
+    file.write_text(json.dumps(envoy_bootstrap(settings)))
+    validation = await asyncio.create_subprocess_exec(
+        *(str(find_envoy()), "--mode", "validate", "-l", "error", "-c", str(file)),
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    _, errors = await validation.communicate()
+    assert validation.returncode == 0, errors.decode()
+
+
+@pytest.mark.component
+async def test_past_its_connections_clients_are_turned_away_and_probes_are_not(
+    tmp_path: Path,
+) -> None:
+    health = free_port(HOST)
+    settings = EnvoySettings(
+        epp_address=HOST,
+        epp_port=free_port(HOST),
+        fallback=(f"{HOST}:{free_port(HOST)}",),
+        listen_address=HOST,
+        listen_port=free_port(HOST),
+        admin_port=free_port(HOST),
+        health_port=health,
+        max_connections=1,
+    )
+    async with envoy(tmp_path, settings), aiohttp.ClientSession() as session:
+        _, held = await asyncio.open_connection(HOST, settings.listen_port)
+
+        async def turned_away() -> bool:
+            reader, writer = await asyncio.open_connection(HOST, settings.listen_port)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            try:
+                return not await reader.read(1)
+            except ConnectionError:
+                return True
+            finally:
+                writer.close()
+
+        await until(turned_away)
+        async with session.get(f"http://{HOST}:{health}{READY}") as ready:
+            assert ready.status == 200
+        held.close()

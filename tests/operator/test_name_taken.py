@@ -1,0 +1,92 @@
+"""Names of an endpoint's objects that somebody else has, on a real API server."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.resources import CONFIG_MAPS, SECRETS, Object, Resource
+from tandem_operator.observed import EndpointKey
+from tandem_operator.routing.endpoint.observed import EndpointPlan, ObjectRef
+from tandem_operator.runtime.cache import ClusterCache
+from tandem_operator.runtime.cluster import Cluster
+
+from ..cluster.control_plane import ControlPlane
+
+pytestmark = pytest.mark.control_plane
+
+
+@pytest.fixture
+async def api(control_plane: ControlPlane) -> AsyncIterator[Api]:
+    async with await connect(control_plane.kubeconfig) as connected:
+        yield connected
+
+
+def body(namespace: str, kind: str, endpoint: str = "chat", **data: str) -> Object:
+    marks = {labels.ENDPOINT: endpoint}
+    metadata = {"name": "chat-x", "namespace": namespace, "labels": marks}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": data}
+
+
+@pytest.mark.parametrize(("kind", "resource"), [("ConfigMap", CONFIG_MAPS), ("Secret", SECRETS)])
+async def test_an_object_of_somebody_else_is_not_merged_into(
+    api: Api, namespace: str, kind: str, resource: Resource
+) -> None:
+    theirs = body(namespace, kind, theirs="eA==")
+    theirs["metadata"]["labels"] = {}
+    await api.create(resource, theirs)
+    key, cluster = EndpointKey(namespace, "chat"), Cluster(api, ClusterCache(nodes=False))
+    plan = EndpointPlan(apply=(body(namespace, kind, ours="eA=="),))
+    assert not await cluster.apply_endpoint(key, plan)
+    failure = cluster.cache.child_failures[key][ObjectRef("v1", kind, "chat-x")]
+    assert failure.reason == "NameTaken"
+    assert "rename or delete it" in failure.message
+    assert (await api.get(resource, "chat-x", namespace))["data"] == {"theirs": "eA=="}
+    await api.delete(resource, "chat-x", namespace)
+    assert await cluster.apply_endpoint(key, plan)
+    assert not cluster.cache.child_failures[key]
+
+
+async def test_one_of_ours_whose_label_was_taken_off_is_put_right(api: Api, namespace: str) -> None:
+    key, wanted = EndpointKey(namespace, "chat"), body(namespace, "ConfigMap", ours="x")
+    assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
+        key, EndpointPlan(apply=(wanted,))
+    )
+    gone = {"metadata": {"labels": {labels.ENDPOINT: None}}}
+    await api.patch(CONFIG_MAPS, "chat-x", gone, namespace)
+    assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
+        key, EndpointPlan(apply=(wanted,))
+    )
+    live = await api.get(CONFIG_MAPS, "chat-x", namespace)
+    assert live["metadata"]["labels"] == {labels.ENDPOINT: "chat"}
+
+
+async def test_an_endpoint_called_like_another_ones_object_does_not_take_it(
+    api: Api, namespace: str
+) -> None:
+    first, second = EndpointKey(namespace, "chat"), EndpointKey(namespace, "chat-x")
+    cluster = Cluster(api, ClusterCache(nodes=False))
+    mine, other = body(namespace, "ConfigMap"), body(namespace, "ConfigMap", "chat-x")
+    assert await cluster.apply_endpoint(first, EndpointPlan(apply=(mine,)))
+    assert not await cluster.apply_endpoint(second, EndpointPlan(apply=(other,)))
+    (failure,) = cluster.cache.child_failures[second].values()
+    assert failure.reason == "NameTaken"
+    live = await api.get(CONFIG_MAPS, "chat-x", namespace)
+    assert live["metadata"]["labels"] == {labels.ENDPOINT: "chat"}
+
+
+async def test_plan_keys_that_are_there_and_not_known_yet_are_kept(
+    api: Api, namespace: str
+) -> None:
+    key, secret = EndpointKey(namespace, "chat"), body(namespace, "Secret", old="eA==")
+    assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
+        key, EndpointPlan(apply=(secret,))
+    )
+    late = Cluster(api, ClusterCache(nodes=False))
+    new = body(namespace, "Secret", new="eQ==")
+    assert not await late.apply_endpoint(key, EndpointPlan(apply=(new,)))
+    assert not late.cache.child_failures[key]
+    assert (await api.get(SECRETS, "chat-x", namespace))["data"] == {"old": "eA=="}
+    (child,) = late.observe_endpoint(key).children.values()
+    assert child["data"] == {"old": "eA=="}

@@ -26,6 +26,7 @@ from tests.cluster import tools
 from tests.cluster.control_plane import ControlPlane
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PLURALS, PREFILL_POOL
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import NODES, PODS, Resource
 
@@ -45,8 +46,8 @@ PROGRAMS = (*tools.CONTROL_PLANE, "kube-scheduler", "kwok")
 LEASES = "--node-lease-duration-seconds=40"
 """Without them the controllers take the nodes for lost."""
 STAGES = Path(__file__).parent / "kwok.yaml"
-PREFILL_POOLS = Resource(labels.API_VERSION, "prefillpools")
-DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
+PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
+DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
 
 
 @dataclass(frozen=True)
@@ -197,9 +198,9 @@ async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
     progress(f"bringing up {len(numbers)} sets")
     started, cpu, calls = time.monotonic(), operator.cpu(), operator.calls().total()
     for number in numbers:
-        await api.create(PREFILL_POOLS, pool("PrefillPool", f"p{number}", MODEL, PREFILLS))
+        await api.create(PREFILL_POOLS, pool(PREFILL_POOL, f"p{number}", MODEL, PREFILLS))
         reference = {"prefillRef": {"name": f"p{number}"}}
-        await api.create(DECODE_POOLS, pool("DecodePool", f"d{number}", reference, DECODES))
+        await api.create(DECODE_POOLS, pool(DECODE_POOL, f"d{number}", reference, DECODES))
     await all_ready(api, numbers)
     took = time.monotonic() - started
     await quiet(operator)

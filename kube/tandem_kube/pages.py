@@ -32,7 +32,7 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", metrics)])
+    app.add_routes([web.get(endpoints.METRICS, metrics)])
     return app
 
 

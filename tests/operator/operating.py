@@ -15,13 +15,14 @@ from typing import Any
 import aiohttp
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PLURALS, PREFILL_POOL
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import NotFound
 from tandem_kube.resources import PODS, Object, Resource
 
 DEADLINE = 60.0
-PREFILL_POOLS = Resource(labels.API_VERSION, "prefillpools")
-DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
+PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
+DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tandem_operator.main"])
@@ -116,11 +117,11 @@ async def until(
 
 
 def prefill(name: str, namespace: str, **spec: Any) -> Object:
-    return _pool("PrefillPool", name, namespace, _MODEL | spec)
+    return _pool(PREFILL_POOL, name, namespace, _MODEL | spec)
 
 
 def decode(name: str, namespace: str, **spec: Any) -> Object:
-    return _pool("DecodePool", name, namespace, spec)
+    return _pool(DECODE_POOL, name, namespace, spec)
 
 
 def _pool(kind: str, name: str, namespace: str, spec: dict[str, Any]) -> Object:

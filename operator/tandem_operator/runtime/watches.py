@@ -16,7 +16,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from tandem_contract import labels
-from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
+from tandem_contract.custom_resources import PLURALS
 from tandem_kube.client import Api
 from tandem_kube.errors import Forbidden, NotFound
 from tandem_kube.resources import (
@@ -28,13 +28,13 @@ from tandem_kube.resources import (
     Resource,
 )
 
+from ..observed import KINDS as POOL_KINDS
 from ..observed import Body, Kind
 from ..routing.endpoint.observed import CHILD_KINDS, OPTIONAL_KINDS, ApiKind
 from .cache import ClusterCache, WorkKey
 
 POOL_RESOURCES: Final[Mapping[Kind, Resource]] = {
-    PREFILL_POOL: Resource(labels.API_VERSION, "prefillpools"),
-    DECODE_POOL: Resource(labels.API_VERSION, "decodepools"),
+    kind: Resource(labels.API_VERSION, PLURALS[kind]) for kind in POOL_KINDS
 }
 
 

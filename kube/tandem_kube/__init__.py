@@ -1,12 +1,13 @@
-"""The Kubernetes API as plain JSON: what the operator, the EPP and the command line share.
+"""A small Kubernetes API client on plain JSON for the operator, the EPP and the command line.
 
     client       connect, get, list, create, apply, patch, delete, watch
-    errors       what can go wrong, by what a caller can do about it
-    resources    where the API keeps each kind
-    transport    one HTTP exchange
-    reflector    a list kept current by a watch that resumes
-    pages        what the kubelet and Prometheus ask of a process: health and metrics
+    errors       the errors of a call, by what the caller can do about them
+    resources    API paths of the kinds that Tandem uses
+    transport    one authenticated HTTP request and its response
+    reflector    a list kept current by a watch that resumes, as in client-go
+    events       Kubernetes events about an object
+    pages        the HTTP pages that the kubelet and Prometheus read: health and metrics
 
-Objects are dicts as the API server sends them; whoever needs types parses them at its own edge.
-No policy, no Tandem names: nothing here knows what a pool is. Read `client` first.
+Objects are dicts as the API server sends them; callers parse them into types themselves. There is
+no policy here and nothing about Tandem's own resources. Read `client` first.
 """

@@ -4,8 +4,8 @@
         pods = await api.list(PODS, "default", labels="app=x")
         await api.delete(PODS, "x-0", "default", uid=pods.items[0]["metadata"]["uid"])
 
-Authentication, TLS, proxies and token refresh are kubernetes.aio's; its typed models stay
-unloaded, they cost 105 MB. Errors: `errors`; every method may raise any ApiError.
+kubernetes.aio does authentication, TLS, proxies and token refresh. Its typed models are not loaded:
+they cost 105 MB. Every method may raise any ApiError; see `errors`.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from .resources import PODS, Object, Resource
 from .transport import JSON, Observer, Transport, decode, events, network
 
 CALL_TIMEOUT: Final = 30.0
-"""Seconds for one call, connecting included. Admission webhooks may take 10 by default, 30 at most;
-a longer one would hold a worker for a server that is gone."""
+"""Seconds for one call, including the connection. An admission webhook may take 10 by default and
+30 at most; a longer timeout would block a worker on a server that is gone."""
 PAGE: Final = 500
-"""Objects per page of a list: a page of engine pods is about 5 MB."""
+"""Objects per page of a list. A page of engine pods is about 5 MB."""
 _TYPE: Final = ("apiVersion", "kind")
 _WRONG_UID: Final = "metadata.uid: Invalid value"
 _MERGE: Final = "application/merge-patch+json"
@@ -38,15 +38,15 @@ _NAMESPACE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 
 
-_UNUSABLE: Final = (
+_CONFIG_ERRORS: Final = (
     ConfigException, YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError,
 )  # fmt: skip
-"""What loading a configuration of another shape ends in."""
+"""What kubernetes.aio raises for a kubeconfig that is malformed."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A list or a page of it, and the version of the collection from which to watch it."""
+    """A list or one page of it, and the resource version from which to watch the collection."""
 
     items: Sequence[Object]
     resource_version: str
@@ -58,11 +58,11 @@ async def connect(
     *,
     observer: Observer | None = None,
 ) -> "Api":
-    """The API of the cluster this pod runs in, else of a kubeconfig; no call is made yet.
+    """A client for the cluster that this pod runs in, or for a kubeconfig. Makes no call yet.
 
-    `kubeconfig` or `context` win over the pod's own cluster; without them, and outside a cluster,
-    the first file of `$KUBECONFIG` or `~/.kube/config` is read. Raises NotConfigured, saying what
-    to set.
+    `kubeconfig` and `context` take precedence over the pod's own cluster. Without them, and outside
+    a cluster, the first existing file of `$KUBECONFIG` or `~/.kube/config` is read. `observer` is
+    called after every API call. Raises NotConfigured, whose message says what to set.
     """
     configuration = Configuration()
     try:
@@ -73,9 +73,9 @@ async def connect(
         else:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # likewise
             namespace = _own_namespace()
-    except _UNUSABLE as err:
-        said = " ".join(str(err).split())
-        raise NotConfigured(f"cannot use the cluster's configuration: {said}") from err
+    except _CONFIG_ERRORS as err:
+        reason = " ".join(str(err).split())
+        raise NotConfigured(f"cannot load the cluster's configuration: {reason}") from err
     return Api(ApiClient(configuration), observer, namespace=namespace or "default")
 
 
@@ -97,24 +97,24 @@ def _kubeconfig(given: Path | None) -> Path:
         if file.is_file():
             return file
     raise NotConfigured(
-        "no cluster: this is no pod with a service account, and there is no kubeconfig;"
-        " give --kubeconfig FILE or set KUBECONFIG"
+        "no cluster configured: this process runs in no pod with a service account, and there is no"
+        " kubeconfig; give --kubeconfig FILE or set KUBECONFIG"
     )
 
 
 class Api:
-    """One API server. Safe for use by many tasks; close it, or use it as a context manager."""
+    """A client for one API server, for any number of tasks; use as a context manager or close."""
 
     def __init__(
         self, client: ApiClient, observer: Observer | None = None, *, namespace: str = "default"
     ) -> None:
         self._transport = Transport(client, observer)
         self.namespace = namespace
-        """The pod's own, or the kubeconfig context's: what a command means that names none."""
+        """Namespace of the pod or of the kubeconfig's context: the default of commands."""
 
     @property
     def configuration(self) -> Configuration:
-        """Host, CA, certificate and token, for whoever opens connections of its own."""
+        """Host, CA, certificate and token, for code that opens its own connections."""
         configuration: Configuration = self._transport.client.configuration
         return configuration
 
@@ -139,9 +139,10 @@ class Api:
         fields: str = "",
         page: int = PAGE,
     ) -> Listed:
-        """Every object that the selectors match, read page by page; no namespace: of all.
+        """All objects that the selectors match, read page by page.
 
-        Raises Expired when the pages took so long that the server forgot the first.
+        `namespace` None: of all namespaces. Raises Expired when reading took so long that the
+        server no longer has the version of the first page.
         """
         items: list[Object] = []
         version = ""
@@ -159,20 +160,23 @@ class Api:
         fields: str = "",
         page: int = PAGE,
     ) -> AsyncIterator[Listed]:
-        """The same page by page, for whoever keeps little of each object; one page at least."""
+        """Like `list`, one page at a time, for callers that keep little of each object.
+
+        Yields at least one page.
+        """
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page)}
         while True:
-            found = await self._call("list", resource.path(namespace), query=query)
-            # Said once for the whole list; an object by itself says it as well.
-            kind: Object = {key: found[key].removesuffix("List") for key in _TYPE if key in found}
-            meta = found["metadata"]
-            items = [{**kind, **item} for item in found.get("items") or ()]
+            body = await self._call("list", resource.path(namespace), query=query)
+            # A list has apiVersion and kind once; give them to every item, as a single object has.
+            kind: Object = {key: body[key].removesuffix("List") for key in _TYPE if key in body}
+            meta = body["metadata"]
+            items = [{**kind, **item} for item in body.get("items") or ()]
             yield Listed(items, meta["resourceVersion"])
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:
                 return
 
     async def create(self, resource: Resource, body: Object, *, dry_run: bool = False) -> Object:
-        """The object as the server made it. Raises AlreadyExists when the name is taken."""
+        """Create an object; returns it as the server stored it. Raises AlreadyExists."""
         path = resource.path(body["metadata"].get("namespace"))
         query = {"dryRun": "All" if dry_run else ""}
         return await self._call("create", path, body, query=query)
@@ -180,7 +184,10 @@ class Api:
     async def apply(
         self, resource: Resource, body: Object, *, manager: str, force: bool = True
     ) -> Object:
-        """Server-side apply: `manager` owns the fields in `body` and no others."""
+        """Server-side apply: `manager` owns the fields in `body` and no others.
+
+        `force` takes fields over from other managers; without it that is a Conflict.
+        """
         meta = body["metadata"]
         path = resource.path(meta.get("namespace"), meta["name"])
         query = {"fieldManager": manager, "force": "true" if force else "false"}
@@ -200,13 +207,13 @@ class Api:
         try:
             return await self._call("patch", path, patch, content=_MERGE)
         except Invalid as err:
-            # The server takes a wrong uid for an attempt to change it.
+            # The server reports a wrong uid as an attempt to change the uid.
             if _WRONG_UID in err.message:
                 raise Conflict(409, err.message) from err
             raise
 
     async def replace(self, resource: Resource, body: Object) -> Object:
-        """Put `body` in place of the object, whose resourceVersion must be the one in `body`."""
+        """Replace an object. Raises Conflict unless its resourceVersion is the one in `body`."""
         meta = body["metadata"]
         path = resource.path(meta.get("namespace"), meta["name"])
         return await self._call("update", path, body)
@@ -221,9 +228,10 @@ class Api:
         grace: int | None = None,
         propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
     ) -> Object:
-        """Start the object's deletion. With `uid`, raises Conflict when it is another by now.
+        """Start an object's deletion.
 
-        The object as it is then, or a `Status` when it is gone already.
+        With `uid`, raises Conflict when the name now belongs to another object. Returns the object
+        while it terminates, or a `Status` when it is gone already.
         """
         body: Object = {"propagationPolicy": propagation}
         if uid is not None:
@@ -233,17 +241,18 @@ class Api:
         return await self._call("delete", resource.path(namespace, name), body)
 
     async def raw(self, path: str) -> Object:
-        """GET any path, for discovery (`/apis`, `/version`)."""
+        """GET any path, such as `/apis` or `/version` for discovery."""
         return await self._call("get", path)
 
     async def proxied(self, pod: str, namespace: str, port: int, path: str) -> bytes:
-        """What a pod answers to GET `path` on `port`, asked through the API server.
+        """GET `path` from a pod's `port` through the API server's proxy; returns the response body.
 
-        Raises NotFound when it, or the API server, says 404; Unreachable when nobody listens.
+        Raises NotFound when the pod or the API server answers 404, and Unreachable when nothing
+        listens on the port.
         """
         target = f"{PODS.path(namespace, f'{pod}:{port}', 'proxy')}{path}"
         timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT)
-        async with self._transport.answer("get", target, query={}, timeout=timeout) as response:
+        async with self._transport.request("get", target, query={}, timeout=timeout) as response:
             with network(target):
                 return await response.read()
 
@@ -258,11 +267,11 @@ class Api:
         seconds: int = 300,
         quiet: float = 70.0,
     ) -> AsyncIterator[AsyncIterator[Object]]:
-        """Changes since `resource_version`, as `{"type", "object"}`, bookmarks included.
+        """Watch events since `resource_version`, as `{"type", "object"}`, including bookmarks.
 
-        Ends after about `seconds`; whoever wants more watches again from the last version. Raises
-        Expired when the version is too old, Unreachable when nothing, not even a bookmark, came
-        for `quiet` seconds or the connection broke, on entering and on iterating.
+        Ends after about `seconds`; to continue, watch again from the last version. Both entering
+        and iterating raise Expired when the version is too old, and Unreachable when the connection
+        broke or nothing, not even a bookmark, arrived for `quiet` seconds.
         """
         query = {
             "watch": "true",
@@ -273,8 +282,8 @@ class Api:
         }
         timeout = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT, sock_read=quiet)
         path = resource.path(namespace)
-        async with self._transport.answer("watch", path, query=query, timeout=timeout) as answer:
-            yield events(answer)
+        async with self._transport.request("watch", path, query=query, timeout=timeout) as response:
+            yield events(response)
 
     async def _call(
         self,
@@ -286,7 +295,7 @@ class Api:
         content: str = JSON,
     ) -> Object:
         timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT)
-        async with self._transport.answer(
+        async with self._transport.request(
             verb, path, body=body, query=query or {}, content=content, timeout=timeout
         ) as response:
             with network(path):

@@ -1,17 +1,17 @@
-"""What can go wrong with a call to the Kubernetes API, by what a caller can do about it.
+"""Errors of Kubernetes API calls, by what the caller can do about them.
 
 KubeError
-  NotConfigured      no cluster to talk to: the message says what to set
+  NotConfigured      no cluster is configured: the message says what to set
   ApiError           a call failed; `message` is the API server's own, `status` the HTTP status
-    Unreachable      no answer, a broken one or a 5xx: try again later; a write may have happened
-    TooManyRequests  asked to wait: try again after `retry_after` seconds
-    Unauthorized     the credentials are missing or no longer good
-    Forbidden        not permitted: RBAC, a quota, an admission rule; the message says which
+    Unreachable      no response, a broken one or a 5xx: retry later; a write may have happened
+    TooManyRequests  retry after `retry_after` seconds
+    Unauthorized     the credentials are missing or not accepted
+    Forbidden        not permitted by RBAC, a quota or an admission rule; the message says which
     NotFound         no such object, or no such kind in this cluster
-    Conflict         the object is another by now (version, uid, field owner): read it, decide again
-      AlreadyExists  a create met an object of this name
-    Expired          a watch or a continued list is too old: list anew
-    Invalid          the server understood and refused the object: trying again will not help
+    Conflict         the object has changed (version, uid, field manager): read it and decide again
+      AlreadyExists  an object of this name exists
+    Expired          the watch or the continued list is too old: list again
+    Invalid          the server understood and rejected the object: retrying does not help
 """
 
 from collections.abc import Mapping
@@ -27,23 +27,23 @@ class NotConfigured(KubeError):
 
 
 class ApiError(KubeError):
-    """A call that failed; `str` is one line for a person."""
+    """A failed call; `str` is one line for people to read."""
 
     def __init__(self, status: int, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status; 0 when there was no answer."""
+        """HTTP status; 0 when there was no response."""
         self.message = message
         self.retry_after = retry_after
-        """Seconds the server asked to wait; None when it did not say."""
+        """Seconds that the server asked to wait; None when it did not."""
 
 
 class Unreachable(ApiError):
-    """No usable answer. Whether a write happened is not known."""
+    """No usable response. A write may or may not have happened."""
 
 
 class TooManyRequests(ApiError):
-    """The server, or a disruption budget, asks to wait."""
+    """The server limits the rate, or a PodDisruptionBudget blocks an eviction: retry later."""
 
 
 class Unauthorized(ApiError):
@@ -51,7 +51,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """Not permitted, by RBAC, a quota or an admission rule."""
+    """Not permitted by RBAC, a quota or an admission rule."""
 
 
 class NotFound(ApiError):
@@ -59,11 +59,11 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """The object is not the one the caller meant any more."""
+    """The object has changed, or its name belongs to another object now."""
 
 
 class AlreadyExists(Conflict):
-    """An object of this name is there."""
+    """An object of this name exists."""
 
 
 class Expired(ApiError):
@@ -71,7 +71,7 @@ class Expired(ApiError):
 
 
 class Invalid(ApiError):
-    """The object or the request is refused as it stands."""
+    """The server rejects the object or the request as it stands."""
 
 
 _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
@@ -85,10 +85,10 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
 
 
 def error_of(status: int, body: Any, *, retry_after: float | None = None) -> ApiError:
-    """The error of a `Status` object (`body`) that came with HTTP `status`, or in a watch."""
-    said = body if isinstance(body, dict) else {}
-    message = str(said.get("message") or body or f"the API server answered {status}")
-    if status == 409 and said.get("reason") == "AlreadyExists":
+    """The error for HTTP `status` and a response `body`: a `Status` object, or some text."""
+    fields = body if isinstance(body, dict) else {}
+    message = str(fields.get("message") or body or f"the API server answered {status}")
+    if status == 409 and fields.get("reason") == "AlreadyExists":
         kind: type[ApiError] = AlreadyExists
     else:
         kind = _BY_STATUS.get(status, Unreachable if status >= 500 else Invalid)

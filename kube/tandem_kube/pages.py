@@ -1,4 +1,4 @@
-"""What the kubelet and Prometheus ask of a process: health, and metrics, each on its port."""
+"""The HTTP pages that the kubelet and Prometheus read from a process: health and metrics."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,13 +11,17 @@ from tandem_contract.commandline import HostPort
 
 
 def health_app(ready: Callable[[], bool]) -> web.Application:
-    """Liveness: the loop runs. Readiness: `ready`, else 503."""
+    """Liveness answers 200 while the event loop runs, readiness 200 or 503 by `ready`."""
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(_request: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready() else web.Response(status=503, text="not\n")
+        return (
+            web.Response(text="ready\n")
+            if ready()
+            else web.Response(status=503, text="not ready\n")
+        )
 
     app = web.Application()
     app.add_routes([web.get(endpoints.LIVE, healthz), web.get(endpoints.READY, readyz)])
@@ -38,7 +42,7 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
 
 @asynccontextmanager
 async def listening(app: web.Application, address: HostPort, flag: str) -> AsyncIterator[None]:
-    """`app` on the `address` that `flag` gave. Raises OSError when it cannot be had."""
+    """Serve `app` on `address`, which the user set with `flag`. Raises OSError, naming the flag."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

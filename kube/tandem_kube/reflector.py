@@ -5,12 +5,12 @@
     await pods.synced.wait()
     pods.items[Key("default", "x-0")]
 
-    list ──► watch ──over, dropped, silent──► watch from the last version
-      ▲        └──too old, or refused again and again──┐
-      └────────────────────────────────────────────────┘
+    list ──► watch ──ended, broken, silent──► watch from the last version
+      ▲        └──expired, or refused repeatedly──┐
+      └───────────────────────────────────────────┘
 
-While the API is away, `items` stays what it last was. Of each object only what `parse` makes of it
-is kept.
+While the API server is unreachable, `items` keeps its last content. Of each object only the value
+that `parse` returns is kept.
 """
 
 import asyncio
@@ -27,29 +27,33 @@ from .resources import Object, Resource
 T = TypeVar("T")
 
 FIRST_PAUSE: Final = 0.2
-"""Seconds before the first new attempt, at most; doubles with each."""
-LONGEST_PAUSE: Final = 10.0
-"""Seconds between attempts, at most: so late the API's return is noticed."""
+"""Seconds before the first retry, at most; doubles with each further one."""
+MAX_PAUSE: Final = 10.0
+"""Seconds between retries, at most: the API server's return goes unnoticed for as long."""
 RELIST_AFTER: Final = 3
-"""Refusals in a row after which the version itself is doubted: one from before the cluster's data
-was restored is refused for ever, and not as expired."""
+"""Errors in a row after which the reflector drops its version and lists again. A version from
+before the cluster was restored from a backup is refused for ever, but not as Expired."""
 WATCH_SECONDS: Final = 300
-"""How long a watch is asked to last, give or take a fifth, so that those of many spread out."""
+"""Requested duration of a watch; varied by a fifth, so that watches of many clients spread out."""
 QUIET_SECONDS: Final = 90.0
-"""Silence after which a connection counts as lost: API servers send a bookmark about every 60."""
+"""Silence after which the connection counts as broken. API servers send a bookmark about every 60
+seconds."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Key(NamedTuple):
-    """What an object is called; the namespace of a cluster-scoped one is empty."""
+    """Namespace and name of an object; the namespace is empty for cluster-scoped ones."""
 
     namespace: str
     name: str
 
 
 class Reflector(Generic[T]):
-    """One collection, or the part of it that a label selector matches."""
+    """A local copy of one collection, or of the part that a label selector matches.
+
+    Only the task of `run` changes `items`, so readers on the same event loop need no lock.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,10 @@ class Reflector(Generic[T]):
         changed: Callable[[Key], None] = lambda _key: None,
         quiet: float = QUIET_SECONDS,
     ) -> None:
-        """`parse` says what is kept of an object, None for nothing; it must not raise. `changed` is
-        called, on the event loop and after `items` has moved, for each key whose value differs.
-        `quiet` is in seconds."""
+        """`parse` returns the value to keep for an object, or None to leave it out; it must not
+        raise. `changed` is called for each key whose value differs, on the event loop and after
+        `items` was updated. `quiet` is the silence in seconds after which a watch counts as broken.
+        """
         self._api, self._resource, self._namespace = api, resource, namespace
         self._labels, self._parse, self._changed, self._quiet = labels, parse, changed, quiet
         self._items: dict[Key, T] = {}
@@ -72,24 +77,24 @@ class Reflector(Generic[T]):
         self._failed_in_a_row = 0
         self._random = Random()
         self.items: Mapping[Key, T] = MappingProxyType(self._items)
-        """What is known, live; do not keep an iterator over it across an await."""
+        """The current values, a live view: do not keep an iterator over it across an await."""
         self.synced = asyncio.Event()
-        """Set once the collection has been listed; never cleared."""
+        """Set after the first complete list; never cleared."""
         self.connected = False
-        """Whether a watch is open now: `items` is current."""
+        """Whether a watch is open, so that `items` is current."""
         self.failures = 0
-        """Attempts that failed, all told."""
-        self.trouble: ApiError | None = None
-        """Why `items` may be old; None while a watch is open."""
+        """Number of failed attempts since the start."""
+        self.last_error: ApiError | None = None
+        """Why `items` may be out of date; None while a watch is open."""
 
     async def run(self) -> NoReturn:
-        """Keep `items` current until cancelled; every failure of the API is retried."""
+        """Keep `items` current until cancelled; retries every API error."""
         while True:
             try:
                 version = self._version if self._version is not None else await self._list()
                 await self._watch(version)
             except ApiError as err:
-                self._failed(err)
+                self._on_error(err)
             finally:
                 self.connected = False
             await asyncio.sleep(self._pause())
@@ -101,11 +106,11 @@ class Reflector(Generic[T]):
             parsed = ((_key(body), self._parse(body)) for body in page.items)
             fresh.update((key, value) for key, value in parsed if value is not None)
             version = page.resource_version
-        moved = [k for k in self._items.keys() | fresh if self._items.get(k) != fresh.get(k)]
+        changed = [k for k in self._items.keys() | fresh if self._items.get(k) != fresh.get(k)]
         self._items.clear()
         self._items.update(fresh)
         self._version = version
-        for key in moved:
+        for key in changed:
             self._changed(key)
         self.synced.set()
         return version
@@ -120,15 +125,16 @@ class Reflector(Generic[T]):
             quiet=self._quiet,
         )
         async with opened as events:
-            self._well()
-            since = asyncio.get_running_loop().time()
+            self._on_connected()
+            opened_at = asyncio.get_running_loop().time()
             async for event in events:
                 self._failed_in_a_row = 0
-                self._take(event["type"], event["object"])
-            if asyncio.get_running_loop().time() - since < LONGEST_PAUSE:
-                raise Unreachable(0, "the watch ended as soon as it had begun")
+                self._apply(event["type"], event["object"])
+            if asyncio.get_running_loop().time() - opened_at < MAX_PAUSE:
+                # An error, so that a server that closes every watch at once causes no busy loop.
+                raise Unreachable(0, "the watch ended right after it had started")
 
-    def _take(self, kind: str, body: Object) -> None:
+    def _apply(self, kind: str, body: Object) -> None:
         self._version = body["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return
@@ -142,36 +148,39 @@ class Reflector(Generic[T]):
             self._items[key] = value
         self._changed(key)
 
-    def _well(self) -> None:
+    def _on_connected(self) -> None:
         self.connected = True
-        if self.trouble is not None:
-            _log.info("%s: watched again, %d known", self._what, len(self._items))
-        self.trouble = None
+        if self.last_error is not None:
+            _log.info("%s: watch restored, %d objects known", self._description, len(self._items))
+        self.last_error = None
 
-    def _failed(self, err: ApiError) -> None:
+    def _on_error(self, err: ApiError) -> None:
         self.failures += 1
         self._failed_in_a_row += 1
-        answered = err.status != 0
-        if isinstance(err, Expired) or (answered and self._failed_in_a_row >= RELIST_AFTER):
+        has_response = err.status != 0
+        if isinstance(err, Expired) or (has_response and self._failed_in_a_row >= RELIST_AFTER):
             self._version = None
-        # Connections break and versions age in good health: the next attempt tells.
-        passing = isinstance(err, Expired | Unreachable) and self._failed_in_a_row == 1
-        if not passing and (self.trouble is None or str(self.trouble) != str(err)):
+        # Connections break and versions expire in normal operation: do not log a single such error.
+        is_routine = isinstance(err, Expired | Unreachable) and self._failed_in_a_row == 1
+        if not is_routine and (self.last_error is None or str(self.last_error) != str(err)):
             _log.warning(
-                "%s: cannot be read, the %d known stay: %s", self._what, len(self._items), err
+                "%s: watch failed, keeping %d known objects: %s",
+                self._description,
+                len(self._items),
+                err,
             )
-            self.trouble = err
+            self.last_error = err
 
     def _pause(self) -> float:
-        """Seconds to the next attempt: none after a watch that ended in its time."""
+        """Seconds until the next attempt; 0 after a watch that ran its normal time."""
         if self._failed_in_a_row == 0:
             return 0.0
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failed_in_a_row - 1, 16))
-        asked = self.trouble.retry_after if self.trouble else None
-        return self._random.uniform(0.5, 1.0) * longest + (asked or 0.0)
+        limit = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failed_in_a_row - 1, 16))
+        retry_after = self.last_error.retry_after if self.last_error else None
+        return self._random.uniform(0.5, 1.0) * limit + (retry_after or 0.0)
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         where = f" in {self._namespace}" if self._namespace else ""
         return f"{self._resource.plural}{where}{f' ({self._labels})' if self._labels else ''}"
 

@@ -1,4 +1,4 @@
-"""Where the API keeps each kind: `Resource("apps/v1", "deployments").path("ns", "name")`. Pure."""
+"""API paths of resources: `Resource("apps/v1", "deployments").path("ns", "name")`. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind as the API's paths name it."""
+    """A resource type as API paths name it."""
 
     api_version: str
     """`v1`, or `group/version`."""
@@ -31,7 +31,7 @@ class Resource:
     ) -> str:
         """The path of the collection, of one object, or of its subresource.
 
-        Without a namespace: a cluster-scoped kind, or all namespaces.
+        Without `namespace`: of a cluster-scoped resource, or across all namespaces.
         """
         parts = ["apis" if self.group else "api", self.api_version]
         parts += ["namespaces", quote(namespace, safe="")] if namespace else []
@@ -74,9 +74,9 @@ KINDS: Final[Mapping[str, Resource]] = {
     "InferencePool": INFERENCE_POOLS,
     "HTTPRoute": HTTP_ROUTES,
 }
-"""The kinds that Tandem writes, by the name objects give."""
+"""The kinds that Tandem writes, by the `kind` of an object."""
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
-    """The resource of an object by its apiVersion and kind. KeyError: not in `KINDS`."""
+    """The resource of an object. Raises KeyError when its kind is not in `KINDS`."""
     return Resource(body["apiVersion"], KINDS[body["kind"]].plural)

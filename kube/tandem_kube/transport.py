@@ -1,4 +1,4 @@
-"""One HTTP exchange with the API server: authenticated, timed, its errors drawn from `errors`."""
+"""One authenticated HTTP request to the API server; failures become the errors of `errors`."""
 
 import contextlib
 import time
@@ -16,18 +16,19 @@ from .resources import Object
 JSON: Final = "application/json"
 
 Observer = Callable[[str, int, float], None]
-"""Told of every call that ended: verb (get, list, create, …), HTTP status (0: none), seconds."""
+"""Called when an API call ends, with verb (get, list, create, …), HTTP status (0: no response) and
+seconds."""
 
 
 class Transport:
-    """What the ApiClient knows of the server, used without its typed models."""
+    """Sends requests with an ApiClient's host, TLS and credentials, without its typed models."""
 
     def __init__(self, client: ApiClient, observer: Observer | None = None) -> None:
         self.client = client
         self._observer = observer
 
     @contextlib.asynccontextmanager
-    async def answer(
+    async def request(
         self,
         verb: str,
         path: str,
@@ -37,19 +38,20 @@ class Transport:
         content: str = JSON,
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to one request, its body not read yet. Raises ApiError for status >= 400."""
         started, status = time.monotonic(), 0
-        given = urlencode({key: value for key, value in query.items() if value})
-        url = f"{self.client.configuration.host}{path}{'?' + given if given else ''}"
+        encoded = urlencode({key: value for key, value in query.items() if value})
+        url = f"{self.client.configuration.host}{path}{'?' + encoded if encoded else ''}"
         headers = {"Accept": JSON, "Content-Type": content}
         try:
             with network(path):
                 await self.client.update_params_for_auth(
                     headers, [], ["BearerToken"], path, _METHODS[verb], body
                 )
-                made = await self.client.call_api(
+                call = await self.client.call_api(
                     _METHODS[verb], url, headers, body, _request_timeout=timeout
                 )
-            async with made.response as response:
+            async with call.response as response:
                 status = response.status
                 if status >= 400:
                     with network(path):
@@ -75,16 +77,17 @@ _METHODS: Final[Mapping[str, str]] = {
 
 @contextlib.contextmanager
 def network(path: str) -> Iterator[None]:
-    """What the network raises, as Unreachable."""
+    """Turns network errors and timeouts into Unreachable."""
     try:
         yield
     except TimeoutError as err:
-        raise Unreachable(0, f"{path}: no answer in time from the API server") from err
+        raise Unreachable(0, f"{path}: timeout waiting for the API server") from err
     except (aiohttp.ClientError, OSError) as err:
         raise Unreachable(0, f"{path}: cannot reach the API server: {err}") from err
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
+    """The events of a watch, one JSON object per line. Raises ApiError for an ERROR event."""
     rest = b""
     chunks = response.content.iter_any()
     while True:
@@ -101,14 +104,15 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
 
 
 def decode(status: int, data: bytes) -> Object:
+    """The JSON object in `data`. Raises Unreachable when it is none."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as err:
-        raise Unreachable(status, f"the API server's answer is no JSON object: {err}") from err
+        raise Unreachable(status, f"the API server's response is not a JSON object: {err}") from err
 
 
 def _status(data: bytes) -> Any:
-    """A `Status` object, or the text of whatever stood between us and the API server."""
+    """A `Status` object, or the start of the text that a proxy before the API server sent."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:
@@ -116,6 +120,6 @@ def _status(data: bytes) -> Any:
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds; the API server writes no dates there."""
-    said = response.headers.get("Retry-After", "")
-    return float(said) if said.isdigit() else None
+    """Seconds from the header; the API server never sends a date there."""
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdigit() else None

@@ -151,7 +151,7 @@ async def test_without_any_configuration_it_says_what_to_set(
         await connect(tmp_path / "none")
     for text in ("a: [", "", "kind: Config\ncurrent-context: x\n"):
         (tmp_path / "broken").write_text(text)
-        with pytest.raises(NotConfigured, match="cannot use the cluster's configuration"):
+        with pytest.raises(NotConfigured, match="cannot load the cluster's configuration"):
             await connect(tmp_path / "broken")
 
 

@@ -147,8 +147,8 @@ async def test_what_is_forbidden_is_said_once_and_asked_again(
 ) -> None:
     script = Script([*[refusal(403, "pods is forbidden")] * 3, listing(1, pod("a", 1))], [[]])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
-        await until(lambda: watched.reflector.trouble is not None)
-        assert isinstance(watched.reflector.trouble, Forbidden)
+        await until(lambda: watched.reflector.last_error is not None)
+        assert isinstance(watched.reflector.last_error, Forbidden)
         assert not watched.reflector.synced.is_set()
         await until(lambda: watched.reflector.connected)
         assert watched.known == {"a": {}}
@@ -160,7 +160,7 @@ async def test_what_is_forbidden_is_said_once_and_asked_again(
 async def test_a_server_that_ends_every_watch_at_once_is_not_stormed(tmp_path: Path) -> None:
     script = Script([listing(1)], [()])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
-        await until(lambda: isinstance(watched.reflector.trouble, Unreachable))
+        await until(lambda: isinstance(watched.reflector.last_error, Unreachable))
         assert len(script.watched) == watched.reflector.failures == 2
 
 
@@ -236,8 +236,8 @@ async def test_connections_may_break_stall_and_be_refused(
 
             await proxy.refuse()
             await cluster.delete("a")
-            await until(lambda: watched.reflector.trouble is not None)
+            await until(lambda: watched.reflector.last_error is not None)
             assert watched.known.keys() == {"a", "b", "c"}, "nothing is forgotten"
             await proxy.accept()
             await until(lambda: watched.known.keys() == {"b", "c"})
-            await until(lambda: watched.reflector.trouble is None)
+            await until(lambda: watched.reflector.last_error is None)

@@ -1,9 +1,9 @@
-"""What can be wrong with pools. The messages are for the person who wrote the YAML.
+"""Errors in PrefillPools and DecodePools. The messages address the author of the YAML.
 
 DocumentError (contract)
-  PoolsError       one line for each fault, each with file:line, field, cause and fix
-    InvalidPool    objects that are no valid pools by themselves: nothing can be said about pairs
-    InvalidSet     valid pools that do not fit together
+  PoolsError       one line per error, each with file:line, field, cause and fix
+    InvalidPool    an object is not a valid pool by itself; pairs are not checked then
+    InvalidSet     the pools are valid but contradict each other
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tandem_contract.documents import DocumentError
 
 
 class PoolsError(DocumentError):
-    """Root of this package's errors; `lines` holds one fault each."""
+    """Root of this package's errors; `lines` has one entry per error."""
 
     def __init__(self, faults: Sequence[DocumentError]) -> None:
         self.lines = tuple(str(fault) for fault in faults)
@@ -20,8 +20,8 @@ class PoolsError(DocumentError):
 
 
 class InvalidPool(PoolsError):
-    """At least one object breaks its schema or a rule, or is no pool at all."""
+    """At least one object violates its schema or a rule, or is no pool at all."""
 
 
 class InvalidSet(PoolsError):
-    """A name is taken twice, a reference leads nowhere, or two pools of a set contradict."""
+    """A duplicate name, a reference to a missing pool, or two pools of a set that contradict."""

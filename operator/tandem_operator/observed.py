@@ -1,6 +1,6 @@
-"""What the operator sees, as frozen values: the input of `plan` and `status`. Pure.
+"""The observed state of the cluster as frozen values: the input of planning. Pure.
 
-Bodies from the API server are parsed here, once; past this module there are only types.
+`planning.parse` makes these from API objects, so that planning never handles untyped JSON.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ KINDS: Final[tuple[Kind, ...]] = (PREFILL_POOL, DECODE_POOL)
 
 
 def roles_of(kind: Kind) -> tuple[str, ...]:
-    """Label `tandem.dev/role` of the pods of a pool: what tells two pools of one name apart."""
+    """Values of the label `tandem.dev/role` on a pool's pods.
+
+    A PrefillPool and a DecodePool may share a name; the role tells their pods apart.
+    """
     if kind == PREFILL_POOL:
         return (Role.PREFILL.value,)
     return (Role.DECODE.value, Role.UNIFIED.value)
@@ -28,10 +31,12 @@ def roles_of(kind: Kind) -> tuple[str, ...]:
 
 @dataclass(frozen=True, order=True)
 class SetKey:
-    """A set: the PrefillPool's namespace and name, or those of a DecodePool that stands alone.
+    """Identifies a set: a PrefillPool with the DecodePools that refer to it, or one DecodePool that
+    refers to none.
 
-    `kind` tells a lone DecodePool from a PrefillPool of the same name. A PrefillPool that is named
-    by a DecodePool and does not exist has a key all the same: its decodes wait under it.
+    Namespace and name are those of the PrefillPool, or of the lone DecodePool; `kind` says which. A
+    PrefillPool that does not exist but is referred to has a key as well: its DecodePools wait under
+    it.
     """
 
     namespace: str
@@ -41,7 +46,7 @@ class SetKey:
 
 @dataclass(frozen=True, order=True)
 class EndpointKey:
-    """A routing endpoint: the Service, Envoy and EPP that pools of this name share."""
+    """Identifies a routing endpoint: a Service, Envoy and EPP that DecodePools may share."""
 
     namespace: str
     name: str
@@ -49,7 +54,7 @@ class EndpointKey:
 
 @dataclass(frozen=True, order=True)
 class PoolKey:
-    """One custom resource."""
+    """Identifies one PrefillPool or DecodePool."""
 
     namespace: str
     kind: Kind
@@ -58,7 +63,7 @@ class PoolKey:
 
 @dataclass(frozen=True)
 class PoolResource:
-    """A pool's object as the API server holds it."""
+    """A PrefillPool or DecodePool object as the API server has it."""
 
     key: PoolKey
     uid: str
@@ -67,23 +72,24 @@ class PoolResource:
     created: float
     """Unix seconds."""
     body: Body = field(repr=False)
-    """The whole object; `spec` as the user wrote it with the schema's defaults, `status` as last
-    written."""
+    """The whole object: `spec` as the user wrote it, with the schema's defaults; `status` as the
+    operator last wrote it."""
 
     @property
     def status(self) -> Mapping[str, Any]:
-        found = self.body.get("status")
-        return found if isinstance(found, Mapping) else {}
+        status = self.body.get("status")
+        return status if isinstance(status, Mapping) else {}
 
     @property
     def deleting(self) -> bool:
-        """It is on its way out: the garbage collector takes its pods, nothing new is made."""
+        """Whether the object is being deleted. The garbage collector then deletes its pods, and the
+        operator creates none."""
         return "deletionTimestamp" in self.body.get("metadata", {})
 
 
 @dataclass(frozen=True)
 class PodState:
-    """What a pod's object says that planning needs."""
+    """The fields of a pod object that planning needs."""
 
     name: PodName
     uid: str
@@ -93,42 +99,43 @@ class PodState:
     revision: str
     compat: str
     owner: str | None
-    """UID of the controlling owner; None for an orphan."""
+    """UID of the owner that controls the pod; None for an orphan."""
     phase: Phase
     ready: bool
     scheduled: bool
     node: str | None
     deleting: bool
     draining: bool
-    """Label `tandem.dev/draining` without `deleting`: chosen to leave, not yet told to."""
+    """Has the label `tandem.dev/draining` but is not being deleted yet."""
     created: float
     """Unix seconds."""
     address: str | None
     labels: Mapping[str, str] = field(repr=False)
     trouble: str | None = None
-    """The cluster's own words on why it does not run: unschedulable, image, crash, eviction."""
+    """Why the pod does not run, in the cluster's words: unschedulable, image, crash, eviction."""
     ready_since: float | None = None
     """Unix seconds; None while not ready."""
     ended: float | None = None
-    """Unix seconds at which its last container ended; None before."""
+    """Unix seconds at which the last container terminated; None before."""
     leaves_by: float | None = None
-    """Unix seconds at which the kubelet kills what still runs; None unless `deleting`."""
+    """Unix seconds at which the kubelet kills the containers; None unless `deleting`."""
     attempt: int = 0
-    """How many pods before this one ended soon after their start (annotation
+    """Number of predecessors in a row that terminated soon after their start (annotation
     `tandem.dev/attempt`)."""
 
     @property
     def leaving(self) -> bool:
+        """Whether the pod drains or is being deleted."""
         return self.deleting or self.draining
 
     @property
     def over(self) -> bool:
-        """It never comes back, its containers ended or its node forgotten: to be replaced."""
+        """Whether the pod has terminated for good, or its node is lost: it must be replaced."""
         return self.phase in ("Succeeded", "Failed", "Unknown")
 
     @property
     def active(self) -> bool:
-        """Counts towards the replicas: neither over nor on its way out."""
+        """Whether the pod counts towards `spec.replicas`: neither terminated nor leaving."""
         return not self.over and not self.leaving
 
 
@@ -143,7 +150,7 @@ class RevisionState:
     revision: str
     compat: str
     number: int
-    """Grows with each new one."""
+    """Increases with each new revision of the pool."""
     owner: str | None
     created: float
     template: Body = field(repr=False)
@@ -152,11 +159,11 @@ class RevisionState:
 
 @dataclass(frozen=True)
 class NodeState:
-    """A node's size, for saying that a replica fits on none."""
+    """A node's size and taints, to detect that a replica fits on no node."""
 
     name: str
     allocatable: Mapping[str, str]
-    """Resource → quantity, as written."""
+    """Resource name → quantity, as in the node's status."""
     labels: Mapping[str, str]
     taints: tuple[Mapping[str, str], ...] = ()
     unschedulable: bool = False
@@ -164,7 +171,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class RouterState:
-    """What the endpoint's loop knows, for the DecodePool's RouterReady."""
+    """The result of an endpoint's reconciliation, for the DecodePools' condition RouterReady."""
 
     ready: bool
     reason: str
@@ -174,17 +181,17 @@ class RouterState:
 
 @dataclass(frozen=True)
 class Failure:
-    """A write the API server refused, kept until one succeeds."""
+    """A write that the API server refused; kept until a later one succeeds."""
 
     reason: str
-    """CamelCase, a condition's reason: QuotaExceeded, AdmissionDenied, …"""
+    """Reason of a condition, in CamelCase: QuotaExceeded, AdmissionDenied, …"""
     message: str
-    """The API's own."""
+    """The API server's message."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One set, everything about it, at one moment."""
+    """One set and everything about it, at one moment."""
 
     key: SetKey
     now: float
@@ -192,16 +199,16 @@ class Observed:
     prefill: PoolResource | None
     decodes: tuple[PoolResource, ...]
     pods: tuple[PodState, ...] = ()
-    """Of all pools of the set, leaving ones and orphans with its labels included."""
+    """Pods of all pools of the set, including leaving ones and orphans with the pools' labels."""
     revisions: tuple[RevisionState, ...] = ()
     budgets: tuple[Body, ...] = ()
     """PodDisruptionBudgets of the set's pools."""
     nodes: tuple[NodeState, ...] | None = None
-    """None when the operator may not read nodes: nothing is then said about fit."""
+    """None when the operator may not list nodes: whether a replica fits is not checked then."""
     routers: Mapping[str, RouterState] = field(default_factory=dict)
     """By endpoint name."""
     kv_bytes_moved: Mapping[str, float] = field(default_factory=dict)
     """KV bytes that each DecodePool's engines have pulled, by pool name; pools that have not been
     probed are absent."""
     failures: Mapping[PoolKey, Failure] = field(default_factory=dict)
-    """Of the last apply."""
+    """Refused writes of the last apply."""

@@ -153,7 +153,7 @@ async def test_what_is_forbidden_is_said_once_and_asked_again(
         await until(lambda: watched.reflector.connected)
         assert watched.known == {"a": {}}
         assert watched.reflector.failures == 3
-    assert caplog.text.count("pods in n: cannot be read") == 1
+    assert caplog.text.count("pods in n: watch failed") == 1
     assert "pods is forbidden" in caplog.text
 
 

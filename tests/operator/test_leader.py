@@ -58,6 +58,6 @@ async def test_one_leads_the_other_takes_over_and_no_pod_is_made_twice(
 
 
 def test_a_lease_lasts_longer_than_its_renewal_may_take() -> None:
-    times = LeaseTimes.lasting(3.0)
+    times = LeaseTimes.for_duration(3.0)
     assert times.duration > times.renew > 1.2 * times.retry >= 1.2
-    assert LeaseTimes.lasting(15.0) == LeaseTimes()
+    assert LeaseTimes.for_duration(15.0) == LeaseTimes()

@@ -1,4 +1,4 @@
-"""`python -m tandem_epp` is `tandem-epp`."""
+"""Runs the command `tandem-epp`, for `python -m tandem_epp`."""
 
 from .main import main
 

@@ -1,4 +1,4 @@
-"""Pure arithmetic about serving: KV bytes, fabrics, what a split costs. Values in, values out.
+"""Figures for estimates that are made before anything runs: what KV transfers are assumed to reach.
 
-Never here: I/O, a clock, a log line.
+Not here: I/O, a clock, logging.
 """

@@ -1,7 +1,7 @@
-"""What one stream of KV over a fabric is assumed to reach, for plans made before anything ran.
+"""The rate that one pair of engines is assumed to reach over a fabric, before anything is measured.
 
-Effective rates of one pair of engines, well below the wire's: UCX over TCP is bound by the kernel's
-copies, GPUDirect RDMA by the network card (seed 004's network table asks for 25 to 200 Gbit/s).
+These are effective rates, well below the wire's: UCX over TCP is limited by the kernel's copies,
+GPUDirect RDMA by the network card (typically 25 to 200 Gbit/s).
 """
 
 from enum import StrEnum
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Fabric(StrEnum):
-    """How KV blocks move."""
+    """What KV blocks are transferred over."""
 
     TCP = "tcp"
     RDMA = "rdma"
@@ -23,4 +23,4 @@ ASSUMED_RATE: Final = {
     Fabric.SHARED_MEMORY: 4.0e9,
     Fabric.NVLINK: 50.0e9,
 }
-"""Bytes per second, one pair, blocks of a long prompt."""
+"""Bytes per second between one pair of engines, for the KV blocks of a long prompt."""

@@ -1,4 +1,4 @@
-"""Real things for the component tests: HTTP backends, `tandem-epp` and Envoy as processes."""
+"""For the component tests: HTTP backends, and `tandem-epp` and Envoy as processes."""
 
 import asyncio
 import json
@@ -24,15 +24,15 @@ DEADLINE = 20.0
 
 
 async def until(condition: Callable[[], Awaitable[bool]], within: float = DEADLINE) -> None:
-    """Wait until `condition` holds; fails after `within` seconds."""
+    """Wait until `condition` is true; raises TimeoutError after `within` seconds."""
     async with asyncio.timeout(within):
         while not await condition():
             await asyncio.sleep(0.02)
 
 
 @dataclass
-class Seen:
-    """A request as a backend received it."""
+class ReceivedRequest:
+    """A request that a backend received."""
 
     path: str
     headers: dict[str, str]
@@ -41,14 +41,14 @@ class Seen:
 
 @dataclass
 class Backend:
-    """An HTTP server that answers like a sidecar and remembers what it was asked."""
+    """An HTTP server that answers like a sidecar and records its requests."""
 
     name: str
     port: int = 0
-    seen: list[Seen] = field(default_factory=list)
+    received: list[ReceivedRequest] = field(default_factory=list)
     started: float = 1.0
     prefilled_by: str | None = None
-    """The prefill backend it claims."""
+    """Name of the prefill backend in its responses; None: none."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -56,7 +56,7 @@ class Backend:
             return web.Response(text=self.page())
         body = await request.read()
         headers = {key.lower(): value for key, value in request.headers.items()}
-        self.seen.append(Seen(request.path, headers, body))
+        self.received.append(ReceivedRequest(request.path, headers, body))
         if request.path == "/hang":
             await self.release.wait()
         if request.path == "/die" and request.transport is not None:
@@ -85,7 +85,7 @@ class Backend:
 
 @asynccontextmanager
 async def serving(*backends: Backend) -> AsyncIterator[None]:
-    """Run backends on ports of their own."""
+    """Serve the backends, each on a free port."""
     runners = []
     try:
         for backend in backends:
@@ -115,7 +115,7 @@ class Epp:
     metrics: int
 
     async def serves(self, *backends: str) -> bool:
-        """Whether exactly these may be chosen."""
+        """Whether exactly these backends may be chosen."""
         healthy = 'tandem_epp_backend_healthy{backend="'
         figures = await self.figures()
         may = {
@@ -124,7 +124,7 @@ class Epp:
         return may == set(backends)
 
     async def figures(self) -> dict[str, float]:
-        """Its metrics page: `name{labels}` to value."""
+        """The metrics page: `name{labels}` → value."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{self.metrics}/metrics") as response,
@@ -134,7 +134,7 @@ class Epp:
         return {name: float(value) for name, value in pairs}
 
     async def ready(self) -> bool:
-        """What its readiness probe says."""
+        """Whether the readiness probe succeeds."""
         assert self.process.returncode is None, "tandem-epp ended at its start"
         url = f"http://127.0.0.1:{self.health}/readyz"
         try:
@@ -152,7 +152,7 @@ class Epp:
 async def process(
     *command: str | Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that is ended with SIGTERM, by its pid."""
+    """A process that is stopped with SIGTERM at the end."""
     started = await asyncio.create_subprocess_exec(
         *map(str, command),
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
@@ -169,7 +169,7 @@ async def process(
 
 @asynccontextmanager
 async def starting_epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
-    """`tandem-epp` on free ports; its pairs meet by requests alone, which these tests count."""
+    """`tandem-epp` on free ports, without warm-up, because these tests count requests."""
     grpc, health, metrics = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
     command = [sys.executable, "-m", "tandem_epp", "--no-warm-up", "--config", str(config), *flags]
     for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
@@ -180,7 +180,7 @@ async def starting_epp(config: Path, *flags: str, **environment: str) -> AsyncIt
 
 @asynccontextmanager
 async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
-    """`tandem-epp` on free ports, ready."""
+    """`tandem-epp` on free ports, once it is ready."""
     async with starting_epp(config, *flags, **environment) as started:
         await until(started.ready)
         yield started
@@ -188,7 +188,7 @@ async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Ep
 
 @asynccontextmanager
 async def envoy(directory: Path, settings: EnvoySettings) -> AsyncIterator[str]:
-    """Envoy with our bootstrap configuration; yields its URL once it is live."""
+    """Envoy with the operator's bootstrap configuration; yields its URL once it is ready."""
     file = directory / "envoy.json"
     file.write_text(json.dumps(envoy_bootstrap(settings)))
     command = (find_envoy(), "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")

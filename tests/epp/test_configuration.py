@@ -1,4 +1,4 @@
-"""The configuration file: what is refused, and reloads that keep what works."""
+"""The configuration file: errors, and reloads that keep the last good configuration."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_backends_and_scheduling_stand_in_one_file(tmp_path: Path) -> None:
+def test_one_file_holds_backends_and_scheduling(tmp_path: Path) -> None:
     text = GOOD + "disaggregated_serving: {enabled: true}\nplugins: [{type: random-picker}]\n"
     loaded = load(written(tmp_path, text), {})
     assert [backend.name for backend in loaded.router.backends] == ["a"]
@@ -35,7 +35,7 @@ def test_backends_and_scheduling_stand_in_one_file(tmp_path: Path) -> None:
         (GOOD + "a: [\n", "router.yaml:3: not YAML"),
     ],
 )
-def test_what_cannot_be_used_is_told_with_its_line(
+def test_an_invalid_file_is_reported_with_its_line(
     tmp_path: Path, text: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = written(tmp_path, text)
@@ -46,14 +46,14 @@ def test_what_cannot_be_used_is_told_with_its_line(
     assert "router.yaml:" in caplog.text
 
 
-def test_with_pods_from_a_cluster_the_file_lists_none(tmp_path: Path) -> None:
+def test_with_kubernetes_discovery_the_file_must_not_list_backends(tmp_path: Path) -> None:
     serving = "disaggregated_serving: {enabled: true}\n"
     assert load(written(tmp_path, serving), {}, lists_backends=False).routing.serving.enabled
     with pytest.raises(DocumentError, match=r"router.yaml:1: backends: .* from the cluster"):
         load(written(tmp_path, GOOD), {}, lists_backends=False)
 
 
-def test_bad_keys_are_told_and_good_ones_stay(
+def test_invalid_keys_are_logged_and_valid_ones_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "k1").write_bytes(b"short")
@@ -64,7 +64,7 @@ def test_bad_keys_are_told_and_good_ones_stay(
 
 
 @pytest.mark.parametrize("how", ["rewritten", "swapped link", "gone and back"])
-async def test_a_change_is_noticed_however_it_is_made(tmp_path: Path, how: str) -> None:
+async def test_every_kind_of_file_change_is_noticed(tmp_path: Path, how: str) -> None:
     file, changed = written(tmp_path, GOOD), asyncio.Event()
     if how == "swapped link":
         (tmp_path / "v1").write_text(GOOD)

@@ -1,4 +1,4 @@
-"""The command: usage errors in one line, ports in use, reload, graceful end."""
+"""The command: usage errors, ports in use, reload, graceful shutdown."""
 
 import asyncio
 import re
@@ -92,7 +92,7 @@ def test_label_selectors(tmp_path: Path, selector: str, good: bool) -> None:
     assert ("is not a label selector" in stderr) is not good
 
 
-def test_without_a_cluster_it_says_what_to_set(
+def test_a_missing_cluster_configuration_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -106,7 +106,7 @@ def test_without_a_cluster_it_says_what_to_set(
 
 
 @pytest.mark.component
-async def test_static_discovery_does_without_the_clusters_client() -> None:
+async def test_static_discovery_does_not_import_the_kubernetes_client() -> None:
     code = "import sys, tandem_epp.main; sys.exit('kubernetes' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
@@ -132,7 +132,7 @@ def test_a_port_in_use_ends_with_1_and_one_line(tmp_path: Path, flag: str) -> No
 
 
 @pytest.mark.component
-async def test_backends_come_and_go_with_the_file_and_sigterm_ends_well(tmp_path: Path) -> None:
+async def test_a_changed_file_replaces_backends_and_sigterm_exits_with_0(tmp_path: Path) -> None:
     file, a, b = tmp_path / "router.yaml", Backend("a"), Backend("b")
     async with serving(a, b):
         file.write_text(f"backends: [{{name: a, url: 'http://127.0.0.1:{a.port}'}}]")

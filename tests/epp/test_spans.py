@@ -1,4 +1,4 @@
-"""A decision's span at a real collector's door, and the traceparent that goes on."""
+"""Spans of decisions, received by an HTTP server, and the traceparent that is sent on."""
 
 import asyncio
 import json
@@ -17,21 +17,21 @@ from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.spans import DECIDE, OtlpTracer
 
-from .test_picker import LONG, NOW, World
+from .test_picker import LONG, NOW, PickerSetup
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @dataclass
 class Collector:
-    """Takes spans, as their senders mean them."""
+    """An OTLP collector that records spans."""
 
     spans: list[Span] = field(default_factory=list)
     services: set[str] = field(default_factory=set)
 
     async def take(self, request: web.Request) -> web.Response:
-        told = ExportTraceServiceRequest.FromString(await request.read())
-        for resource in told.resource_spans:
+        export = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in export.resource_spans:
             self.services |= {
                 each.value.string_value
                 for each in resource.resource.attributes
@@ -42,23 +42,23 @@ class Collector:
 
 
 @asynccontextmanager
-async def traced(world: World) -> AsyncIterator[Collector]:
-    """Spans are with the collector once this is left."""
+async def traced(setup: PickerSetup) -> AsyncIterator[Collector]:
+    """Exports the spans of a picker; the collector has all of them after the block."""
     collector = Collector()
     app = web.Application()
     app.add_routes([web.post("/v1/traces", collector.take)])
     async with TestServer(app) as server:
         tracer = OtlpTracer(str(server.make_url("/v1/traces")))
-        world.picker.tracer = tracer
+        setup.picker.tracer = tracer
         try:
             yield collector
         finally:
             await tracer.close()
 
 
-def asked(world: World, body: object, **headers: str) -> Mapping[str, str]:
+def send(setup: PickerSetup, body: object, **headers: str) -> Mapping[str, str]:
     request = HttpRequest("POST", "/v1/completions", headers)
-    placed = world.picker.place(request, json.dumps(body).encode(), NOW)
+    placed = setup.picker.place(request, json.dumps(body).encode(), NOW)
     return dict(placed.mutation.set)
 
 
@@ -66,13 +66,13 @@ def attributes(span: Span) -> dict[str, object]:
     return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
 
 
-async def test_the_decision_is_the_callers_child_and_what_follows_its() -> None:
-    world = World(d="decode", p="prefill")
+async def test_a_decision_is_a_child_of_the_client_and_parent_of_the_sidecar() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
     given = {wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-01", wire.REQUEST_ID: "r"}
-    async with traced(world) as collector:
-        sent = asked(world, {"model": "m", "prompt": LONG}, **given)
-        begun = asked(world, {"model": "m", "prompt": "hi"})
-        asked(world, {}, **{wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-00"})
+    async with traced(setup) as collector:
+        sent = send(setup, {"model": "m", "prompt": LONG}, **given)
+        begun = send(setup, {"model": "m", "prompt": "hi"})
+        send(setup, {}, **{wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-00"})
     assert collector.services == {"tandem-epp"}
     split, other = collector.spans
     assert (split.name, split.trace_id.hex()) == (DECIDE, TRACE)
@@ -95,23 +95,23 @@ async def test_the_decision_is_the_callers_child_and_what_follows_its() -> None:
     assert int(flags, 16) & 1, "sampled"
 
 
-async def test_a_refusal_is_told_and_a_probe_only_in_somebody_elses_trace() -> None:
-    world = World(d="decode")
+async def test_errors_are_exported_and_probes_only_in_a_clients_trace() -> None:
+    setup = PickerSetup(d="decode")
     probe = HttpRequest("GET", "/v1/models", {})
-    async with traced(world) as collector:
-        assert wire.TRACEPARENT not in dict(world.picker.place(probe, b"", NOW).mutation.set)
-        world.down("d")
+    async with traced(setup) as collector:
+        assert wire.TRACEPARENT not in dict(setup.picker.place(probe, b"", NOW).mutation.set)
+        setup.down("d")
         with pytest.raises(LocalReply):
-            asked(world, {"model": "m", "prompt": "hi"})
+            send(setup, {"model": "m", "prompt": "hi"})
     (span,) = collector.spans
     assert attributes(span)["http.response.status_code"] == 503
     assert (span.status.code, span.status.message) == (2, "no_backend")
 
 
-async def test_a_collector_that_is_gone_costs_no_request_anything() -> None:
-    world = World(d="decode")
+async def test_requests_are_placed_while_the_collector_is_down() -> None:
+    setup = PickerSetup(d="decode")
     tracer = OtlpTracer("http://127.0.0.1:1/v1/traces")
-    world.picker.tracer = tracer
-    assert wire.TRACEPARENT in asked(world, {"model": "m", "prompt": "hi"})
+    setup.picker.tracer = tracer
+    assert wire.TRACEPARENT in send(setup, {"model": "m", "prompt": "hi"})
     async with asyncio.timeout(20):
         await tracer.close()

@@ -1,4 +1,4 @@
-"""The whole picker behind real Envoy, in both body modes, with real HTTP backends."""
+"""The EPP behind real Envoy, in both body modes, with HTTP backends."""
 
 import asyncio
 import io
@@ -40,8 +40,8 @@ class Stack:
     keys: Path
 
     @property
-    def seen(self) -> int:
-        return sum(len(backend.seen) for backend in self.decode)
+    def received(self) -> int:
+        return sum(len(backend.received) for backend in self.decode)
 
 
 MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
@@ -49,7 +49,7 @@ MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 
 @asynccontextmanager
 async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
-    """Two decode backends and one prefill backend behind a picker and Envoy."""
+    """Two decode backends and one prefill backend behind an EPP and Envoy."""
     decode = [Backend("decode-1"), Backend("decode-2")]
     for backend in decode:
         backend.prefilled_by = "prefill-1"
@@ -90,10 +90,11 @@ async def shared(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(shared: Stack) -> Stack:
-    """The shared one, at rest and with nothing remembered. Prompts differ from test to test."""
+    """The shared stack with no request under way and no recorded request. Each test uses other
+    prompts, because the prefix index is shared too."""
     await until(lambda: at_rest(shared))
     for backend in (*shared.decode, shared.prefill):
-        backend.seen.clear()
+        backend.received.clear()
         backend.release.clear()
     return shared
 
@@ -111,7 +112,7 @@ def router_yaml(decode: list[Backend], prefill: Backend) -> str:
 
 
 async def post(stack: Stack, body: object, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    # A file, as aiohttp warns of large bodies given as bytes.
+    # A file, because aiohttp warns about large bodies given as bytes.
     data = io.BytesIO(json.dumps(body).encode())
     headers = {"content-type": "application/json", **headers}
     async with stack.session.post(stack.url + COMPLETIONS, data=data, headers=headers) as response:
@@ -119,13 +120,13 @@ async def post(stack: Stack, body: object, **headers: str) -> tuple[int, bytes, 
         return response.status, answer, {k.lower(): v for k, v in response.headers.items()}
 
 
-async def test_a_long_prompt_is_split_and_its_repetition_is_not(stack: Stack) -> None:
+async def test_a_long_prompt_is_split_and_a_repetition_is_not(stack: Stack) -> None:
     body = {"model": "m", "prompt": LONG, "big": 9007199254740993}
     status, answer, headers = await post(stack, body)
     assert (status, answer) == (200, b"first last")
     assert wire.TIMING not in headers
-    (first,) = [b for b in stack.decode if b.seen]
-    request = first.seen[0]
+    (first,) = [b for b in stack.decode if b.received]
+    request = first.received[0]
     assert request.body == json.dumps(body).encode()
     assert request.headers[wire.PREFILLER_HOST_PORT] == f"127.0.0.1:{stack.prefill.port}"
     assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID]
@@ -139,8 +140,8 @@ async def test_a_long_prompt_is_split_and_its_repetition_is_not(stack: Stack) ->
     assert (plan.decode.name, plan.prefill[0].name) == (first.name, "prefill-1")
 
     await post(stack, body)
-    assert len(first.seen) == 2, "the second goes where the prompt is cached"
-    assert wire.PREFILLER_HOST_PORT not in first.seen[1].headers
+    assert len(first.received) == 2, "the repetition goes to the pod that caches the prompt"
+    assert wire.PREFILLER_HOST_PORT not in first.received[1].headers
     figures = await stack.epp.figures()
     assert figures['tandem_epp_decisions_total{path="fast_decode",reason="cached"}'] == 1
     assert figures['tandem_epp_prefill_tokens_per_second{backend="prefill-1"}'] == 96
@@ -151,25 +152,25 @@ async def test_internal_headers_of_a_client_have_no_effect(stack: Stack) -> None
     body = {"model": "m", "prompt": "short"}
     status, _, headers = await post(stack, body, **forged, **{wire.REQUEST_ID: "mine"})
     assert status == 200
-    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    (request,) = [request for backend in stack.decode for request in backend.received]
     kept = {name for name in wire.INTERNAL if name in request.headers}
     assert kept == {wire.DESTINATION_ENDPOINT, wire.PLAN}
     assert request.headers[wire.DESTINATION_ENDPOINT] != "127.0.0.1:1"
     assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID] == "mine"
 
 
-async def test_a_mebibyte_comes_through_whole_and_five_are_refused(stack: Stack) -> None:
+async def test_one_mebibyte_passes_unchanged_and_five_are_refused(stack: Stack) -> None:
     body = {"model": "m", "prompt": "é" * (1 << 19)}
     status, _, _ = await post(stack, body)
     assert status == 200
-    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    (request,) = [request for backend in stack.decode for request in backend.received]
     assert request.body == json.dumps(body).encode()
     status, answer, _ = await post(stack, {"model": "m", "prompt": "x" * (5 << 20)})
     assert (status, json.loads(answer)["error"]["code"]) == (413, 413)
-    assert stack.seen == 1
+    assert stack.received == 1
 
 
-async def test_refusals_are_answered_in_openais_shape(stack: Stack) -> None:
+async def test_the_epps_errors_have_openais_format(stack: Stack) -> None:
     status, answer, _ = await post(stack, {"model": "other", "prompt": "x"})
     assert (status, json.loads(answer)["error"]["param"]) == (404, "model")
     async with stack.session.post(
@@ -177,10 +178,10 @@ async def test_refusals_are_answered_in_openais_shape(stack: Stack) -> None:
     ) as response:
         assert response.status == 400
         assert "byte 10" in (await response.json())["error"]["message"]
-    assert stack.seen == 0
+    assert stack.received == 0
 
 
-async def test_an_error_of_envoys_own_has_the_same_shape(stack: Stack) -> None:
+async def test_envoys_own_errors_have_openais_format(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/die") as response:
         assert (response.status, response.content_type) == (503, "application/json")
         error = (await response.json())["error"]
@@ -188,7 +189,7 @@ async def test_an_error_of_envoys_own_has_the_same_shape(stack: Stack) -> None:
     assert error["message"]
 
 
-async def test_no_header_of_a_client_has_a_request_sent_again(stack: Stack) -> None:
+async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:
     asked = {
         "x-envoy-retry-on": "5xx,reset,gateway-error,retriable-4xx",
         "x-envoy-max-retries": "5",
@@ -197,20 +198,20 @@ async def test_no_header_of_a_client_has_a_request_sent_again(stack: Stack) -> N
     }
     async with stack.session.get(stack.url + "/die", headers=asked) as response:
         assert response.status == 503
-    (request,) = [seen for backend in stack.decode for seen in backend.seen]
+    (request,) = [request for backend in stack.decode for request in backend.received]
     assert "x-envoy-retry-on" not in request.headers
-    assert not stack.prefill.seen
+    assert not stack.prefill.received
 
 
-async def test_what_is_not_understood_passes_through(stack: Stack) -> None:
+async def test_other_requests_pass_through(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/v1/models") as response:
         assert response.status == 200
     blob = bytes(range(256)) * 1024
     async with stack.session.post(stack.url + "/v1/audio", data=blob) as response:
         assert response.status == 200
-    requests = [seen for backend in stack.decode for seen in backend.seen]
-    assert sorted(seen.body for seen in requests) == [b"", blob]
-    assert not stack.prefill.seen
+    requests = [request for backend in stack.decode for request in backend.received]
+    assert sorted(request.body for request in requests) == [b"", blob]
+    assert not stack.prefill.received
 
 
 async def test_parallel_requests_are_spread_and_counted_to_their_end(stack: Stack) -> None:
@@ -220,12 +221,12 @@ async def test_parallel_requests_are_spread_and_counted_to_their_end(stack: Stac
     ]
 
     async def all_placed() -> bool:
-        return stack.seen == 12
+        return stack.received == 12
 
     await until(all_placed)
-    # Response headers have gone; the requests have not ended.
+    # The response headers have passed; the requests have not ended.
     assert await stack.epp.in_flight() == 12
-    assert [len(backend.seen) for backend in stack.decode] == [6, 6]
+    assert [len(backend.received) for backend in stack.decode] == [6, 6]
     for backend in stack.decode:
         backend.release.set()
     assert {status for status, _, _ in await asyncio.gather(*sent)} == {200}
@@ -233,7 +234,9 @@ async def test_parallel_requests_are_spread_and_counted_to_their_end(stack: Stac
 
 
 @pytest.mark.parametrize("path", ["/hang", "/slow"], ids=["before", "within"])
-async def test_a_client_that_leaves_is_counted_no_longer(stack: Stack, path: str) -> None:
+async def test_a_request_is_no_longer_counted_after_its_client_disconnects(
+    stack: Stack, path: str
+) -> None:
     async def call() -> None:
         async with stack.session.post(stack.url + path, data=b"x") as response:
             await response.read()
@@ -241,7 +244,7 @@ async def test_a_client_that_leaves_is_counted_no_longer(stack: Stack, path: str
     call_task = asyncio.create_task(call())
 
     async def placed() -> bool:
-        return stack.seen == 1 and await stack.epp.in_flight() == 1
+        return stack.received == 1 and await stack.epp.in_flight() == 1
 
     await until(placed)
     call_task.cancel()
@@ -259,7 +262,7 @@ async def nothing_in_flight(stack: Stack) -> bool:
 
 
 @MODES
-async def test_without_a_picker_decode_pods_are_balanced_over(
+async def test_without_an_epp_envoy_balances_over_decode_pods(
     tmp_path: Path, mode: BodyMode
 ) -> None:
     async with running(tmp_path, mode) as stack:
@@ -273,17 +276,17 @@ async def test_without_a_picker_decode_pods_are_balanced_over(
         forged = {wire.DESTINATION_ENDPOINT: f"127.0.0.1:{stack.prefill.port}"}
         for i in range(8):
             assert (await post(stack, {"model": "m", "prompt": f"p{i}"}, **forged))[0] == 200
-        assert all(backend.seen for backend in stack.decode)
-        assert not stack.prefill.seen
+        assert all(backend.received for backend in stack.decode)
+        assert not stack.prefill.received
 
 
 @MODES
-async def test_a_picker_that_stops_cuts_no_answer(tmp_path: Path, mode: BodyMode) -> None:
+async def test_stopping_the_epp_cuts_no_answer(tmp_path: Path, mode: BodyMode) -> None:
     async with running(tmp_path, mode) as stack:
         slow = asyncio.create_task(post(stack, {"model": "m", "prompt": "x", "user": "slow"}))
 
         async def placed() -> bool:
-            return stack.seen == 1
+            return stack.received == 1
 
         await until(placed)
         stack.epp.process.terminate()
@@ -293,7 +296,7 @@ async def test_a_picker_that_stops_cuts_no_answer(tmp_path: Path, mode: BodyMode
         assert (await slow)[:2] == (200, b"first last")
 
 
-async def test_no_timing_reaches_a_client_whose_picker_died(tmp_path: Path) -> None:
+async def test_no_timing_header_reaches_a_client_after_the_epp_died(tmp_path: Path) -> None:
     async with running(tmp_path, "BUFFERED") as stack:
 
         async def call() -> tuple[int, bool]:
@@ -304,7 +307,7 @@ async def test_no_timing_reaches_a_client_whose_picker_died(tmp_path: Path) -> N
         waiting = asyncio.create_task(call())
 
         async def placed() -> bool:
-            return stack.seen == 1
+            return stack.received == 1
 
         await until(placed)
         stack.epp.process.kill()

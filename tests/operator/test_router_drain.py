@@ -47,7 +47,7 @@ class Running:
         return request
 
     async def asked(self) -> bool:
-        return bool(self.backend.seen)
+        return bool(self.backend.received)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The picker on a real cluster's API: pods as objects, their engines as real HTTP servers."""
+"""The EPP with a real Kubernetes API server; the engines of the pods are HTTP servers."""
 
 import asyncio
 import io
@@ -37,7 +37,7 @@ ENDPOINT = {labels.endpoint_label("chat"): "decode"}
 
 
 class Pods:
-    """Pods of one namespace that run nowhere; their status says what a kubelet would."""
+    """Pods of one namespace that do not run; the test sets their status instead of a kubelet."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self.namespace = api, namespace
@@ -51,13 +51,16 @@ class Pods:
         compat: str = "c1",
         **more: str,
     ) -> None:
-        """A ready pod of the operator's endpoint `chat`, answered for by `backend`."""
-        found = {**ENDPOINT, labels.ROLE: role, labels.KV_COMPAT: compat}
-        notes = {labels.SERVED_MODELS: json.dumps(models), labels.TARGET_PORT: str(backend.port)}
-        await self.create_plain(backend.name, found | more, notes)
+        """A ready pod of the routing endpoint `chat`, whose engine is `backend`."""
+        pod_labels = {**ENDPOINT, labels.ROLE: role, labels.KV_COMPAT: compat}
+        annotations = {
+            labels.SERVED_MODELS: json.dumps(models),
+            labels.TARGET_PORT: str(backend.port),
+        }
+        await self.create_plain(backend.name, pod_labels | more, annotations)
 
     async def create_plain(
-        self, name: str, found: dict[str, str], notes: dict[str, str] | None = None
+        self, name: str, pod_labels: dict[str, str], annotations: dict[str, str] | None = None
     ) -> None:
         body = {
             "apiVersion": "v1",
@@ -65,10 +68,10 @@ class Pods:
             "metadata": {
                 "name": name,
                 "namespace": self.namespace,
-                "labels": found,
-                "annotations": notes or {},
+                "labels": pod_labels,
+                "annotations": annotations or {},
             },
-            # A node, so that a deletion waits for its kubelet.
+            # With a node, so that a deletion waits for the kubelet.
             "spec": {"nodeName": "none", "containers": [{"name": "c", "image": "x"}]},
         }
         await self._api.create(PODS, body)
@@ -109,7 +112,7 @@ def flags(namespace: str) -> tuple[str, ...]:
 
 @dataclass
 class Stack:
-    """A picker and Envoy before it."""
+    """An EPP behind Envoy."""
 
     epp: Epp
     url: str
@@ -123,8 +126,8 @@ class Stack:
             return response.status
 
     def plan(self, backend: Backend) -> Plan:
-        """The plan of the last request that `backend` was sent."""
-        headers = backend.seen[-1].headers
+        """The plan of the last request that `backend` received."""
+        headers = backend.received[-1].headers
         keys, request_id = load_keys(self.keys), headers[wire.REQUEST_ID]
         return verify(headers[wire.PLAN], keys, request_id=request_id, now=0.0)
 
@@ -153,7 +156,7 @@ async def stack(folder: Path, namespace: str, kubeconfig: Path) -> AsyncIterator
         yield Stack(picker, url, keys, session)
 
 
-async def test_requests_follow_the_pods_through_envoy(
+async def test_requests_through_envoy_follow_changes_of_pods(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
     d1, d2, p1, p2 = Backend("d1"), Backend("d2"), Backend("p1"), Backend("p2")
@@ -170,15 +173,17 @@ async def test_requests_follow_the_pods_through_envoy(
             assert await router.post("hello", model="other") == 404
 
             slow = asyncio.create_task(router.post("slow"))
-            await until(lambda: holds(len(d1.seen) == 2))
+            await until(lambda: holds(len(d1.received) == 2))
             await pods.draining("d1")
             await pods.create(d2, "decode", compat="c2")
             await until(lambda: router.epp.serves("d2", "p1", "p2"))
             assert await router.post(LONG) == 200
-            assert [p.name for p in router.plan(d2).prefill] == ["p2"], "of its own hash"
-            assert len(d1.seen) == 2, "nothing new while it drains"
+            assert [p.name for p in router.plan(d2).prefill] == ["p2"], (
+                "the prefill pod has the decode pod's hash"
+            )
+            assert len(d1.received) == 2, "a draining pod gets no new request"
             d1.release.set()
-            assert await slow == 200, "what ran there goes on"
+            assert await slow == 200, "a request under way continues"
             await until(lambda: holds_none_in_flight(router.epp))
 
             await pods.delete("d2")
@@ -193,8 +198,8 @@ async def test_requests_follow_the_pods_through_envoy(
             await pods.create(d2_again := Backend("d1", port=d2.port), "decode")
             await until(lambda: router.epp.serves("d1", "p2"))
             assert await router.post("after") == 200
-            assert (len(d1.seen), d2_again.seen) == (3, [])
-            assert router.plan(d2).decode.name == "d1", "another pod of the same name"
+            assert (len(d1.received), d2_again.received) == (3, [])
+            assert router.plan(d2).decode.name == "d1", "a new pod with the same name"
 
 
 async def test_existing_pods_serve_without_the_operator(
@@ -203,8 +208,8 @@ async def test_existing_pods_serve_without_the_operator(
     a, b = Backend("a"), Backend("b")
     async with serving(a, b):
         await pods.create_plain("vllm-a", {"app": "vllm"})
-        notes = {labels.TARGET_PORT: str(b.port)}
-        await pods.create_plain("vllm-b", {"app": "vllm", labels.LLMD_ROLE: "both"}, notes)
+        annotations = {labels.TARGET_PORT: str(b.port)}
+        await pods.create_plain("vllm-b", {"app": "vllm", labels.LLMD_ROLE: "both"}, annotations)
         await pods.create_plain("wrong", {"app": "vllm", labels.LLMD_ROLE: "x"})
         await pods.create_plain("other", {"app": "y"})
         options = (
@@ -219,7 +224,7 @@ async def test_existing_pods_serve_without_the_operator(
             assert figures['tandem_epp_discovery_pods{state="unusable"}'] == 1
 
 
-async def test_while_the_api_is_away_the_pods_last_seen_serve(
+async def test_the_last_known_pods_serve_while_the_api_is_unreachable(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
     d1, d2 = Backend("d1"), Backend("d2")
@@ -231,7 +236,7 @@ async def test_while_the_api_is_away_the_pods_last_seen_serve(
         )
         async with started as picker:
             await until(lambda: failing(picker))
-            assert not await picker.ready(), "it has never seen a pod"
+            assert not await picker.ready(), "it has never listed the pods"
             await proxy.accept()
             await until(picker.ready)
             assert await picker.serves("d1")
@@ -246,7 +251,7 @@ async def test_while_the_api_is_away_the_pods_last_seen_serve(
             await until(lambda: connected(picker, 1))
 
 
-async def test_what_it_needs_is_to_get_list_and_watch_pods(
+async def test_the_right_to_get_list_and_watch_pods_is_enough(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
     user = f"epp-of-{pods.namespace}"
@@ -297,7 +302,7 @@ async def failing(picker: Epp) -> bool:
         return False
 
 
-def test_the_documented_example_is_one_that_the_api_takes(
+def test_the_documented_example_is_accepted_by_the_api_server(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "epp.md").read_text()
@@ -312,13 +317,13 @@ def test_the_documented_example_is_one_that_the_api_takes(
     file.write_text(documents["ConfigMap", "vllm-epp"].data["data"]["router.yaml"])
     load(file, {}, lists_backends=False)
     template = documents["Deployment", "vllm"].data["spec"]["template"]
-    found = pod_backend(
+    discovered = pod_backend(
         {
             "metadata": {"name": "x", "uid": "u", **template["metadata"]},
             "status": {"podIP": "10.0.0.1"},
         },
         8000,
     )
-    assert isinstance(found, DiscoveredBackend)
-    assert found.backend.url == "http://10.0.0.1:8080"
-    assert found.backend.models == ("Qwen/Qwen3-0.6B", "qwen")
+    assert isinstance(discovered, DiscoveredBackend)
+    assert discovered.backend.url == "http://10.0.0.1:8080"
+    assert discovered.backend.models == ("Qwen/Qwen3-0.6B", "qwen")

@@ -1,4 +1,4 @@
-"""What a pod's labels, annotations and status make of it."""
+"""Reading a backend from a pod's labels, annotations and status."""
 
 from typing import Any
 
@@ -30,26 +30,26 @@ def pod(
     return {"metadata": metadata, "status": status}
 
 
-def found(body: dict[str, Any]) -> DiscoveredBackend:
-    made = pod_backend(body, 8000)
-    assert isinstance(made, DiscoveredBackend)
-    return made
+def parsed(body: dict[str, Any]) -> DiscoveredBackend:
+    backend = pod_backend(body, 8000)
+    assert isinstance(backend, DiscoveredBackend)
+    return backend
 
 
-def test_a_pod_without_any_label_of_ours_does_both_for_any_model() -> None:
+def test_a_pod_without_labels_is_unified_and_serves_any_model() -> None:
     backend = Backend("x-0", "http://10.0.0.1:8000")
-    assert found(pod()) == DiscoveredBackend(backend, "u1", serving=True)
+    assert parsed(pod()) == DiscoveredBackend(backend, "u1", serving=True)
 
 
 def test_a_pod_of_the_operator() -> None:
-    made = pod(annotations={labels.SERVED_MODELS: '["org/m", "m"]'})
-    made["metadata"]["labels"] = {
+    body = pod(annotations={labels.SERVED_MODELS: '["org/m", "m"]'})
+    body["metadata"]["labels"] = {
         labels.ROLE: "decode",
         labels.LLMD_ROLE: "both",
         labels.MODEL: "org-m",
         labels.KV_COMPAT: "abc",
     }
-    backend = found(made).backend
+    backend = parsed(body).backend
     assert (backend.role, backend.models, backend.compat) == (Role.DECODE, ("org/m", "m"), "abc")
 
 
@@ -65,16 +65,16 @@ def test_a_pod_of_the_operator() -> None:
     ],
 )
 @pytest.mark.parametrize("key", [labels.ROLE, labels.LLMD_ROLE])
-def test_roles_in_our_words_and_llmds(key: str, written: str, role: Role) -> None:
-    made = pod()
-    made["metadata"]["labels"] = {key: written}
-    assert found(made).backend.role is role
+def test_roles_of_both_labels(key: str, written: str, role: Role) -> None:
+    body = pod()
+    body["metadata"]["labels"] = {key: written}
+    assert parsed(body).backend.role is role
 
 
-def test_port_and_models_of_pods_that_are_not_the_operators() -> None:
-    made = pod(annotations={labels.TARGET_PORT: "8080"}, address="fd00::1")
-    made["metadata"]["labels"] = {labels.MODEL: "m"}
-    backend = found(made).backend
+def test_port_and_model_of_pods_without_the_operator() -> None:
+    body = pod(annotations={labels.TARGET_PORT: "8080"}, address="fd00::1")
+    body["metadata"]["labels"] = {labels.MODEL: "m"}
+    backend = parsed(body).backend
     assert (backend.url, backend.models) == ("http://[fd00::1]:8080", ("m",))
 
 
@@ -86,24 +86,28 @@ def test_port_and_models_of_pods_that_are_not_the_operators() -> None:
         (pod(deleting=True), False),
     ],
 )
-def test_readiness(body: dict[str, Any], serving: bool) -> None:
-    assert found(body).serving is serving
+def test_a_pod_serves_while_it_is_ready_and_not_being_deleted(
+    body: dict[str, Any], serving: bool
+) -> None:
+    assert parsed(body).serving is serving
 
 
-def test_a_draining_pod_is_known_and_not_chosen() -> None:
-    made = pod()
-    made["metadata"]["labels"] = {labels.DRAINING: "true"}
-    assert not found(made).serving
+def test_a_draining_pod_does_not_serve() -> None:
+    body = pod()
+    body["metadata"]["labels"] = {labels.DRAINING: "true"}
+    assert not parsed(body).serving
 
 
 @pytest.mark.parametrize("body", [pod(address=None), pod(phase="Failed"), pod(phase="Succeeded")])
-def test_what_has_no_address_yet_or_is_over_is_no_backend(body: dict[str, Any]) -> None:
+def test_a_pod_without_an_address_or_with_ended_containers_is_no_backend(
+    body: dict[str, Any],
+) -> None:
     assert pod_backend(body, 8000) is None
     assert pod_backend({"metadata": {"name": "x", "uid": "u"}}, 8000) is None
 
 
 @pytest.mark.parametrize(
-    ("labelled", "annotations", "reason"),
+    ("pod_labels", "annotations", "reason"),
     [
         ({labels.ROLE: "router"}, {}, "label tandem.dev/role: unknown role 'router', use "),
         ({labels.LLMD_ROLE: "encode"}, {}, "label llm-d.ai/role: unknown role 'encode', use "),
@@ -117,11 +121,11 @@ def test_what_has_no_address_yet_or_is_over_is_no_backend(body: dict[str, Any]) 
         ({}, {labels.SERVED_MODELS: "[1]"}, "is not a JSON list of model names"),
     ],
 )
-def test_what_cannot_be_read_is_said(
-    labelled: dict[str, str], annotations: dict[str, str], reason: str
+def test_an_invalid_pod_names_the_label_or_annotation(
+    pod_labels: dict[str, str], annotations: dict[str, str], reason: str
 ) -> None:
-    made = pod(annotations=annotations)
-    made["metadata"]["labels"] = labelled
-    unusable = pod_backend(made, 8000)
-    assert isinstance(unusable, InvalidPod)
-    assert reason in unusable.reason
+    body = pod(annotations=annotations)
+    body["metadata"]["labels"] = pod_labels
+    invalid = pod_backend(body, 8000)
+    assert isinstance(invalid, InvalidPod)
+    assert reason in invalid.reason

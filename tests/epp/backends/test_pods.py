@@ -26,24 +26,24 @@ def members(*pods: Pod) -> list[DiscoveredBackend]:
     return [DiscoveredBackend(each.backend) for each in pods]
 
 
-def test_a_backend_that_never_answered_is_unhealthy_at_its_first_refusal() -> None:
+def test_a_backend_that_never_answered_is_unhealthy_after_one_failed_scrape() -> None:
     fresh = pod()
     assert fresh.ready
     assert fresh.record_scrape_failure()
     assert not fresh.ready
-    assert not fresh.record_scrape_failure(), "nothing changed"
+    assert not fresh.record_scrape_failure(), "it was unhealthy before"
 
 
-def test_one_that_did_answer_may_miss_a_few_scrapes() -> None:
+def test_a_backend_that_answered_may_fail_a_few_scrapes() -> None:
     known = pod()
     known.apply_scrape(REPORT)
     changes = [known.record_scrape_failure() for _ in range(FAILURE_THRESHOLD)]
     assert changes == [*[False] * (FAILURE_THRESHOLD - 1), True]
-    assert known.apply_scrape(REPORT), "healthy again is a change"
+    assert known.apply_scrape(REPORT), "becoming healthy is a change"
     assert known.ready
 
 
-def test_a_restart_or_another_block_size_empties_the_index() -> None:
+def test_a_restart_or_another_block_size_clears_the_index() -> None:
     known = pod()
     known.apply_scrape(REPORT)
     for changed in (replace(REPORT, incarnation=b"two"), replace(REPORT, block_tokens=32)):
@@ -55,14 +55,14 @@ def test_a_restart_or_another_block_size_empties_the_index() -> None:
         assert 1 not in known.placed_prefixes
 
 
-def test_only_what_scorers_see_counts_as_a_change() -> None:
+def test_only_changes_that_scorers_see_are_reported() -> None:
     known = pod()
     assert known.apply_scrape(REPORT)
     assert not known.apply_scrape(REPORT)
     assert known.apply_scrape(replace(REPORT, gauges=Gauges(waiting=1.0)))
 
 
-def test_prefill_rates_are_learned_smoothly() -> None:
+def test_the_prefill_rate_is_a_moving_average() -> None:
     known = pod()
     known.record_prefill(Timing(cached=5))
     assert known.prefill_rate is None
@@ -81,7 +81,7 @@ def test_a_view_is_one_object_until_something_changes() -> None:
     assert fleet.ready_pods("m") is not first
 
 
-def test_views_follow_models() -> None:
+def test_views_are_per_model() -> None:
     fleet = Fleet()
     fleet.apply(members(pod("any"), pod("m", models=("m",))))
     assert [p.name for p in fleet.ready_pods("m")] == ["any", "m"]
@@ -93,7 +93,7 @@ def test_views_follow_models() -> None:
     assert [p.name for p in fleet.ready_pods(None)] == ["m"]
 
 
-def test_a_change_keeps_what_is_known_unless_the_url_or_the_pod_moved() -> None:
+def test_a_pod_keeps_its_state_unless_its_url_or_uid_changes() -> None:
     fleet = Fleet()
     fleet.apply(members(pod("a"), pod("b"), pod("c")))
     a, b, c = fleet
@@ -108,17 +108,17 @@ def test_a_change_keeps_what_is_known_unless_the_url_or_the_pod_moved() -> None:
     assert again is not c
 
 
-def test_a_backend_that_does_not_serve_is_known_and_not_chosen() -> None:
+def test_a_backend_that_does_not_serve_is_kept_and_not_chosen() -> None:
     fleet = Fleet()
     fleet.apply(members(pod("a"), pod("b")))
     a, b = fleet
     fleet.apply([DiscoveredBackend(a.backend, serving=False), DiscoveredBackend(b.backend)])
     assert fleet.ready_pods(None) == (b,)
     fleet.apply([DiscoveredBackend(a.backend), DiscoveredBackend(b.backend)])
-    assert fleet.ready_pods(None) == (a, b), "what is known of it is kept"
+    assert fleet.ready_pods(None) == (a, b), "its state is kept"
 
 
-def test_partners_share_a_hash_and_a_model() -> None:
+def test_prefill_candidates_share_a_hash_and_a_model() -> None:
     fleet = Fleet()
     fleet.apply(
         members(
@@ -147,16 +147,16 @@ def test_a_host_name_is_not_chosen_before_it_is_resolved() -> None:
     assert named.ready
 
 
-def test_who_may_prefill_for_whom() -> None:
+def test_which_roles_can_prefill_for_each_other() -> None:
     d, p = pod("d", role=Role.DECODE), pod("p", role=Role.PREFILL)
     u, v = pod("u"), pod("v")
     assert can_prefill_for(p, d)
     assert can_prefill_for(u, d)
     assert can_prefill_for(p, u)
     assert not can_prefill_for(d, u)
-    assert not can_prefill_for(u, u), "never for itself"
-    assert not can_prefill_for(v, u), "two unified backends are no disaggregation"
+    assert not can_prefill_for(u, u), "not for itself"
+    assert not can_prefill_for(v, u), "not between two unified backends"
 
 
-def test_an_address_of_version_6_is_written_in_brackets() -> None:
+def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert Pod(Backend(name="a", url="http://[::1]:8000")).address == "[::1]:8000"

@@ -15,7 +15,9 @@ def brute_force(index: PrefixIndex, chain: list[int]) -> int:
 
 
 @given(TEXTS, st.text("ab", max_size=40).map(str.encode), st.integers(GENERATIONS, 60))
-def test_the_longest_match_is_brute_forces(added: list[bytes], asked: bytes, capacity: int) -> None:
+def test_the_match_equals_that_of_brute_force(
+    added: list[bytes], asked: bytes, capacity: int
+) -> None:
     index = PrefixIndex(capacity)
     for text in added:
         index.add(text_chain(text, 2))
@@ -25,7 +27,7 @@ def test_the_longest_match_is_brute_forces(added: list[bytes], asked: bytes, cap
 
 
 @given(TEXTS, st.integers(GENERATIONS, 60))
-def test_the_newest_prompt_is_known_up_to_most_of_the_capacity(
+def test_the_newest_prompt_is_kept_up_to_most_of_the_capacity(
     added: list[bytes], capacity: int
 ) -> None:
     index = PrefixIndex(capacity)
@@ -35,7 +37,7 @@ def test_the_newest_prompt_is_known_up_to_most_of_the_capacity(
         assert index.match(chain) == min(len(chain), capacity - capacity // GENERATIONS)
 
 
-def test_the_oldest_is_forgotten_first() -> None:
+def test_the_oldest_prompts_are_evicted_first() -> None:
     index = PrefixIndex(40)
     for i in range(20):
         index.add([i * 10 + j for j in range(5)])

@@ -1,4 +1,4 @@
-"""Scraping: pages as engines write them, and backends that come, go and restart."""
+"""Scraping: metrics pages as engines write them, and backends that start, die and restart."""
 
 from collections.abc import AsyncIterator
 
@@ -47,7 +47,7 @@ async def fleet() -> AsyncIterator[tuple[Fleet, Scraper]]:
     await scraper.close()
 
 
-async def test_backends_are_followed_as_they_come_die_and_restart(
+async def test_backends_are_scraped_as_they_start_die_and_restart(
     fleet: tuple[Fleet, Scraper],
 ) -> None:
     pods, scraper = fleet

@@ -1,4 +1,4 @@
-"""Pairs meet once, again after a restart, and no request waits for it."""
+"""Warm-up: each pair once, again after a restart, and without delaying requests."""
 
 import asyncio
 import os
@@ -29,33 +29,33 @@ from tandem_local.stack import Stack
 from tandem_operator.resources.pool_files import parse_pools
 
 from ..real import until
-from ..test_picker import World
+from ..test_picker import PickerSetup
 
 KEYS = {"k": b"0123456789abcdef"}
 
 
 @dataclass
 class Sidecar:
-    """Says how a hand-off went, and remembers who asked for what."""
+    """A fake sidecar: reports a routing path, and records its requests."""
 
-    way: str | None = RoutingPath.PREFILL_THEN_DECODE
+    path: str | None = RoutingPath.PREFILL_THEN_DECODE
     status: int = 200
-    holds: bool = False
-    """Whether it answers once `held` is set."""
-    asked: list[tuple[Mapping[str, str], dict[str, object]]] = field(default_factory=list)
-    held: asyncio.Event = field(default_factory=asyncio.Event)
+    waits: bool = False
+    """Whether it answers only once `may_answer` is set."""
+    requests: list[tuple[Mapping[str, str], dict[str, object]]] = field(default_factory=list)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.asked.append((headers, await request.json()))
-        if self.holds:
-            await self.held.wait()
-        told = {wire.ROUTING_PATH: self.way} if self.way else {}
-        return web.Response(status=self.status, headers=told)
+        self.requests.append((headers, await request.json()))
+        if self.waits:
+            await self.may_answer.wait()
+        headers = {wire.ROUTING_PATH: self.path} if self.path else {}
+        return web.Response(status=self.status, headers=headers)
 
 
 class Pairs:
-    """A fleet that is scraped by hand, whose decode pods are all one sidecar."""
+    """A fleet without a scraper; one sidecar answers for all of its decode pods."""
 
     def __init__(self, sidecar: Sidecar, url: str, keys: Mapping[str, bytes]) -> None:
         self.sidecar, self._url = sidecar, url
@@ -70,8 +70,8 @@ class Pairs:
             back_off=0,
         )
 
-    def have(self, **pods: tuple[Role, str | None, tuple[str, ...]]) -> None:
-        """Name → role, compat hash, models. Prefill pods are named and never asked."""
+    def set_pods(self, **pods: tuple[Role, str | None, tuple[str, ...]]) -> None:
+        """Set the pods: name → role, compat hash, models. Prefill pods get no request."""
         self.fleet.apply(
             DiscoveredBackend(
                 Backend(name, self._url_of(i, role), role, compat=compat, models=models)
@@ -85,22 +85,22 @@ class Pairs:
     def __getitem__(self, name: str) -> Pod:
         return next(pod for pod in self.fleet if pod.name == name)
 
-    def scraped(self, *names: str, process: bytes = b"1") -> None:
+    def scrape(self, *names: str, process: bytes = b"1") -> None:
         for name in names:
             self[name].apply_scrape(ScrapeResult(Gauges(), process, block_tokens=32))
             self.warm_ups.on_backend_up(self[name])
 
-    def ended(self, result: str) -> float:
+    def count_of(self, result: str) -> float:
         return (
             self.metrics.registry.get_sample_value("tandem_epp_warmups_total", {"result": result})
             or 0.0
         )
 
-    async def count(self, result: str, wanted: int) -> None:
-        async def there() -> bool:
-            return self.ended(result) == wanted
+    async def count(self, result: str, expected: int) -> None:
+        async def is_reached() -> bool:
+            return self.count_of(result) == expected
 
-        await until(there)
+        await until(is_reached)
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ async def pairs(sidecar: Sidecar, keys: Mapping[str, bytes] = KEYS) -> AsyncIter
         try:
             yield made
         finally:
-            sidecar.held.set()
+            sidecar.may_answer.set()
             await made.warm_ups.close()
 
 
@@ -120,45 +120,45 @@ D = (Role.DECODE, None, ("m",))
 P = (Role.PREFILL, None, ("m",))
 
 
-async def test_each_pair_meets_once_by_a_signed_plan_for_a_prompt_of_its_own() -> None:
+async def test_each_pair_is_warmed_once_with_a_signed_plan_and_its_own_prompt() -> None:
     sidecar = Sidecar()
-    async with pairs(sidecar) as world:
-        world.have(d1=D, d2=D, p1=P, p2=P)
-        world.scraped("d1", "d2", "p1", "p2")
-        await world.count("warm", 4)
-        world.scraped("d1", "d2", "p1", "p2")
-        world.warm_ups.warm_all()
+    async with pairs(sidecar) as setup:
+        setup.set_pods(d1=D, d2=D, p1=P, p2=P)
+        setup.scrape("d1", "d2", "p1", "p2")
+        await setup.count("warm", 4)
+        setup.scrape("d1", "d2", "p1", "p2")
+        setup.warm_ups.warm_all()
     plans = []
-    for headers, body in sidecar.asked:
-        ident = headers["x-request-id"]
-        plan = verify(headers[wire.PLAN], KEYS, request_id=ident, now=0)
+    for headers, body in sidecar.requests:
+        request_id = headers["x-request-id"]
+        plan = verify(headers[wire.PLAN], KEYS, request_id=request_id, now=0)
         assert (plan.path, plan.reason) == (RoutingPath.PREFILL_THEN_DECODE, WARM_UP)
         assert headers[wire.PREFILLER_HOST_PORT] == plan.prefill[0].address
         plans.append((plan.decode.name, plan.prefill[0].name))
         assert (body["model"], body["max_tokens"]) == ("m", 1)
         prompt = body["prompt"]
         assert isinstance(prompt, list)
-        assert len(prompt) == 65, "over two blocks"
+        assert len(prompt) == 65, "more than two blocks"
     assert sorted(plans) == [("d1", "p1"), ("d1", "p2"), ("d2", "p1"), ("d2", "p2")]
-    assert len({str(body["prompt"]) for _, body in sidecar.asked}) == 4
+    assert len({str(body["prompt"]) for _, body in sidecar.requests}) == 4
 
 
-async def test_without_keys_the_pod_is_named_and_without_models_the_engine_chooses() -> None:
-    sidecar = Sidecar(way=None)
-    async with pairs(sidecar, {}) as world:
-        world.have(d=(Role.DECODE, None, ()), p=(Role.PREFILL, None, ()))
-        world.scraped("d", "p")
-        await world.count("warm", 1)
-    ((headers, body),) = sidecar.asked
+async def test_without_keys_a_header_names_the_prefill_pod() -> None:
+    sidecar = Sidecar(path=None)
+    async with pairs(sidecar, {}) as setup:
+        setup.set_pods(d=(Role.DECODE, None, ()), p=(Role.PREFILL, None, ()))
+        setup.scrape("d", "p")
+        await setup.count("warm", 1)
+    ((headers, body),) = sidecar.requests
     assert headers[wire.PREFILLER_HOST_PORT] == "10.0.0.1:8000"
     assert wire.PLAN not in headers
     assert "model" not in body
 
 
-async def test_who_may_not_pair_or_does_not_answer_is_left_alone() -> None:
+async def test_pods_that_cannot_pair_or_do_not_answer_are_not_warmed() -> None:
     sidecar = Sidecar()
-    async with pairs(sidecar) as world:
-        world.have(
+    async with pairs(sidecar) as setup:
+        setup.set_pods(
             d=(Role.DECODE, "a", ("m",)),
             other_hash=(Role.PREFILL, "b", ("m",)),
             other_model=(Role.PREFILL, "a", ("n",)),
@@ -166,99 +166,99 @@ async def test_who_may_not_pair_or_does_not_answer_is_left_alone() -> None:
             silent=(Role.PREFILL, "a", ("m",)),
             right=(Role.PREFILL, "a", ("n", "m")),
         )
-        world["silent"].record_scrape_failure()
-        world.is_enabled = False
-        world.scraped("d", "other_hash", "other_model", "right")
-        world.is_enabled = True
-        world.warm_ups.warm_all()
-        await world.count("warm", 1)
-    ((headers, body),) = sidecar.asked
-    assert headers[wire.PREFILLER_HOST_PORT] == world["right"].address
+        setup["silent"].record_scrape_failure()
+        setup.is_enabled = False
+        setup.scrape("d", "other_hash", "other_model", "right")
+        setup.is_enabled = True
+        setup.warm_ups.warm_all()
+        await setup.count("warm", 1)
+    ((headers, body),) = sidecar.requests
+    assert headers[wire.PREFILLER_HOST_PORT] == setup["right"].address
     assert body["model"] == "m"
 
 
-async def test_another_process_under_the_name_is_met_again() -> None:
+async def test_a_restarted_process_is_warmed_again() -> None:
     sidecar = Sidecar()
-    async with pairs(sidecar) as world:
-        world.have(d=D, p=P)
-        world.scraped("d", "p")
-        await world.count("warm", 1)
-        world.scraped("p", process=b"2")
-        await world.count("warm", 2)
-        world.scraped("d", process=b"2")
-        await world.count("warm", 3)
-    assert len(sidecar.asked) == 3
+    async with pairs(sidecar) as setup:
+        setup.set_pods(d=D, p=P)
+        setup.scrape("d", "p")
+        await setup.count("warm", 1)
+        setup.scrape("p", process=b"2")
+        await setup.count("warm", 2)
+        setup.scrape("d", process=b"2")
+        await setup.count("warm", 3)
+    assert len(sidecar.requests) == 3
 
 
 @pytest.mark.parametrize(
     ("sidecar", "result"),
-    [(Sidecar(status=503), "error"), (Sidecar(way=RoutingPath.FALLBACK), "fallback")],
+    [(Sidecar(status=503), "error"), (Sidecar(path=RoutingPath.FALLBACK), "fallback")],
 )
-async def test_a_failing_one_is_tried_again_a_few_times(sidecar: Sidecar, result: str) -> None:
-    async with pairs(sidecar) as world:
-        world.have(d=D, p=P)
-        world.scraped("d", "p")
-        await world.count(result, ATTEMPTS)
-        await until(lambda: no_longer_cold(world, "d"))
-        sidecar.status, sidecar.way = 200, None
-        world.warm_ups.warm_all()
-        await world.count("warm", 1)
-    assert len(sidecar.asked) == ATTEMPTS + 1
+async def test_a_failed_warm_up_is_retried_a_few_times(sidecar: Sidecar, result: str) -> None:
+    async with pairs(sidecar) as setup:
+        setup.set_pods(d=D, p=P)
+        setup.scrape("d", "p")
+        await setup.count(result, ATTEMPTS)
+        await until(lambda: is_warm(setup, "d"))
+        sidecar.status, sidecar.path = 200, None
+        setup.warm_ups.warm_all()
+        await setup.count("warm", 1)
+    assert len(sidecar.requests) == ATTEMPTS + 1
 
 
-async def test_a_sidecar_that_is_not_there() -> None:
-    async with pairs(Sidecar()) as world:
-        world.have(d=(Role.UNIFIED, None, ()), p=P)
+async def test_an_unreachable_sidecar_is_counted() -> None:
+    async with pairs(Sidecar()) as setup:
+        setup.set_pods(d=(Role.UNIFIED, None, ()), p=P)
         closed_port = f"http://127.0.0.1:{free_port('127.0.0.1')}"
         backends = (
             Backend("d", closed_port, Role.DECODE),
             Backend("p", "http://10.0.0.1:1", Role.PREFILL),
         )
-        world.fleet.apply(map(DiscoveredBackend, backends))
-        world.scraped("d", "p")
-        await world.count("unreachable", ATTEMPTS)
+        setup.fleet.apply(map(DiscoveredBackend, backends))
+        setup.scrape("d", "p")
+        await setup.count("unreachable", ATTEMPTS)
 
 
-async def no_longer_cold(world: Pairs, name: str) -> bool:
-    return not world[name].unwarmed_prefills
+async def is_warm(setup: Pairs, name: str) -> bool:
+    return not setup[name].unwarmed_prefills
 
 
-async def test_others_are_preferred_until_it_is_over() -> None:
-    sidecar = Sidecar(holds=True)
-    async with pairs(sidecar) as world:
-        world.have(d=D, p1=P)
-        world.scraped("d", "p1")
+async def test_other_prefill_pods_are_preferred_during_a_warm_up() -> None:
+    sidecar = Sidecar(waits=True)
+    async with pairs(sidecar) as setup:
+        setup.set_pods(d=D, p1=P)
+        setup.scrape("d", "p1")
 
-        async def asked() -> bool:
-            return len(sidecar.asked) == 1
+        async def has_request() -> bool:
+            return len(sidecar.requests) == 1
 
-        await until(asked)
-        assert names(world) == ["d", "p1"], "there is no other"
-        world.have(d=D, p1=P, p2=P)
-        assert names(world) == ["d", "p2"]
-        assert world.metrics.registry.get_sample_value("tandem_epp_warming_pairs") == 1
-        sidecar.held.set()
-        await until(lambda: no_longer_cold(world, "d"))
-        assert names(world) == ["d", "p1", "p2"]
-
-
-def names(world: Pairs) -> list[str]:
-    return [pod.name for pod in world.fleet.prefill_candidates("m", world["d"])]
+        await until(has_request)
+        assert names(setup) == ["d", "p1"], "there is no other prefill pod"
+        setup.set_pods(d=D, p1=P, p2=P)
+        assert names(setup) == ["d", "p2"]
+        assert setup.metrics.registry.get_sample_value("tandem_epp_warming_pairs") == 1
+        sidecar.may_answer.set()
+        await until(lambda: is_warm(setup, "d"))
+        assert names(setup) == ["d", "p1", "p2"]
 
 
-def test_a_request_is_handed_to_a_warm_pod_while_there_is_one() -> None:
-    world = World(d="decode", p1="prefill", p2="prefill")
-    world["p2"].in_flight = 50
-    world["d"].unwarmed_prefills.add(world["p1"])
-    assert [target.name for target in world.place()[1].prefill] == ["p2"]
-    world["d"].unwarmed_prefills.add(world["p2"])
-    world.fleet.invalidate_views()
-    assert [target.name for target in world.place("new " * 400)[1].prefill] == ["p1", "p2"]
+def names(setup: Pairs) -> list[str]:
+    return [pod.name for pod in setup.fleet.prefill_candidates("m", setup["d"])]
+
+
+def test_a_request_goes_to_a_warm_prefill_pod_if_there_is_one() -> None:
+    setup = PickerSetup(d="decode", p1="prefill", p2="prefill")
+    setup["p2"].in_flight = 50
+    setup["d"].unwarmed_prefills.add(setup["p1"])
+    assert [target.name for target in setup.place()[1].prefill] == ["p2"]
+    setup["d"].unwarmed_prefills.add(setup["p2"])
+    setup.fleet.invalidate_views()
+    assert [target.name for target in setup.place("new " * 400)[1].prefill] == ["p1", "p2"]
 
 
 @pytest.mark.component
 @pytest.mark.timeout(300)
-async def test_real_engines_meet_once_and_again_after_a_restart(tmp_path: Path) -> None:
+async def test_real_engines_are_warmed_once_and_again_after_a_restart(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", max_position=512)
     documents = pools.pair(tmp_path / "model", 512)
     for document in documents:
@@ -274,13 +274,13 @@ async def test_real_engines_meet_once_and_again_after_a_restart(tmp_path: Path) 
     for figures in pages:
         assert not any(
             value for name, value in figures.items() if name.startswith(names_of.REQUESTS)
-        ), "no client asked"
+        ), "warm-ups are not counted as client requests"
 
 
-async def warm(stack: Stack, wanted: int) -> bool:
+async def warm(stack: Stack, expected: int) -> bool:
     figures = await page(stack.epp_metrics)
-    failed = {k: v for k, v in figures.items() if k.startswith("tandem_epp_warmups_total")}
-    return failed == {'tandem_epp_warmups_total{result="warm"}': wanted}
+    attempts = {k: v for k, v in figures.items() if k.startswith("tandem_epp_warmups_total")}
+    return attempts == {'tandem_epp_warmups_total{result="warm"}': expected}
 
 
 async def page(url: str) -> dict[str, float]:

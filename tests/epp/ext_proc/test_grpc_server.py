@@ -15,13 +15,13 @@ from tandem_epp.ext_proc.grpc_server import SERVICE, GrpcServer, ListenError, re
 from tandem_epp.ext_proc.messages import BodyMode, RequestHeaders
 
 from ..real import until
-from ..test_picker import World
+from ..test_picker import PickerSetup
 
 
 @asynccontextmanager
-async def served(world: World) -> AsyncIterator[tuple[GrpcServer, Any]]:
+async def served(setup: PickerSetup) -> AsyncIterator[tuple[GrpcServer, Any]]:
     """A server and one open stream."""
-    server = GrpcServer(world.picker, HostPort("127.0.0.1", 0), 1 << 20)
+    server = GrpcServer(setup.picker, HostPort("127.0.0.1", 0), 1 << 20)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         method = channel.stream_stream(
@@ -49,8 +49,8 @@ def body(data: bytes, *, end: bool) -> pb.ProcessingRequest:
 
 
 async def test_a_request_is_placed_answered_and_counted_to_its_end() -> None:
-    world = World(d="decode", p="prefill")
-    async with served(world) as (_, call):
+    setup = PickerSetup(d="decode", p="prefill")
+    async with served(setup) as (_, call):
         text = b'{"model": "m", "prompt": "hi"}'
         await call.write(head("/v1/completions", end=False))
         await call.write(body(text[:9], end=False))
@@ -67,7 +67,7 @@ async def test_a_request_is_placed_answered_and_counted_to_its_end() -> None:
         assert metadata[wire.DESTINATION_ENDPOINT] == "10.0.0.1:8000"
         streamed = chunk.request_body.response.body_mutation.streamed_response
         assert (streamed.body, streamed.end_of_stream) == (text, True)
-        assert world["d"].in_flight == 1
+        assert setup["d"].in_flight == 1
 
         timing = pb.ProcessingRequest()
         timing.response_headers.headers.headers.add(key=wire.TIMING, raw_value=b"queue=0.5")
@@ -77,25 +77,25 @@ async def test_a_request_is_placed_answered_and_counted_to_its_end() -> None:
         assert list(removed) == [wire.TIMING]
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        assert world["d"].in_flight == 0
+        assert setup["d"].in_flight == 0
 
 
-async def test_a_stream_that_breaks_off_is_counted_no_longer() -> None:
-    world = World(d="decode")
-    async with served(world) as (_, call):
+async def test_a_cancelled_stream_is_no_longer_counted() -> None:
+    setup = PickerSetup(d="decode")
+    async with served(setup) as (_, call):
         await call.write(head("/", end=True))
         await call.read()
-        assert world["d"].in_flight == 1
+        assert setup["d"].in_flight == 1
         call.cancel()
 
         async def over() -> bool:
-            return world["d"].in_flight == 0
+            return setup["d"].in_flight == 0
 
         await until(over)
 
 
-async def test_a_refusal_is_immediate() -> None:
-    async with served(World(d="decode")) as (_, call):
+async def test_an_invalid_body_gets_an_immediate_response() -> None:
+    async with served(PickerSetup(d="decode")) as (_, call):
         await call.write(head("/v1/completions", end=False))
         await call.write(body(b"{", end=True))
         answer = (await call.read()).immediate_response
@@ -105,7 +105,7 @@ async def test_a_refusal_is_immediate() -> None:
 
 
 async def test_a_body_nested_too_deeply_is_refused_and_breaks_no_stream() -> None:
-    async with served(World(d="decode")) as (_, call):
+    async with served(PickerSetup(d="decode")) as (_, call):
         await call.write(head("/v1/chat/completions", end=False))
         await call.write(body(b'{"messages": ' + b"[" * 100_000, end=True))
         answer = (await call.read()).immediate_response
@@ -113,8 +113,8 @@ async def test_a_body_nested_too_deeply_is_refused_and_breaks_no_stream() -> Non
         assert b"nested too deeply" in answer.body
 
 
-async def test_a_stop_ends_placed_streams_with_ok() -> None:
-    async with served(World(d="decode")) as (server, call):
+async def test_stop_ends_streams_of_placed_requests_with_ok() -> None:
+    async with served(PickerSetup(d="decode")) as (server, call):
         await call.write(head("/", end=True))
         await call.read()
         await server.stop(5)
@@ -122,10 +122,10 @@ async def test_a_stop_ends_placed_streams_with_ok() -> None:
 
 
 async def test_a_port_in_use_is_an_error() -> None:
-    world = World(d="decode")
-    first = GrpcServer(world.picker, HostPort("127.0.0.1", 0), 1)
+    setup = PickerSetup(d="decode")
+    first = GrpcServer(setup.picker, HostPort("127.0.0.1", 0), 1)
     port = await first.start()
-    second = GrpcServer(world.picker, HostPort("127.0.0.1", port), 1)
+    second = GrpcServer(setup.picker, HostPort("127.0.0.1", port), 1)
     with pytest.raises(ListenError, match=f"127.0.0.1:{port}"):
         await second.start()
     await first.stop(0)
@@ -138,7 +138,7 @@ async def test_a_port_in_use_is_an_error() -> None:
         (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY, ["10.0.0.1:80", "10.0.0.2:80"]),
     ],
 )
-def test_a_subset_hint_is_read_in_either_place(
+def test_a_subset_hint_is_read_from_both_namespaces(
     namespace: str, key: str, value: str | list[str]
 ) -> None:
     message = head("/", end=True)
@@ -150,7 +150,7 @@ def test_a_subset_hint_is_read_in_either_place(
     assert read.request.subset == frozenset({"10.0.0.1:80", "10.0.0.2:80"})
 
 
-def test_a_gateway_that_tells_no_mode_is_taken_for_full_duplex() -> None:
+def test_without_body_modes_full_duplex_is_assumed() -> None:
     message = pb.ProcessingRequest()
     message.request_headers.SetInParent()
     read = read_message(message)

@@ -1,4 +1,4 @@
-"""The stream logic: any chunking decides alike, bodies come back whole, and counts end at zero."""
+"""The stream's state machine: picks, bodies that pass unchanged, and the end of a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Placement:
 
 @dataclass
 class Placer:
-    """Places every request by its body, refuses the body `bad`."""
+    """Places every request, with the body in the mutation; refuses the body `bad`."""
 
     placements: list[Placement] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ def drive(stream: ExtProcStream, pieces: list[bytes], *, trailers: bool) -> list
     st.lists(st.integers(min_value=0), max_size=6),
     st.booleans(),
 )
-def test_any_chunking_decides_alike_and_gives_the_body_back(
+def test_chunk_sizes_change_neither_the_pick_nor_the_body(
     body: bytes, cuts: list[int], trailers: bool
 ) -> None:
     placer = Placer()
@@ -108,7 +108,7 @@ def test_any_chunking_decides_alike_and_gives_the_body_back(
     assert not (trailers and any(ends))
 
 
-def test_buffered_bodies_are_waited_for_with_the_headers_let_through() -> None:
+def test_in_buffered_mode_headers_pass_and_the_body_decides() -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     headers = stream.receive(RequestHeaders(POST, False, BUFFERED), 1.0)
@@ -125,7 +125,7 @@ def test_a_request_without_a_body_is_answered_at_once(mode: BodyMode) -> None:
 
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
-def test_where_the_body_comes_too_late_the_headers_decide(mode: BodyMode) -> None:
+def test_in_other_modes_the_headers_decide(mode: BodyMode) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     assert stream.receive(RequestHeaders(POST, False, mode), 1.0)[0] == Continue(
@@ -134,7 +134,7 @@ def test_where_the_body_comes_too_late_the_headers_decide(mode: BodyMode) -> Non
     assert stream.receive(RequestBody(b"x", True), 1.0) == (Continue(Part.REQUEST_BODY),)
 
 
-def test_a_body_nobody_reads_flows_through_whatever_its_size() -> None:
+def test_a_body_that_is_not_read_passes_through_whatever_its_size() -> None:
     stream = ExtProcStream(Placer(), 10)
     upload = HttpRequest("POST", "/upload", {})
     assert len(stream.receive(RequestHeaders(upload, False, DUPLEX), 1.0)) == 1
@@ -148,7 +148,9 @@ def test_a_body_nobody_reads_flows_through_whatever_its_size() -> None:
 
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
 @pytest.mark.parametrize(("body", "answer"), [(b"bad", REFUSAL), (b"x" * 11, TOO_LARGE)])
-def test_a_refusal_is_the_last_word(mode: BodyMode, body: bytes, answer: ImmediateResponse) -> None:
+def test_no_answer_follows_an_immediate_response(
+    mode: BodyMode, body: bytes, answer: ImmediateResponse
+) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, 10)
     stream.receive(RequestHeaders(POST, False, mode), 1.0)
@@ -165,7 +167,7 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
     assert stream.receive(RequestBody(b"x", False), 1.0) == (TOO_LARGE,)
 
 
-def test_timing_is_taken_from_the_response_and_kept_from_the_client() -> None:
+def test_the_timing_header_is_read_and_removed() -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
@@ -175,7 +177,7 @@ def test_timing_is_taken_from_the_response_and_kept_from_the_client() -> None:
     assert placer.placements[0].timings == ["queue=1", None]
 
 
-def test_a_gateway_that_sends_responses_gets_them_back() -> None:
+def test_response_bodies_are_returned_unchanged() -> None:
     stream = ExtProcStream(Placer(), LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX, DUPLEX), 1.0)
     assert stream.receive(ResponseBody(b"token", False), 1.0) == (
@@ -187,7 +189,7 @@ def test_a_gateway_that_sends_responses_gets_them_back() -> None:
     assert plain.receive(ResponseBody(b"token", True), 1.0) == (Continue(Part.RESPONSE_BODY),)
 
 
-def test_the_end_is_counted_once_and_only_for_what_was_placed() -> None:
+def test_the_end_is_reported_once_and_only_for_placed_requests() -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)

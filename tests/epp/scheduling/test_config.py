@@ -1,4 +1,4 @@
-"""EndpointPickerConfig: llm-d's files load, mistakes are told with their line."""
+"""EndpointPickerConfig: llm-d's files load, and errors name their line."""
 
 from random import Random
 from textwrap import dedent
@@ -95,7 +95,7 @@ def test_the_default_weighs_prefix_hits_over_load() -> None:
         ),
     ],
 )
-def test_which_decider_decides(text: str, rules: DeciderSettings) -> None:
+def test_the_decider_follows_from_the_configuration(text: str, rules: DeciderSettings) -> None:
     assert loaded(text).decider == rules
 
 
@@ -134,12 +134,12 @@ def test_which_decider_decides(text: str, rules: DeciderSettings) -> None:
         ),
     ],
 )
-def test_mistakes_are_told_with_their_line(text: str, message: str) -> None:
+def test_an_error_names_its_line(text: str, message: str) -> None:
     with pytest.raises(DocumentError, match=message):
         loaded(text)
 
 
-def test_steady_scores_are_kept_while_the_view_is_the_same() -> None:
+def test_steady_scores_are_cached_per_view() -> None:
     scheduling = loaded("plugins: [{type: queue-scorer}]")
     view = tuple(pods())
     first = scheduling.decode.run(view, ScoringContext(None), 2, Random(1))

@@ -1,4 +1,4 @@
-"""The split decision at every corner of its table."""
+"""The decider: every row of its table and the boundaries between them."""
 
 from dataclasses import replace
 
@@ -39,7 +39,9 @@ SETTINGS = DeciderSettings(non_cached_tokens=100)
         ({"has_prefill_candidate": False, "cached_tokens": 992}, RoutingPath.FAST_DECODE, "cached"),
     ],
 )
-def test_the_table(change: dict[str, object], path: RoutingPath, reason: str) -> None:
+def test_every_row_of_the_decision_table(
+    change: dict[str, object], path: RoutingPath, reason: str
+) -> None:
     verdict = decide_path(replace(LONG, **change), SETTINGS)  # type: ignore[arg-type] # of its fields
     assert (verdict.path, verdict.reason) == (path, reason)
 
@@ -58,7 +60,7 @@ def test_the_split_can_be_off(settings: DeciderSettings) -> None:
     assert decide_path(LONG, settings).reason == "split_off"
 
 
-def test_always_splits_short_and_cached_prompts_but_not_what_one_engine_must_do() -> None:
+def test_always_splits_short_and_cached_prompts_but_no_single_engine_request() -> None:
     always = DeciderSettings(always=True)
     short = replace(LONG, prompt_tokens=1, cached_tokens=1)
     assert decide_path(short, always).path is RoutingPath.PREFILL_THEN_DECODE

@@ -18,11 +18,11 @@ def draws(picker: Picker, rated: list[tuple[float, Pod]], times: int = 600) -> C
     return Counter(picker.pick(rated, 1, random)[0].name for _ in range(times))
 
 
-def test_the_highest_score_is_first_and_the_rest_follow() -> None:
+def test_pods_are_picked_in_order_of_their_scores() -> None:
     assert MaxScorePicker().pick([(1, A), (3, B), (2, C)], 2, Random(1)) == [B, C]
 
 
-def test_equals_share() -> None:
+def test_equal_scores_share_the_picks() -> None:
     counts = draws(MaxScorePicker(), [(1, A), (1, B), (0, C)])
     assert counts["c"] == 0
     assert min(counts["a"], counts["b"]) > 200
@@ -40,6 +40,6 @@ def test_random_ignores_scores() -> None:
 
 
 @pytest.mark.parametrize("picker", [MaxScorePicker(), RandomPicker(), WeightedRandomPicker()])
-def test_never_twice_and_never_more_than_there_are(picker: Picker) -> None:
+def test_no_pod_is_picked_twice(picker: Picker) -> None:
     picked = picker.pick([(1, A), (2, B), (0, C)], 9, Random(1))
     assert sorted(pod.name for pod in picked) == ["a", "b", "c"]

@@ -37,7 +37,7 @@ def test_roles() -> None:
 @pytest.mark.parametrize(
     ("scorer", "gauge"), [(QueueScorer(), "waiting"), (RunningRequestsSizeScorer(), "running")]
 )
-def test_loads_are_spread_between_least_and_most(scorer: Scorer, gauge: str) -> None:
+def test_loads_are_normalized_between_lowest_and_highest(scorer: Scorer, gauge: str) -> None:
     loads = [pod(Gauges(**{gauge: load})) for load in (0.0, 1.0, 4.0)]
     assert scorer.score(loads, NOTHING) == [1, 0.75, 0]
     assert scorer.score([pod(Gauges(**{gauge: 4.0}))] * 2, NOTHING) == [1, 1]
@@ -47,12 +47,12 @@ def test_loads_are_spread_between_least_and_most(scorer: Scorer, gauge: str) -> 
     assert scorer.score([], NOTHING) == []
 
 
-def test_kv_usage_counts_absolutely() -> None:
+def test_kv_usage_is_not_compared_with_other_backends() -> None:
     pods = [pod(Gauges(kv_usage=0.25)), pod(None)]
     assert KvCacheUtilizationScorer().score(pods, NOTHING) == [0.75, 1]
 
 
-def test_in_flight_counts_against_the_most() -> None:
+def test_in_flight_is_relative_to_the_highest_count() -> None:
     pods = [pod(), pod(), pod(weight=2)]
     scorer = ActiveRequestScorer()
     assert scorer.score(pods, NOTHING) == [1, 1, 1]

@@ -1,7 +1,7 @@
 """The endpoint picker (EPP): chooses the pods that serve a request, and whether it is split.
 
 Envoy asks over ext_proc before it routes a request. The hand-off itself belongs to the sidecar, and
-the wanted state of the cluster to the operator.
+the desired state of the cluster to the operator.
 
     picker          one request, from its body to the headers that Envoy sets; read this first
     ext_proc/       Envoy's protocol: gRPC server and the state machine of one stream

@@ -76,6 +76,7 @@ class FileWatch:
             await asyncio.sleep(self._interval)
             stamp = _stamp(self._path)
             if stamp != self._stamp:
+                # Stored before the callback: a change during it is noticed in the next round.
                 self._stamp = stamp
                 self._on_change()
 
@@ -108,5 +109,6 @@ def _stamp(path: Path) -> Stamp:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         stats = [(str(file), file.stat()) for file in files]
     except OSError:
+        # A missing file is a state of its own, so its return is a change.
         return ()
     return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)

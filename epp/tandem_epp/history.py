@@ -67,6 +67,7 @@ class Decision:
     """What the sidecar reported with the response headers."""
     ended: float | None = None
     """Seconds after the decision began at which the request ended."""
+    # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.
     _began: float = field(default_factory=perf_counter)
 
     def complete(self) -> float:
@@ -109,6 +110,7 @@ class History:
 
     def __init__(self, size: int) -> None:
         """`size`: the number of decisions kept; 0 keeps none."""
+        # A full deque drops its oldest element on append, without copying.
         self._decisions: deque[Decision] = deque(maxlen=size)
 
     def add(self, decision: Decision) -> Decision:
@@ -120,6 +122,7 @@ class History:
     def find(self, request_id: str) -> list[DecisionTrace]:
         """The decisions for `request_id`, newest last, at most MAX_SAME_ID of them: clients reuse
         ids."""
+        # A linear scan: people ask rarely, and an index would cost every request.
         same_id = [each for each in self._decisions if each.request_id == request_id]
         return [decision.trace() for decision in same_id[-MAX_SAME_ID:]]
 

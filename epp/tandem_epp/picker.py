@@ -99,6 +99,7 @@ class EndpointPicker:
         # The sidecar applies the same rule. An id that only one of both accepted would make the
         # plan, which is bound to the id, unusable.
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
+        # Added before the pick, so that a refused request can be traced too.
         decision = self._history.add(Decision(request_id, now))
         try:
             placement = self._place(request, body, decision)
@@ -160,6 +161,7 @@ class EndpointPicker:
         decode = self._choose_decode(ready, context)
         if not decode:
             return self._without_decode(ready)
+        # The decode pod comes first: it determines which prefill pods are compatible.
         prefills = _in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
         inputs = self._decider_inputs(context, decode[0], prefills)
         if inputs.is_disaggregated and not inputs.has_prefill_candidate:
@@ -210,6 +212,7 @@ class EndpointPicker:
             prompt_tokens=prompt_tokens,
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
             block_tokens=decode.block_tokens,
+            # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
             is_disaggregated=self.routing.serving.enabled
             and any(can_prefill_for(pod, decode) for pod in self._fleet),
             has_prefill_candidate=any(can_hand_off(pod, decode) for pod in prefills),
@@ -246,6 +249,7 @@ class EndpointPicker:
         if result.prefill:
             headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
         if self.plan_keys:
+            # Bound to this request id: the plan cannot be replayed for another request.
             headers[wire.PLAN] = sign(_plan(result, request_id, now), self.plan_keys, now=now)
         self._record(parsed, result, decision)
         mutation = HeaderMutation(
@@ -278,6 +282,7 @@ class EndpointPicker:
             self._metrics.observe_hit_ratio(
                 result.cached_tokens, request.prompt_tokens, "estimated"
             )
+            # Before the answer, so that requests arriving now with this prefix go to the same pods.
             for pod in (result.decode[0], *result.prefill[:1]):
                 pod.placed_prefixes.add(request.chain(pod.block_tokens))
         if _log.isEnabledFor(logging.DEBUG):

@@ -51,6 +51,7 @@ class Placement:
     ) -> None:
         """Learn from the response: the status, the sidecar's `timing` and the backend that ran the
         `prefill`."""
+        # The response begins when decoding does: the prefill is over.
         self._end_prefill()
         self.decision.status = status
         if status in _UNAVAILABLE:
@@ -59,6 +60,7 @@ class Placement:
             # Only now is the prompt's KV on the decode pod; after an error it may not be.
             self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
         if timing is None:
+            # A sidecar or engine without Tandem's timing header: there is nothing to learn.
             return
         self.decision.timing = report = parse_timing(timing)
         self._computing_pod(prefill).record_prefill(report)
@@ -68,6 +70,7 @@ class Placement:
 
     def end(self) -> None:
         """The stream has ended: the request counts nowhere any longer."""
+        # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
         self.decode.in_flight -= 1
         self.decision.end()

@@ -62,6 +62,7 @@ class InferenceRequest:
 def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
     """The request in `body`. Raises BadBody."""
     try:
+        # The members are views into `body`: only those that matter are decoded below.
         members = _with_sampling_params(kind, _decode_members(body))
         return InferenceRequest(
             model=_model(members),
@@ -197,9 +198,10 @@ def _bad_body(body: bytes, err: Exception) -> BadBody:
 
 def _too_deep_at(body: bytes) -> str:
     """Where nesting exceeds what the parser takes: ` (byte N)`; empty when it takes all of it."""
-    low, high = 0, len(body)
+    # Only a rule that decodes one member, with less stack left, failed: no byte is known.
     if not _is_too_deep(body):
         return ""
+    low, high = 0, len(body)
     # A longer part of the body is never less deeply nested: search for the first part too deep.
     while low < high:
         middle = (low + high) // 2

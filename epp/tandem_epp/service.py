@@ -64,6 +64,7 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; nothing runs afterwards. Raises OSError, NotConfigured."""
         settings, loop = self._settings, asyncio.get_running_loop()
+        # First, so that a signal during the start also ends the process in order.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         async with AsyncExitStack() as stack:
@@ -93,7 +94,8 @@ class Service:
             self._picker.tracer = tracer
 
     async def _run_watches(self) -> None:
-        """Follow files and pods until the process is told to stop."""
+        """Follow files and pods until SIGTERM or SIGINT."""
+        # A task that fails cancels the others, and its error ends the process.
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(watch.run()) for watch in self._file_watches()]
             if self._discovery is not None:
@@ -133,6 +135,7 @@ class Service:
         """Apply the current backends and configuration to fleet, picker and scraper."""
         routing = self._configuration.routing
         index = routing.scheduling.index
+        # The fleet first: the scraper starts one task for each of its pods.
         self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
         self._picker.routing = routing
         self._scraper.sync()
@@ -154,6 +157,7 @@ class Service:
         if new is not None:
             self._configuration = new
             self._apply()
+            # Splitting may have been switched on just now.
             self._warm_ups.warm_all()
 
     def _reload_keys(self) -> None:

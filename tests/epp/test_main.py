@@ -1,16 +1,19 @@
 """The command: usage errors, ports in use, reload, graceful shutdown."""
 
 import asyncio
+import dataclasses
 import re
 import socket
 import sys
 from pathlib import Path
 
 import aiohttp
+import click
 import pytest
 from click.testing import CliRunner
 
 from tandem_epp.main import main
+from tandem_epp.settings import Settings
 
 from .real import Backend, epp, serving, until
 
@@ -60,6 +63,15 @@ def test_usage_errors_end_with_2(tmp_path: Path, flags: tuple[str, ...], message
     status, stderr = invoke(*(str(file) if flag == "FILE" else flag for flag in flags))
     assert status == 2
     assert re.search(message, stderr)
+
+
+def test_flags_have_the_defaults_of_the_settings() -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings) if field.init}
+    flags = {flag.name: flag for flag in main.params if flag.name in defaults}
+    assert flags.keys() == defaults.keys() - {"pods"}
+    for name, flag in flags.items():
+        if name not in ("config", "plan_key_dir"):
+            assert flag.type_cast_value(click.Context(main), flag.default) == defaults[name]
 
 
 def test_a_bad_file_ends_with_one_line(tmp_path: Path) -> None:

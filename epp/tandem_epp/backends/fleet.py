@@ -54,7 +54,7 @@ class Fleet:
         """Replace the backends. A pod whose name, uid and URL are unchanged keeps its state.
 
         `block_tokens` and `capacity` configure the prefix index of a backend whose metrics do not
-        tell its own; `now` is Unix seconds.
+        report them; `now` is Unix seconds.
         """
         pods = {}
         for discovered in backends:
@@ -66,6 +66,7 @@ class Fleet:
             pod.backend, pod.serving = backend, discovered.serving
             pods[backend.name] = (discovered.uid, pod)
         self._pods = pods
+        # Pods that are not ready count too: a model is removed only with its last pod.
         models = frozenset(model for pod in self for model in pod.backend.models)
         recent = {
             name: removed
@@ -121,6 +122,8 @@ class Fleet:
         compatible = self.kv_compatible(model, decode)
         if not decode.unwarmed_prefills:
             return compatible
+        # Per decode pod, because `unwarmed_prefills` is its own. WarmUps invalidates the views
+        # whenever it changes that set.
         key = ("warm", self._model_key(model), decode.name)
         if (view := self._views.get(key)) is None:
             view = tuple(pod for pod in compatible if pod not in decode.unwarmed_prefills)
@@ -138,6 +141,7 @@ class Fleet:
         if decode.backend.role is not Role.DECODE:
             # Depends on this very pod (a unified pod has no unified partner): not cached.
             return tuple(pod for pod in ready if can_hand_off(pod, decode))
+        # Decode pods with the same hash and models share one view.
         key = (self._model_key(model), decode.backend.compat, decode.backend.models)
         if (view := self._views.get(key)) is None:
             view = tuple(pod for pod in ready if is_kv_compatible(pod, decode))
@@ -162,5 +166,6 @@ class Fleet:
 
 def _without_suspects(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """`pods` without the suspect ones, unless no other pod can decode."""
+    # A remaining prefill pod would not help: then a suspect decode pod is the better choice.
     others = tuple(pod for pod in pods if not pod.suspect)
     return others if any(pod.backend.role.serves(Role.DECODE) for pod in others) else pods

@@ -15,10 +15,10 @@ from tandem_contract.timing import Timing
 from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
-"""KV block size, in tokens, of a backend whose metrics do not tell it: vLLM's default."""
+"""KV block size, in tokens, of a backend whose metrics do not report it: vLLM's default."""
 CAPACITY_BLOCKS: Final = 31_250
-"""Prefix index capacity, in blocks, of a backend whose metrics do not tell its block count: half a
-million tokens."""
+"""Prefix index capacity, in blocks, of a backend whose metrics do not report its block count:
+half a million tokens."""
 FAILURE_THRESHOLD: Final = 3
 """Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
 _RATE_WEIGHT: Final = 0.1
@@ -43,11 +43,11 @@ class ScrapeResult:
 
     gauges: Gauges
     incarnation: bytes
-    """Differs between two processes; empty when the page does not tell."""
+    """Differs between two processes; empty when the page does not report."""
     block_tokens: int | None = None
-    """KV block size in tokens; None when the page does not tell."""
+    """KV block size in tokens; None when the page does not report."""
     blocks: int | None = None
-    """KV blocks on the GPU; None when the page does not tell."""
+    """KV blocks on the GPU; None when the page does not report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Pod:
         self.unwarmed_prefills: set[Pod] = set()
         """Prefill pods whose first hand-off to this pod is under way: others are preferred."""
         self.incarnation = b""
-        """Identity of the process that answered the last scrape; empty when it does not tell."""
+        """Identity of the process that answered the last scrape; empty when it does not report."""
         self._failures = 0
         """Failed scrapes in a row."""
 
@@ -119,6 +119,7 @@ class Pod:
 
     def apply_scrape(self, result: ScrapeResult) -> bool:
         """Take in a successful scrape; returns whether anything changed that scorers see."""
+        # Compared before any of these fields is overwritten below.
         changed = result.gauges != self.gauges or not self.healthy or self.suspect
         if result.incarnation != self.incarnation:
             # Another process has an empty KV cache.
@@ -143,6 +144,7 @@ class Pod:
         if not self.healthy or (has_answered and self._failures < FAILURE_THRESHOLD):
             return False
         self.healthy = False
+        # It probably restarts. If it does not, its prompts are learned again.
         self._clear_prefixes()
         return True
 

@@ -22,7 +22,7 @@ from .fleet import Fleet
 from .pods import Gauges, Pod, ScrapeResult
 
 MIN_INTERVAL: Final = 0.2
-"""Seconds between scrapes of a backend whose gauges change or that has requests of this picker."""
+"""Seconds between scrapes of a backend whose gauges change or that has requests of this EPP."""
 MAX_INTERVAL: Final = 1.0
 """Seconds between scrapes of an idle backend. Times `pods.FAILURE_THRESHOLD`, it is also how late
 the death of an idle backend is noticed."""
@@ -67,6 +67,7 @@ class Scraper:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
         pods = {pod for pod in self._fleet if pod.serving}
+        # A cancelled task need not be awaited: it changes only its own Pod, which is not chosen.
         for pod in self._tasks.keys() - pods:
             self._tasks.pop(pod).cancel()
             self._attempted.discard(pod)
@@ -92,10 +93,12 @@ class Scraper:
         """The process that answered the last scrape; None while the pod is unhealthy."""
         while True:
             is_stale = has_host_name and loop.time() - resolved_at >= _DNS_SECONDS
+            # After a failed lookup `resolved_at` stays, so the next round tries again.
             if is_stale and await self._resolve(pod):
                 resolved_at = loop.time()
             changed = await self._scrape(pod, session)
             self._attempted.add(pod)
+            # Called after the scrape is applied: the callback sees the new process.
             previous, process = process, pod.incarnation if pod.healthy else None
             if process is not None and process != previous:
                 self._on_backend_up(pod)

@@ -113,12 +113,14 @@ class WarmUps:
     async def _warm(self, decode: Pod, prefill: Pod) -> None:
         loop = asyncio.get_running_loop()
         self._mark_unwarmed(decode, prefill)
+        # A warm-up with retries takes longer than AVOID_SECONDS; the pair is then used anyway.
         timer = loop.call_later(AVOID_SECONDS, self._unmark_unwarmed, decode, prefill)
         try:
             if not await self._attempt(decode, prefill):
                 # Forget the pair: the next time one of the two comes up, it is warmed again.
                 self._warmed[decode].pop(prefill, None)
         finally:
+            # Also when the task is cancelled: a pod must not stay avoided for ever.
             timer.cancel()
             self._unmark_unwarmed(decode, prefill)
 
@@ -137,6 +139,7 @@ class WarmUps:
             pause = self._back_off * 3 ** (attempt - 1) if attempt else 0.0
             await asyncio.sleep(pause + self._random.uniform(0, _JITTER))
             async with self._concurrency:
+                # Checked here, because the pair may have waited long for its turn.
                 if not (_has_answered(decode) and _has_answered(prefill)):
                     return False
                 result = await self._hand_off(decode, prefill)

@@ -4,7 +4,7 @@
       └──headers──► COLLECT ──body ends──► PLACED
                        └──local reply, body too large──► REPLIED
 
-*Body modes*, told by the first message:
+*Body modes*, as the first message of a stream names them:
 
 - FULL_DUPLEX_STREAMED: Envoy waits for nothing. The EPP answers nothing until the body is complete,
   and then sends the headers and the body, in this order.
@@ -133,12 +133,14 @@ class ExtProcStream:
         try:
             return self._answers(message, now)
         except LocalReply as reply:
+            # Envoy answers the client and ends the stream; what it has sent meanwhile is ignored.
             self._state = _State.REPLIED
             self._chunks.clear()
             return (reply.response,)
 
     def close(self) -> None:
         """End the request's count on its pods: the stream has ended. May be called again."""
+        # Cleared before the call, so that a second `close` does nothing.
         placed_request, self._placed_request = self._placed_request, None
         self._chunks.clear()
         if placed_request is not None:
@@ -177,6 +179,7 @@ class ExtProcStream:
     def _request_headers(self, message: RequestHeaders, now: float) -> Sequence[Answer]:
         if self._state is not _State.OPEN:
             return ()
+        # Only this first message carries the modes; they hold for the whole stream.
         self._request_mode, self._response_mode = message.request_mode, message.response_mode
         self._request = message.request
         if message.end_of_stream or not self._waits_for_body(message.request):
@@ -201,6 +204,7 @@ class ExtProcStream:
         self._size += len(message.body)
         if self._size > self._body_limit:
             raise self._picker.body_too_large(self._body_limit)
+        # The body is held here until it is complete: `_body_limit` bounds the memory per stream.
         self._chunks.append(message.body)
         if not is_duplex:
             # BUFFERED: one message holds the whole body.

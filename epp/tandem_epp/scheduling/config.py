@@ -122,6 +122,7 @@ class _Builder:
             self._add(f"plugins[{i}]", entry)
 
     def build(self) -> Scheduling:
+        # The handler names the profiles and the decider, so it comes first.
         handler = self._handler()
         return Scheduling(
             decode=self._profile(handler.profiles.decode, Role.DECODE),
@@ -169,6 +170,7 @@ class _Builder:
         return replace(settings, fallback_to_unified=self._fallback)
 
     def _profile(self, name: str, phase: Role) -> Profile:
+        # Always there, listed or not: a pod must not run a phase that its role excludes.
         scorers: list[tuple[Scorer, float]] = [(RoleFilter(phase), 1.0)]
         picker: Picker = MaxScorePicker()
         for path, ref in self._references(name):

@@ -72,6 +72,8 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     if (reason := _unified_reason(inputs, settings)) is not None:
         return PathDecision(RoutingPath.UNIFIED, reason)
     uncached = inputs.prompt_tokens - inputs.cached_tokens
+    # The prompt's length comes before the cache: to compute a short prompt is cheaper than any
+    # hand-off, so its reason does not depend on what is cached.
     if not settings.always:
         if inputs.prompt_tokens < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")

@@ -70,11 +70,14 @@ class PrefixIndexParameters(Strict, frozen=True):
     """Parameters of approx-prefix-cache-producer."""
 
     blockSizeTokens: Annotated[  # noqa: N815 - llm-d's name
-        int, Meta(ge=1, description="block size if a backend's metrics do not tell it")
+        int, Meta(ge=1, description="block size if a backend's metrics do not report it")
     ] = BLOCK_TOKENS
     lruCapacityPerServer: Annotated[  # noqa: N815 - llm-d's name
         int,
-        Meta(ge=GENERATIONS, description="blocks remembered if a backend's metrics do not tell it"),
+        Meta(
+            ge=GENERATIONS,
+            description="blocks per index if a backend's metrics do not report their number",
+        ),
     ] = CAPACITY_BLOCKS
     maxPrefixBlocksToMatch: Annotated[  # noqa: N815 - llm-d's name
         int, Meta(ge=0, description="ignored: a lookup takes logarithmic time at any length")
@@ -110,7 +113,7 @@ class HandlerParameters(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class PrefixIndexSettings:
-    """The prefix index of a backend whose metrics do not tell its own figures."""
+    """The prefix index of a backend whose metrics do not report them."""
 
     block_tokens: int = BLOCK_TOKENS
     capacity_blocks: int = CAPACITY_BLOCKS

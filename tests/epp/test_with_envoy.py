@@ -159,6 +159,29 @@ async def test_internal_headers_of_a_client_have_no_effect(stack: Stack) -> None
     assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID] == "mine"
 
 
+async def test_an_unusable_request_id_is_replaced_for_backend_and_client(stack: Stack) -> None:
+    body = {"model": "m", "prompt": "unusable id " * 200}
+    status, _, headers = await post(stack, body, **{wire.REQUEST_ID: "two words"})
+    assert status == 200
+    (request,) = [request for backend in stack.decode for request in backend.received]
+    request_id = request.headers[wire.REQUEST_ID]
+    assert headers[wire.REQUEST_ID] == request_id != "two words"
+    keys = load_keys(stack.keys)
+    plan = verify(request.headers[wire.PLAN], keys, request_id=request_id, now=0.0)
+    assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+
+
+async def test_a_body_nested_too_deeply_gets_400_through_envoy(stack: Stack) -> None:
+    body = b'{"model": "m", "prompt": ' + b"[" * 100_000
+    headers = {"content-type": "application/json"}
+    async with stack.session.post(
+        stack.url + COMPLETIONS, data=io.BytesIO(body), headers=headers
+    ) as response:
+        assert response.status == 400
+        assert "nested too deeply (byte " in (await response.json())["error"]["message"]
+    assert stack.received == 0
+
+
 async def test_one_mebibyte_passes_unchanged_and_five_are_refused(stack: Stack) -> None:
     body = {"model": "m", "prompt": "é" * (1 << 19)}
     status, _, _ = await post(stack, body)
@@ -190,13 +213,13 @@ async def test_envoys_own_errors_have_openais_format(stack: Stack) -> None:
 
 
 async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:
-    asked = {
+    retry_headers = {
         "x-envoy-retry-on": "5xx,reset,gateway-error,retriable-4xx",
         "x-envoy-max-retries": "5",
         "x-envoy-hedge-on-per-try-timeout": "true",
         "x-envoy-original-dst-host": f"127.0.0.1:{stack.prefill.port}",
     }
-    async with stack.session.get(stack.url + "/die", headers=asked) as response:
+    async with stack.session.get(stack.url + "/die", headers=retry_headers) as response:
         assert response.status == 503
     (request,) = [request for backend in stack.decode for request in backend.received]
     assert "x-envoy-retry-on" not in request.headers

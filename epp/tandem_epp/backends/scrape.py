@@ -89,8 +89,8 @@ class Scraper:
         loop = asyncio.get_running_loop()
         resolved_at, interval = -_DNS_SECONDS, MIN_INTERVAL
         has_host_name = pod.address is None
+        # The process that answered the last scrape; None while the pod is unhealthy.
         process: bytes | None = None
-        """The process that answered the last scrape; None while the pod is unhealthy."""
         while True:
             is_stale = has_host_name and loop.time() - resolved_at >= _DNS_SECONDS
             # After a failed lookup `resolved_at` stays, so the next round tries again.

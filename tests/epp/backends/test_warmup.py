@@ -96,7 +96,7 @@ class Pairs:
             or 0.0
         )
 
-    async def count(self, result: str, expected: int) -> None:
+    async def wait_for(self, result: str, expected: int) -> None:
         async def is_reached() -> bool:
             return self.count_of(result) == expected
 
@@ -125,7 +125,7 @@ async def test_each_pair_is_warmed_once_with_a_signed_plan_and_its_own_prompt() 
     async with pairs(sidecar) as setup:
         setup.set_pods(d1=D, d2=D, p1=P, p2=P)
         setup.scrape("d1", "d2", "p1", "p2")
-        await setup.count("warm", 4)
+        await setup.wait_for("warm", 4)
         setup.scrape("d1", "d2", "p1", "p2")
         setup.warm_ups.warm_all()
     plans = []
@@ -148,7 +148,7 @@ async def test_without_keys_a_header_names_the_prefill_pod() -> None:
     async with pairs(sidecar, {}) as setup:
         setup.set_pods(d=(Role.DECODE, None, ()), p=(Role.PREFILL, None, ()))
         setup.scrape("d", "p")
-        await setup.count("warm", 1)
+        await setup.wait_for("warm", 1)
     ((headers, body),) = sidecar.requests
     assert headers[wire.PREFILLER_HOST_PORT] == "10.0.0.1:8000"
     assert wire.PLAN not in headers
@@ -171,7 +171,7 @@ async def test_pods_that_cannot_pair_or_do_not_answer_are_not_warmed() -> None:
         setup.scrape("d", "other_hash", "other_model", "right")
         setup.is_enabled = True
         setup.warm_ups.warm_all()
-        await setup.count("warm", 1)
+        await setup.wait_for("warm", 1)
     ((headers, body),) = sidecar.requests
     assert headers[wire.PREFILLER_HOST_PORT] == setup["right"].address
     assert body["model"] == "m"
@@ -182,11 +182,11 @@ async def test_a_restarted_process_is_warmed_again() -> None:
     async with pairs(sidecar) as setup:
         setup.set_pods(d=D, p=P)
         setup.scrape("d", "p")
-        await setup.count("warm", 1)
+        await setup.wait_for("warm", 1)
         setup.scrape("p", process=b"2")
-        await setup.count("warm", 2)
+        await setup.wait_for("warm", 2)
         setup.scrape("d", process=b"2")
-        await setup.count("warm", 3)
+        await setup.wait_for("warm", 3)
     assert len(sidecar.requests) == 3
 
 
@@ -198,11 +198,11 @@ async def test_a_failed_warm_up_is_retried_a_few_times(sidecar: Sidecar, result:
     async with pairs(sidecar) as setup:
         setup.set_pods(d=D, p=P)
         setup.scrape("d", "p")
-        await setup.count(result, ATTEMPTS)
+        await setup.wait_for(result, ATTEMPTS)
         await until(lambda: is_warm(setup, "d"))
         sidecar.status, sidecar.path = 200, None
         setup.warm_ups.warm_all()
-        await setup.count("warm", 1)
+        await setup.wait_for("warm", 1)
     assert len(sidecar.requests) == ATTEMPTS + 1
 
 
@@ -216,7 +216,7 @@ async def test_an_unreachable_sidecar_is_counted() -> None:
         )
         setup.fleet.apply(map(DiscoveredBackend, backends))
         setup.scrape("d", "p")
-        await setup.count("unreachable", ATTEMPTS)
+        await setup.wait_for("unreachable", ATTEMPTS)
 
 
 async def is_warm(setup: Pairs, name: str) -> bool:
@@ -265,10 +265,10 @@ async def test_real_engines_are_warmed_once_and_again_after_a_restart(tmp_path: 
         document.data["spec"]["replicas"] = 1
     sets = parse_pools(documents)
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:
-        await until(lambda: warm(stack, 1), within=100)
+        await until(lambda: has_warmed(stack, 1), within=100)
         prefill = next(pod for pod in stack.pods if pod.role is Role.PREFILL)
         os.killpg(prefill.pids["engine"], signal.SIGKILL)
-        await until(lambda: warm(stack, 2), within=100)
+        await until(lambda: has_warmed(stack, 2), within=100)
         pages = [await page(pod.sidecar_metrics) for pod in stack.pods if pod.sidecar_metrics]
     assert len(pages) == 1
     for figures in pages:
@@ -277,7 +277,7 @@ async def test_real_engines_are_warmed_once_and_again_after_a_restart(tmp_path: 
         ), "warm-ups are not counted as client requests"
 
 
-async def warm(stack: Stack, expected: int) -> bool:
+async def has_warmed(stack: Stack, expected: int) -> bool:
     figures = await page(stack.epp_metrics)
     attempts = {k: v for k, v in figures.items() if k.startswith("tandem_epp_warmups_total")}
     return attempts == {'tandem_epp_warmups_total{result="warm"}': expected}

@@ -83,7 +83,7 @@ def test_the_default_weighs_prefix_hits_over_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rules"),
+    ("text", "settings"),
     [
         ("plugins: [{type: queue-scorer}]", DeciderSettings()),
         ("plugins: [{type: always-disagg-pd-decider}]", DeciderSettings(always=True)),
@@ -95,8 +95,8 @@ def test_the_default_weighs_prefix_hits_over_load() -> None:
         ),
     ],
 )
-def test_the_decider_follows_from_the_configuration(text: str, rules: DeciderSettings) -> None:
-    assert loaded(text).decider == rules
+def test_the_decider_follows_from_the_configuration(text: str, settings: DeciderSettings) -> None:
+    assert loaded(text).decider == settings
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
-"""The conditions of a pool and the reasons they give, each name once; docs/conditions.md is their
-runbook.
+"""Types and reasons of a pool's conditions; docs/conditions.md is their runbook.
 
-A reason of `Ready` is that of the condition which keeps the pool from being ready.
+`Ready` has the reason of the condition that keeps the pool from being ready.
 """
 
 from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """What is stated of a pool, in the order of its status."""
+    """The condition types, in the order of a pool's status."""
 
     READY = "Ready"
     PODS_READY = "PodsReady"
@@ -24,8 +23,8 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why, in one word. The API server's refusals bring their own (`Failure.reason`), and so does
-    the router (`RouterState.reason`)."""
+    """The reasons that the operator computes itself. Writes that the API server refuses bring
+    reasons of their own (`Failure.reason`), and so does the router (`RouterState.reason`)."""
 
     # Ready, PodsReady
     ALL_READY = "AllReady"

@@ -1,8 +1,8 @@
-"""The reference pages of the custom resources, written from their CRDs.
+"""Generates the reference pages of the custom resources from their CRDs.
 
     python -m tandem_operator.reference          writes docs/reference/*.md of this checkout
 
-A test compares the pages with the CRDs, so a change to one without the other fails.
+A test compares the pages with the CRDs and fails when one was changed without the other.
 """
 
 import json
@@ -18,11 +18,11 @@ PAGES: Final = Path(__file__).parents[2] / "docs" / "reference"
 Node = Mapping[str, Any]
 
 _UNBOUNDED: Final = 2**31 - 1
-"""A maximum that only says how wide the field is."""
+"""The largest int32: as a maximum it is no limit worth showing."""
 
 
 def page(kind: str) -> str:
-    """The page of a kind of `crd.KINDS`, as Markdown."""
+    """The page of one of `crd.KINDS`, as Markdown."""
     crd = load_crd(kind)
     names, (version,) = crd["spec"]["names"], crd["spec"]["versions"]
     short, categories = (
@@ -50,7 +50,7 @@ def page(kind: str) -> str:
 
 
 def write(folder: Path = PAGES) -> list[Path]:
-    """Write every page into `folder`; the files written."""
+    """Write every page into `folder`. Returns the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{kind.lower()}.md" for kind in KINDS]
     for kind, file in zip(KINDS, files, strict=True):
@@ -59,25 +59,25 @@ def write(folder: Path = PAGES) -> list[Path]:
 
 
 def _section(title: str, path: str, node: Node) -> Iterator[str]:
-    """A table of the fields of `node`, then one for each mapping or list of mappings in it."""
+    """A table of the fields of `node`, then a table for each mapping or list of mappings in it."""
     yield from (f"## {title}", "", node["description"], "")
     yield from _table(node)
     yield from _rules(node)
-    yield from _below(path, node)
+    yield from _subsections(path, node)
 
 
-def _below(path: str, node: Node) -> Iterator[str]:
+def _subsections(path: str, node: Node) -> Iterator[str]:
     for name, field in node.get("properties", {}).items():
         inner, at = _item(field, f"{path}.{name}")
         if inner.get("properties"):
             yield from (f"### `{at}`", "")
             yield from _table(inner)
             yield from _rules(inner)
-            yield from _below(at, inner)
+            yield from _subsections(at, inner)
 
 
 def _item(field: Node, path: str) -> tuple[Node, str]:
-    """A list's items and their path; the field itself when it is none."""
+    """Schema and path of a list's items; of any other field, the field itself."""
     return (field["items"], f"{path}[]") if "items" in field else (field, path)
 
 
@@ -108,12 +108,12 @@ def _type(field: Node) -> str:
 
 def _default(field: Node) -> str:
     default = field.get("default")
-    # An empty mapping is there for the defaults inside it.
+    # A default of {} only makes the API server fill in the defaults inside the mapping.
     return "" if default in (None, {}) else f"`{_plain(default)}`"
 
 
 def _limits(field: Node) -> Iterator[str]:
-    """What the values must keep to; patterns and longest texts are the descriptions' matter."""
+    """Limits of the values; patterns and maximum lengths are explained by the descriptions."""
     low, high = field.get("minimum"), field.get("maximum")
     if low is not None and high is not None:
         if field.get("exclusiveMinimum"):
@@ -126,7 +126,7 @@ def _limits(field: Node) -> Iterator[str]:
 
 
 def _rules(node: Node) -> Iterator[str]:
-    """Rules of the node and of its plain fields, each with the field it is about."""
+    """Rules of the node and of its scalar fields, each with the field it is about."""
     rules = [(rule.get("fieldPath", "").strip("."), rule) for rule in node.get(RULES, ())]
     for name, field in node["properties"].items():
         if not _item(field, "")[0].get("properties"):

@@ -1,9 +1,10 @@
 """Golden manifests: every object the operator writes for representative pools, with the revision
 hashes of their pods.
 
-A changed hash or pod template restarts the pods of every user who upgrades, so a change of this
-file needs a reason that its commit states. `python -m tests.operator.test_golden_manifests` writes
-the file anew; `git diff` then shows what users will see.
+A changed revision hash restarts the pods of every user who upgrades, and a changed template makes
+the operator report UpdateAvailable. So a change of the golden file needs a reason, stated in its
+commit. `python -m tests.operator.test_golden_manifests` writes the file anew; `git diff` then shows
+what users will see.
 """
 
 import copy
@@ -126,7 +127,7 @@ POOLS: dict[str, Objects] = {
     "sidecar": pair(sidecar={"prefillTimeout": "20s", "kvTransferTimeout": "5s", "retries": 1,
                              "fallbackToUnified": False}, drain={"timeout": "60s"}),
     "restarted and queued": annotated(
-        pair(), annotations={"tandem.dev/restarted-at": "2026-01-31T10:00:00Z"},
+        pair(), annotations={"tandem.dev/restartedAt": "2026-01-31T10:00:00Z"},
         labels={"kueue.x-k8s.io/queue-name": "gpus", "team": "a"},
     ),
     "several replicas": [prefill_pool(replicas=2), decode_pool(replicas=5)],

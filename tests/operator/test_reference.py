@@ -29,7 +29,7 @@ def test_every_field_has_a_row(kind: str) -> None:
     "row",
     [
         "| `name` | string | **required** | Name of the PrefillPool. |",
-        "| `role` | `decode` \\| `unified` | `decode` | decode pods get",
+        "| `role` | `decode` \\| `unified` | `decode` | decode pods take",
         "prefillTimeout. 0 to 10. |",
         "| `loraAdapters` | list of object |",
         "| `nodeSelector` | map of string |",

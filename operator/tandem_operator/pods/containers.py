@@ -155,7 +155,7 @@ def _wait_until_idle(pool: PrefillPool) -> list[str]:
     """The preStop command of a vLLM prefill engine.
 
     It is the source of `prestop` and runs in the engine's container, whose image has nothing of
-    Tandem. The source is therefore part of the pod template: editing it restarts pods.
+    Tandem. The source is therefore part of every such pod's template.
     """
     seconds = str(math.ceil(pool.spec.drain.timeout))
     gauges = (metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE)

@@ -1,4 +1,4 @@
-"""Valid pools that between them write every field of the CRDs, and random changes to them."""
+"""Valid pools that together set every field of the CRDs, and random changes to them."""
 
 import copy
 from random import Random
@@ -100,7 +100,7 @@ _VALUES: list[Any] = [
     [{"connector": "nixl"}], {}, {"a": "b"}, {"a": 1}, {"a": None}, {"name": "a"},
     {"name": None}, {"unknown": 1}, {"tiny": {}}, {"path": "/m"}, {"huggingface": {}},
 ]  # fmt: skip
-"""No floats that are whole: there our check is the stricter one, see `schema`."""
+"""Without whole floats such as 2.0, which our validation refuses and the API server takes."""
 
 
 def changed(random: Random) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def changed(random: Random) -> dict[str, Any]:
 
 
 def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Of every value inside `value`."""
+    """The paths of all values inside `value`."""
     if isinstance(value, dict):
         below: list[tuple[str | int, Any]] = list(value.items())
     else:

@@ -38,7 +38,7 @@ def decode_pool(**spec: Any) -> dict[str, Any]:
 
 
 def documents(*objects: object) -> list[Document]:
-    """As if read from a file, one line for each value."""
+    """Documents as if read from a file, with one line for each value."""
     return parse_documents("\n---\n".join(json.dumps(o, indent=1) for o in objects), FILE)
 
 

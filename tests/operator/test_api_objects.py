@@ -1,4 +1,4 @@
-"""API objects as values, whole ones and ones with holes."""
+"""Parsing of API objects, complete and incomplete ones."""
 
 from typing import Any
 
@@ -81,11 +81,13 @@ def test_a_pod_being_deleted_is_neither_ready_nor_active() -> None:
             "exitCode": 0, "reason": "Completed"}}}]}, None),
     ],
 )  # fmt: skip
-def test_trouble_is_told_in_the_clusters_words(status: dict[str, Any], trouble: str | None) -> None:
+def test_trouble_is_reported_as_the_cluster_states_it(
+    status: dict[str, Any], trouble: str | None
+) -> None:
     assert pod_state(pod(**status)).trouble == trouble
 
 
-def test_when_a_pod_ended() -> None:
+def test_the_end_of_a_pod() -> None:
     ended = {"state": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T12:02:00Z"}}}
     assert pod_state(pod(phase="Failed", containerStatuses=[ended])).ended == NOON + 120
     assert (
@@ -131,11 +133,11 @@ def test_a_pool() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 5, "", "yesterday"])
-def test_what_is_no_time(text: object) -> None:
+def test_text_that_is_no_time_gives_none(text: object) -> None:
     assert timestamp(text) is None
 
 
-def test_times_there_and_back() -> None:
+def test_times_round_trip() -> None:
     assert rfc3339(NOON) == "2026-01-01T12:00:00Z"
     assert timestamp(rfc3339(NOON)) == timestamp("2026-01-01T13:00:00+01:00") == NOON
 
@@ -149,6 +151,6 @@ JUNK = st.recursive(
 
 
 @given(status=JUNK, spec=JUNK)
-def test_any_pod_is_read(status: Any, spec: Any) -> None:
+def test_a_pod_of_any_shape_is_parsed(status: Any, spec: Any) -> None:
     found = pod_state({"metadata": {"name": "n", "uid": "u"}, "spec": spec, "status": status})
     assert not found.ready

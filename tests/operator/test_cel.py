@@ -1,4 +1,4 @@
-"""Every rule of the CRDs, broken once; and how rules are evaluated."""
+"""One case that breaks each CEL rule of the CRDs, and the evaluation of rules."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_a_broken_rule_is_one_error_at_its_field(
     assert said in problem.message
 
 
-def test_every_rule_is_broken_by_some_case() -> None:
+def test_every_rule_is_covered_by_a_case() -> None:
     schemas = [load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for kind in KINDS]
     messages = {
         rule["message"]
@@ -108,12 +108,12 @@ def test_an_image_with_a_version_for_a_tag_needs_no_version(image: str) -> None:
     assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
 
 
-def test_a_tagless_image_with_a_version_beside_it_is_fine() -> None:
+def test_an_image_without_tag_is_valid_with_a_version() -> None:
     data = prefill_pool(engine={"image": "mine", "version": "0.32.0"})
     assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
 
 
-def test_a_count_of_zero_is_cpu_whatever_the_parallelism() -> None:
+def test_a_count_of_zero_means_cpu_for_any_parallelism() -> None:
     data = prefill_pool(accelerator={"count": 0}, parallelism={"tensor": 2})
     assert problems("PrefillPool", defaulted("PrefillPool", data)) == []
 
@@ -128,6 +128,6 @@ def test_a_rule_that_cannot_be_evaluated_is_broken() -> None:
     assert list(broken_rules({"type": "object", "properties": {}, RULES: [rule]}, {})) == [rule]
 
 
-def test_a_number_is_a_double_even_when_written_whole() -> None:
+def test_a_whole_number_is_a_double() -> None:
     schema = {"type": "number", RULES: [{"rule": "self < 1.5", "message": "no"}]}
     assert list(broken_rules(schema, 1)) == []

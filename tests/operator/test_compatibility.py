@@ -1,4 +1,4 @@
-"""What a DecodePool takes over from its PrefillPool, and what it keeps to itself."""
+"""Fields that a DecodePool inherits from its PrefillPool, and fields that it does not."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ PREFILL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_both_sides_share_and_how_they_reach_each_other_is_inherited() -> None:
+def test_shared_and_transfer_fields_are_inherited() -> None:
     merged = inherit(PREFILL, {"prefillRef": {"name": "p"}})
     assert merged == {
         "prefillRef": {"name": "p"},
@@ -34,11 +34,11 @@ def test_what_both_sides_share_and_how_they_reach_each_other_is_inherited() -> N
     [("transfer", {"rdma": {"resource": "vpc.amazonaws.com/efa", "count": 4}}),
      ("engine", {"imagePullPolicy": "Never"}), ("engine", {"image": "b:v0.32.0"})],
 )  # fmt: skip
-def test_what_a_decode_pool_says_itself_stays(section: str, own: dict[str, Any]) -> None:
+def test_fields_of_the_decode_pool_are_kept(section: str, own: dict[str, Any]) -> None:
     assert inherit(PREFILL, {section: own})[section].items() >= own.items()
 
 
-def test_the_input_is_left_alone() -> None:
+def test_the_input_is_not_changed() -> None:
     merged = inherit(PREFILL, {})
     merged["model"]["source"]["tiny"]["seed"] = 2
     assert PREFILL["model"]["source"] == {"tiny": {"seed": 1}}

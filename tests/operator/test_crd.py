@@ -1,4 +1,4 @@
-"""The CRD files: valid structural schemas, bounded, described, and alike where they must be."""
+"""The CRD files: valid structural schemas, bounded and described, shared fields equal."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def root(kind: str) -> Node:
 
 
 def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every node below and with `schema`."""
+    """`schema` and every node below it."""
     yield path, schema
     for name, field in schema.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}")
@@ -65,14 +65,14 @@ def assert_structural(node: Node) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_is_described(kind: str) -> None:
-    # The API server refuses anything but restrictions of name at the root's metadata.
+    # At the root's metadata the API server allows restrictions of the name only.
     bare = [path for path, node in nodes(root(kind)) if "description" not in node]
     assert bare == [".metadata"]
     assert set(root(kind)["properties"]["metadata"]) == {"type", "properties"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_and_maps_are_bounded_so_that_rules_cost_little(kind: str) -> None:
+def test_lists_and_maps_are_bounded_to_limit_rule_cost(kind: str) -> None:
     for path, node in nodes(root(kind)):
         if node.get("type") == "array":
             assert node["maxItems"] <= 128, path
@@ -102,7 +102,7 @@ def test_patterns_cover_the_whole_value(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rules_say_what_is_wrong_at_fields_that_exist(kind: str) -> None:
+def test_rules_have_messages_and_existing_field_paths(kind: str) -> None:
     for path, node in nodes(root(kind)):
         for rule in node.get(RULES, ()):
             assert rule["message"], path
@@ -113,14 +113,14 @@ def test_rules_say_what_is_wrong_at_fields_that_exist(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_break_no_rule_before_what_is_below_them_is_filled_in(kind: str) -> None:
-    # The API server checks a default by itself when it takes in the CRD.
+def test_defaults_break_no_rule_before_nested_defaults_are_filled_in(kind: str) -> None:
+    # The API server checks each default by itself when the CRD is created.
     for path, node in nodes(root(kind)):
         if "default" in node:
             assert list(broken_rules(node, node["default"])) == [], path
 
 
-def test_what_both_kinds_have_reads_the_same() -> None:
+def test_shared_fields_are_equal_in_both_kinds() -> None:
     prefill = deepcopy(root("PrefillPool")["properties"])
     decode = deepcopy(root("DecodePool")["properties"])
     assert prefill["status"] == decode["status"]
@@ -181,7 +181,7 @@ def test_a_changed_schema_has_a_new_number() -> None:
 
 
 def undescribed(value: Any) -> Any:
-    """Without descriptions, which change nothing that an operator relies on."""
+    """The schema without descriptions, on which no operator relies."""
     if isinstance(value, dict):
         return {
             key: undescribed(item)

@@ -1,4 +1,4 @@
-"""The CRDs on a real API server: accepted, judging as our own check does, handy in kubectl."""
+"""The CRDs on a real API server: accepted, equal to our own validation, usable with kubectl."""
 
 import asyncio
 import copy
@@ -33,7 +33,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 async def answers(crds: ControlPlane, pools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a strict server-side dry run of each makes of it: the object, or a Status."""
+    """The result of a strict server-side dry run of each: the object, or a Status."""
     async with await connect(crds.kubeconfig) as api:
         trust = api.configuration
         context = ssl.create_default_context(cafile=trust.ssl_ca_cert)
@@ -61,14 +61,14 @@ def valid(pool: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_server_finds_nothing_wrong_with_the_crd(crds: ControlPlane, kind: str) -> None:
+def test_the_server_accepts_the_crd_without_warnings(crds: ControlPlane, kind: str) -> None:
     crd = read(crds, "crd", load_crd(kind)["metadata"]["name"])
     conditions = {c["type"]: c["status"] for c in crd["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}
     assert crd["metadata"]["annotations"][labels.SCHEMA_VERSION] == str(schema_version())
 
 
-async def test_every_broken_rule_is_refused_with_our_words_at_our_field(
+async def test_every_broken_rule_is_refused_with_the_same_message_and_field(
     crds: ControlPlane,
 ) -> None:
     said = await answers(crds, [data for _, data, _, _ in CASES])
@@ -84,13 +84,13 @@ def bracketed(path: Sequence[str | int]) -> str:
     return text.removeprefix(".")
 
 
-async def test_what_is_malformed_is_refused(crds: ControlPlane) -> None:
+async def test_malformed_objects_are_refused(crds: ControlPlane) -> None:
     pools = [prefill_pool(**spec) for spec, _, _ in MALFORMED]
     said = await answers(crds, pools)
     assert [pool["spec"] for pool, one in zip(pools, said, strict=True) if not refused(one)] == []
 
 
-async def test_any_change_to_a_valid_pool_is_judged_as_we_judge_it(crds: ControlPlane) -> None:
+async def test_the_server_and_our_validation_agree_on_any_change(crds: ControlPlane) -> None:
     random = Random(1)
     pools = [*FULL, *(changed(random) for _ in range(200))]
     said = await answers(crds, pools)
@@ -101,7 +101,7 @@ async def test_any_change_to_a_valid_pool_is_judged_as_we_judge_it(crds: Control
     assert False in ours[len(FULL) :]
 
 
-async def test_the_server_fills_in_our_defaults(crds: ControlPlane) -> None:
+async def test_the_server_fills_in_the_same_defaults(crds: ControlPlane) -> None:
     pools = [PREFILL, DECODE, *FULL]
     for pool, made in zip(pools, await answers(crds, pools), strict=True):
         assert made["spec"] == defaulted(pool["kind"], pool)["spec"]
@@ -117,14 +117,14 @@ def test_every_example_passes_a_strict_dry_run(crds: ControlPlane, namespace: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_explain_has_words_for_every_field(crds: ControlPlane, kind: str) -> None:
+def test_kubectl_explain_describes_every_field(crds: ControlPlane, kind: str) -> None:
     published = json.loads(crds.kubectl("get", "--raw", f"/openapi/v3/apis/{labels.API_VERSION}"))
     schemas = published["components"]["schemas"]
     schema = next(node for name, node in schemas.items() if name.endswith(f".{kind}"))
     described = {
         path
         for path, node in nodes(schema)
-        # Where there is more to say than a reference, the reference stands in allOf.
+        # A field with more than a reference has its reference in allOf.
         if node.get("description")
     }
     ours = {path for path, _ in nodes(root(kind)) if not path.startswith(".metadata")}
@@ -143,7 +143,7 @@ def test_explain(crds: ControlPlane, path: str, said: str) -> None:
 
 @pytest.fixture
 def pair(crds: ControlPlane, namespace: str) -> tuple[ControlPlane, str]:
-    """A pool of each kind, named p and d, as the operator would have left them."""
+    """A pool of each kind, named p and d, with a status as the operator writes it."""
     create(crds, namespace, PREFILL, DECODE)
     for pool in ("pp/p", "dp/d"):
         patch_status(crds, namespace, pool, status())
@@ -208,7 +208,7 @@ def test_the_category_names_both_kinds(pair: tuple[ControlPlane, str]) -> None:
 def test_wait_and_scale(pair: tuple[ControlPlane, str], pool: str) -> None:
     crds, namespace = pair
     here = f"--namespace={namespace}"
-    # A condition of an older generation would not do: kubectl compares.
+    # kubectl compares generations: a condition of an older one does not count.
     crds.kubectl("wait", "--for=condition=Ready", pool, here, "--timeout=10s")
     crds.kubectl("scale", pool, "--replicas=7", here)
     assert read(crds, pool, here)["spec"]["replicas"] == 7
@@ -217,7 +217,7 @@ def test_wait_and_scale(pair: tuple[ControlPlane, str], pool: str) -> None:
     assert scale["status"] == {"replicas": 3, "selector": f"{labels.POOL}=p"}
 
 
-def test_status_and_spec_are_written_apart(pair: tuple[ControlPlane, str]) -> None:
+def test_status_and_spec_are_written_separately(pair: tuple[ControlPlane, str]) -> None:
     crds, namespace = pair
     here = f"--namespace={namespace}"
     change = json.dumps({"spec": {"replicas": 5}, "status": {"readyReplicas": 99}})
@@ -249,13 +249,13 @@ def test_conditions_are_merged_by_type(pair: tuple[ControlPlane, str]) -> None:
     assert [condition["type"] for condition in conditions] == ["Ready", "Draining"]
 
 
-def test_scaling_a_pool_that_says_no_number(crds: ControlPlane, namespace: str) -> None:
+def test_scaling_a_pool_without_replicas(crds: ControlPlane, namespace: str) -> None:
     create(crds, namespace, prefill_pool(replicas=None))
     crds.kubectl("scale", "pp/p", "--replicas=3", f"--namespace={namespace}")
     assert read(crds, "pp/p", f"--namespace={namespace}")["spec"]["replicas"] == 3
 
 
-def test_scaling_by_hand_a_pool_that_scales_itself_is_refused_with_the_reason(
+def test_kubectl_scale_of_a_pool_with_scaling_is_refused_with_the_reason(
     crds: ControlPlane, namespace: str
 ) -> None:
     pool = decode_pool(replicas=None, scaling={"maxReplicas": 4})
@@ -264,10 +264,10 @@ def test_scaling_by_hand_a_pool_that_scales_itself_is_refused_with_the_reason(
         crds.kubectl("scale", "dp/d", "--replicas=3", f"--namespace={namespace}")
 
 
-def test_an_object_from_before_a_rule_can_still_be_changed_elsewhere(
+def test_an_object_older_than_a_rule_can_be_changed_in_other_fields(
     crds: ControlPlane, namespace: str
 ) -> None:
-    """What a newer schema refuses stays as it is until someone touches it: upgrades break none."""
+    """A newer schema may refuse a stored value; until that field changes, the object works."""
     crd = copy.deepcopy(load_crd("PrefillPool"))
     group = f"{namespace}.example.com"
     crd["metadata"] = {"name": f"prefillpools.{group}"}
@@ -285,7 +285,7 @@ def test_an_object_from_before_a_rule_can_still_be_changed_elsewhere(
     create(crds, namespace, old)
     establish(crds, crd)
     deadline = time.monotonic() + 30
-    # The server takes up a changed schema a moment after it has stored it.
+    # The server uses a changed schema only a moment after it has stored it.
     while accepts(crds, namespace, old) and time.monotonic() < deadline:
         pass
     crds.kubectl("label", pool, here, "team=a")

@@ -1,4 +1,4 @@
-"""Whether an object already says what is wanted: neither a write too many nor one too few."""
+"""Whether an object is up to date: neither a write too many nor one too few."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tandem_operator.planning.drift import is_up_to_date, quantity
 @pytest.mark.parametrize(
     ("live", "desired"),
     [
-        pytest.param({"a": 1, "status": {}}, {"a": 1}, id="more than is wanted"),
+        pytest.param({"a": 1, "status": {}}, {"a": 1}, id="more fields than desired"),
         pytest.param({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 1}]}, id="defaults in a list's item"),
         pytest.param({}, {"a": None, "b": {}, "c": [], "d": ""}, id="empty is absent"),
         pytest.param({"a": {}}, {"a": {"b": {}}}, id="empty inside empty"),
@@ -29,7 +29,7 @@ from tandem_operator.planning.drift import is_up_to_date, quantity
         ),
     ],
 )
-def test_nothing_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None:
+def test_objects_that_are_up_to_date(live: dict[str, Any], desired: dict[str, Any]) -> None:
     assert is_up_to_date(live, desired)
 
 
@@ -38,12 +38,12 @@ def test_nothing_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None
     [
         pytest.param({"a": 1}, {"a": 2}, id="another value"),
         pytest.param({}, {"a": 1}, id="absent"),
-        pytest.param({}, {"a": 0}, id="zero is no absence"),
-        pytest.param({}, {"a": False}, id="false is no absence"),
-        pytest.param({"a": 1}, {"a": True}, id="true is no one"),
+        pytest.param({}, {"a": 0}, id="zero is not absent"),
+        pytest.param({}, {"a": False}, id="false is not absent"),
+        pytest.param({"a": 1}, {"a": True}, id="true is not 1"),
         pytest.param({"a": "x"}, {"a": {"b": 1}}, id="another type"),
         pytest.param({"a": [1, 2]}, {"a": [2, 1]}, id="another order"),
-        pytest.param({"a": [1, 2]}, {"a": [1]}, id="one too many in a list"),
+        pytest.param({"a": [1, 2]}, {"a": [1]}, id="an item too many"),
         pytest.param({"a": [1]}, {"a": []}, id="a list to be emptied"),
         pytest.param({"data": {"a": "1", "b": "2"}}, {"data": {"a": "1"}}, id="a key too many"),
         pytest.param({"selector": {"a": "1", "b": "2"}}, {"selector": {"a": "1"}}, id="selector"),
@@ -52,7 +52,7 @@ def test_nothing_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None
         pytest.param({"name": "1Gi"}, {"name": "1024Mi"}, id="no quantity elsewhere"),
     ],
 )
-def test_something_to_write(live: dict[str, Any], desired: dict[str, Any]) -> None:
+def test_objects_that_have_drifted(live: dict[str, Any], desired: dict[str, Any]) -> None:
     assert not is_up_to_date(live, desired)
 
 
@@ -65,5 +65,5 @@ def test_quantities_are_numbers(text: object, amount: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "much", "1.2.3", "1Gib", None])
-def test_what_is_no_quantity_is_none(text: object) -> None:
+def test_text_that_is_no_quantity_gives_none(text: object) -> None:
     assert quantity(text) is None

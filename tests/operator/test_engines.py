@@ -22,7 +22,7 @@ from .pool_yaml import decode_pool, documents, pair
 
 GOLDEN = Path(__file__).parent / "golden" / "argv"
 VERSIONS = ("0.10.0", "0.13.0", "0.18.1", "0.22.1", "0.24.0", "0.26.0", "0.32.0")
-"""Where the table of versions has a step, and the newest."""
+"""Versions with which the table changes something, and the newest."""
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nixl": ({"accelerator": {"count": 4}}, {"accelerator": {"count": 2}}),
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def rendered(case: str, version: str) -> dict[str, Any]:
-    """Each side's command line and variables, or why there is none."""
+    """Command line and variables of each side, or why the pools are refused."""
     prefill, decode = CASES[case]
     return _rendered({**prefill, "engine": {**prefill.get("engine", {}), "version": version}},
                      decode)  # fmt: skip
@@ -105,7 +105,7 @@ def test_golden_command_lines(version: str) -> None:
     assert golden(version) == json.loads((GOLDEN / f"{version}.json").read_text())
 
 
-def test_a_newer_vllm_is_taken_for_the_newest_known() -> None:
+def test_a_newer_vllm_is_treated_as_the_newest_known() -> None:
     ours, newer = (
         json.dumps(golden(version)).replace(version, "") for version in ("0.32.0", "0.45.1")
     )
@@ -122,7 +122,7 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
         )
     }  # fmt: skip
     written = {vllm_versions.parse_release(version) for version in VERSIONS}
-    # A lone pool reads no connector: 0.11 changed nothing else.
+    # 0.11 changed only all-to-all backends and a connector, and hand-offs need 0.13.
     assert steps - {(0, 11)} <= written
 
 
@@ -142,16 +142,14 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
          "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: '64Gi' is no number of bytes"),
     ],
 )  # fmt: skip
-def test_what_an_engine_cannot_do_is_refused_with_the_fix(
-    prefill: dict[str, Any], said: str
-) -> None:
+def test_unsupported_settings_are_refused_with_the_fix(prefill: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSet) as caught:
         pair(prefill)
     assert said in str(caught.value)
     assert len(caught.value.lines) == 1
 
 
-def test_older_leases_outlast_a_queue_unless_the_user_says() -> None:
+def test_leases_without_renewal_are_long_by_default() -> None:
     def timeout(transfer: dict[str, Any]) -> str:
         made = _rendered({"engine": {"version": "0.21.0"}, "transfer": transfer}, {})
         found: str = made["prefill"]["env"]["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"]
@@ -161,7 +159,7 @@ def test_older_leases_outlast_a_queue_unless_the_user_says() -> None:
     assert timeout({"leaseDuration": "1500ms"}) == "2"
 
 
-def test_a_users_variable_stands_instead_of_ours() -> None:
+def test_a_users_variable_replaces_ours() -> None:
     made = pods(pair({"engine": {"env": [{"name": "UCX_TLS", "value": "rc,cuda"}]}})[0])
     env = made[0]["spec"]["containers"][0]["env"]
     assert [v for v in env if v["name"] == "UCX_TLS"] == [{"name": "UCX_TLS", "value": "rc,cuda"}]
@@ -183,7 +181,7 @@ for name, argv in json.load(sys.stdin).items():
 
 
 @pytest.mark.timeout(600)
-def test_vllms_own_parser_takes_every_line() -> None:
+def test_vllms_own_parser_accepts_every_command_line() -> None:
     python = os.environ.get("TANDEM_VLLM_PYTHON")
     if not python:
         pytest.skip("TANDEM_VLLM_PYTHON names no interpreter with vLLM 0.32: see docs/engines.md")

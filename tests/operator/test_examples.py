@@ -1,4 +1,4 @@
-"""The examples, and those of the page about the custom resources, are valid and render."""
+"""The examples, and those on the docs page about custom resources, are valid and render."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | 
 
 
 TESTED = {"quickstart": (1, 2), "llama-3-8b-nixl": (2, 4), "vllm": (1, 1), "vllm-cpu": (1, 1)}
-"""Pods that prefill and decode."""
+"""Number of prefill pods and of decode pods, by example."""
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -32,7 +32,7 @@ def test_every_example_is_tested() -> None:
 
 
 @pytest.mark.parametrize("text", SNIPPETS)
-def test_what_the_page_shows(text: str) -> None:
+def test_examples_of_the_docs_page(text: str) -> None:
     (pool_set,) = parse_pools(parse_documents(text, PAGE.name))
     assert pods(pool_set)
 

@@ -54,7 +54,7 @@ def value_of(flag: str, container: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", ["torch", "vllm"])
 def test_golden_pods(name: str) -> None:
-    """Whole pods, compared. A wanted change: write what the failure shows into the file."""
+    """Complete pods. After an intended change, copy the JSON of the failure into the file."""
     (pool_set,) = parse_pools(load_documents(HERE / "golden" / f"{name}.yaml"))
     made = json.dumps(pods(pool_set), indent=2).replace(f"tandem:{own_version()}", "tandem:OWN")
     made = made.replace(json.dumps(inspect.getsource(prestop)), '"PRESTOP"')
@@ -77,12 +77,12 @@ def test_names_are_pool_revision_index() -> None:
         ({"replicas": None, "scaling": {"minReplicas": 2, "maxReplicas": 4}}, 2),
     ],
 )
-def test_how_many_there_are_at_first(spec: dict[str, Any], count: int) -> None:
+def test_initial_number_of_pods(spec: dict[str, Any], count: int) -> None:
     made = pods(pair(spec)[0])
     assert sum(pod["metadata"]["labels"][labels.POOL] == "p" for pod in made) == count
 
 
-def test_labels_say_pool_role_model_revision_and_compat() -> None:
+def test_labels_name_pool_role_model_revision_and_compat() -> None:
     prefill, decode = (pod["metadata"]["labels"] for pod in rendered())
     assert (prefill[labels.POOL], decode[labels.POOL]) == ("p", "d")
     assert prefill[labels.MODEL] == "org-model"
@@ -105,7 +105,7 @@ def test_nothing_listens_at_or_connects_to_loopback() -> None:
             assert "localhost" not in json.dumps(made)
 
 
-def test_the_two_sides_of_a_hand_off() -> None:
+def test_transfer_config_of_both_sides_of_a_handoff() -> None:
     prefill, decode = rendered(
         {"transfer": {"leaseDuration": "1500ms", "backends": ["UCX"], "bufferDevice": "cpu"}},
         {"transfer": {"loadFailurePolicy": "fail"}},
@@ -174,9 +174,7 @@ def test_vllm_flags_follow_the_spec() -> None:
         ({"path": "/models/x"}, "/models/x", "hostPath"),
     ],
 )
-def test_where_the_model_lies(
-    source: dict[str, Any] | None, argument: str, volume: str | None
-) -> None:
+def test_model_sources(source: dict[str, Any] | None, argument: str, volume: str | None) -> None:
     prefill, _ = rendered({"model": {"name": "m", "source": source}})
     assert engine(prefill)["args"][0] == argument
     named = {v["name"]: v for v in prefill["spec"]["volumes"]}
@@ -207,7 +205,7 @@ def test_the_sidecar_gets_the_pools_settings() -> None:
     assert decode["spec"]["terminationGracePeriodSeconds"] == 75
 
 
-def test_plan_keys_are_the_endpoints_and_absent_without_our_epp() -> None:
+def test_plan_keys_are_mounted_only_with_tandems_epp() -> None:
     (pool_set,) = pair({}, {"routing": {"endpoint": "chat"}})
     assert plan_key_secrets([pool_set]) == {"chat-plan-keys"}
     mounted = json.dumps(pods(pool_set)[1])
@@ -217,14 +215,14 @@ def test_plan_keys_are_the_endpoints_and_absent_without_our_epp() -> None:
     assert "plan-key" not in json.dumps(pods(foreign))
 
 
-def test_a_pool_that_stands_alone_hands_nothing_off() -> None:
+def test_a_pool_without_peer_has_no_transfer_config() -> None:
     alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
     (pod, _) = pods(parse_pools(documents(alone))[0])
     assert "--kv-transfer-config" not in engine(pod)["args"]
     assert pod["metadata"]["labels"][labels.LLMD_ROLE] == "both"
 
 
-def test_a_template_is_merged_and_our_labels_win() -> None:
+def test_a_template_is_merged_but_cannot_change_tandems_labels() -> None:
     template = {
         "metadata": {"labels": {"team": "a", labels.ROLE: "x"}, "annotations": {"n": "1"}},
         "spec": {
@@ -243,7 +241,7 @@ def test_a_template_is_merged_and_our_labels_win() -> None:
     assert sidecar(decode)["command"] == ["tandem-sidecar"]
 
 
-def test_placement_keeps_a_set_near_but_forces_nothing() -> None:
+def test_placement_is_a_preferred_affinity() -> None:
     prefill, decode = rendered(
         {"placement": {"topologyKey": "rack"}}, {"placement": {"topologyKey": "rack"}}
     )
@@ -268,7 +266,7 @@ def test_a_template_makes_a_pod_with_owner_and_labels() -> None:
     assert local["metadata"]["labels"][labels.endpoint_label("d")] == "prefill"
 
 
-def test_kueues_labels_reach_the_pods_and_make_a_revision() -> None:
+def test_kueue_labels_are_copied_to_pods_and_change_the_revision() -> None:
     queued = prefill_pool()
     queued["metadata"] = {"name": "p", "labels": {"kueue.x-k8s.io/queue-name": "q", "team": "a"}}
     (pool_set,) = parse_pools(documents(queued, decode_pool()))
@@ -304,7 +302,7 @@ def test_images_come_from_the_defaults() -> None:
     assert torch({"version": "0.9.0"}) == "r:5000/tandem-engine:0.9.0"
 
 
-def test_devices_and_resources_are_asked_for() -> None:
+def test_devices_and_resources_are_requested() -> None:
     prefill, _ = rendered(
         {"engine": {"resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
                     "imagePullPolicy": "IfNotPresent"},
@@ -346,7 +344,7 @@ def test_a_decode_pod_is_ready_by_its_sidecar_and_a_prefill_pod_by_its_engine() 
         assert startup["failureThreshold"] * startup["periodSeconds"] == 1800
 
 
-def test_engines_end_within_the_pods_grace() -> None:
+def test_engines_shut_down_within_the_grace_period() -> None:
     drain = {"drain": {"timeout": "1m"}}
     prefill, decode = rendered(drain, drain)
     assert prefill["spec"]["terminationGracePeriodSeconds"] == 75
@@ -358,7 +356,7 @@ def test_engines_end_within_the_pods_grace() -> None:
     assert value_of("--shutdown-timeout", engine(torch_decode)) == "10s"
 
 
-def test_the_torch_engine_writes_to_its_home_alone() -> None:
+def test_the_torch_engine_can_write_only_to_its_home() -> None:
     prefill, _ = rendered(TORCH, {"accelerator": {}})
     assert engine(prefill)["securityContext"]["readOnlyRootFilesystem"] is True
     assert {"name": "TMPDIR", "value": "/home/tandem"} in engine(prefill)["env"]
@@ -372,7 +370,7 @@ def test_a_tiny_model_needs_no_volume() -> None:
     assert [v["name"] for v in prefill["spec"]["volumes"]] == ["home"]
 
 
-def test_another_picker_is_followed_within_the_clusters_networks() -> None:
+def test_another_pickers_choices_are_limited_to_the_pod_networks() -> None:
     narrow = Defaults(pod_networks=("10.2.0.0/16", "fd00::/48"))
     (pool_set,) = pair({}, {"routing": {"epp": {"enabled": False}}})
     args = sidecar(pods(pool_set, narrow)[1])["args"]
@@ -385,7 +383,7 @@ def test_another_picker_is_followed_within_the_clusters_networks() -> None:
     [(["offloading", "nixl"], "nixl"), (["offloading"], "offloading"),
      (["lmcache", "nixl"], "lmcache")],
 )  # fmt: skip
-def test_of_a_chain_the_sidecar_speaks_what_reaches_another_pod(
+def test_the_sidecar_uses_the_handoff_connector_of_a_chain(
     connectors: list[str], spoken: str
 ) -> None:
     links = [{"connector": one} for one in connectors]
@@ -395,12 +393,12 @@ def test_of_a_chain_the_sidecar_speaks_what_reaches_another_pod(
     assert ("--peer-port" in args["args"]) is (spoken == "offloading")
 
 
-def test_the_sidecar_asks_offloadings_tier_where_it_listens() -> None:
+def test_the_sidecar_gets_the_port_of_offloadings_tier() -> None:
     _, decode = rendered({"transfer": {"connector": "offloading", "sideChannelPort": 5700}})
     assert value_of("--peer-port", sidecar(decode)) == "5700"
 
 
-def test_the_routers_configuration_is_the_seeds() -> None:
+def test_the_static_router_configuration() -> None:
     (pool_set,) = pair({}, {"sidecar": {"prefillTimeout": "5s", "fallbackToUnified": False}})
     addresses = {p["metadata"]["name"]: f"127.0.1.{i}" for i, p in enumerate(pods(pool_set))}
     made = static_router_config([pool_set], addresses)

@@ -36,7 +36,7 @@ def test_mappings_merge_and_neither_side_is_changed() -> None:
     assert repr(BASE) == before
 
 
-def test_null_removes() -> None:
+def test_null_removes_a_field() -> None:
     assert "restartPolicy" not in merge(BASE, {"restartPolicy": None})
     assert merge(BASE, {"nodeSelector": {"a": None}})["nodeSelector"] == {}
 
@@ -71,5 +71,5 @@ def test_directives_delete_and_replace() -> None:
     assert merge(BASE, absent)["containers"] == BASE["containers"]
 
 
-def test_a_new_mapping_in_a_patch_is_taken_over() -> None:
+def test_a_new_mapping_in_a_patch_is_added() -> None:
     assert merge({}, {"a": {"b": {"c": 1, "d": None}}}) == {"a": {"b": {"c": 1}}}

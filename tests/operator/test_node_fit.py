@@ -1,4 +1,4 @@
-"""What fits on no node, and that nothing is said of what does."""
+"""Pods that fit on no node and the reason, and pods that fit."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ GPU_TAINT = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
         (pod(nodeSelector={"zone": "a"}), [node(labels={"zone": "a"})]),
     ],
 )
-def test_what_fits(spec: dict[str, Any], nodes: list[NodeState]) -> None:
+def test_pods_that_fit(spec: dict[str, Any], nodes: list[NodeState]) -> None:
     assert no_fit_reason(spec, nodes) is None
 
 
@@ -59,11 +59,11 @@ def test_what_fits(spec: dict[str, Any], nodes: list[NodeState]) -> None:
          "every node has a taint that the pods do not tolerate: gpu=only:NoSchedule"),
     ],
 )  # fmt: skip
-def test_what_does_not(spec: dict[str, Any], nodes: list[NodeState], said: str) -> None:
+def test_pods_that_fit_no_node(spec: dict[str, Any], nodes: list[NodeState], said: str) -> None:
     assert no_fit_reason(spec, nodes) == said
 
 
-def test_each_resource_by_itself_fits_and_all_together_on_no_node() -> None:
+def test_resources_that_fit_only_on_different_nodes() -> None:
     spec = pod(2)
     spec["containers"][0]["resources"]["requests"] = {"memory": "100Gi"}
     nodes = [node("gpus"), node("big", allocatable={"memory": "200Gi"})]
@@ -95,7 +95,7 @@ def test_required_node_affinity(expression: dict[str, Any], *, fits: bool) -> No
     assert (no_fit_reason(spec, [node(labels={"zone": "a"})]) is None) == fits
 
 
-def test_a_pod_reserves_what_its_containers_and_sidecars_do() -> None:
+def test_requests_of_a_pod_with_init_containers_and_sidecars() -> None:
     def container(cpu: str, **more: Any) -> dict[str, Any]:
         return {"resources": {"requests": {"cpu": cpu}}, **more}
 

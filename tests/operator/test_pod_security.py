@@ -53,9 +53,7 @@ def test_the_restricted_profile_admits_every_pod(
     _create(control_plane, restricted, [*made, *pods(golden)])
 
 
-def test_a_model_on_the_nodes_own_disk_is_the_exception(
-    control_plane: ControlPlane, restricted: str
-) -> None:
+def test_a_host_path_model_is_the_exception(control_plane: ControlPlane, restricted: str) -> None:
     source = {"name": "m", "source": {"path": "/models/m"}}
     with pytest.raises(Failed, match="hostPath"):
         _create(control_plane, restricted, pods(pair({"model": source})[0]))

@@ -1,4 +1,4 @@
-"""Pools as types: sets, inheritance, contradictions, and errors with file and line."""
+"""Pools from files: sets, inheritance, mismatches, and errors with file and line."""
 
 import copy
 from contextlib import suppress
@@ -57,7 +57,7 @@ def test_a_minimal_pair_is_a_model_an_accelerator_count_and_replicas() -> None:
     assert decode.compat == pool_set.prefill.compat
 
 
-def test_a_unified_pool_may_stand_alone() -> None:
+def test_a_unified_pool_needs_no_prefill_pool() -> None:
     alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
     (pool_set,) = parse_pools(documents(alone))
     assert pool_set.prefill is None
@@ -65,7 +65,7 @@ def test_a_unified_pool_may_stand_alone() -> None:
     assert pool_set.decodes[0].role is Role.UNIFIED
 
 
-def test_sets_are_told_apart_by_prefill_pool_and_namespace() -> None:
+def test_a_set_is_identified_by_prefill_pool_and_namespace() -> None:
     elsewhere = {"name": "p", "namespace": "other"}
     sets = parse_pools(
         documents(
@@ -82,11 +82,11 @@ def test_sets_are_told_apart_by_prefill_pool_and_namespace() -> None:
     ]
 
 
-def test_no_document_is_no_set() -> None:
+def test_no_document_gives_no_set() -> None:
     assert parse_pools([]) == ()
 
 
-def test_a_decode_pool_inherits_what_both_must_agree_on() -> None:
+def test_a_decode_pool_inherits_the_fields_both_must_agree_on() -> None:
     (pool_set,) = pair(
         {
             "model": {"name": "m", "servedNames": ["a"], "source": {"path": "/m"}},
@@ -109,7 +109,7 @@ def test_a_decode_pool_inherits_what_both_must_agree_on() -> None:
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (None, 64)
 
 
-def test_an_own_image_brings_its_own_version() -> None:
+def test_a_pools_own_image_determines_its_version() -> None:
     (pool_set,) = pair(
         {"engine": {"version": "0.32.0"}}, {"engine": {"image": "mine/decode:v0.32.0"}}
     )
@@ -117,7 +117,7 @@ def test_an_own_image_brings_its_own_version() -> None:
     assert pool_set.decodes[0].compat == pool_set.pools[0].compat
 
 
-def test_saying_a_default_is_no_contradiction() -> None:
+def test_writing_a_default_explicitly_is_no_mismatch() -> None:
     pair({}, {"engine": {"type": "vllm", "dtype": "auto"}, "transfer": {"connector": "nixl"}})
 
 
@@ -144,7 +144,7 @@ def test_saying_a_default_is_no_contradiction() -> None:
          "transfer.connector"),
     ],
 )  # fmt: skip
-def test_a_contradiction_names_field_both_values_both_places_and_the_fix(
+def test_a_mismatch_names_field_both_values_both_places_and_the_fix(
     prefill: dict[str, Any], decode: dict[str, Any], field: str
 ) -> None:
     lines = errors(prefill_pool(**prefill), decode_pool(**decode))
@@ -156,7 +156,7 @@ def test_a_contradiction_names_field_both_values_both_places_and_the_fix(
     assert "leave it out of DecodePool d to inherit it" in line
 
 
-def test_a_contradiction_in_full() -> None:
+def test_the_full_text_of_a_mismatch() -> None:
     text = MINIMAL.replace("  replicas: 1", "  engine:\n    blockSize: 16").replace(
         "  replicas: 2", "  engine:\n    blockSize: 32"
     )
@@ -169,7 +169,7 @@ def test_a_contradiction_in_full() -> None:
     )
 
 
-def test_rules_hold_with_what_is_inherited_too() -> None:
+def test_rules_are_checked_with_inherited_fields() -> None:
     torch = {"engine": {"type": "torch"}, "model": {"name": "m", "source": {"path": "/m"}}}
     (line,) = errors(prefill_pool(**torch), decode_pool(accelerator={"count": 4}))
     assert "spec.accelerator.count: the torch engine runs on one device" in line
@@ -177,13 +177,13 @@ def test_rules_hold_with_what_is_inherited_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["pp", "q"])
-def test_a_reference_that_leads_nowhere_names_what_there_is(name: str) -> None:
+def test_an_unknown_prefill_ref_lists_the_existing_pools(name: str) -> None:
     (line,) = errors(prefill_pool(), decode_pool(prefillRef={"name": name}))
     assert f"no PrefillPool {name!r} in namespace default" in line
     assert ("did you mean 'p'?" if name == "pp" else "there are p") in line
 
 
-def test_two_objects_of_one_name_name_each_other() -> None:
+def test_a_duplicate_name_is_reported_with_both_places() -> None:
     (line,) = errors(PREFILL, PREFILL, DECODE)
     assert line == (
         "pools.yaml:22: metadata.name: PrefillPool p is at pools.yaml:5 already:"
@@ -209,7 +209,7 @@ def test_pools_of_two_kinds_may_share_a_name() -> None:
         ({"spec": None}, "spec: is required"),
     ],
 )
-def test_what_is_no_pool_is_told_so(change: dict[str, Any], message: str) -> None:
+def test_a_document_of_another_kind_is_an_error(change: dict[str, Any], message: str) -> None:
     (line,) = errors({**PREFILL, **change})
     assert message in line
     assert line.startswith("pools.yaml:")
@@ -222,7 +222,7 @@ def test_a_document_that_is_no_mapping(data: object) -> None:
 
 
 @pytest.mark.parametrize("value", ["2024-01-01", ".nan", ".inf", "{1: a}"])
-def test_yaml_that_json_cannot_hold(value: str) -> None:
+def test_yaml_values_without_json_equivalent_are_errors(value: str) -> None:
     text = f"{MINIMAL.split('---', maxsplit=1)[0]}  template:\n    spec:\n      x: {value}\n"
     with pytest.raises(InvalidPool, match=r"pools\.yaml:10: spec\.template\.spec\.x: "):
         parse_pools(parse_documents(text, FILE))
@@ -237,7 +237,7 @@ def test_an_unknown_field_is_named_with_its_line_and_the_nearest() -> None:
     )
 
 
-def test_all_faults_of_all_objects_are_told_at_once() -> None:
+def test_all_faults_of_all_objects_are_reported_at_once() -> None:
     assert len(errors(prefill_pool(a=1), decode_pool(b=2), {"kind": "x"})) == 4
 
 
@@ -251,7 +251,7 @@ def test_connectors_of_later_releases_are_refused_by_name(transfer: dict[str, An
     assert ": use nixl" in line
 
 
-def test_a_revision_is_what_the_user_wrote_about_the_pods() -> None:
+def test_the_revision_depends_on_the_user_spec_of_the_pods() -> None:
     def revision(**spec: Any) -> str:
         return pair({}, spec)[0].decodes[0].revision
 
@@ -265,7 +265,7 @@ def test_a_revision_is_what_the_user_wrote_about_the_pods() -> None:
     assert revision(routing={"endpoint": "chat"}) != base
 
 
-def test_the_compat_hash_moves_only_with_what_both_sides_share() -> None:
+def test_the_compat_hash_depends_on_shared_fields_only() -> None:
     def compat(**spec: Any) -> str:
         return pair(spec)[0].pools[0].compat
 
@@ -313,7 +313,7 @@ def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_value_anywhere_is_a_pod_or_an_error_never_a_crash(data: st.DataObject) -> None:
+def test_any_value_anywhere_gives_pods_or_an_error_never_a_crash(data: st.DataObject) -> None:
     objects = copy.deepcopy(FULL)
     kind = data.draw(st.sampled_from(list(objects)))
     *parents, last = data.draw(st.sampled_from(paths(objects[kind])))
@@ -334,6 +334,6 @@ def parsed_or_refused(made: list[Document]) -> Pools:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=JUNK)
-def test_a_document_of_junk_is_an_error(data: Any) -> None:
+def test_an_arbitrary_document_is_an_error(data: Any) -> None:
     with pytest.raises(DocumentError, match=FILE):
         parse_pools([Document(FILE, data)])

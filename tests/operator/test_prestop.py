@@ -1,4 +1,4 @@
-"""What a prefill pod does before it stops: the very command of its preStop, run."""
+"""preStop of a prefill pod: the rendered command itself, run as a process."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.component
 
 
 class Engine:
-    """Serves `/metrics` with the figures it is given; `asked` is set at each look."""
+    """Serves `/metrics` with given values; `asked` is set at each request."""
 
     def __init__(self) -> None:
         self.held = 1.0
@@ -31,7 +31,7 @@ class Engine:
 
 
 def page(*, running: float = 0, waiting: float = 0, held: float = 0) -> str:
-    """As vLLM with two data-parallel ranks writes it; the second rank is the busy one."""
+    """A page of vLLM with two data-parallel ranks, the second of which is busy."""
     figures = {
         metrics.ENGINE_RUNNING: running,
         metrics.ENGINE_WAITING: waiting,
@@ -59,7 +59,7 @@ NAMES = [metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE
         ("", True),
     ],
 )
-def test_a_pod_is_busy_while_anything_runs_waits_or_is_held(text: str, busy: bool) -> None:
+def test_a_pod_is_busy_while_requests_run_or_wait_or_blocks_are_held(text: str, busy: bool) -> None:
     assert prestop.busy(text, NAMES) is busy
 
 
@@ -77,7 +77,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 def command(port: int, seconds: str) -> list[str]:
-    """The rendered hook, at this port."""
+    """The rendered preStop command, with this port."""
     container: dict[str, Any] = pods(pair()[0])[0]["spec"]["containers"][0]
     python, *rest = container["lifecycle"]["preStop"]["exec"]["command"]
     assert python == "python3"
@@ -91,7 +91,7 @@ async def run(port: int, seconds: str = "60") -> asyncio.subprocess.Process:
     )
 
 
-async def test_it_waits_for_held_blocks_and_then_ends(engine: Engine) -> None:
+async def test_prestop_waits_until_no_block_is_held(engine: Engine) -> None:
     hook = await run(engine.port)
     for _ in range(2):
         engine.asked.clear()
@@ -101,11 +101,11 @@ async def test_it_waits_for_held_blocks_and_then_ends(engine: Engine) -> None:
     assert await hook.wait() == 0
 
 
-async def test_it_ends_with_its_time(engine: Engine) -> None:
+async def test_prestop_ends_at_its_timeout(engine: Engine) -> None:
     hook = await run(engine.port, "0.1")
     assert await hook.wait() == 0
 
 
-async def test_an_engine_that_has_ended_is_not_waited_for(engine: Engine) -> None:
+async def test_prestop_ends_at_once_when_the_engine_has_exited(engine: Engine) -> None:
     hook = await run(1)
     assert await hook.wait() == 0

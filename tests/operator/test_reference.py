@@ -1,4 +1,4 @@
-"""The reference pages: what they say, and that the checkout's are the CRDs' of today."""
+"""The reference pages: their content, and that the checkout's match its CRDs."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from .test_crd import nodes, root
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_is_that_of_the_crd(kind: str) -> None:
+def test_the_page_matches_the_crd(kind: str) -> None:
     file = PAGES / f"{kind.lower()}.md"
     assert file.read_text(encoding="utf-8") == page(kind), f"stale: run .venv/bin/{COMMAND}"
 
@@ -44,7 +44,7 @@ def test_rows(row: str) -> None:
     assert row in page("DecodePool")
 
 
-def test_pages_are_written_one_for_each_kind(tmp_path: Path) -> None:
+def test_one_page_is_written_for_each_kind(tmp_path: Path) -> None:
     files = write(tmp_path / "new")
     assert [file.name for file in files] == ["prefillpool.md", "decodepool.md"]
     assert all(file.read_text(encoding="utf-8").startswith("<!-- Written by") for file in files)

@@ -1,165 +1,165 @@
-"""Pools of a set that move together, wait for each other, or stand alone."""
+"""Pools of a set that roll together, wait for each other, or need no peer."""
 
 from tandem_contract import labels
 from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
-from .set_world import UNIFIED, World, named, revisions, settled
+from .simulated_cluster import UNIFIED, SimulatedCluster, named, revisions, settled
 
 
-def test_a_newer_operator_restarts_nothing_until_it_is_asked() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.defaults = Defaults(vllm_version="0.31.0")
-    world.settle()
-    assert set(world.pods) == before
-    assert world.condition("d", "UpdateAvailable")["reason"] == "NewerTemplate"
-    world.annotate("PrefillPool", "p", **{labels.RESTARTED_AT: "2026-01-01"})
-    world.settle()
-    assert not set(world.pods) & before, "the other side has to come along"
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert world.condition("d", "UpdateAvailable")["status"] == "False"
-    assert world.condition("d", "Ready")["status"] == "False"  # no router in this world
-    assert world.condition("p", "Ready", "PrefillPool")["status"] == "True"
+def test_a_newer_operator_restarts_no_pod_until_a_user_asks() -> None:
+    cluster = settled()
+    before = set(cluster.pods)
+    cluster.defaults = Defaults(vllm_version="0.31.0")
+    cluster.settle()
+    assert set(cluster.pods) == before
+    assert cluster.condition("d", "UpdateAvailable")["reason"] == "NewerTemplate"
+    cluster.annotate("PrefillPool", "p", **{labels.RESTARTED_AT: "2026-01-01"})
+    cluster.settle()
+    assert not set(cluster.pods) & before, "the other side has to come along"
+    assert len({pod.compat for pod in cluster.pods.values()}) == 1
+    assert cluster.condition("d", "UpdateAvailable")["status"] == "False"
+    assert cluster.condition("d", "Ready")["status"] == "False"  # no router in this cluster
+    assert cluster.condition("p", "Ready", "PrefillPool")["status"] == "True"
 
 
-def test_a_set_changes_its_model_together() -> None:
-    world = settled(prefill_pool(replicas=2), DECODE)
-    old = world.of("p")[0].compat
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
+def test_the_pools_of_a_set_change_their_model_together() -> None:
+    cluster = settled(prefill_pool(replicas=2), DECODE)
+    old = cluster.of("p")[0].compat
+    cluster.edit("PrefillPool", "p", model={"name": "org/other"})
     seen_new_decode = False
     for _ in range(30):
-        world.reconcile()
+        cluster.reconcile()
         pairs = {
             pod.compat
-            for pod in world.of("p", deleting=False)
-            if pod.ready and world.of("d", compat=pod.compat, deleting=False)
+            for pod in cluster.of("p", deleting=False)
+            if pod.ready and cluster.of("d", compat=pod.compat, deleting=False)
         }
-        olds = [pod for pod in world.of("d", deleting=False) if pod.compat == old]
+        olds = [pod for pod in cluster.of("d", deleting=False) if pod.compat == old]
         if olds:
             assert old in pairs, "an old decode pod lost its last prefill pod"
-        seen_new_decode |= any(pod.compat != old for pod in world.of("d"))
-        world.kubelets()
-        world.now += 1
+        seen_new_decode |= any(pod.compat != old for pod in cluster.of("d"))
+        cluster.kubelets()
+        cluster.now += 1
     assert seen_new_decode
-    assert {pod.compat for pod in world.pods.values()} != {old}
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert len(world.of("p")) == 2
+    assert {pod.compat for pod in cluster.pods.values()} != {old}
+    assert len({pod.compat for pod in cluster.pods.values()}) == 1
+    assert len(cluster.of("p")) == 2
 
 
-def test_no_old_pod_leaves_before_every_pool_has_a_new_one_ready() -> None:
-    world = settled()
-    old = set(world.pods)
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.reconcile()
-    for pod in world.of("p", ready=False):
-        world.make_ready(pod.name)
+def test_no_old_pod_is_removed_before_every_pool_has_a_ready_new_one() -> None:
+    cluster = settled()
+    old = set(cluster.pods)
+    cluster.edit("PrefillPool", "p", model={"name": "org/other"})
+    cluster.reconcile()
+    for pod in cluster.of("p", ready=False):
+        cluster.make_ready(pod.name)
     for _ in range(3):
-        world.reconcile()
-        assert {n for n in old if not world.pods[n].leaving} == old
-    for pod in world.of("d", ready=False):
-        world.make_ready(pod.name)
-    plan = world.reconcile()
+        cluster.reconcile()
+        assert {n for n in old if not cluster.pods[n].leaving} == old
+    for pod in cluster.of("d", ready=False):
+        cluster.make_ready(pod.name)
+    plan = cluster.reconcile()
     assert [one.name[0] for one in plan.delete_pods] == ["d"]
 
 
-def test_without_surge_a_single_pair_still_changes() -> None:
+def test_a_pair_of_single_pods_rolls_without_surge() -> None:
     rollout = {"maxSurge": 0, "maxUnavailable": 1}
-    world = settled(prefill_pool(rollout=rollout), decode_pool(replicas=1, rollout=rollout))
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    assert len({pod.compat for pod in world.pods.values()}) == 1
-    assert world.status("p", "PrefillPool")["currentRevision"] == world.of("p")[0].revision
+    cluster = settled(prefill_pool(rollout=rollout), decode_pool(replicas=1, rollout=rollout))
+    cluster.edit("PrefillPool", "p", model={"name": "org/other"})
+    cluster.settle()
+    assert len({pod.compat for pod in cluster.pods.values()}) == 1
+    assert cluster.status("p", "PrefillPool")["currentRevision"] == cluster.of("p")[0].revision
 
 
-def test_a_change_outside_the_compat_hash_rolls_alone() -> None:
-    world = settled()
-    (before,) = world.of("p")
-    world.edit("DecodePool", "d", engine={"maxNumSeqs": 7})
-    world.settle()
-    assert world.of("p") == [before]
-    assert len(set(revisions(world, "d"))) == 1
+def test_a_change_outside_the_compat_hash_rolls_one_pool() -> None:
+    cluster = settled()
+    (before,) = cluster.of("p")
+    cluster.edit("DecodePool", "d", engine={"maxNumSeqs": 7})
+    cluster.settle()
+    assert cluster.of("p") == [before]
+    assert len(set(revisions(cluster, "d"))) == 1
 
 
-def test_a_contradiction_holds_a_running_pool_and_those_it_pairs_with() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.edit("DecodePool", "d", engine={"dtype": "float16"})
-    world.settle()
-    assert set(world.pods) == before
-    compatible = world.condition("d", "Compatible")
+def test_a_mismatch_holds_a_running_pool_and_its_peers() -> None:
+    cluster = settled()
+    before = set(cluster.pods)
+    cluster.edit("DecodePool", "d", engine={"dtype": "float16"})
+    cluster.settle()
+    assert set(cluster.pods) == before
+    compatible = cluster.condition("d", "Compatible")
     assert compatible["status"] == "False"
     assert 'engine.dtype is "float16" here and "auto" in PrefillPool p' in compatible["message"]
-    world.edit("PrefillPool", "p", engine={"dtype": "bfloat16"})
-    world.settle()
-    assert set(world.pods) == before
-    waiting = world.condition("p", "Progressing", "PrefillPool")
+    cluster.edit("PrefillPool", "p", engine={"dtype": "bfloat16"})
+    cluster.settle()
+    assert set(cluster.pods) == before
+    waiting = cluster.condition("p", "Progressing", "PrefillPool")
     assert waiting["reason"] == "WaitingForPeer"
     assert "DecodePool d does not agree" in waiting["message"]
-    world.edit("PrefillPool", "p", engine={"dtype": "float16"})
-    world.settle()
-    assert not set(world.pods) & before
-    assert world.condition("d", "Compatible")["status"] == "True"
+    cluster.edit("PrefillPool", "p", engine={"dtype": "float16"})
+    cluster.settle()
+    assert not set(cluster.pods) & before
+    assert cluster.condition("d", "Compatible")["status"] == "True"
 
 
-def test_a_new_pool_that_disagrees_gets_no_pods_and_stalls_nobody() -> None:
-    world = settled(PREFILL, DECODE)
-    world.apply_pool(named(DECODE, "e", engine={"blockSize": 64}))
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    assert world.of("e") == []
-    assert world.condition("e", "Stalled")["reason"] == "Mismatch"
-    assert world.condition("p", "Progressing", "PrefillPool")["reason"] == "Complete"
-    assert world.status("p", "PrefillPool")["model"] == "org/other"
+def test_a_new_pool_with_a_mismatch_gets_no_pods_and_blocks_no_other() -> None:
+    cluster = settled(PREFILL, DECODE)
+    cluster.apply_pool(named(DECODE, "e", engine={"blockSize": 64}))
+    cluster.edit("PrefillPool", "p", model={"name": "org/other"})
+    cluster.settle()
+    assert cluster.of("e") == []
+    assert cluster.condition("e", "Stalled")["reason"] == "Mismatch"
+    assert cluster.condition("p", "Progressing", "PrefillPool")["reason"] == "Complete"
+    assert cluster.status("p", "PrefillPool")["model"] == "org/other"
 
 
-def test_paused_pods_keep_their_revision_and_lost_ones_come_back() -> None:
-    world = settled()
-    before = set(world.pods)
-    world.edit("DecodePool", "d", paused=True, engine={"maxNumSeqs": 7})
-    world.gone(world.of("d")[0].name)
-    world.settle()
-    assert set(world.pods) == before
-    assert world.condition("d", "Progressing")["reason"] == "Paused"
-    world.edit("DecodePool", "d", paused=True, replicas=3)
-    world.settle()
-    assert len(set(revisions(world, "d"))) == 1
-    assert len(world.of("d")) == 3
-    world.edit("PrefillPool", "p", model={"name": "org/other"})
-    world.settle()
-    message = world.condition("p", "Progressing", "PrefillPool")["message"]
+def test_a_paused_pool_keeps_its_revision_and_replaces_lost_pods() -> None:
+    cluster = settled()
+    before = set(cluster.pods)
+    cluster.edit("DecodePool", "d", paused=True, engine={"maxNumSeqs": 7})
+    cluster.gone(cluster.of("d")[0].name)
+    cluster.settle()
+    assert set(cluster.pods) == before
+    assert cluster.condition("d", "Progressing")["reason"] == "Paused"
+    cluster.edit("DecodePool", "d", paused=True, replicas=3)
+    cluster.settle()
+    assert len(set(revisions(cluster, "d"))) == 1
+    assert len(cluster.of("d")) == 3
+    cluster.edit("PrefillPool", "p", model={"name": "org/other"})
+    cluster.settle()
+    message = cluster.condition("p", "Progressing", "PrefillPool")["message"]
     assert "DecodePool d is paused" in message
-    world.edit("DecodePool", "d", paused=False)
-    world.settle()
-    assert len({pod.compat for pod in world.pods.values()}) == 1
+    cluster.edit("DecodePool", "d", paused=False)
+    cluster.settle()
+    assert len({pod.compat for pod in cluster.pods.values()}) == 1
 
 
 def test_decode_pods_outlive_their_prefill_pool() -> None:
-    world = settled()
-    before = {pod.name for pod in world.of("d")}
-    del world.objects["PrefillPool", "p"]
-    world.gone(world.of("p")[0].name)
-    world.gone(sorted(before)[0])
-    world.settle()
-    assert {pod.name for pod in world.of("d")} == before
-    assert world.condition("d", "PeerReady")["reason"] == "PeerMissing"
-    assert world.condition("d", "Stalled")["status"] == "False"
+    cluster = settled()
+    before = {pod.name for pod in cluster.of("d")}
+    del cluster.objects["PrefillPool", "p"]
+    cluster.gone(cluster.of("p")[0].name)
+    cluster.gone(sorted(before)[0])
+    cluster.settle()
+    assert {pod.name for pod in cluster.of("d")} == before
+    assert cluster.condition("d", "PeerReady")["reason"] == "PeerMissing"
+    assert cluster.condition("d", "Stalled")["status"] == "False"
 
 
 def test_a_decode_pool_waits_for_a_prefill_pool_that_does_not_exist() -> None:
-    world = World(DECODE)
-    assert world.reconcile().writes == 0
-    assert "there is no PrefillPool p" in world.condition("d", "Ready")["message"]
-    world.apply_pool(PREFILL)
-    world.settle()
-    assert len(world.pods) == 3
+    cluster = SimulatedCluster(DECODE)
+    assert cluster.reconcile().writes == 0
+    assert "there is no PrefillPool p" in cluster.condition("d", "Ready")["message"]
+    cluster.apply_pool(PREFILL)
+    cluster.settle()
+    assert len(cluster.pods) == 3
 
 
-def test_a_unified_pool_alone() -> None:
-    world = settled(UNIFIED)
-    assert len(world.of("u", role="unified")) == 2
-    world.edit("DecodePool", "u", model={"name": "org/other"})
-    world.settle()
-    assert len(world.of("u")) == 2
-    assert world.condition("u", "Compatible")["reason"] == "Alone"
-    assert "PeerReady" not in {c["type"] for c in world.status("u")["conditions"]}
+def test_a_unified_pool_needs_no_peer() -> None:
+    cluster = settled(UNIFIED)
+    assert len(cluster.of("u", role="unified")) == 2
+    cluster.edit("DecodePool", "u", model={"name": "org/other"})
+    cluster.settle()
+    assert len(cluster.of("u")) == 2
+    assert cluster.condition("u", "Compatible")["reason"] == "Alone"
+    assert "PeerReady" not in {c["type"] for c in cluster.status("u")["conditions"]}

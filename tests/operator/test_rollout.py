@@ -1,4 +1,4 @@
-"""The arithmetic of a rollout, and a pool that rolls under every kind of mishap."""
+"""The arithmetic of a rollout, and a property test of whole rollouts with random failures."""
 
 from dataclasses import replace
 
@@ -60,11 +60,11 @@ def test_limits(
     assert (found.surge, found.unavailable) == expected
 
 
-def test_a_first_rollout_brings_all_pods_at_once() -> None:
+def test_a_first_rollout_creates_all_pods_at_once() -> None:
     assert roll([], Limits(3, 1, 0), None, "b") == PodChanges(add_update=3)
 
 
-def test_by_surge_a_new_pod_comes_and_is_ready_before_an_old_one_goes() -> None:
+def test_with_surge_a_new_pod_is_ready_before_an_old_one_is_removed() -> None:
     within = Limits(2, 1, 0)
     assert roll(pods("a", 0, 1), within, "a", "b") == PodChanges(add_update=1)
     waiting = [*pods("a", 0, 1), *pods("b", 0, ready=False)]
@@ -74,34 +74,34 @@ def test_by_surge_a_new_pod_comes_and_is_ready_before_an_old_one_goes() -> None:
     assert changes.add_update == 1
 
 
-def test_without_surge_an_old_pod_goes_first() -> None:
+def test_without_surge_an_old_pod_is_removed_first() -> None:
     changes = roll(pods("a", 0, 1), Limits(2, 0, 1), "a", "b")
     assert names(changes) == ["p-a-1"]
     assert changes.add_update == 1
 
 
-def test_an_old_pod_lost_in_mid_rollout_comes_back_of_its_own_revision() -> None:
+def test_a_lost_old_pod_is_replaced_with_its_own_revision() -> None:
     changes = roll([*pods("a", 0), *pods("b", 0, ready=False)], Limits(2, 1, 0), "a", "b")
     assert changes == PodChanges(add_current=1)
 
 
-def test_even_the_only_one() -> None:
+def test_a_lost_old_pod_is_replaced_even_when_it_was_the_only_one() -> None:
     assert roll(pods("b", 0, ready=False), Limits(1, 1, 0), "a", "b") == PodChanges(add_current=1)
 
 
-def test_a_revision_that_never_served_leaves_at_once_when_it_is_not_ready() -> None:
+def test_unready_pods_of_an_abandoned_revision_are_removed_at_once() -> None:
     changes = roll([*pods("a", 0), *pods("x", 0, ready=False)], Limits(1, 1, 0), "a", "b")
     assert names(changes) == ["p-x-0"]
     assert changes.add_update == 1
 
 
-def test_a_first_revision_that_never_served_gives_way_without_surge() -> None:
+def test_a_first_revision_that_never_served_is_replaced_without_surge() -> None:
     changes = roll(pods("a", 0, 1, ready=False), Limits(2, 0, 1), None, "b")
     assert sorted(names(changes)) == ["p-a-0", "p-a-1"]
     assert changes.add_update == 2
 
 
-def test_what_leaves_first_is_unscheduled_then_unready_then_of_the_highest_index() -> None:
+def test_removal_order_is_unscheduled_then_unready_then_highest_index() -> None:
     crowd = [
         pod("p-b-0"), pod("p-b-1", ready=False), pod("p-b-2"), pod("p-b-10"),
         pod("p-b-4", ready=False, scheduled=False),
@@ -111,7 +111,7 @@ def test_what_leaves_first_is_unscheduled_then_unready_then_of_the_highest_index
     assert len(roll(crowd, Limits(0, 0, 0), "b", "b").remove) == 5
 
 
-def test_a_closed_gate_keeps_old_pods_but_for_one_place() -> None:
+def test_a_closed_gate_removes_old_pods_only_for_a_first_new_one() -> None:
     closed = Gate(is_open=False)
     assert roll(pods("a", 0, 1), Limits(2, 1, 0), "a", "b", closed) == PodChanges(add_update=1)
     full = [*pods("a", 0, 1), *pods("b", 0)]
@@ -120,19 +120,19 @@ def test_a_closed_gate_keeps_old_pods_but_for_one_place() -> None:
     assert (names(alone), alone.add_update) == (["p-a-0"], 1)
 
 
-def test_a_smaller_number_holds_behind_a_closed_gate_too() -> None:
+def test_a_scale_down_applies_behind_a_closed_gate() -> None:
     crowd = [*pods("a", 0, 1, 2, 3), *pods("b", 0, ready=False)]
     changes = roll(crowd, Limits(1, 1, 0), "a", "b", Gate(is_open=False))
     assert names(changes) == ["p-a-3", "p-a-2", "p-a-1"]
 
 
-def test_a_kept_pod_stays_last() -> None:
+def test_a_pod_that_the_gate_keeps_is_not_removed() -> None:
     crowd = [*pods("a", 0), *pods("b", 0)]
     assert roll(crowd, Limits(1, 1, 0), "a", "b", Gate(keep={"p-a-0"})) == PodChanges()
     assert names(roll(crowd, Limits(1, 1, 0), "a", "b")) == ["p-a-0"]
 
 
-def test_holding_changes_the_number_alone() -> None:
+def test_hold_scales_but_keeps_revisions() -> None:
     mixed = [*pods("a", 0, 1), *pods("b", 0)]
     assert hold(mixed, Limits(2, 1, 0), "a") == PodChanges()
     assert hold(mixed[:1], Limits(2, 1, 0), "a") == PodChanges(add_current=1)
@@ -141,7 +141,7 @@ def test_holding_changes_the_number_alone() -> None:
     assert hold([], Limits(2, 1, 0), None) == PodChanges()
 
 
-def test_a_revision_has_served_once_it_carries_the_pool() -> None:
+def test_a_revision_has_served_once_enough_of_its_pods_are_ready() -> None:
     assert not has_served(pods("b", 0, ready=False), Limits(1, 1, 0), "b")
     assert not has_served([], Limits(1, 0, 1), "b")
     assert has_served(pods("b", 0, 1), Limits(3, 0, 1), "b")
@@ -154,7 +154,7 @@ def test_index_of(name: str, index: int) -> None:
 
 
 class Pool:
-    """A pool under `roll` alone: what comes comes unready, what leaves is gone."""
+    """A pool driven by `roll` alone: added pods start unready, removed pods vanish at once."""
 
     def __init__(self, within: Limits, current: str) -> None:
         self.within, self.current = within, current
@@ -186,7 +186,7 @@ class Pool:
     surge=st.integers(0, 3),
     unavailable=st.integers(0, 3),
 )
-def test_it_always_gets_there_and_never_takes_too_many(
+def test_a_rollout_always_completes_within_its_limits(
     data: st.DataObject, desired: int, surge: int, unavailable: int
 ) -> None:
     within = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)

@@ -49,7 +49,7 @@ def found(kind: str, data: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_full_pools_are_valid_and_write_every_field(kind: str) -> None:
+def test_the_full_pools_are_valid_and_cover_every_field(kind: str) -> None:
     pools = [pool for pool in FULL if pool["kind"] == kind]
     assert [found(kind, pool) for pool in pools] == [[]] * len(pools)
     written = {path for pool in pools for path in field_paths(pool["spec"])}
@@ -58,7 +58,7 @@ def test_the_full_pools_are_valid_and_write_every_field(kind: str) -> None:
 
 
 def field_paths(value: Any, at: str = "") -> set[str]:
-    """As `nodes` has them: every item of a list or of a map without named fields is `[]`."""
+    """Paths as `nodes` gives them: an item of a list or of a free map is `[]`."""
     if isinstance(value, dict):
         return {
             path
@@ -75,7 +75,7 @@ def test_the_minimal_pair_is_valid() -> None:
     assert found("DecodePool", DECODE) == []
 
 
-def test_defaults_are_filled_in_and_the_input_is_left_alone() -> None:
+def test_defaults_are_filled_in_without_changing_the_input() -> None:
     data = decode_pool(sidecar={"retries": 5}, parallelism={"tensor": 1})
     spec = defaulted("DecodePool", data)["spec"]
     assert spec["role"] == "decode"
@@ -108,7 +108,7 @@ def test_null_counts_as_left_out_except_in_the_template() -> None:
 
 
 @pytest.mark.parametrize(("spec", "path", "message"), MALFORMED)
-def test_structural_errors_say_where_and_what(
+def test_structural_errors_name_path_and_cause(
     spec: dict[str, Any], path: str, message: str
 ) -> None:
     ((at, said),) = found("PrefillPool", prefill_pool(**spec))
@@ -120,7 +120,7 @@ def test_all_errors_are_found_at_once() -> None:
     assert len(found("PrefillPool", prefill_pool(replica=1, paused="no", drain=[]))) == 3
 
 
-def test_rules_are_asked_only_of_what_is_structurally_right() -> None:
+def test_rules_are_evaluated_only_for_a_valid_structure() -> None:
     both = {"scaling": {"maxReplicas": 2}, "replicas": 1}
     assert problems("PrefillPool", prefill_pool(**both, paused=1)) == [
         Problem(("spec", "paused"), "expected true or false, got an integer: 1")
@@ -128,12 +128,12 @@ def test_rules_are_asked_only_of_what_is_structurally_right() -> None:
 
 
 @pytest.mark.parametrize("name", ["Upper", "a" * 51, "dotted.name", "1st", ""])
-def test_a_pool_name_must_do_for_pods_and_services(name: str) -> None:
+def test_a_pool_name_must_fit_pod_and_service_names(name: str) -> None:
     assert [at for at, _ in found("PrefillPool", {**PREFILL, "metadata": {"name": name}})][:1] == [
         "metadata.name"
     ]
 
 
-def test_other_metadata_is_left_to_the_api_server() -> None:
+def test_other_metadata_is_not_validated_here() -> None:
     metadata = {"name": "p", "labels": {"team": "a"}, "namespace": None, "annotations": {}}
     assert found("PrefillPool", {**PREFILL, "metadata": metadata}) == []

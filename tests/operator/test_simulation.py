@@ -1,4 +1,4 @@
-"""Sets under any order of edits, mishaps, deaths of the operator and broken objects."""
+"""Sets under random edits, failures, crashes of the operator and broken objects."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from .full_pools import FULL, paths
 from .pool_yaml import DECODE, PREFILL
-from .set_world import World, named, settled
+from .simulated_cluster import SimulatedCluster, named, settled
 
 
 @pytest.mark.parametrize(
@@ -17,31 +17,31 @@ from .set_world import World, named, settled
      {"rollout": {"maxSurge": "x%"}},
      {"transfer": {"connector": "storage"}}, {"engine": {"version": "0.1"}}],
 )  # fmt: skip
-def test_what_cannot_be_read_is_left_alone_and_stalls_nobody(broken: dict[str, Any]) -> None:
-    world = settled(PREFILL, DECODE, named(DECODE, "e"))
-    before = set(world.pods)
-    world.objects["DecodePool", "d"]["spec"] |= broken
-    world.objects["DecodePool", "d"]["metadata"]["generation"] += 1
-    lost = world.of("e")[0].name
-    world.gone(lost)
-    world.edit("DecodePool", "e", replicas=3)
-    world.settle()
-    assert before <= set(world.pods)
-    assert len(world.of("e")) == 3
-    assert world.condition("d", "Stalled")["reason"] in ("InvalidSpec", "Mismatch")
-    assert world.condition("d", "Stalled")["message"]
+def test_an_unreadable_pool_is_frozen_and_blocks_no_other(broken: dict[str, Any]) -> None:
+    cluster = settled(PREFILL, DECODE, named(DECODE, "e"))
+    before = set(cluster.pods)
+    cluster.objects["DecodePool", "d"]["spec"] |= broken
+    cluster.objects["DecodePool", "d"]["metadata"]["generation"] += 1
+    lost = cluster.of("e")[0].name
+    cluster.gone(lost)
+    cluster.edit("DecodePool", "e", replicas=3)
+    cluster.settle()
+    assert before <= set(cluster.pods)
+    assert len(cluster.of("e")) == 3
+    assert cluster.condition("d", "Stalled")["reason"] in ("InvalidSpec", "Mismatch")
+    assert cluster.condition("d", "Stalled")["message"]
 
 
 @pytest.mark.parametrize("writes", range(14))
-def test_a_process_that_dies_after_any_write_is_followed_by_the_same_end(writes: int) -> None:
+def test_a_crash_after_any_write_leads_to_the_same_result(writes: int) -> None:
     def end(*, dies: bool) -> tuple[set[str], set[str], set[str]]:
-        world = World()
+        cluster = SimulatedCluster()
         for change in ({}, {"replicas": 4}, {"engine": {"maxNumSeqs": 3}}, {"replicas": 1}):
-            world.edit("DecodePool", "d", **change)
+            cluster.edit("DecodePool", "d", **change)
             if dies:
-                world.reconcile(writes=writes)
-            world.settle()
-        return set(world.pods), set(world.revisions), set(world.budgets)
+                cluster.reconcile(writes=writes)
+            cluster.settle()
+        return set(cluster.pods), set(cluster.revisions), set(cluster.budgets)
 
     assert end(dies=True) == end(dies=False)
 
@@ -63,32 +63,32 @@ CHANGES: list[tuple[str, str, dict[str, Any]]] = [
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_whatever_happens_the_set_comes_to_its_spec_and_to_rest(data: st.DataObject) -> None:
-    world = World(PREFILL, DECODE)
+def test_after_any_events_the_set_reaches_its_spec_and_stays_there(data: st.DataObject) -> None:
+    cluster = SimulatedCluster(PREFILL, DECODE)
     for _ in range(data.draw(st.integers(1, 10))):
         kind, name, change = data.draw(st.sampled_from(CHANGES))
         if data.draw(st.booleans()):
-            world.edit(kind, name, **change)
-        world.reconcile(writes=data.draw(st.none() | st.integers(0, 8)))
-        for pod in sorted(world.pods):
-            mishap(world, pod, data.draw(st.sampled_from(MISHAPS)))
-        world.now += data.draw(st.sampled_from([1, 30, 900]))
+            cluster.edit(kind, name, **change)
+        cluster.reconcile(writes=data.draw(st.none() | st.integers(0, 8)))
+        for pod in sorted(cluster.pods):
+            mishap(cluster, pod, data.draw(st.sampled_from(MISHAPS)))
+        cluster.now += data.draw(st.sampled_from([1, 30, 900]))
         for pool in ("p", "d"):
-            assert len([one for one in world.of(pool) if one.active]) <= 4 + 4
-    world.edit("DecodePool", "d", paused=False, engine=None)
-    for pod in sorted(world.pods):
-        if world.pods[pod].phase == "Failed":
-            world.now += 300
-    world.settle()
+            assert len([one for one in cluster.of(pool) if one.active]) <= 4 + 4
+    cluster.edit("DecodePool", "d", paused=False, engine=None)
+    for pod in sorted(cluster.pods):
+        if cluster.pods[pod].phase == "Failed":
+            cluster.now += 300
+    cluster.settle()
     for kind, pool in (("PrefillPool", "p"), ("DecodePool", "d")):
-        wanted = world.objects[kind, pool]["spec"]["replicas"]
-        status = world.status(pool, kind)
-        found = world.of(pool)
+        wanted = cluster.objects[kind, pool]["spec"]["replicas"]
+        status = cluster.status(pool, kind)
+        found = cluster.of(pool)
         assert [one.ready for one in found] == [True] * wanted
         assert {one.revision for one in found} <= {status["updateRevision"]}
         assert status["currentRevision"] == status["updateRevision"]
         assert status["readyReplicas"] == status["updatedReplicas"] == wanted
-    assert len({pod.compat for pod in world.pods.values()}) <= 1
+    assert len({pod.compat for pod in cluster.pods.values()}) <= 1
 
 
 JUNK = st.recursive(
@@ -103,16 +103,16 @@ JUNK = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_value_anywhere_in_one_pool_leaves_the_others_pods_to_their_plan(
+def test_any_value_anywhere_in_one_pool_does_not_affect_the_others(
     data: st.DataObject,
 ) -> None:
-    world = World(
+    cluster = SimulatedCluster(
         *(named(pool, pool["metadata"]["name"], paused=False) for pool in (FULL[0], FULL[4])),
         named(DECODE, "other"),
     )
     kind, name = data.draw(st.sampled_from([("PrefillPool", "p"), ("DecodePool", "d")]))
-    spec = world.objects[kind, name]["spec"]
-    # Another prefillRef is another set.
+    spec = cluster.objects[kind, name]["spec"]
+    # A changed prefillRef moves the pool to another set.
     *parents, last = data.draw(
         st.sampled_from([path for path in paths(spec) if path[0] != "prefillRef"])
     )
@@ -120,24 +120,24 @@ def test_any_value_anywhere_in_one_pool_leaves_the_others_pods_to_their_plan(
     for step in parents:
         node = node[step]
     node[last] = data.draw(JUNK)
-    world.reconcile()
+    cluster.reconcile()
     if kind == "DecodePool":
-        assert len(world.of("other")) == 2
-    assert set(world.status(name, kind)) >= {"conditions", "replicas", "selector"}
+        assert len(cluster.of("other")) == 2
+    assert set(cluster.status(name, kind)) >= {"conditions", "replicas", "selector"}
 
 
 MISHAPS = ["nothing", "nothing", "ready", "ready", "unready", "fail", "gone", "orphaned"]
 
 
-def mishap(world: World, name: str, what: str) -> None:
-    pod = world.pods[name]
+def mishap(cluster: SimulatedCluster, name: str, what: str) -> None:
+    pod = cluster.pods[name]
     if what == "gone":
-        world.gone(name)
+        cluster.gone(name)
     elif what == "orphaned":
-        world._change(name, owner=None)
+        cluster._change(name, owner=None)
     elif pod.active and what == "ready":
-        world.make_ready(name)
+        cluster.make_ready(name)
     elif pod.active and what == "unready":
-        world.make_unready(name)
+        cluster.make_unready(name)
     elif pod.active and what == "fail":
-        world.fail(name)
+        cluster.fail(name)

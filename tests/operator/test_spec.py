@@ -1,4 +1,4 @@
-"""The types hold every field of the CRDs: one they lack would be dropped in silence."""
+"""The types have every field of the CRDs; msgspec would silently drop a missing one."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def missing(schema: dict[str, Any], kind: inspect.Type, at: str = "spec") -> lis
 
 
 def struct_in(kind: inspect.Type) -> inspect.StructType | None:
-    """The struct of a type that may be optional, or a tuple of such; None when it is none."""
+    """The struct in a type such as `X | None` or `tuple[X, ...]`; None for other types."""
     if isinstance(kind, inspect.UnionType):
         return next(filter(None, map(struct_in, kind.types)), None)
     if isinstance(kind, inspect.VarTupleType):
@@ -49,7 +49,7 @@ def struct_in(kind: inspect.Type) -> inspect.StructType | None:
 
 
 @pytest.mark.parametrize("pool", [pool for pool in FULL if pool["kind"] == "PrefillPool"])
-def test_full_pools_are_read(pool: dict[str, Any]) -> None:
+def test_full_pools_convert_to_types(pool: dict[str, Any]) -> None:
     (pool_set,) = parse_pools(documents({**pool, "metadata": PREFILL["metadata"]}))
     assert pool_set.prefill is not None
     assert pool_set.prefill.spec.model.name == pool["spec"]["model"]["name"]

@@ -1,4 +1,4 @@
-"""Pools from the API server: each by itself, and what two of them contradict in."""
+"""Validation of pools from the API server: each by itself, and each pair."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ from .pool_yaml import DECODE, PREFILL, decode_pool, documents, prefill_pool
 
 
 def served(pool: dict[str, Any], **metadata: Any) -> dict[str, Any]:
-    """As the API server has it."""
+    """The object as the API server returns it."""
     body: dict[str, Any] = defaulted(pool["kind"], copy.deepcopy(pool))
     body["metadata"] |= {"namespace": "default", **metadata}
     return body
@@ -26,7 +26,7 @@ def decode(prefill: dict[str, Any] | None, pool: dict[str, Any]) -> PoolValidati
     return validate_set(above, [served(pool)]).decodes[pool["metadata"]["name"]]
 
 
-def test_the_api_servers_objects_are_the_files_pools() -> None:
+def test_api_objects_and_files_give_equal_pools() -> None:
     (from_files,) = parse_pools(documents(PREFILL, DECODE))
     reading = validate_set(served(PREFILL), [served(DECODE)])
     assert reading.prefill is not None
@@ -35,13 +35,13 @@ def test_the_api_servers_objects_are_the_files_pools() -> None:
     assert reading.decodes["d"].replicas == 2
 
 
-def test_a_default_that_a_later_schema_fills_in_is_no_change() -> None:
+def test_a_default_of_a_later_schema_changes_no_revision() -> None:
     spelled = served(PREFILL)
     bare = {**spelled, "spec": PREFILL["spec"]}
     assert validate_set(spelled, []).prefill == validate_set(bare, []).prefill
 
 
-def test_restarted_at_makes_another_revision_of_the_same_layout() -> None:
+def test_restarted_at_changes_the_revision_but_not_the_compat_hash() -> None:
     def pool(**annotations: str) -> Any:
         reading = validate_set(served(PREFILL, annotations=annotations), []).prefill
         assert reading is not None
@@ -52,7 +52,7 @@ def test_restarted_at_makes_another_revision_of_the_same_layout() -> None:
     assert pool(other="x").revision == once.revision
 
 
-def test_what_nobody_edited_is_read_once() -> None:
+def test_an_unchanged_object_is_validated_once() -> None:
     body = served(PREFILL, uid="a-uid-of-its-own", generation=1)
     first = validate_set(body, []).prefill
     assert validate_set(copy.deepcopy(body), []).prefill is first
@@ -108,7 +108,9 @@ NGRAM = '{"method": "ngram"}'
          "pin it in both, like extraArgs [--attention-backend, FLASH_ATTN]"),
     ],
 )  # fmt: skip
-def test_contradictions(prefill: dict[str, Any], decode_: dict[str, Any], said: str) -> None:
+def test_a_mismatch_is_reported(
+    prefill: dict[str, Any], decode_: dict[str, Any], said: str
+) -> None:
     held = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
     assert held is not None
     assert held.reason is Reason.MISMATCH
@@ -127,11 +129,11 @@ def test_contradictions(prefill: dict[str, Any], decode_: dict[str, Any], said: 
          {"accelerator": {"count": 1, "type": "L4"}, **args("--attention-backend=FLASH_ATTN")}),
     ],
 )  # fmt: skip
-def test_what_may_differ(prefill: dict[str, Any], decode_: dict[str, Any]) -> None:
+def test_fields_that_may_differ(prefill: dict[str, Any], decode_: dict[str, Any]) -> None:
     assert decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection is None
 
 
-def test_flags_that_both_have_move_the_compat_hash() -> None:
+def test_equal_kv_flags_change_the_compat_hash() -> None:
     def compat(**spec: Any) -> str:
         pool = validate_set(served(prefill_pool(**spec)), []).prefill
         assert pool is not None

@@ -1,5 +1,8 @@
-"""A cluster of one set for tests: it holds objects, does what a plan says write by write, and moves
-its pods as kubelets and nodes would. Bodies go through the same parsing as the API server's."""
+"""A simulated cluster with one set, for tests.
+
+It holds the objects, applies a plan write by write, and changes pods as kubelets and nodes would.
+Bodies go through the same parsing as those of the API server.
+"""
 
 import copy
 import itertools
@@ -20,11 +23,11 @@ from .pool_yaml import DECODE, PREFILL
 START = 1_800_000_000.0
 NAMESPACE = "default"
 _UIDS = itertools.count()
-"""Never the same twice, in another world neither: readings are remembered by them."""
+"""Never the same UID twice, also not in another cluster: validations are cached by UID."""
 
 
-class World:
-    """`pools` are the custom resources as written; everything else follows."""
+class SimulatedCluster:
+    """`pools` are the custom resources as users write them."""
 
     def __init__(self, *pools: dict[str, Any], defaults: Defaults | None = None) -> None:
         self.now = START
@@ -32,7 +35,7 @@ class World:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.pods: dict[str, PodState] = {}
         self.bodies: dict[str, dict[str, Any]] = {}
-        """Of pods, as created."""
+        """Pods as they were created, by name."""
         self.revisions: dict[str, dict[str, Any]] = {}
         self.budgets: dict[str, dict[str, Any]] = {}
         self.nodes: tuple[NodeState, ...] | None = None
@@ -61,7 +64,7 @@ class World:
         self.objects[key] = body
 
     def edit(self, kind: str, name: str, **spec: Any) -> None:
-        """Change fields of a spec; None removes one."""
+        """Change fields of a spec; None removes a field."""
         body = copy.deepcopy(self.objects[kind, name])
         body["spec"] = {k: v for k, v in {**body["spec"], **spec}.items() if v is not None}
         self.apply_pool(body)
@@ -100,10 +103,10 @@ class World:
         return plan_set(self.observe(), self.defaults)
 
     def reconcile(self, *, writes: int | None = None) -> SetPlan:
-        """One pass; with `writes`, one that dies after so many of them."""
+        """One pass; with `writes`, the operator dies after that many writes."""
         observed = self.observe()
         plan = plan_set(observed, self.defaults)
-        assert plan_set(observed, self.defaults) == plan, "the same is not planned twice alike"
+        assert plan_set(observed, self.defaults) == plan, "equal input gave two different plans"
         for done, write in enumerate(self._writes(plan)):
             if writes is not None and done >= writes:
                 return plan
@@ -117,7 +120,7 @@ class World:
         return plan
 
     def settle(self, passes: int = 200) -> None:
-        """Reconcile, with pods getting ready and leaving ones gone in between, until at rest."""
+        """Reconcile until nothing changes; in between, pods get ready and deleted ones vanish."""
         for _ in range(passes):
             writes = self.status_writes
             plan = self.reconcile()
@@ -125,10 +128,10 @@ class World:
             if not plan.writes and not moved and writes == self.status_writes:
                 return
             self.now += 1
-        raise AssertionError(f"not at rest after {passes} passes: {plan}")
+        raise AssertionError(f"still changing after {passes} passes: {plan}")
 
     def kubelets(self) -> bool:
-        """Every pod gets where it is going; whether any moved."""
+        """Every pod becomes ready, or vanishes if it is being deleted. Whether any pod changed."""
         moved = False
         for pod in list(self.pods.values()):
             if pod.deleting:
@@ -154,7 +157,7 @@ class World:
         del self.pods[name], self.bodies[name]
 
     def of(self, pool: str, **wanted: Any) -> list[PodState]:
-        """Pods of a pool with these attributes, by name."""
+        """Pods of a pool with these attributes, sorted by name."""
         return sorted(
             (
                 pod
@@ -230,15 +233,15 @@ def named(pool: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
     return made
 
 
-def settled(*pools: dict[str, Any]) -> World:
-    """A world at rest."""
-    world = World(*pools)
-    world.settle()
-    return world
+def settled(*pools: dict[str, Any]) -> SimulatedCluster:
+    """A cluster in which nothing changes any more."""
+    cluster = SimulatedCluster(*pools)
+    cluster.settle()
+    return cluster
 
 
-def revisions(world: World, pool: str) -> list[str]:
-    return [pod.revision for pod in world.of(pool)]
+def revisions(cluster: SimulatedCluster, pool: str) -> list[str]:
+    return [pod.revision for pod in cluster.of(pool)]
 
 
 UNIFIED = named(DECODE, "u", role="unified", model={"name": "org/model"})

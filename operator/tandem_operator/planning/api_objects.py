@@ -55,6 +55,7 @@ def set_key(body: Body) -> SetKey:
     if kind != DECODE_POOL:
         return SetKey(namespace, name)
     reference = _mapping(_mapping(body, "spec"), "prefillRef").get("name")
+    # The PrefillPool need not exist: its DecodePools form a set without it.
     return SetKey(namespace, str(reference)) if reference else SetKey(namespace, name, "DecodePool")
 
 
@@ -64,6 +65,7 @@ def pod_state(body: Body) -> PodState:
     own_labels = _mapping(metadata, "labels")
     conditions = {entry.get("type"): entry for entry in _mappings(status, "conditions")}
     ready = conditions.get("Ready", {})
+    # A terminating pod may still be Ready; it must not count, because it stops serving soon.
     is_ready = ready.get("status") == "True"
     phase = status.get("phase", "Pending")
     deleting = "deletionTimestamp" in metadata
@@ -149,6 +151,7 @@ def _controller_uid(metadata: Body) -> str | None:
 
 def _trouble(status: Body, conditions: Mapping[Any, Body]) -> str | None:
     """Why a pod does not run, as scheduler, kubelet or container report it."""
+    # In the order of a pod's life: scheduling, the pod as a whole (evicted), its containers.
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return _reason_and_message(scheduled)

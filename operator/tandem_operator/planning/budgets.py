@@ -21,6 +21,7 @@ def budget_name(resource: PoolResource) -> str:
 
 def budget(resource: PoolResource, limits: Limits) -> Body | None:
     """The pool's budget; None when the pool has at most one pod more than may be missing."""
+    # At least one pod may be missing, also where maxUnavailable is 0.
     fewest = limits.desired - max(1, limits.unavailable)
     if fewest < 1:
         return None

@@ -60,6 +60,7 @@ def _has_value(live: Any, desired: Any) -> bool:
             bool(live) or not desired or not _has_content(desired)
         )
     if isinstance(desired, list | tuple):
+        # The order of lists is meaningful to Kubernetes: containers, arguments, rules.
         items = live if isinstance(live, list) else []
         return len(items) == len(desired) and all(map(_has_value, items, desired))
     if desired is None or desired == "":

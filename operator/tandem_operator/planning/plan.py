@@ -91,6 +91,7 @@ def plan_set(
     members = [_gate_member(pool, targets.get(pool.name), observed.now) for pool in pools]
     writes = []
     for pool, member in zip(pools, members, strict=True):
+        # Blocked pools are held, so their gate does not matter.
         blockers = blocked_by(member, members)
         plan = _plan_pool(pool, targets.get(pool.name), blockers, defaults)
         pool_gate = OPEN if blockers else gate(member, members)
@@ -168,6 +169,7 @@ def _plan_pool(
     )  # fmt: skip
     if pool.is_frozen:
         return replace(held, mode=Mode.FREEZE)
+    # The pool may not roll: it is rejected, paused or refused. It keeps its revision and scales.
     if target is None:
         return held
     newer = target.pinned is not None and pool.rollable_pool is not None and (
@@ -210,6 +212,7 @@ def _plan_writes(observed: Observed, pool: _PoolState, plan: PoolPlan, gate: Gat
     draining, deletions = pod_plan.plan_deletions(
         pool.resource, changes.remove, pool.pods, observed.now
     )
+    # Pods that get the draining label keep their endpoint labels until they are gone.
     going = {label.name for label in draining}
     relabelled = pod_plan.plan_relabels(
         pool.resource, (pod for pod in pool.pods if pod.name not in going), routing
@@ -315,6 +318,7 @@ def _delete_revisions(pool: _PoolState, plan: PoolPlan) -> Iterable[str]:
     """Unused revisions beyond the history that is kept."""
     used = {plan.update, plan.current, pool.current.revision if pool.current else None}
     used |= {pod.revision for pod in pool.pods}
+    # The revision of the present spec, even if the pool cannot roll to it now.
     used.add(pool.validation.pool.revision if pool.validation.pool else None)
     for state in revisions.expired_revisions(pool.pinned, filter(None, used)):
         yield state.name

@@ -56,6 +56,7 @@ def replacement_time(pod: PodState) -> float:
     """Unix seconds from which an ended pod is replaced; 0.0 means at once."""
     if pod.attempt == 0 or not _ended_early(pod):
         return 0.0
+    # The exponent is bounded so that a large annotation cannot overflow a float.
     delay = _FIRST_DELAY * 2.0 ** min(pod.attempt - 1, 10)
     return (pod.ended or 0.0) + min(delay, _LONGEST_DELAY)
 
@@ -117,6 +118,7 @@ def plan_deletions(
     labelled them already. A scheduled pod is labelled before it is deleted, so that the EPP and
     the PodDisruptionBudget leave it out before it starts to drain.
     """
+    # Later reasons replace earlier ones. Only a pod with reason OVER passes its attempt count on.
     reasons = {pod.name: "not needed" for pod in remove}
     reasons |= {pod.name: OVER for pod in pods if pod.over and not is_in_backoff(pod, now)}
     reasons |= {pod.name: "draining" for pod in pods if pod.draining}
@@ -124,6 +126,7 @@ def plan_deletions(
     draining = [
         Label(resource.key, pod.name, pod.uid, {labels.DRAINING: _DRAINING})
         for pod in going
+        # An unscheduled or ended pod serves nothing: it is deleted without the label.
         if pod.scheduled and not pod.over and not pod.draining
     ]
     return draining, [Delete(resource.key, p.name, p.uid, reasons[p.name]) for p in going]
@@ -146,6 +149,7 @@ def plan_creations(
     revision = template["metadata"]["labels"][labels.REVISION]
     stem = f"{resource.key.name}-{revision}"
     free_names = (name for name in (f"{stem}-{i}" for i in count()) if name not in taken)
+    # A failure of one revision says nothing about another: a new revision starts at attempt 0.
     attempts = _next_attempts(pod for pod in replaced if pod.revision == revision)
     for position in range(number):
         body: Body = manifests.pod(

@@ -59,6 +59,7 @@ def deadline(
     pool = plan.pool
     seconds = pool.spec.rollout.progress_deadline if pool else None
     before = condition(resource.status, ConditionType.PROGRESSING)
+    # The rollout began when Progressing became True; a pool that only starts now begins now.
     began = timestamp(before.get("lastTransitionTime")) if before.get("status") == "True" else now
     last_sign = max([began or now, *_progress_times(plan, counting)])
     return last_sign + (PROGRESS_DEADLINE if seconds is None else seconds)
@@ -91,6 +92,7 @@ def _remains_stalled(resource: PoolResource, plan: PoolPlan, counting: Sequence[
     before = condition(status, ConditionType.PROGRESSING)
     if before.get("reason") != Reason.PROGRESS_DEADLINE_EXCEEDED:
         return False
+    # A changed spec is a new attempt with a deadline of its own.
     if (status.get("updateRevision"), status.get("desiredReplicas")) != (plan.update, plan.desired):
         return False
     since = timestamp(before.get("lastTransitionTime")) or 0.0

@@ -42,6 +42,7 @@ def blocked_by(member: Member, members: Sequence[Member]) -> tuple[str, ...]:
 
     A pool that shares no hash with `member` does not block it, whatever is wrong with that pool.
     """
+    # Hashes of its present pods that it will have no pods of after the rollout.
     abandoned = member.hashes - {member.target}
     if member.target is None or not abandoned:
         return ()
@@ -60,11 +61,13 @@ def gate(member: Member, members: Sequence[Member]) -> Gate:
     target = member.target
     if target is None or not member.hashes - {target}:
         return OPEN
+    # A pool scaled to zero never has a ready pod; waiting for it would block the others for good.
     moving = [other for other in members if other.target == target and other.desired > 0]
     if len(moving) < 2:
         return OPEN
     if not all(any(p.ready and p.compat == target for p in other.pods) for other in moving):
         return Gate(is_open=False)
+    # Decode pods of an older hash need prefill pods of it, but not the other way round.
     if not member.prefill or member.desired == 0:
         return OPEN
     return Gate(keep=_last_of_each_hash(member, members))

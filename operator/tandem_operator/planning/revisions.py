@@ -61,9 +61,11 @@ def choose_targets(
     That is the newest hash with which every pool has its present spec pinned already; without one,
     each pool as this operator renders it.
     """
+    # A hash is a candidate only if every pool of the set has it pinned for its present spec.
     by_hash = {key: _pinned_by_hash(pool, pinned[key]) for key, pool in pools.items()}
     shared = set.intersection(*map(set, by_hash.values())) if by_hash else set()
     if shared:
+        # Ties are broken by the hash itself, so that equal input gives an equal plan.
         compat = max(
             shared, key=lambda c: (max(states[c].number for states in by_hash.values()), c)
         )
@@ -89,6 +91,7 @@ def current_revision(
 
     None before any revision has served.
     """
+    # The status may name a revision whose ControllerRevision a user has deleted.
     name = resource.status.get("currentRevision")
     for state in pinned:
         if state.revision == name:
@@ -99,6 +102,7 @@ def current_revision(
 
 def expired_revisions(pinned: Sequence[RevisionState], used: Iterable[str]) -> list[RevisionState]:
     """Revisions to delete: all unused ones but the newest `HISTORY`."""
+    # Oldest first, as `pinned` is sorted: the newest `HISTORY` remain.
     in_use = set(used)
     unused = [state for state in pinned if state.revision not in in_use]
     return unused[: max(0, len(unused) - HISTORY)]

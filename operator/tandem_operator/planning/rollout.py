@@ -89,11 +89,15 @@ def roll(
 
     `pods`: those that fill a place. `current`: None when no revision has served yet.
     """
+    # Three disjoint groups: the update revision, abandoned revisions, and older pods that serve or
+    # may serve. Ready pods of an abandoned revision count as older ones: they are in use.
     new = [pod for pod in pods if pod.revision == update]
     abandoned = [pod for pod in pods if pod.revision not in (update, current) and not pod.ready]
     old = [pod for pod in pods if pod not in new and pod not in abandoned]
+    # After a scale-down there may be more new pods than desired.
     remove = [*abandoned, *_first_to_remove(new, len(new) - bounds.desired)]
     new = [pod for pod in new if pod not in remove]
+    # Each ready new pod replaces one older pod that is still needed.
     floor = max(0, bounds.fewest_ready - _ready_count(new))
     remove += _older_to_remove(old, new, floor, bounds, gate)
     stay = [pod for pod in (*new, *old) if pod not in remove]
@@ -102,11 +106,14 @@ def roll(
     unready = [pod for pod in new if not pod.ready]
     remove += _first_to_remove(unready, min(len(stay) - bounds.most, len(unready)))
     stay = [pod for pod in stay if pod not in remove]
+    # From here on pods are added. Pods that are being removed no longer count, although they may
+    # run until their drain ends: desired and surge limit the pods that fill a place.
     room = max(0, bounds.most - len(stay))
     older = len([pod for pod in stay if pod.revision != update])
     add_current = 0
     if current is not None and current != update:
         add_current = min(max(0, floor - older), room)
+    # Older pods have priority in the room that is left: they keep up the capacity that serves.
     add_update = min(bounds.desired - (len(stay) - older), room - add_current)
     return PodChanges(tuple(remove), add_current, max(0, add_update))
 
@@ -116,6 +123,7 @@ def hold(pods: Sequence[PodState], bounds: Limits, current: str | None) -> PodCh
 
     A pool that is held in the middle of a rollout keeps its surge pods.
     """
+    # More than one revision: the pool was held in the middle of a rollout.
     most = bounds.most if len({pod.revision for pod in pods}) > 1 else bounds.desired
     remove = sorted(pods, key=lambda pod: _removal_order(pod, current))[: len(pods) - most]
     if len(pods) <= most:
@@ -161,6 +169,7 @@ def _older_to_remove(
             break
         if pod.name in keep or (pod.ready and spare_ready <= 0):
             continue
+        # An unready pod is no loss of capacity and needs no spare one.
         spare_ready -= pod.ready
         remove.append(pod)
     return remove

@@ -38,6 +38,7 @@ _NO_SPARE: Final = (
 
 def conditions(facts: Facts) -> dict[ConditionType, ConditionState]:
     """Every condition that the pool has, `Ready` first."""
+    # Ready is derived from the others but shown first.
     states = dict(_all_but_ready(facts))
     return {ConditionType.READY: _ready(facts, states), **states}
 
@@ -83,6 +84,7 @@ def _pods_ready(facts: Facts) -> ConditionState:
     limits = facts.limits
     if facts.is_rolling and limits and len(facts.ready_pods) >= max(1, limits.fewest_ready):
         return ConditionState("True", Reason.ROLLING_OUT, f"{count}, within maxUnavailable")
+    # A refused write explains missing pods better than the state of those that exist.
     if facts.failure is not None:
         return ConditionState("False", facts.failure.reason, f"{count}: {facts.failure.message}")
     return _missing_pods(facts, count)
@@ -95,6 +97,7 @@ def _missing_pods(facts: Facts, count: str) -> ConditionState:
     unready = [pod for pod in facts.counting_pods if not pod.ready and pod.trouble]
     failed = [pod for pod in unready if pod.over]
     unscheduled = [pod for pod in unready if not pod.scheduled and not pod.over]
+    # A failed pod needs a change of the spec; an unscheduled one may only have to wait.
     if failed:
         return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(failed)}")
     if unscheduled:

@@ -106,6 +106,7 @@ class Facts:
         """Why a new pod fits on no node; None unless pods are missing or wait for a node."""
         template = self.plan.template
         unscheduled = [pod for pod in self.active_pods if not pod.scheduled]
+        # Checked only when needed: the check visits every node.
         is_short = len(self.active_pods) < self.desired or unscheduled
         if self.nodes is None or template is None or not is_short:
             return None

@@ -117,6 +117,7 @@ def check_renderable(
     pool = validation.pool
     if pool is None or validation.rejection is not None:
         return validation
+    # No schema checks the content of `template`.
     result = _attempt(lambda: render(pool))
     return replace(validation, rejection=result) if isinstance(result, Rejection) else validation
 
@@ -143,6 +144,7 @@ def _version(body: Body) -> tuple[object, ...]:
     """
     metadata = body["metadata"]
     uid, generation = metadata.get("uid"), metadata.get("generation")
+    # Objects without identity (tests, dry runs) are never equal, so they are not cached.
     if not uid or not generation:
         return (object(),)
     restarted = (metadata.get("annotations") or {}).get(labels.RESTARTED_AT)
@@ -165,6 +167,8 @@ def _validate_decode(request: _Request) -> PoolValidation:
     reference = manifest.pool.spec.get("prefillRef")
     if reference is None:
         return _to_pool(manifest, lambda: decode_pool(manifest.pool, request.defaults))
+    # Without a readable PrefillPool the inherited fields are unknown, so there is no typed pool;
+    # replicas and `paused` are the DecodePool's own and still apply.
     name, body = reference.get("name"), request.prefill
     if body is None:
         rejection = Rejection(
@@ -189,6 +193,7 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
     merged = _attempt(lambda: inherit(peer.spec, own.spec))
     if isinstance(merged, Rejection):
         return PoolValidation(None, merged)
+    # The DecodePool with inherited fields must be valid by itself before the pair is compared.
     complete = replace(own, spec=merged)
     validation = _to_pool(replace(decode, pool=complete), lambda: decode_pool(complete, defaults))
     if validation.rejection is not None:
@@ -200,6 +205,7 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
     faults = tuple(mismatch.message(*names) for mismatch in differences)
     faults += tuple(_rules_broken_by_inheritance(validation.pool))
     rejection = Rejection(Reason.MISMATCH, faults) if faults else None
+    # A peer that cannot be typed is reported on its own object; only the notes are left out here.
     typed_peer = _attempt(lambda: prefill_pool(peer, defaults))
     notes = () if isinstance(typed_peer, Rejection) else tuple(_notes(typed_peer, validation.pool))
     return PoolValidation(validation.pool, rejection, decode.replicas, decode.paused, notes)

@@ -104,6 +104,7 @@ def _connector_config(pool: Pool, link: ChainedConnector) -> dict[str, Any]:
     }
     if transfer.buffer_device is not None and link.connector in _NIXL:
         config["kv_buffer_device"] = transfer.buffer_device
+    # The user's extraConfig wins over what is derived from other fields.
     extra = {**_extra_config(pool.spec, link.connector), **link.extra_config}
     return {**config, "kv_connector_extra_config": extra} if extra else config
 

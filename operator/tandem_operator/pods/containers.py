@@ -60,6 +60,7 @@ def prefill_engine(pool: PrefillPool) -> Container:
     """The engine of a prefill pod."""
     container = _engine(pool, ports.ENGINE_PREFILL, handoff=True)
     container["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
+    # The torch engine drains by itself after SIGTERM and needs no hook.
     if pool.spec.engine.type == "vllm":
         container["lifecycle"] = {"preStop": {"exec": {"command": _wait_until_idle(pool)}}}
     return container
@@ -69,6 +70,7 @@ def decode_engine(pool: DecodePool) -> Container:
     """The engine of a decode pod. It has no readiness probe: the sidecar's covers both."""
     handoff = pool.spec.prefill_ref is not None
     container = _engine(pool, ports.ENGINE_DECODE, handoff=handoff)
+    # A hook of the engine's container, so that its SIGTERM waits until the sidecar has drained.
     drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
     container["lifecycle"] = {"preStop": {"httpGet": drain}}
     return container

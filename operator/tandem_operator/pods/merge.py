@@ -21,6 +21,7 @@ _DIRECTIVE: Final = "$patch"
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `patch` merged over it; neither is changed."""
+    # The directive itself must not reach the API server.
     if patch.get(_DIRECTIVE) == "replace":
         return {key: value for key, value in patch.items() if key != _DIRECTIVE}
     merged = dict(base)
@@ -39,6 +40,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merge_list(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     """The objects of `base` in their order, patched, followed by the new ones of `patch`."""
+    # Items without a key cannot be matched: the list is replaced.
     if not all(isinstance(item, Mapping) for item in patch):
         return patch
     merged = list(base)

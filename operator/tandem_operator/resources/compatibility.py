@@ -156,6 +156,7 @@ def _field_mismatches(
     prefill_spec = resolve(PREFILL_POOL, "", prefill, defaults)
     decode_spec = resolve(DECODE_POOL, "", merged, defaults)
     for path in AGREE:
+        # The version may come from the tag of the DecodePool's own image.
         stated_at = _IMAGE if path == _VERSION and _get(decode, path) is _ABSENT else path
         ours, theirs = _get(prefill_spec, path), _get(decode_spec, path)
         if ours != theirs and _get(decode, stated_at) is not _ABSENT:
@@ -168,6 +169,7 @@ def _kv_setting_mismatches(
     ours, theirs = _kv_settings(prefill), _kv_settings(decode)
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
+            # Names are `engine.extraArgs --flag` or `engine.env NAME`: the field, then its entry.
             path = ("engine", name.removeprefix("engine."))
             stated_at = ("engine", path[1].split(" ")[0])
             yield Mismatch(

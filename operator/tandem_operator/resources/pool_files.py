@@ -97,6 +97,7 @@ def _valid_objects(documents: Sequence[Document]) -> list[PoolDocument]:
         if not errors:
             data = defaulted(document.data["kind"], document.data)
             errors = [document.error(p.path, p.message) for p in problems(data["kind"], data)]
+            # Kept even when faulty: all documents are checked before any error is raised.
             objects.append(PoolDocument(document, data))
         faults += errors
     if faults:
@@ -162,6 +163,7 @@ def _group_into_sets(objects: Sequence[PoolDocument], defaults: Defaults) -> Poo
     members: dict[tuple[str, ...] | None, list[DecodePool]] = {}
     faults: list[DocumentError] = []
     for pool in objects:
+        # A pool without PrefillPool is a set of its own, under a key that no PrefillPool can have.
         key = pool.prefill_key
         decodes = members.setdefault(key or (pool.kind, pool.namespace, pool.name), [])
         if pool.kind == PREFILL_POOL:

@@ -142,6 +142,7 @@ def short_hash(value: Mapping[str, Any]) -> str:
 
 
 def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> Revision:
+    # Of the user's spec and not of the resolved one: resolved defaults change between releases.
     spec_schema = load_schema(manifest.kind)["properties"]["spec"]
     user = _without_defaults(spec_schema, manifest.spec)
     spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
@@ -164,6 +165,7 @@ def _without_defaults(schema: Mapping[str, Any], value: Any) -> Any:
     stated = {}
     for name, item in value.items():
         field = fields.get(name, {})
+        # Inner fields first: a mapping that holds only defaults then equals its own default.
         item = _without_defaults(field, item)
         default = field.get("default", _ABSENT)
         if default is _ABSENT or item != _without_defaults(field, default):

@@ -74,6 +74,7 @@ def resolve(
     _resolve_model(spec["model"])
     _resolve_engine(spec.setdefault("engine", {}), defaults)
     _resolve_devices(spec)
+    # After the engine: the lease depends on its type and version.
     transfer = spec.setdefault("transfer", {})
     transfer.setdefault("connector", ConnectorName.NIXL.value)
     transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
@@ -95,6 +96,7 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     release = engine.setdefault("version", default)
     if kind == "vllm":
         upstream = f"{defaults.vllm_repository}:v{release}"
+    # An installation's own image is used as it is for the version that it was built for.
     elif release == own_version():
         upstream = defaults.torch_image
     else:
@@ -121,6 +123,7 @@ def _resolve_devices(spec: dict[str, Any]) -> None:
     count = accelerator.get("count")
     if "parallelism" not in spec:
         spec["parallelism"] = {"tensor": count or 1}
+    # The torch engine runs on the CPU unless a pool asks for a device.
     if count is None:
         sizes = spec["parallelism"]
         devices = sizes.get("tensor", 1) * sizes.get("pipeline", 1) * sizes.get("data", 1)

@@ -97,9 +97,12 @@ def _validators(kind: str) -> tuple["Validator", "Validator"]:
     ours: dict[str, Any] = {
         "properties": _properties, "pattern": _pattern, "minimum": _minimum, LIST_TYPE: _list_type,
     }  # fmt: skip
+    # JSON Schema's exclusiveMinimum is a number; OpenAPI's boolean is handled by `_minimum`.
     standard = {name: check for name, check in standard.items() if name != "exclusiveMinimum"}
+    # `type(v) is int` excludes booleans, which are integers in Python, and 2.0.
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, v: type(v) is int)
     structural = validators.create({}, {**standard, **ours}, type_checker=types)
+    # Two validators, because rules may be evaluated only after the structure proved right.
     rules = validators.create({}, {**walk, RULES: _rules})
     schema = load_schema(kind)
     return structural(schema), rules(schema)

@@ -1,6 +1,6 @@
 """The observed state of the cluster as frozen values: the input of planning. Pure.
 
-`planning.parse` makes these from API objects, so that planning never handles untyped JSON.
+`planning.api_objects` makes these from API objects, so that planning never handles untyped JSON.
 """
 
 from collections.abc import Mapping

@@ -169,21 +169,21 @@ class SimulatedCluster:
 
     def _writes(self, plan: SetPlan) -> Iterator[Any]:
         for adopt in plan.adopt:
-            yield lambda one=adopt: self._adopt(one.kind, one.name, one.owner["uid"])
+            yield lambda write=adopt: self._adopt(write.kind, write.name, write.owner["uid"])
         for create in plan.create_revisions:
-            yield lambda one=create: self._create_revision(one.body)
+            yield lambda write=create: self._create_revision(write.body)
         for create in plan.apply_budgets:
-            yield lambda one=create: self.budgets.update({one.name: one.body})
+            yield lambda write=create: self.budgets.update({write.name: write.body})
         for label in plan.label_pods:
-            yield lambda one=label: self._label(one.name, one.labels)
+            yield lambda write=label: self._label(write.name, write.labels)
         for create in plan.create_pods:
-            yield lambda one=create: self._create_pod(one.body)
+            yield lambda write=create: self._create_pod(write.body)
         for delete in plan.delete_pods:
-            yield lambda one=delete: self._delete(one.name)
+            yield lambda write=delete: self._delete(write.name)
         for name in plan.delete_budgets:
-            yield lambda one=name: self.budgets.pop(one)
+            yield lambda write=name: self.budgets.pop(write)
         for name in plan.delete_revisions:
-            yield lambda one=name: self.revisions.pop(one)
+            yield lambda write=name: self.revisions.pop(write)
 
     def _create_pod(self, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]

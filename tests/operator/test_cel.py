@@ -70,18 +70,18 @@ DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 CASES = [
-    *(("PrefillPool", prefill_pool(**spec), at, said) for spec, at, said in SHARED),
-    *(("DecodePool", decode_pool(**spec), at, said) for spec, at, said in SHARED + DECODE_ONLY),
+    *(("PrefillPool", prefill_pool(**spec), at, part) for spec, at, part in SHARED),
+    *(("DecodePool", decode_pool(**spec), at, part) for spec, at, part in SHARED + DECODE_ONLY),
 ]
 
 
-@pytest.mark.parametrize(("kind", "data", "at", "said"), CASES)
+@pytest.mark.parametrize(("kind", "data", "at", "message"), CASES)
 def test_a_broken_rule_is_one_error_at_its_field(
-    kind: str, data: dict[str, Any], at: str, said: str
+    kind: str, data: dict[str, Any], at: str, message: str
 ) -> None:
     (problem,) = problems(kind, defaulted(kind, data))
     assert ".".join(map(str, problem.path)) == f"spec.{at}"
-    assert said in problem.message
+    assert message in problem.message
 
 
 def test_every_rule_is_covered_by_a_case() -> None:

@@ -46,8 +46,8 @@ async def answers(crds: ControlPlane, pools: Sequence[dict[str, Any]]) -> list[d
             plural = load_crd(pool["kind"])["spec"]["names"]["plural"]
             path = f"/apis/{labels.API_VERSION}/namespaces/default/{plural}"
             async with http.post(path, params=query, json=pool) as response:
-                said: dict[str, Any] = await response.json()
-                return said
+                result: dict[str, Any] = await response.json()
+                return result
 
         return await asyncio.gather(*(answer(pool) for pool in pools))
 
@@ -71,8 +71,8 @@ def test_the_server_accepts_the_crd_without_warnings(crds: ControlPlane, kind: s
 async def test_every_broken_rule_is_refused_with_the_same_message_and_field(
     crds: ControlPlane,
 ) -> None:
-    said = await answers(crds, [data for _, data, _, _ in CASES])
-    for (kind, data, _, _), answer in zip(CASES, said, strict=True):
+    results = await answers(crds, [data for _, data, _, _ in CASES])
+    for (kind, data, _, _), answer in zip(CASES, results, strict=True):
         (problem,) = problems(kind, defaulted(kind, data))
         (cause,) = answer["details"]["causes"]
         assert cause["field"] == bracketed(problem.path)
@@ -86,16 +86,18 @@ def bracketed(path: Sequence[str | int]) -> str:
 
 async def test_malformed_objects_are_refused(crds: ControlPlane) -> None:
     pools = [prefill_pool(**spec) for spec, _, _ in MALFORMED]
-    said = await answers(crds, pools)
-    assert [pool["spec"] for pool, one in zip(pools, said, strict=True) if not refused(one)] == []
+    results = await answers(crds, pools)
+    assert [
+        pool["spec"] for pool, one in zip(pools, results, strict=True) if not refused(one)
+    ] == []
 
 
 async def test_the_server_and_our_validation_agree_on_any_change(crds: ControlPlane) -> None:
     random = Random(1)
     pools = [*FULL, *(changed(random) for _ in range(200))]
-    said = await answers(crds, pools)
+    results = await answers(crds, pools)
     ours = [not valid(pool) for pool in pools]
-    judged = zip(pools, said, ours, strict=True)
+    judged = zip(pools, results, ours, strict=True)
     assert [(pool, one) for pool, one, wrong in judged if wrong != refused(one)] == []
     assert True in ours
     assert False in ours[len(FULL) :]
@@ -132,13 +134,13 @@ def test_kubectl_explain_describes_every_field(crds: ControlPlane, kind: str) ->
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "field"),
     [("prefillpool.spec.engine", "gpuMemoryUtilization"), ("pp.spec.model.source.tiny", "seed"),
      ("dp.spec.routing", "endpoint"), ("decodepool.status.conditions", "lastTransitionTime")],
 )  # fmt: skip
-def test_explain(crds: ControlPlane, path: str, said: str) -> None:
+def test_explain(crds: ControlPlane, path: str, field: str) -> None:
     text = crds.kubectl("explain", path)
-    assert re.search(rf"^  {said}\t<", text, re.MULTILINE)
+    assert re.search(rf"^  {field}\t<", text, re.MULTILINE)
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "said"),
+    ("prefill", "message"),
     [
         ({"engine": {"version": "0.9.1"}}, "spec.engine.version: Tandem needs vLLM 0.10 or later"),
         ({"engine": {"version": "0.12.0"}}, "a hand-off needs vLLM 0.13 or later"),
@@ -139,13 +139,16 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
          "mori needs vLLM 0.15 or later and before 0.23"),
         ({"transfer": {"connector": "multi", "connectors": [
             {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": "64Gi"}}]}},
-         "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: '64Gi' is no number of bytes"),
+         "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: '64Gi' is not a number of"
+         " bytes"),
     ],
 )  # fmt: skip
-def test_unsupported_settings_are_refused_with_the_fix(prefill: dict[str, Any], said: str) -> None:
+def test_unsupported_settings_are_refused_with_the_fix(
+    prefill: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidSet) as caught:
         pair(prefill)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert len(caught.value.lines) == 1
 
 
@@ -199,11 +202,11 @@ def test_vllms_own_parser_accepts_every_command_line() -> None:
         text=True,
     )
     assert judged.returncode == 0, judged.stderr
-    said = judged.stdout.splitlines()
-    assert len([line for line in said if line.split()[0] in lines]) == len(lines)
-    assert "lora-prefill 2 NixlConnector" in said
-    assert "multi-decode 0 MultiConnector" in said
-    assert "alone-unified 0 None" in said
+    output = judged.stdout.splitlines()
+    assert len([line for line in output if line.split()[0] in lines]) == len(lines)
+    assert "lora-prefill 2 NixlConnector" in output
+    assert "multi-decode 0 MultiConnector" in output
+    assert "alone-unified 0 None" in output
 
 
 if __name__ == "__main__":

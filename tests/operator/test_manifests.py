@@ -256,11 +256,11 @@ def test_a_template_makes_a_pod_with_owner_and_labels() -> None:
     assert pool_set.prefill is not None
     made = template(pool_set.prefill)
     owner = {"kind": "PrefillPool", "name": "p", "uid": "1"}
-    one = pod(made, name="n", namespace="ns", owner=owner, labels={"more": "1"})
-    assert one["metadata"]["ownerReferences"] == [owner]
-    assert one["metadata"]["labels"] == {**made["metadata"]["labels"], "more": "1"}
-    assert one["metadata"]["annotations"][labels.SERVED_MODELS] == '["org/model"]'
-    assert one["spec"] == made["spec"]
+    created = pod(made, name="n", namespace="ns", owner=owner, labels={"more": "1"})
+    assert created["metadata"]["ownerReferences"] == [owner]
+    assert created["metadata"]["labels"] == {**made["metadata"]["labels"], "more": "1"}
+    assert created["metadata"]["annotations"][labels.SERVED_MODELS] == '["org/model"]'
+    assert created["spec"] == made["spec"]
     assert not any(key.startswith(labels.ENDPOINT_PREFIX) for key in made["metadata"]["labels"])
     (local, *_) = pods(pool_set)
     assert local["metadata"]["labels"][labels.endpoint_label("d")] == "prefill"
@@ -386,7 +386,7 @@ def test_another_pickers_choices_are_limited_to_the_pod_networks() -> None:
 def test_the_sidecar_uses_the_handoff_connector_of_a_chain(
     connectors: list[str], spoken: str
 ) -> None:
-    links = [{"connector": one} for one in connectors]
+    links = [{"connector": name} for name in connectors]
     _, decode = rendered({"transfer": {"connector": "multi", "connectors": links}})
     args = sidecar(decode)
     assert value_of("--connector", args) == spoken

@@ -41,7 +41,7 @@ def test_pods_that_fit(spec: dict[str, Any], nodes: list[NodeState]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "nodes", "said"),
+    ("spec", "nodes", "reason"),
     [
         (pod(8), [node("a"), node("b", allocatable={"nvidia.com/gpu": "2"})],
          "a replica requests nvidia.com/gpu: 8; of the 2 nodes that its selectors and"
@@ -59,17 +59,17 @@ def test_pods_that_fit(spec: dict[str, Any], nodes: list[NodeState]) -> None:
          "every node has a taint that the pods do not tolerate: gpu=only:NoSchedule"),
     ],
 )  # fmt: skip
-def test_pods_that_fit_no_node(spec: dict[str, Any], nodes: list[NodeState], said: str) -> None:
-    assert no_fit_reason(spec, nodes) == said
+def test_pods_that_fit_no_node(spec: dict[str, Any], nodes: list[NodeState], reason: str) -> None:
+    assert no_fit_reason(spec, nodes) == reason
 
 
 def test_resources_that_fit_only_on_different_nodes() -> None:
     spec = pod(2)
     spec["containers"][0]["resources"]["requests"] = {"memory": "100Gi"}
     nodes = [node("gpus"), node("big", allocatable={"memory": "200Gi"})]
-    said = no_fit_reason(spec, nodes)
-    assert said is not None
-    assert said.startswith(
+    reason = no_fit_reason(spec, nodes)
+    assert reason is not None
+    assert reason.startswith(
         "a replica requests nvidia.com/gpu: 2, memory: 100Gi, and no node has all"
     )
 

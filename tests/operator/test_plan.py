@@ -12,7 +12,7 @@ from .simulated_cluster import UNIFIED, SimulatedCluster, named, revisions, sett
 def test_a_new_set_gets_its_revisions_budget_and_pods_in_one_pass() -> None:
     cluster = SimulatedCluster()
     plan = cluster.reconcile()
-    assert {one.name for one in plan.create_pods} == set(cluster.pods)
+    assert {create.name for create in plan.create_pods} == set(cluster.pods)
     (p,) = cluster.of("p")
     d0, d1 = cluster.of("d")
     assert p.name == f"p-{p.revision}-0"
@@ -36,7 +36,7 @@ def test_a_set_that_matches_its_spec_needs_no_write() -> None:
 
 def test_pods_are_created_from_the_pinned_template_not_a_newly_rendered_one() -> None:
     cluster = settled()
-    (name,) = [one for one in cluster.revisions if one.startswith("d-")]
+    (name,) = [name for name in cluster.revisions if name.startswith("d-")]
     cluster.revisions[name]["data"]["spec"]["dnsPolicy"] = "Default"
     cluster.gone(cluster.of("d")[0].name)
     (create,) = cluster.reconcile().create_pods
@@ -106,7 +106,7 @@ def test_a_rollback_reuses_the_pinned_revision() -> None:
     cluster.edit("DecodePool", "d", engine=None)
     cluster.settle()
     assert set(revisions(cluster, "d")) == {first}
-    assert len([one for one in cluster.revisions if one.startswith("d-")]) == 2
+    assert len([name for name in cluster.revisions if name.startswith("d-")]) == 2
 
 
 def test_history_keeps_five_unused_revisions() -> None:
@@ -114,7 +114,7 @@ def test_history_keeps_five_unused_revisions() -> None:
     for n in range(1, 10):
         cluster.edit("DecodePool", "d", engine={"maxNumSeqs": n})
         cluster.settle()
-    kept = [one for one in cluster.revisions if one.startswith("d-")]
+    kept = [name for name in cluster.revisions if name.startswith("d-")]
     assert len(kept) == 6
     assert f"d-{cluster.of('d')[0].revision}" in kept
 
@@ -131,10 +131,10 @@ def test_failed_pods_are_replaced_with_growing_delay() -> None:
         assert (plan.writes, plan.requeue_after) == (0, wait)
         cluster.now += wait
         plan = cluster.reconcile()
-        assert [one.name for one in plan.delete_pods] == [pod.name]
+        assert [delete.name for delete in plan.delete_pods] == [pod.name]
         assert len(plan.create_pods) == 1
     cluster.settle()
-    survivor = max(cluster.of("u"), key=lambda one: one.attempt)
+    survivor = max(cluster.of("u"), key=lambda pod: pod.attempt)
     assert survivor.attempt == 4
     cluster.now += 1000
     cluster.fail(survivor.name)
@@ -146,7 +146,7 @@ def test_a_lost_pod_is_replaced_at_once() -> None:
     pod = cluster.of("u")[0]
     cluster._change(pod.name, phase="Unknown", ready=False)
     plan = cluster.reconcile()
-    assert [one.reason for one in plan.delete_pods] == ["over"]
+    assert [delete.reason for delete in plan.delete_pods] == ["over"]
     assert len(plan.create_pods) == 1
 
 
@@ -157,7 +157,7 @@ def test_orphans_are_adopted_instead_of_created_again() -> None:
     for body in cluster.revisions.values():
         del body["metadata"]["ownerReferences"]
     plan = cluster.reconcile()
-    assert sorted(one.kind for one in plan.adopt) == [
+    assert sorted(adopt.kind for adopt in plan.adopt) == [
         "ControllerRevision", "ControllerRevision", "Pod", "Pod",
     ]  # fmt: skip
     assert not plan.touches_pods
@@ -171,7 +171,7 @@ def test_pods_of_another_owner_are_ignored() -> None:
     pod = cluster.of("d")[0]
     cluster._change(pod.name, owner="somebody")
     plan = cluster.reconcile()
-    assert [one.name for one in plan.create_pods] != [pod.name]
+    assert [create.name for create in plan.create_pods] != [pod.name]
     assert len(plan.create_pods) == 1
     assert not plan.adopt
 
@@ -199,7 +199,7 @@ def test_a_pod_labelled_draining_by_a_user_is_deleted_and_replaced() -> None:
     pod = cluster.of("d")[0]
     cluster._label(pod.name, {labels.DRAINING: "true"})
     plan = cluster.reconcile()
-    assert [(one.name, one.reason) for one in plan.delete_pods] == [(pod.name, "draining")]
+    assert [(delete.name, delete.reason) for delete in plan.delete_pods] == [(pod.name, "draining")]
     assert len(plan.create_pods) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_stuck_drain_is_reported() -> None:
 def test_modes() -> None:
     cluster = settled()
     cluster.edit("DecodePool", "d", paused=True)
-    assert {one.mode for one in cluster.plan().pools.values()} == {Mode.ROLL, Mode.HOLD}
+    assert {pool.mode for pool in cluster.plan().pools.values()} == {Mode.ROLL, Mode.HOLD}
 
 
 def test_a_pool_whose_pods_the_api_server_refuses_keeps_revision_and_pods() -> None:

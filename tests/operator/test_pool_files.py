@@ -148,10 +148,10 @@ def test_a_mismatch_names_field_both_values_both_places_and_the_fix(
     prefill: dict[str, Any], decode: dict[str, Any], field: str
 ) -> None:
     lines = errors(prefill_pool(**prefill), decode_pool(**decode))
-    line = next(one for one in lines if f" spec.{field}: " in one)
-    said = field.replace("image", "version")
+    line = next(text for text in lines if f" spec.{field}: " in text)
+    compared = field.replace("image", "version")
     assert line.startswith(f"{FILE}:")
-    assert f"{said} is " in line
+    assert f"{compared} is " in line
     assert "in PrefillPool p (pools.yaml:" in line
     assert "leave it out of DecodePool d to inherit it" in line
 
@@ -321,7 +321,7 @@ def test_any_value_anywhere_gives_pods_or_an_error_never_a_crash(data: st.DataOb
     for step in parents:
         node = node[step]
     node[last] = data.draw(JUNK)
-    for pool_set in parsed_or_refused([Document(FILE, one) for one in objects.values()]):
+    for pool_set in parsed_or_refused([Document(FILE, data) for data in objects.values()]):
         assert all(pod["kind"] == "Pod" for pod in pods(pool_set))
 
 

@@ -35,7 +35,7 @@ def pods(revision: str, *indexes: int, ready: bool = True) -> list[PodState]:
 
 
 def names(changes: PodChanges) -> list[str]:
-    return [str(one.name) for one in changes.remove]
+    return [str(pod.name) for pod in changes.remove]
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,15 @@ class Pool:
 
     def roll(self, update: str) -> PodChanges:
         before = list(self.pods.values())
-        ready = len([one for one in before if one.ready])
+        ready = len([pod for pod in before if pod.ready])
         changes = roll(before, self.within, self.current, update)
-        for one in changes.remove:
-            del self.pods[one.name]
+        for removed in changes.remove:
+            del self.pods[removed.name]
         for revision, number in ((self.current, changes.add_current), (update, changes.add_update)):
             for _ in range(number):
                 name = next(n for i in range(99) if (n := f"p-{revision}-{i}") not in self.pods)
                 self.pods[name] = pod(name, ready=False)
-        left = len([one for one in self.pods.values() if one.ready])
+        left = len([pod for pod in self.pods.values() if pod.ready])
         assert left >= min(ready, self.within.fewest_ready), "took too many ready pods away"
         most = max(self.within.most, len(before))
         assert len(self.pods) <= most, "made too many pods"
@@ -191,8 +191,8 @@ def test_a_rollout_always_completes_within_its_limits(
 ) -> None:
     within = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)
     pool = Pool(within, "a")
-    for one in pods("a", *range(desired)):
-        pool.pods[one.name] = one
+    for pod in pods("a", *range(desired)):
+        pool.pods[pod.name] = pod
     for _ in range(data.draw(st.integers(0, 12))):
         update = data.draw(st.sampled_from(["a", "b", "c"]))
         pool.roll(update)
@@ -203,10 +203,10 @@ def test_a_rollout_always_completes_within_its_limits(
             elif fate != "stay":
                 pool.pods[name] = replace(pool.pods[name], ready=fate == "ready")
     for _ in range(40):
-        at_rest = pool.roll("b") == PodChanges() and all(one.ready for one in pool.pods.values())
+        at_rest = pool.roll("b") == PodChanges() and all(pod.ready for pod in pool.pods.values())
         for name in pool.pods:
             pool.pods[name] = replace(pool.pods[name], ready=True)
         if at_rest:
             break
-    assert sorted(one.revision for one in pool.pods.values()) == ["b"] * desired
-    assert all(one.ready for one in pool.pods.values())
+    assert sorted(pod.revision for pod in pool.pods.values()) == ["b"] * desired
+    assert all(pod.ready for pod in pool.pods.values())

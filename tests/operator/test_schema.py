@@ -35,9 +35,9 @@ MALFORMED: list[tuple[dict[str, Any], str, str]] = [
     ({"rollout": {"maxSurge": []}}, "spec.rollout.maxSurge",
      "expected a whole number or a string, got [] (Pods above the desired number"),
     ({"model": {"name": "m", "servedNames": ["a", "a"]}}, "spec.model.servedNames.1",
-     "'a' stands twice: keep one"),
+     "'a' is listed twice: remove one"),
     ({"engine": {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}},
-     "spec.engine.env.1", "'A' stands twice: keep one"),
+     "spec.engine.env.1", "'A' is listed twice: remove one"),
     ({"accelerator": {"nodeSelector": {"zone": 1}}}, "spec.accelerator.nodeSelector.zone",
      "expected a string, got an integer: 1"),
     ({"template": {"containers": []}}, "spec.template.containers", "unknown field"),
@@ -111,9 +111,9 @@ def test_null_counts_as_left_out_except_in_the_template() -> None:
 def test_structural_errors_name_path_and_cause(
     spec: dict[str, Any], path: str, message: str
 ) -> None:
-    ((at, said),) = found("PrefillPool", prefill_pool(**spec))
+    ((at, text),) = found("PrefillPool", prefill_pool(**spec))
     assert at == path
-    assert message in said
+    assert message in text
 
 
 def test_all_errors_are_found_at_once() -> None:

@@ -86,7 +86,7 @@ NGRAM = '{"method": "ngram"}'
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode_", "said"),
+    ("prefill", "decode_", "fault"),
     [
         ({"engine": {"dtype": "bfloat16"}}, {"engine": {"dtype": "float16"}},
          'engine.dtype is "float16" here and "bfloat16" in PrefillPool p: both sides of a hand-off'
@@ -109,13 +109,13 @@ NGRAM = '{"method": "ngram"}'
     ],
 )  # fmt: skip
 def test_a_mismatch_is_reported(
-    prefill: dict[str, Any], decode_: dict[str, Any], said: str
+    prefill: dict[str, Any], decode_: dict[str, Any], fault: str
 ) -> None:
-    held = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
-    assert held is not None
-    assert held.reason is Reason.MISMATCH
-    assert len(held.faults) == 1
-    assert said in held.message
+    rejection = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
+    assert rejection is not None
+    assert rejection.reason is Reason.MISMATCH
+    assert len(rejection.faults) == 1
+    assert fault in rejection.message
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,6 @@ def test_the_torch_engine_inherited_runs_on_one_device() -> None:
     torch = prefill_pool(
         engine={"type": "torch"}, accelerator=None, model={"name": "m", "source": {"path": "/m"}}
     )
-    held = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).rejection
-    assert held is not None
-    assert "runs on one device" in held.message
+    rejection = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).rejection
+    assert rejection is not None
+    assert "runs on one device" in rejection.message

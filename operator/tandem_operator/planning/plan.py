@@ -160,7 +160,7 @@ def _plan_pool(
 ) -> PoolPlan:
     """Mode and revisions of a pool."""
     current = pool.current.revision if pool.current else None
-    held = PoolPlan(
+    on_hold = PoolPlan(
         key=pool.resource.key, validation=pool.validation, mode=Mode.HOLD,
         desired=pool.validation.replicas, current=current, update=current,
         compat=pool.current.compat if pool.current else None,
@@ -168,16 +168,16 @@ def _plan_pool(
         template=pool.current.template if pool.current else None,
     )  # fmt: skip
     if pool.is_frozen:
-        return replace(held, mode=Mode.FREEZE)
+        return replace(on_hold, mode=Mode.FREEZE)
     # The pool may not roll: it is rejected, paused or refused. It keeps its revision and scales.
     if target is None:
-        return held
+        return on_hold
     newer = target.pinned is not None and pool.rollable_pool is not None and (
         revisions.render_template(pool.rollable_pool, target.revision, defaults)
         != target.pinned.template
     )  # fmt: skip
     targeted = replace(
-        held, update=target.revision, compat=target.compat, newer_template=newer,
+        on_hold, update=target.revision, compat=target.compat, newer_template=newer,
         template=target.template,
     )  # fmt: skip
     if blockers:

@@ -126,16 +126,16 @@ def _json_errors(document: Document, value: Any, path: Path_) -> Iterator[Docume
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                yield document.error(path, f"key {key!r} is no string: put it in quotes")
+                yield document.error(path, f"key {key!r} is not a string: put it in quotes")
             else:
                 yield from _json_errors(document, item, (*path, key))
     elif isinstance(value, list):
         for i, item in enumerate(value):
             yield from _json_errors(document, item, (*path, i))
     elif value is not None and not isinstance(value, str | int | float):
-        yield document.error(path, f"{value} is no JSON value: put it in quotes")
+        yield document.error(path, f"{value} is not a JSON value: put it in quotes")
     elif isinstance(value, float) and not abs(value) < float("inf"):
-        yield document.error(path, f"{value} is no JSON number")
+        yield document.error(path, f"{value} is not a JSON number")
 
 
 def _require_unique(objects: Sequence[PoolDocument]) -> None:
@@ -217,8 +217,8 @@ def _set_errors(
             )
 
 
-def _errors(pool: PoolDocument, found: Iterable[Problem]) -> list[DocumentError]:
-    return [pool.document.error(problem.path, problem.message) for problem in found]
+def _errors(pool: PoolDocument, pool_problems: Iterable[Problem]) -> list[DocumentError]:
+    return [pool.document.error(problem.path, problem.message) for problem in pool_problems]
 
 
 def _location(mismatch: Mismatch, prefill: PoolDocument) -> str:

@@ -60,10 +60,10 @@ def defaulted_spec(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 def problems(kind: str, data: Any) -> list[Problem]:
     """Everything wrong with an object of `kind` after `defaulted`; empty when it is valid."""
     structural, rules = _validators(kind)
-    found = [_problem(error) for error in structural.iter_errors(data)]
-    if found:
+    errors = [_problem(error) for error in structural.iter_errors(data)]
+    if errors:
         # Keep the first error of each path: an empty value, for one, also breaks its pattern.
-        return list({problem.path: problem for problem in reversed(found)}.values())[::-1]
+        return list({problem.path: problem for problem in reversed(errors)}.values())[::-1]
     return [_problem(error) for error in rules.iter_errors(data)]
 
 
@@ -159,7 +159,7 @@ def _list_type(
         key = [item.get(name) for name in names] if names and isinstance(item, dict) else item
         if key in earlier:
             shown = ", ".join(str(part) for part in key) if isinstance(key, list) else str(key)
-            yield ValidationError(f"{shown!r} stands twice: keep one", path=(i,))
+            yield ValidationError(f"{shown!r} is listed twice: remove one", path=(i,))
         earlier.append(key)
 
 

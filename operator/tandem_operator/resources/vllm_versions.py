@@ -91,7 +91,7 @@ def parse_release(version: str) -> Release:
     """Major and minor of a version; patch releases change no flag. Raises ValueError."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise ValueError(f"{version!r} is no version")
+        raise ValueError(f"{version!r} is not a version")
     return int(match[1]), int(match[2])
 
 
@@ -143,7 +143,7 @@ def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]
         if type(size) is not int or size < 1:
             yield Problem(
                 ("spec", "transfer", "connectors", i, "extraConfig", "cpu_bytes_to_use"),
-                f"{size!r} is no number of bytes: write one, as 10737418240 for 10 GiB",
+                f"{size!r} is not a number of bytes: write one, such as 10737418240 for 10 GiB",
             )
     names = transfer.connector_names
     if ConnectorName.OFFLOADING in names:

@@ -1,0 +1,224 @@
+"""Engine and sidecar containers: command lines, ports, volumes, probes, resources."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_operator.pods.manifests import pods
+from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.resolve import Defaults
+
+from .pool_yaml import decode_pool, documents, pair
+from .rendered_pods import TORCH, engine, rendered, sidecar, value_of
+
+
+def test_nothing_listens_at_or_connects_to_loopback() -> None:
+    for spec in ({}, TORCH):
+        for made in rendered(spec, {"accelerator": {}}):
+            assert "127.0.0.1" not in json.dumps(made)
+            assert "localhost" not in json.dumps(made)
+
+
+def test_transfer_config_of_both_sides_of_a_handoff() -> None:
+    prefill, decode = rendered(
+        {"transfer": {"leaseDuration": "1500ms", "backends": ["UCX"], "bufferDevice": "cpu"}},
+        {"transfer": {"loadFailurePolicy": "fail"}},
+    )
+    ours = json.loads(value_of("--kv-transfer-config", engine(prefill)))
+    theirs = json.loads(value_of("--kv-transfer-config", engine(decode)))
+    assert ours == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "engine_id": "$(POD_NAME)-$(POD_UID)",
+        "kv_load_failure_policy": "recompute",
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": {"kv_lease_duration": 1.5, "backends": ["UCX"]},
+    }
+    assert theirs == {**ours, "kv_role": "kv_consumer", "kv_load_failure_policy": "fail"}
+
+
+def test_a_chain_of_connectors() -> None:
+    links = [
+        {"connector": "nixl"},
+        {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": 10**10}},
+    ]
+    prefill, _ = rendered({"transfer": {"connector": "multi", "connectors": links}})
+    config = json.loads(value_of("--kv-transfer-config", engine(prefill)))
+    assert config["kv_connector"] == "MultiConnector"
+    nixl, offloading = config["kv_connector_extra_config"]["connectors"]
+    assert nixl["kv_connector_extra_config"] == {"kv_lease_duration": 30}
+    assert offloading["kv_connector_extra_config"] == {"cpu_bytes_to_use": 10**10}
+
+
+def test_vllm_flags_follow_the_spec() -> None:
+    prefill, _ = rendered(
+        {
+            "model": {"name": "m", "revision": "v1", "servedNames": ["a", "b"],
+                      "loraAdapters": [{"name": "l", "path": "/l"}]},
+            "engine": {"kvCacheDtype": "fp8", "extraArgs": ["--enforce-eager"],
+                       "env": [{"name": "A", "value": "1"}]},
+            "parallelism": {"tensor": 2, "data": 4, "expert": True,
+                            "all2allBackend": "deepep_low_latency"},
+            "accelerator": {"resource": "amd.com/gpu"},
+        }
+    )  # fmt: skip
+    container = engine(prefill)
+    assert container["command"] == ["vllm", "serve"]
+    assert container["args"][:4] == ["m", "--served-model-name", "a", "b"]
+    assert value_of("--max-loras", container) == "1"
+    assert value_of("--revision", container) == "v1"
+    assert value_of("--kv-cache-dtype", container) == "fp8"
+    assert value_of("--tensor-parallel-size", container) == "2"
+    assert value_of("--data-parallel-size", container) == "4"
+    assert "--pipeline-parallel-size" not in container["args"]
+    assert "--enable-expert-parallel" in container["args"]
+    assert value_of("--lora-modules", container) == '{"name":"l","path":"/l"}'
+    assert container["args"][-1] == "--enforce-eager"
+    assert container["env"][-1] == {"name": "A", "value": "1"}
+    assert container["resources"] == {"limits": {"amd.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "argument", "volume"),
+    [
+        (None, "m", None),
+        ({"huggingface": {"repository": "o/r"}}, "o/r", None),
+        ({"pvc": {"claimName": "c", "path": "a/b"}}, "/model/a/b", "persistentVolumeClaim"),
+        ({"pvc": {"claimName": "c"}}, "/model", "persistentVolumeClaim"),
+        ({"path": "/models/x"}, "/models/x", "hostPath"),
+    ],
+)
+def test_model_sources(source: dict[str, Any] | None, argument: str, volume: str | None) -> None:
+    prefill, _ = rendered({"model": {"name": "m", "source": source}})
+    assert engine(prefill)["args"][0] == argument
+    named = {v["name"]: v for v in prefill["spec"]["volumes"]}
+    assert ("model" in named) == (volume is not None)
+    if volume:
+        assert volume in named["model"]
+    mounted = {m["name"] for m in engine(prefill)["volumeMounts"]}
+    assert mounted == set(named)
+
+
+def test_a_token_comes_from_its_secret() -> None:
+    source = {"huggingface": {"tokenSecretRef": {"name": "s", "key": "k"}}}
+    prefill, _ = rendered({"model": {"name": "m", "source": source}})
+    reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+    assert {"name": "HF_TOKEN", "valueFrom": reference} in engine(prefill)["env"]
+
+
+def test_the_sidecar_gets_the_pools_settings() -> None:
+    settings = {"prefillTimeout": "1500ms", "fallbackToUnified": False, "retries": 0}
+    _, decode = rendered({}, {"sidecar": settings, "drain": {"timeout": "1m"}})
+    container = sidecar(decode)
+    assert container["restartPolicy"] == "Always"
+    assert value_of("--prefill-timeout", container) == "1500ms"
+    assert value_of("--retries", container) == "0"
+    assert value_of("--drain-timeout", container) == "1m"
+    assert "--no-fallback-to-unified" in container["args"]
+    assert "startupProbe" not in container
+    assert decode["spec"]["terminationGracePeriodSeconds"] == 75
+
+
+def test_a_pool_without_peer_has_no_transfer_config() -> None:
+    alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
+    (pod, _) = pods(parse_pools(documents(alone))[0])
+    assert "--kv-transfer-config" not in engine(pod)["args"]
+    assert pod["metadata"]["labels"][labels.LLMD_ROLE] == "both"
+
+
+def test_devices_and_resources_are_requested() -> None:
+    prefill, _ = rendered(
+        {"engine": {"resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},
+                    "imagePullPolicy": "IfNotPresent"},
+         "transfer": {"rdma": {"resource": "rdma/ib", "count": 2}}},
+    )  # fmt: skip
+    assert engine(prefill)["imagePullPolicy"] == "IfNotPresent"
+    assert engine(prefill)["resources"] == {
+        "requests": {"cpu": 8},
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "1", "rdma/ib": "2"},
+    }
+
+
+def test_each_rank_has_its_ports() -> None:
+    prefill, _ = rendered(
+        {"parallelism": {"data": 2}, "accelerator": {}, "transfer": {"connector": "mooncake"}}
+    )
+    named = {port["name"]: port["containerPort"] for port in engine(prefill)["ports"]}
+    assert named == {
+        "engine": 8000, "kv-events": 5557, "kv-events-1": 5558, "kv-replay": 5657,
+        "kv-replay-1": 5658, "side-channel": 5600, "side-channel-1": 5601, "bootstrap": 8998,
+    }  # fmt: skip
+
+
+def test_shared_memory_grows_with_ranks_and_with_offloaded_kv() -> None:
+    links = [{"connector": "nixl"}, {"connector": "offloading"}]
+    prefill, _ = rendered({"accelerator": {"count": 4},
+                           "transfer": {"connector": "multi", "connectors": links}})  # fmt: skip
+    shm = {v["name"]: v for v in prefill["spec"]["volumes"]}["shm"]["emptyDir"]
+    assert shm == {"medium": "Memory", "sizeLimit": "18Gi"}
+
+
+def test_a_decode_pod_is_ready_by_its_sidecar_and_a_prefill_pod_by_its_engine() -> None:
+    prefill, decode = rendered()
+    assert "readinessProbe" in engine(prefill)
+    assert "readinessProbe" not in engine(decode)
+    assert "readinessProbe" in sidecar(decode)
+    for pod_ in (prefill, decode):
+        startup = engine(pod_)["startupProbe"]
+        assert startup["failureThreshold"] * startup["periodSeconds"] == 1800
+
+
+def test_engines_shut_down_within_the_grace_period() -> None:
+    drain = {"drain": {"timeout": "1m"}}
+    prefill, decode = rendered(drain, drain)
+    assert prefill["spec"]["terminationGracePeriodSeconds"] == 75
+    assert engine(prefill)["lifecycle"]["preStop"]["exec"]["command"][4] == "60"
+    assert value_of("--shutdown-timeout", engine(decode)) == "10"
+    torch_prefill, torch_decode = rendered({**TORCH, **drain}, {**drain, "accelerator": {}})
+    assert value_of("--shutdown-timeout", engine(torch_prefill)) == "1m"
+    assert "lifecycle" not in engine(torch_prefill)
+    assert value_of("--shutdown-timeout", engine(torch_decode)) == "10s"
+
+
+def test_the_torch_engine_can_write_only_to_its_home() -> None:
+    prefill, _ = rendered(TORCH, {"accelerator": {}})
+    assert engine(prefill)["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "TMPDIR", "value": "/home/tandem"} in engine(prefill)["env"]
+
+
+def test_a_tiny_model_needs_no_volume() -> None:
+    spec = {**TORCH, "model": {"name": "m", "source": {"tiny": {"seed": 3}}}}
+    prefill, decode = rendered(spec, {"accelerator": {}})
+    for pod_ in (prefill, decode):
+        assert value_of("--model", engine(pod_)) == "tiny:3"
+    assert [v["name"] for v in prefill["spec"]["volumes"]] == ["home"]
+
+
+def test_another_pickers_choices_are_limited_to_the_pod_networks() -> None:
+    narrow = Defaults(pod_networks=("10.2.0.0/16", "fd00::/48"))
+    (pool_set,) = pair({}, {"routing": {"epp": {"enabled": False}}})
+    args = sidecar(pods(pool_set, narrow)[1])["args"]
+    assert args[-4:] == ["--prefill-allow", "10.2.0.0/16", "--prefill-allow", "fd00::/48"]
+    assert "--prefill-allow" not in sidecar(pods(pair()[0], narrow)[1])["args"]
+
+
+@pytest.mark.parametrize(
+    ("connectors", "spoken"),
+    [(["offloading", "nixl"], "nixl"), (["offloading"], "offloading"),
+     (["lmcache", "nixl"], "lmcache")],
+)  # fmt: skip
+def test_the_sidecar_uses_the_handoff_connector_of_a_chain(
+    connectors: list[str], spoken: str
+) -> None:
+    links = [{"connector": name} for name in connectors]
+    _, decode = rendered({"transfer": {"connector": "multi", "connectors": links}})
+    args = sidecar(decode)
+    assert value_of("--connector", args) == spoken
+    assert ("--peer-port" in args["args"]) is (spoken == "offloading")
+
+
+def test_the_sidecar_gets_the_port_of_offloadings_tier() -> None:
+    _, decode = rendered({"transfer": {"connector": "offloading", "sideChannelPort": 5700}})
+    assert value_of("--peer-port", sidecar(decode)) == "5700"

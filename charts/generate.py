@@ -1,10 +1,10 @@
-"""Write what the chart holds twice: `.venv/bin/python charts/generate.py`.
+"""Generate the chart's copies and documentation: `.venv/bin/python charts/generate.py`.
 
-    crds/*.yaml              -> files/crds/             templates can read files of the chart only
+    crds/*.yaml              -> files/crds/             templates can only read files of the chart
     values.yaml's comments   -> values.schema.json      `# path: text` is that path's description
     values.yaml              -> README.md               the table of values
 
-tests/chart/test_generated.py fails when a run would change anything.
+tests/chart/test_generated.py fails when the generated files are out of date.
 """
 
 import json
@@ -22,7 +22,7 @@ _TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- /values -->)", re.DOTALL)
 
 
 def generated() -> Iterator[tuple[Path, str]]:
-    """Every file written here, with its content."""
+    """Each generated file with its content."""
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
         yield CHART / "files/crds" / crd.name, crd.read_text()
     values = (CHART / "values.yaml").read_text()
@@ -37,14 +37,14 @@ def generated() -> Iterator[tuple[Path, str]]:
 
 def _described(node: dict[str, Any], texts: Mapping[str, str], path: str = "") -> dict[str, Any]:
     """The schema with each property's description, first among its keywords."""
-    said = {"description": texts[path]} if path in texts else {}
-    kept = {key: value for key, value in node.items() if key not in said}
-    if properties := kept.get("properties"):
-        kept["properties"] = {
+    description = {"description": texts[path]} if path in texts else {}
+    others = {key: value for key, value in node.items() if key not in description}
+    if properties := others.get("properties"):
+        others["properties"] = {
             name: _described(child, texts, f"{path}.{name}".lstrip("."))
             for name, child in properties.items()
         }
-    return said | kept
+    return description | others
 
 
 def _rows(values: Any, texts: Mapping[str, str], path: str = "") -> Iterator[str]:

@@ -18,7 +18,13 @@ from .options import command, files_option
 
 @command("render")
 @files_option
-@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    help="Output format.",
+)
 def render(paths: tuple[Path, ...], output: str) -> None:
     """Print the Pods of PrefillPools and DecodePools as YAML documents or as a JSON List."""
     try:

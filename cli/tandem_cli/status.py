@@ -27,6 +27,7 @@ from .options import (
     kubeconfig_option,
     run_dir_option,
 )
+from .target import no_target_message
 
 _REFRESH_SECONDS: Final = 2.0
 """Seconds between two refreshes with --watch."""
@@ -67,7 +68,13 @@ class ClusterQuery:
 @kubeconfig_option
 @context_option
 @run_dir_option
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    help="Output format.",
+)
 @click.option("--watch", is_flag=True, help="Refresh every 2 seconds until Ctrl-C.")
 def status(
     *,
@@ -106,7 +113,7 @@ def status(
     except KeyboardInterrupt:
         return
     except NotConfigured as err:
-        fail(str(err) if query.is_given else f"no stack runs in {stack_dir}, and {err}")
+        fail(str(err) if query.is_given else no_target_message(stack_dir, err))
     except (NoStack, ApiError, cluster.ClusterError) as err:
         fail(str(err))
     sys.exit(0 if ready else 1)

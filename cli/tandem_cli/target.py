@@ -31,6 +31,11 @@ def target_options(function: F) -> F:
     return function
 
 
+def no_target_message(run_dir: Path, err: NotConfigured) -> str:
+    """The error if no option names a target, no stack runs here, and no cluster is configured."""
+    return f"no stack runs in {run_dir} (start one with tandem up or tandem demo), and {err}"
+
+
 @dataclass(frozen=True)
 class Target:
     """The stack or cluster that the command line names."""
@@ -62,8 +67,7 @@ class Target:
         try:
             yield
         except NotConfigured as err:
-            prefix = "" if self._names_cluster else f"no stack runs in {default_run_dir()}, and "
-            fail(f"{prefix}{err}")
+            fail(str(err) if self._names_cluster else no_target_message(default_run_dir(), err))
         except (NoStack, ApiError) as err:
             fail(str(err))
 

@@ -152,7 +152,7 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
     if trace.path is None:
         yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return
-    prompt = f"{trace.prompt_tokens} prompt tokens, {trace.cached_tokens} of them cached there"
+    prompt = f"about {trace.prompt_tokens} prompt tokens, {trace.cached_tokens} cached there"
     yield 0.0, f"decided    {trace.path} ({trace.reason}): {prompt}; {duration}"
     for phase, ranked in (("decode", trace.decode), ("prefill", trace.prefill)):
         if ranked:

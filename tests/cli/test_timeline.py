@@ -71,8 +71,8 @@ def test_events_of_one_request_are_in_order() -> None:
     records = Records((EppRecord("epp", DECISION),), (SidecarRecord("d-0", SIDECAR_TRACE),))
     assert list(lines("r", records)) == [
         "Request r, 1970-01-01 00:16:40.000+00:00",
-        "       0.0 ms  decided    prefill_then_decode (worth_it): 500 prompt tokens, 16 of them"
-        " cached there; epp took 0.5 ms",
+        "       0.0 ms  decided    prefill_then_decode (worth_it): about 500 prompt tokens,"
+        " 16 cached there; epp took 0.5 ms",
         "       0.0 ms    decode   d-0 (2 in flight, 1 waiting, 25% of its KV cache in use)",
         "       0.0 ms    prefill  p-0 (0 in flight), then p-1",
         "       2.0 ms  received   by d-0: completions /v1/completions",

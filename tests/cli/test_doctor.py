@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from tandem_contract import ports
 from tandem_operator.pods.manifests import pods
 
 from ..operator.pool_yaml import pair
+from .helpers import fake_api_server, tandem, unavailable
 
 pytestmark = pytest.mark.component
 
@@ -38,22 +37,15 @@ disaggregated_errors_total{phase="kv_transfer"} 2.0
 """
 
 
-async def tandem(*args: str, home: Path) -> tuple[int, str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("KUBECONFIG", "XDG_RUNTIME_DIR")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_cli", "doctor", *args),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**kept, "HOME": str(home)},
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
+async def run_doctor(*args: str, home: Path) -> tuple[int, str, str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("KUBECONFIG", "XDG_RUNTIME_DIR")}
+    return await tandem("doctor", *args, env={**env, "HOME": str(home)})
 
 
 @pytest.mark.timeout(120)
 async def test_without_a_stack_or_cluster_it_prints_one_line(tmp_path: Path) -> None:
     (code, out, err), (other, _, named) = await asyncio.gather(
-        tandem(home=tmp_path), tandem("--run-dir", str(tmp_path), home=tmp_path)
+        run_doctor(home=tmp_path), run_doctor("--run-dir", str(tmp_path), home=tmp_path)
     )
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "no stack runs in" in err
@@ -78,63 +70,37 @@ def engine_pages(longest: int) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[str]:
+def cluster(folder: Path) -> AbstractAsyncContextManager[str]:
     """A kubeconfig for a server with a prefill and two decode pods as the operator makes them.
 
     The last pod's engine is down.
     """
-    made = [
+    running = [
         {**pod, "status": {"phase": "Running", "podIP": f"10.0.0.{i}"}}
         for i, pod in enumerate(pods(pair()[0]))
     ]
-    prefill, decode, _ = (pod["metadata"]["name"] for pod in made)
-    known = {
+    prefill, decode, _ = (pod["metadata"]["name"] for pod in running)
+    pages = {
         f"{prefill}:{ports.ENGINE_PREFILL}": engine_pages(4096),
         f"{decode}:{ports.ENGINE_DECODE}": engine_pages(2048),
         f"{decode}:{ports.SIDECAR_ADMIN}": {"/metrics": SIDECAR_METRICS, "/readyz": "ready"},
     }
 
-    async def listed(_request: web.Request) -> web.Response:
-        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": made})
-
     async def proxied(request: web.Request) -> web.Response:
-        said = known.get(request.match_info["pod"], {}).get("/" + request.match_info["path"])
-        if said is None:
-            status = {"kind": "Status", "code": 503, "message": "no connection"}
-            return web.json_response(status, status=503)
-        return web.Response(text=said if isinstance(said, str) else json.dumps(said))
+        page = pages.get(request.match_info["pod"], {}).get("/" + request.match_info["path"])
+        if page is None:
+            return unavailable("no connection")
+        return web.Response(text=page if isinstance(page, str) else json.dumps(page))
 
-    app = web.Application()
-    at = "/api/v1/namespaces/n/pods"
-    app.add_routes([web.get(at, listed), web.get(at + "/{pod}/proxy/{path:.*}", proxied)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": "c", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}
-        ],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
-        "current-context": "x",
-    }
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(config))
-    try:
-        yield str(file)
-    finally:
-        await runner.cleanup()
+    return fake_api_server(folder, running, "/{path:.*}", proxied)
 
 
 @pytest.mark.timeout(120)
 async def test_a_cluster_is_checked_through_its_api_server(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
         text, as_json = await asyncio.gather(
-            tandem("--kubeconfig", kubeconfig, home=tmp_path),
-            tandem("-n", "n", "--kubeconfig", kubeconfig, "--json", home=tmp_path),
+            run_doctor("--kubeconfig", kubeconfig, home=tmp_path),
+            run_doctor("-n", "n", "--kubeconfig", kubeconfig, "--json", home=tmp_path),
         )
     code, out, err = as_json
     assert (code, err) == (1, "")

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from tandem_contract.paths import Role
 from tandem_local.state import PodState, RunDir, State
 
+from .helpers import tandem
+
 pytestmark = pytest.mark.component
 
 STATE = State(
@@ -24,19 +26,9 @@ STATE = State(
 )
 
 
-async def tandem(*args: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_cli", *args),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
-
-
 async def test_tables(tmp_path: Path) -> None:
-    with RunDir(tmp_path) as held:
-        held.write(STATE)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write(STATE)
         code, out, _ = await tandem("status", "--run-dir", str(tmp_path))
     assert code == 1, "the EPP is not ready"
     rows = [line.split() for line in out.splitlines()]
@@ -46,8 +38,8 @@ async def test_tables(tmp_path: Path) -> None:
 
 
 async def test_json(tmp_path: Path) -> None:
-    with RunDir(tmp_path) as held:
-        held.write(STATE)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write(STATE)
         code, out, _ = await tandem("status", "--run-dir", str(tmp_path), "-o", "json")
     report = json.loads(out)
     assert code == 1
@@ -72,8 +64,8 @@ async def shown(screen: int, text: bytes) -> None:
 
 async def test_watch_refreshes_until_interrupted(tmp_path: Path) -> None:
     screen, terminal = pty.openpty()
-    with RunDir(tmp_path) as held:
-        held.write(STATE)
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write(STATE)
         process = await asyncio.create_subprocess_exec(
             # A process inherits ignored signals; the parent of the tests may ignore SIGINT.
             *("env", "--default-signal=INT", sys.executable, "-m", "tandem_cli"),
@@ -84,7 +76,7 @@ async def test_watch_refreshes_until_interrupted(tmp_path: Path) -> None:
         os.close(terminal)
         try:
             await shown(screen, b"decode-0")
-            held.write(replace(STATE, pods=(replace(STATE.pods[0], name="decode-7"),)))
+            run_dir.write(replace(STATE, pods=(replace(STATE.pods[0], name="decode-7"),)))
             await shown(screen, b"decode-7")
             process.send_signal(signal.SIGINT)
             await shown(screen, b"\x1b[?1049l")

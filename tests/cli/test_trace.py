@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
@@ -15,26 +13,18 @@ from click.testing import CliRunner
 
 from tandem_cli.demo import pools
 from tandem_cli.trace import find_trace_ports, trace
-from tandem_contract import headers, ports
+from tandem_contract import endpoints, headers, ports
 from tandem_contract.paths import RoutingPath
 from tandem_contract.trace import CandidateTrace, DecisionTrace, SidecarTrace
 from tandem_engine.tiny import make_tiny_model
 from tandem_local.stack import Stack
 from tandem_operator.resources.pool_files import parse_pools
 
+from .helpers import fake_api_server, tandem, unavailable
+
 pytestmark = pytest.mark.component
 
 NOT_FOUND = "no record of request unknown (asked: "
-
-
-async def tandem(*args: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_cli", "trace", *args),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
 
 
 @pytest.mark.timeout(300)
@@ -55,7 +45,9 @@ async def test_history_of_a_request_through_a_real_stack(tmp_path: Path) -> None
             decode = answer.headers[headers.DECODE_BACKEND]
             prefill = answer.headers[headers.PREFILL_BACKEND]
         text, as_json, missing = await asyncio.gather(
-            tandem(request_id, *here), tandem(request_id, "--json", *here), tandem("unknown", *here)
+            tandem("trace", request_id, *here),
+            tandem("trace", request_id, "--json", *here),
+            tandem("trace", "unknown", *here),
         )
     code, out, err = text
     assert (code, err) == (0, "")
@@ -99,54 +91,29 @@ def test_pods_to_ask_are_recognized_by_their_declared_ports() -> None:
     ]
 
 
-@asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[str]:
+def cluster(folder: Path) -> AbstractAsyncContextManager[str]:
     """A kubeconfig for a server of PODS in namespace `n`: d-0 served request `r`, d-1 is down."""
     decode = (CandidateTrace("d-0", "10.0.0.1:8000"),)
-    known = {
+    records = {
         "chat-epp:9090": [DecisionTrace("r", 5.0, 0.0, path=RoutingPath.UNIFIED, decode=decode)],
         "d-0:8001": [SidecarTrace("r", "chat", "/v1/chat/completions", 5.0)],
     }
 
-    async def listed(_request: web.Request) -> web.Response:
-        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": PODS})
-
     async def proxied(request: web.Request) -> web.Response:
-        name = request.match_info["pod"]
-        if name not in known:
-            status = {"kind": "Status", "code": 503, "message": f"no connection to {name}"}
-            return web.json_response(status, status=503)
-        found = known[name] if request.match_info["id"] == "r" else []
+        pod = request.match_info["pod"]
+        if pod not in records:
+            return unavailable(f"no connection to {pod}")
+        found = records[pod] if request.match_info["id"] == "r" else []
         return web.Response(status=200 if found else 404, body=msgspec.json.encode(found))
 
-    app = web.Application()
-    at = "/api/v1/namespaces/n/pods"
-    app.add_routes([web.get(at, listed), web.get(at + "/{pod}/proxy/requests/{id}", proxied)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "n"}}],
-        "current-context": "x",
-    }
-    file = folder / "kubeconfig"
-    file.write_text(json.dumps(config))
-    try:
-        yield str(file)
-    finally:
-        await runner.cleanup()
+    return fake_api_server(folder, PODS, f"{endpoints.REQUESTS}{{id}}", proxied)
 
 
 async def test_a_cluster_is_asked_through_its_api_server(tmp_path: Path) -> None:
     async with cluster(tmp_path) as kubeconfig:
         text, missing = await asyncio.gather(
-            tandem("r", "-n", "n", "--kubeconfig", kubeconfig),
-            tandem("unknown", "--kubeconfig", kubeconfig),
+            tandem("trace", "r", "-n", "n", "--kubeconfig", kubeconfig),
+            tandem("trace", "unknown", "--kubeconfig", kubeconfig),
         )
     code, out, _ = text
     assert code == 0

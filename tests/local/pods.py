@@ -17,7 +17,7 @@ def container(
     name: str = "web", port: int = 8000, args: tuple[str, ...] = (), **fields: Any
 ) -> Any:
     """A container that runs `server.py` and is ready when it answers."""
-    made = {
+    spec = {
         "name": name,
         "image": "python:3.11",
         "command": ["python", SERVER, "$(POD_IP)", str(port)],
@@ -26,12 +26,12 @@ def container(
         "readinessProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 1},
         **fields,
     }
-    made["env"] = [POD_IP, {"name": "NAME", "value": name}, *fields.get("env", ())]
-    return made
+    spec["env"] = [POD_IP, {"name": "NAME", "value": name}, *fields.get("env", ())]
+    return spec
 
 
 def pod(name: str, *containers: Any, **spec: Any) -> dict[str, Any]:
-    """A Pod of these containers."""
+    """A Pod with these containers, or with one default container."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -41,9 +41,12 @@ def pod(name: str, *containers: Any, **spec: Any) -> dict[str, Any]:
 
 
 async def get(address: str, path: str, port: int = 8000) -> Any:
-    """The JSON at a path of a pod."""
-    async with aiohttp.ClientSession() as http, http.get(f"http://{address}:{port}{path}") as got:
-        return json.loads(await got.text())
+    """The JSON that a pod's server returns for `path`."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://{address}:{port}{path}") as answer,
+    ):
+        return json.loads(await answer.text())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -54,7 +57,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def group_is_gone(group: int) -> bool:
-    """Whether no process of the group is left (a zombie waits for its parent: it is gone)."""
+    """Whether no process of the group is left; zombies do not count, since they have ended."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:

@@ -1,12 +1,12 @@
-"""A container for the runner's tests: a small real HTTP server, driven over HTTP.
+"""The program of the containers in the runner's tests: a small HTTP server.
 
     python server.py HOST PORT [ARG …]
 
 GET /          200
-GET /me        its arguments, environment and pid, as JSON
-GET /exit?N    ends with code N, without an answer
+GET /me        the server's arguments, environment and pid, as JSON
+GET /exit?N    exits with code N, without an answer
 GET /touch?F   appends a line to file F
-SIGTERM        appends `sigterm NAME` to $EVENTS, if set, and ends with 0
+SIGTERM        appends `sigterm NAME` to $EVENTS, if set, and exits with 0
 """
 
 import json
@@ -24,21 +24,21 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/exit":
             os._exit(int(query))
         if path == "/touch":
-            note(query, f"prestop {os.environ.get('NAME', '')}")
+            append(query, f"prestop {os.environ.get('NAME', '')}")
         body = {"argv": sys.argv[3:], "env": dict(os.environ), "pid": os.getpid()}
         self.send_response(200 if path in ("/", "/me", "/touch") else 503)
         self.end_headers()
         self.wfile.write(json.dumps(body).encode())
 
 
-def note(file: str, line: str) -> None:
+def append(file: str, line: str) -> None:
     with open(file, "a") as out:
         out.write(line + "\n")
 
 
-def end(*_: object) -> None:
+def exit_on_sigterm(*_: object) -> None:
     if file := os.environ.get("EVENTS"):
-        note(file, f"sigterm {os.environ.get('NAME', '')}")
+        append(file, f"sigterm {os.environ.get('NAME', '')}")
     os._exit(0)
 
 
@@ -46,7 +46,7 @@ if __name__ == "__main__":
     if "--stubborn" in sys.argv:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, exit_on_sigterm)
     if "--grandchild" in sys.argv:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "grandchild"])
     print("serving", flush=True)

@@ -15,19 +15,21 @@ def test_the_same_pods_get_the_same_addresses() -> None:
     assert len(set(first.values())) == 2
 
 
-def test_an_address_whose_port_is_taken_is_not_given() -> None:
+def test_an_address_whose_port_is_in_use_is_not_allocated() -> None:
     taken = addresses.allocate({"a": [8000]}, "busy")["a"]
     with socket.create_server((taken, 8000)):
         assert not addresses.is_free(taken, 8000)
         assert addresses.allocate({"a": [8000]}, "busy")["a"] != taken
 
 
-def test_too_many_pods() -> None:
+def test_too_many_pods_are_refused() -> None:
     with pytest.raises(SetupError, match="one machine runs up to"):
         addresses.allocate({str(i): [] for i in range(251)}, "seed")
 
 
-def test_a_system_with_one_loopback_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_these_addresses_is_named_with_a_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def bind(_self: socket.socket, _address: object) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "no")
 

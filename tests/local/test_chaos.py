@@ -1,4 +1,4 @@
-"""A whole stack under load while its prefill engine is killed and clients leave."""
+"""A complete stack under load, while its prefill engine is killed and clients disconnect."""
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ from tandem_operator.resources.pool_files import parse_pools
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
-AT_A_TIME = 8
-COUNTED = frozenset(
+CONCURRENCY = 8
+RESOURCE_GAUGES = frozenset(
     {
         metrics.ENGINE_RUNNING,
         metrics.ENGINE_WAITING,
@@ -35,7 +35,7 @@ COUNTED = frozenset(
         "tandem_epp_in_flight",
     }
 )
-"""What is zero when nothing is under way; the KV usage counts blocks that requests hold."""
+"""Gauges that are zero when no request runs; KV usage counts the blocks that requests hold."""
 
 
 async def figures(url: str) -> list[tuple[str, float]]:
@@ -54,19 +54,19 @@ def pod(stack: Stack, role: Role) -> PodState:
     return next(pod for pod in stack.pods if pod.role is role)
 
 
-async def all_healthy(stack: Stack) -> bool:
+async def is_healthy(stack: Stack) -> bool:
     healthy = [v for n, v in await figures(stack.epp_metrics) if n == "tandem_epp_backend_healthy"]
     return all(pod.ready for pod in stack.pods) and min(healthy) == 1
 
 
-async def at_rest(stack: Stack) -> bool:
+async def is_idle(stack: Stack) -> bool:
     urls = [u for p in stack.pods for u in (p.engine_metrics, p.sidecar_metrics) if u]
     pages = await asyncio.gather(*map(figures, (*urls, stack.epp_metrics)))
-    return not any(value for page in pages for name, value in page if name in COUNTED)
+    return not any(value for page in pages for name, value in page if name in RESOURCE_GAUGES)
 
 
 def calls() -> Iterator[Call]:
-    """Different prompts without end, streamed and not, most of them long enough to be split."""
+    """Endless different prompts, streamed and not; most are long enough to be split."""
     rng = random.Random(7)
     while True:
         prompt = tuple(rng.randrange(10, 500) for _ in range(rng.choice((30, 300, 900))))
@@ -74,38 +74,40 @@ def calls() -> Iterator[Call]:
         yield Call(prompt, max_tokens=tokens, stream=rng.random() < 0.5, ignore_eos=True)
 
 
-async def side_by_side(
-    client: Client, asked: Sequence[Call], after_each: Callable[[], None]
+async def send_all(
+    client: Client, calls: Sequence[Call], after_each: Callable[[], None]
 ) -> list[Result]:
-    places = asyncio.Semaphore(AT_A_TIME)
+    limit = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(call: Call) -> Result:
-        async with places:
+    async def send(call: Call) -> Result:
+        async with limit:
             result = await client.send(call)
         after_each()
         return result
 
-    return await asyncio.gather(*map(one, asked))
+    return await asyncio.gather(*map(send, calls))
 
 
-async def leave(client: Client, victim: Call, other: Call) -> Result:
-    """Ask both, and close the victim's connection when the other is answered."""
-    left = asyncio.create_task(client.send(victim))
+async def disconnect(client: Client, victim: Call, other: Call) -> Result:
+    """Send both; close the victim's connection when the other is answered."""
+    disconnected = asyncio.create_task(client.send(victim))
     result = await client.send(other)
-    left.cancel()
-    await asyncio.wait([left])
+    disconnected.cancel()
+    await asyncio.wait([disconnected])
     return result
 
 
-async def test_dying_prefill_engines_and_leaving_clients_cost_no_answer(tmp_path: Path) -> None:
+async def test_no_answer_is_lost_when_prefill_engines_die_and_clients_disconnect(
+    tmp_path: Path,
+) -> None:
     make_tiny_model(tmp_path / "model", max_position=1024)
     documents = pools.pair(tmp_path / "model", 1024)
-    some = calls()
+    prompts = calls()
     results: list[Result] = []
     async with Stack(parse_pools(documents), port=0, run_dir=tmp_path / "run") as stack:
         async with Client(stack.endpoint, pools.SERVED, timeout=40) as client:
             for _ in range(2):
-                await until(lambda: all_healthy(stack))
+                await until(lambda: is_healthy(stack))
                 engine = pod(stack, Role.PREFILL).pids["engine"]
                 answered = iter(range(1, 100))
 
@@ -113,23 +115,23 @@ async def test_dying_prefill_engines_and_leaving_clients_cost_no_answer(tmp_path
                     if next(answered) == 5:  # noqa: B023 - called within this turn of the loop
                         os.killpg(engine, signal.SIGKILL)  # noqa: B023
 
-                asked = [next(some) for _ in range(16)]
-                results += await side_by_side(client, asked, kill_after_the_fifth)
-            await until(lambda: all_healthy(stack))
-            pairs = [leave(client, next(some), next(some)) for _ in range(8)]
+                batch = [next(prompts) for _ in range(16)]
+                results += await send_all(client, batch, kill_after_the_fifth)
+            await until(lambda: is_healthy(stack))
+            pairs = [disconnect(client, next(prompts), next(prompts)) for _ in range(8)]
             results += await asyncio.gather(*pairs)
-            await until(lambda: at_rest(stack))
+            await until(lambda: is_idle(stack))
 
         assert [result.error for result in results if not result.ok] == []
         paths = {result.routing_path for result in results}
         assert paths >= {RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK}
-        # The prefill engine never reads another's KV: what it answers, it computed alone.
-        alone = pod(stack, Role.PREFILL).engine_metrics
-        assert alone is not None
-        async with Client(alone.removesuffix("/metrics"), pools.SERVED, timeout=40) as client:
-            again = [replace(result.call, stream=False) for result in results]
-            right = await side_by_side(client, again, lambda: None)
-    for result, expected in zip(results, right, strict=True):
+        # The prefill engine reads no KV of other engines: it computes its answers by itself.
+        engine_url = pod(stack, Role.PREFILL).engine_metrics
+        assert engine_url is not None
+        async with Client(engine_url.removesuffix("/metrics"), pools.SERVED, timeout=40) as client:
+            repeated = [replace(result.call, stream=False) for result in results]
+            expected_results = await send_all(client, repeated, lambda: None)
+    for result, expected in zip(results, expected_results, strict=True):
         assert expected.ok
         assert result.answer.token_ids == expected.answer.token_ids
         assert result.answer.finish_reason == expected.answer.finish_reason

@@ -24,22 +24,22 @@ def spec(image: str = "tandem-engine", *command: str, gpus: int = 0, **env: str)
         ("ghcr.io/x/tandem@sha256:0", "tandem"),
     ],
 )
-def test_the_name_of_an_image(image: str, name: str) -> None:
+def test_the_name_is_taken_from_the_image_reference(image: str, name: str) -> None:
     assert image_name(image) == name
 
 
-def test_each_gpu_is_given_once() -> None:
+def test_each_gpu_is_assigned_once() -> None:
     machine = Host({}, ("0", "1", "2"))
 
-    def given(pod: str, gpus: int) -> str:
+    def assigned(pod: str, gpus: int) -> str:
         prepared = machine.prepare(replace(POD, name=pod), spec(gpus=gpus))
         return prepared[1]["CUDA_VISIBLE_DEVICES"]
 
-    assert [given("a", 2), given("b", 0), given("c", 1)] == ["0,1", "", "2"]
+    assert [assigned("a", 2), assigned("b", 0), assigned("c", 1)] == ["0,1", "", "2"]
     # The replaced pod gets the same GPUs again.
-    assert given("a", 2) == "0,1"
+    assert assigned("a", 2) == "0,1"
     with pytest.raises(SetupError, match=r"asks for 1 nvidia.com/gpu and this machine has 3"):
-        given("d", 1)
+        assigned("d", 1)
 
 
 def test_engines_get_one_thread_unless_told_otherwise() -> None:
@@ -51,18 +51,18 @@ def test_engines_get_one_thread_unless_told_otherwise() -> None:
     assert threads({}, OMP_NUM_THREADS="2") == "2"
 
 
-def test_settings_of_this_process_do_not_reach_the_pods() -> None:
+def test_tandem_variables_of_this_process_are_not_inherited() -> None:
     _, env = Host({"TANDEM_SIDECAR_RETRIES": "9", "LANG": "C"}, ()).prepare(POD, spec())
     assert "TANDEM_SIDECAR_RETRIES" not in env
     assert env["LANG"] == "C"
 
 
-def test_our_images_have_an_entrypoint() -> None:
+def test_tandem_images_have_an_entrypoint() -> None:
     prepared, _ = Host({}, ()).prepare(POD, spec())
     assert prepared.command[0].endswith("/bin/tandem-engine")
 
 
-def test_a_program_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_a_program_can_be_given_by_file(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -72,7 +72,7 @@ def test_a_program_may_lie_elsewhere(tmp_path: Path) -> None:
         Host({}, ()).prepare(POD, spec("vllm/x", "vllm", "serve"))
 
 
-def test_models_are_downloaded_once() -> None:
+def test_all_pods_share_the_users_model_cache() -> None:
     def cache(**environ: str) -> str | None:
         return Host(environ, ()).prepare(POD, spec())[1].get("HF_HOME")
 

@@ -28,7 +28,7 @@ def test_variables_expand_as_kubernetes_does(text: str, expanded: str) -> None:
 
 @settings(max_examples=30)
 @given(st.text())
-def test_text_without_a_dollar_sign_stays(text: str) -> None:
+def test_text_without_a_dollar_sign_is_unchanged(text: str) -> None:
     assert expand(text.replace("$", ""), {"A": "1"}) == text.replace("$", "")
 
 
@@ -76,24 +76,26 @@ def test_a_directory_that_contains_another_mount_path_is_not_replaced_again() ->
         ),
     ],
 )  # fmt: skip
-def test_what_is_no_pod_for_us(document: dict[str, object], message: str) -> None:
+def test_invalid_and_unsupported_pods_are_refused(
+    document: dict[str, object], message: str
+) -> None:
     with pytest.raises(SetupError, match=message):
         parse_pod(document, address="127.1.1.1", volume=lambda _name, _raw: Path("/"))
 
 
-def test_a_probe_of_localhost_asks_the_pod() -> None:
+def test_a_probe_of_localhost_goes_to_the_pods_address() -> None:
     probe = {"httpGet": {"host": "127.0.0.1", "port": 80, "path": "/x"}, "periodSeconds": 2}
     parsed = parse_pod(
         pod("a", container(readinessProbe=probe)),
         address="127.1.1.1",
         volume=lambda _name, _raw: Path("/"),
     )
-    asked = parsed.containers[0].readiness
-    assert asked is not None
-    assert (asked.handler.host, asked.period) == ("127.1.1.1", 2.0)  # type: ignore[union-attr]  # it is an HttpGet
+    probe_spec = parsed.containers[0].readiness
+    assert probe_spec is not None
+    assert (probe_spec.handler.host, probe_spec.period) == ("127.1.1.1", 2.0)  # type: ignore[union-attr]  # it is an HttpGet
 
 
-def test_every_address_of_a_pod_is_its_one() -> None:
+def test_a_wildcard_address_becomes_the_pods_address() -> None:
     engine = container("engine", command=["vllm"], args=['{"endpoint":"tcp://*:5557"}'])
     parsed = parse_pod(pod("a", engine), address="127.1.1.1", volume=lambda _name, _raw: Path("/"))
     assert parsed.containers[0].command[-1] == '{"endpoint":"tcp://127.1.1.1:5557"}'

@@ -23,18 +23,18 @@ def test_files_and_directories_together(tmp_path: Path) -> None:
     (tmp_path / "dir/notes.txt").write_text("not: [yaml")
     single = tmp_path / "c.yaml"
     single.write_text(f"{POOL % 'c'}---\n{POOL % 'd'}---\n")
-    found = read_pool_sets([tmp_path / "dir", single, single])
-    assert [pool_set.name for pool_set in found] == ["a", "b", "c", "d"]
+    pool_sets = read_pool_sets([tmp_path / "dir", single, single])
+    assert [pool_set.name for pool_set in pool_sets] == ["a", "b", "c", "d"]
 
 
-def test_a_pool_that_two_files_hold(tmp_path: Path) -> None:
+def test_a_pool_in_two_files_is_an_error(tmp_path: Path) -> None:
     for name in ("one.yaml", "two.yaml"):
         (tmp_path / name).write_text(POOL % "same")
     with pytest.raises(DocumentError, match=r"two\.yaml:3: .*one\.yaml:3"):
         read_pool_sets([tmp_path])
 
 
-def test_nothing_to_run(tmp_path: Path) -> None:
+def test_no_pools_at_all(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match=r"no \*\.yaml or \*\.yml"):
         read_pool_sets([tmp_path])
     (tmp_path / "empty.yaml").write_text("# nothing\n---\n")

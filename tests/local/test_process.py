@@ -36,11 +36,11 @@ async def running_group(driver: asyncio.subprocess.Process) -> int:
     return group
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_nothing_outlives_the_runner(tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_nothing_outlives_the_runner(tmp_path: Path, number: signal.Signals) -> None:
     driver = await start_driver(tmp_path, "--default-signal=HUP,INT,TERM")
     group = await running_group(driver)
-    driver.send_signal(how)
+    driver.send_signal(number)
     await driver.wait()
     await until(lambda: group_is_gone(group))
 
@@ -61,20 +61,20 @@ async def run(tmp_path: Path, *command: str) -> tuple[int, list[str]]:
     return await process.wait(), tail(log)
 
 
-async def test_exit_codes_and_output(tmp_path: Path) -> None:
+async def test_exit_code_and_output(tmp_path: Path) -> None:
     assert await run(tmp_path, "sh", "-c", "echo out; echo err >&2; exit 5") == (5, ["out", "err"])
 
 
-async def test_a_signal_is_128_and_its_number(tmp_path: Path) -> None:
+async def test_the_exit_code_of_a_killed_command_is_128_plus_the_signal(tmp_path: Path) -> None:
     assert await run(tmp_path, "sh", "-c", "kill -9 $$") == (137, [])
 
 
-async def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+async def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     code, log = await run(tmp_path, "/no/such/program")
     assert (code, log) == (127, ["/no/such/program: No such file or directory"])
 
 
-async def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+async def test_children_of_a_command_are_killed_when_it_ends(tmp_path: Path) -> None:
     process = await Process.start(
         ("sh", "-c", "sleep 600 & exit 0"), env=dict(os.environ), cwd=None, log=tmp_path / "log"
     )

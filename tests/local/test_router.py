@@ -42,7 +42,7 @@ def test_no_envoy(tmp_path: Path, environ: dict[str, str], message: str) -> None
         find_envoy(environ, tmp_path / ".venv")
 
 
-def test_every_run_has_a_key_of_its_own(tmp_path: Path) -> None:
+def test_every_run_has_a_new_key(tmp_path: Path) -> None:
     write_plan_key(tmp_path / "keys")
     first = load_keys(tmp_path / "keys")
     write_plan_key(tmp_path / "keys")
@@ -52,6 +52,6 @@ def test_every_run_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "keys").iterdir())
 
 
-def test_the_routers_pods_are_pods_we_honour() -> None:
+def test_the_routers_pods_use_supported_fields_only() -> None:
     check_fields(epp_pod(Path("/c"), Path("/k")))
     check_fields(envoy_pod(Path("/envoy"), Path("/b")))

@@ -12,7 +12,7 @@ from .pods import container, get, group_is_gone, pod, until
 pytestmark = pytest.mark.component
 
 
-async def test_two_pods_keep_their_port_on_addresses_of_their_own(runner: Runner) -> None:
+async def test_two_pods_have_the_same_port_on_different_addresses(runner: Runner) -> None:
     pods = runner.add([pod("a"), pod("b")])
     runner.start(pods)
     await runner.wait_ready(pods)
@@ -27,7 +27,7 @@ async def test_two_pods_keep_their_port_on_addresses_of_their_own(runner: Runner
 async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     made = container(
-        args=("--keys=/var/keys/k1", "/models/x/y", "$(SCRATCH)", "$$(NAME)", "$(NOBODY)"),
+        args=("--keys=/var/keys/k1", "/models/x/y", "$(SCRATCH)", "$$(NAME)", "$(UNKNOWN)"),
         env=[
             {"name": "SCRATCH", "value": "/scratch/$(NAME)"},
             {"name": "UID_", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
@@ -54,20 +54,20 @@ async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: 
         f"{tmp_path}/model/y",
         f"{scratch}/web",
         "$(NAME)",
-        "$(NOBODY)",
+        "$(UNKNOWN)",
     ]
     assert scratch.is_dir()
     assert (me["env"]["UID_"], me["env"]["LABEL"]) == ("uid-a", "c")
 
 
-async def test_a_sidecar_starts_first_and_ends_last(runner: Runner, tmp_path: Path) -> None:
+async def test_a_sidecar_starts_first_and_stops_last(runner: Runner, tmp_path: Path) -> None:
     events = {"name": "EVENTS", "value": str(tmp_path / "events")}
     hook = {"httpGet": {"path": f"/touch?{tmp_path}/events", "port": 8000}}
     side = container(
         "side", 8001, env=[events], restartPolicy="Always",
         startupProbe={"httpGet": {"path": "/", "port": 8001}, "failureThreshold": 30},
     )  # fmt: skip
-    # The main container may only start once the sidecar accepts connections.
+    # Fails unless the sidecar accepts connections before this init container starts.
     probe = "import os, socket; socket.create_connection((os.environ['POD_IP'], 8001)).close()"
     once = container("once", command=["python", "-c", probe])
     main = container("main", env=[events], lifecycle={"preStop": hook})
@@ -92,7 +92,7 @@ async def test_a_crashed_container_is_restarted(runner: Runner) -> None:
     assert (await get(pods[0].spec.address, "/me"))["pid"] != first["pid"]
 
 
-async def test_a_pod_that_is_not_restarted_in_place_is_replaced(runner: Runner) -> None:
+async def test_a_pod_whose_container_is_not_restarted_is_replaced(runner: Runner) -> None:
     uid = {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     side = container("side", 8001, restartPolicy="Always")
     document = pod("a", container(env=[uid]), initContainers=[side], restartPolicy="Never")
@@ -110,7 +110,9 @@ async def test_a_pod_that_is_not_restarted_in_place_is_replaced(runner: Runner) 
     assert first_side["pid"] != second_side["pid"]
 
 
-async def test_a_container_that_is_not_alive_is_restarted(runner: Runner, tmp_path: Path) -> None:
+async def test_a_failed_liveness_probe_restarts_the_container(
+    runner: Runner, tmp_path: Path
+) -> None:
     alive = tmp_path / "alive"
     alive.touch()
     check = {"exec": {"command": ["test", "-e", str(alive)]}}
@@ -125,7 +127,7 @@ async def test_a_container_that_is_not_alive_is_restarted(runner: Runner, tmp_pa
     assert "liveness" in pods[0].containers[0].reason
 
 
-async def test_readiness_comes_and_goes(runner: Runner, tmp_path: Path) -> None:
+async def test_readiness_follows_the_probe(runner: Runner, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     probe = {"exec": {"command": ["test", "-e", str(flag)]}, "periodSeconds": 0.05}
     pods = runner.add([pod("a", container(readinessProbe={**probe, "failureThreshold": 1}))])
@@ -139,9 +141,11 @@ async def test_readiness_comes_and_goes(runner: Runner, tmp_path: Path) -> None:
     assert pods[0].restarts == 0
 
 
-async def test_what_dies_before_it_is_ready_is_told_with_its_log(runner: Runner) -> None:
-    bad = container("bad", command=["python", "-c", "print('no such model'); raise SystemExit(7)"])
-    pods = runner.add([pod("a", bad), pod("b")])
+async def test_a_container_that_exits_during_start_is_reported_with_its_log(runner: Runner) -> None:
+    failing = container(
+        "bad", command=["python", "-c", "print('no such model'); raise SystemExit(7)"]
+    )
+    pods = runner.add([pod("a", failing), pod("b")])
     runner.start(pods)
     with pytest.raises(StartFailed) as failure:
         await runner.wait_ready(pods)
@@ -149,14 +153,14 @@ async def test_what_dies_before_it_is_ready_is_told_with_its_log(runner: Runner)
     assert str(failure.value).endswith(":\n  | no such model")
 
 
-async def test_what_never_gets_ready_is_named(runner: Runner) -> None:
+async def test_a_container_that_never_becomes_ready_is_named(runner: Runner) -> None:
     pods = runner.add([pod("a", container(readinessProbe={"exec": {"command": ["false"]}}))])
     runner.start(pods)
     with pytest.raises(StartFailed, match="a/web: not ready after 1 s"):
         await runner.wait_ready(pods, timeout=1)
 
 
-async def test_a_failing_startup_probe_is_the_reason(runner: Runner) -> None:
+async def test_a_failed_startup_probe_is_given_as_the_reason(runner: Runner) -> None:
     probe = {"tcpSocket": {"port": 1}, "periodSeconds": 0.1, "failureThreshold": 1}
     pods = runner.add([pod("a", container(startupProbe=probe))])
     runner.start(pods)
@@ -164,7 +168,7 @@ async def test_a_failing_startup_probe_is_the_reason(runner: Runner) -> None:
         await runner.wait_ready(pods)
 
 
-async def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path) -> None:
+async def test_a_container_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
     runner = Runner(tmp_path / "run", stop_timeout=0.2)
     pods = runner.add([pod("a", container(args=("--stubborn", "--grandchild")))])
     runner.start(pods)
@@ -174,7 +178,7 @@ async def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path
     await until(lambda: group_is_gone(group))
 
 
-async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
+async def test_stopping_during_start_leaves_no_process(runner: Runner) -> None:
     slow = container("slow", readinessProbe={"exec": {"command": ["sleep", "600"]}})
     slow["readinessProbe"]["timeoutSeconds"] = 600
     pods = runner.add([pod("a", slow)])
@@ -206,7 +210,9 @@ async def test_stopping_while_it_starts_leaves_nothing(runner: Runner) -> None:
         ({"containers": "web"}, "spec.containers: the local runner does not support"),
     ],
 )
-async def test_pods_that_cannot_run_here(runner: Runner, spec: object, message: str) -> None:
+async def test_pods_with_unsupported_fields_are_refused(
+    runner: Runner, spec: object, message: str
+) -> None:
     document = pod("a")
     document["spec"].update(spec)
     with pytest.raises(SetupError, match=message):
@@ -226,19 +232,19 @@ async def test_pods_that_cannot_run_here(runner: Runner, spec: object, message: 
         ({"ports": [{"containerPort": "x"}]}, "pod a: not a valid Pod: "),
     ],
 )
-async def test_containers_that_cannot_run_here(
+async def test_unsupported_containers_are_refused(
     runner: Runner, fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SetupError, match=message):
         runner.add([pod("a", container(**fields))])
 
 
-async def test_two_pods_of_one_name(runner: Runner) -> None:
+async def test_two_pods_with_one_name_are_refused(runner: Runner) -> None:
     with pytest.raises(SetupError, match="pod a: two pods have this name"):
         runner.add([pod("a"), pod("a")])
 
 
-async def test_what_only_kubernetes_needs_is_ignored(runner: Runner) -> None:
+async def test_fields_that_only_matter_on_kubernetes_are_ignored(runner: Runner) -> None:
     document = pod(
         "a",
         container(securityContext={"runAsUser": 1}, imagePullPolicy="Never"),

@@ -48,13 +48,13 @@ def pod(name: str, engine: str | None, sidecar: str | None = None) -> PodState:
 
 async def test_load_and_paths(url: str) -> None:
     pods = (pod("d0", f"{url}/engine", f"{url}/sidecar"), pod("d1", None, f"{url}/sidecar"))
-    seen = await scrape_stack(State(1, "http://x", pods))
-    assert seen.paths == {"unified": 6, "prefill_then_decode": 10}
-    assert (seen.pods[0].running, seen.pods[0].waiting, seen.pods[0].kv_usage) == (3, 4, 0.25)
-    assert seen.pods[1].running is None
+    stack = await scrape_stack(State(1, "http://x", pods))
+    assert stack.paths == {"unified": 6, "prefill_then_decode": 10}
+    assert (stack.pods[0].running, stack.pods[0].waiting, stack.pods[0].kv_usage) == (3, 4, 0.25)
+    assert stack.pods[1].running is None
 
 
-async def test_a_pod_that_does_not_answer_is_left_blank(url: str) -> None:
+async def test_a_pod_that_does_not_answer_has_no_figures(url: str) -> None:
     pods = (pod("gone", "http://127.0.0.1:1/metrics"), pod("odd", f"{url}/nothing-here"))
-    seen = await scrape_stack(State(1, "http://x", pods))
-    assert [load.running for load in seen.pods] == [None, None]
+    stack = await scrape_stack(State(1, "http://x", pods))
+    assert [load.running for load in stack.pods] == [None, None]

@@ -12,28 +12,28 @@ STATE = State(
 
 
 def test_a_running_stack_can_be_read(tmp_path: Path) -> None:
-    with RunDir(tmp_path / "run") as held:
-        held.write(STATE)
+    with RunDir(tmp_path / "run") as run_dir:
+        run_dir.write(STATE)
         assert read_state(tmp_path / "run") == STATE
 
 
-def test_one_that_ended_is_not_there(tmp_path: Path) -> None:
-    with RunDir(tmp_path) as held:
-        held.write(STATE)
+def test_a_stopped_stack_has_no_state(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write(STATE)
     with pytest.raises(NoStack, match="no stack runs in"):
         read_state(tmp_path)
 
 
-def test_one_that_was_killed_is_told_as_such(tmp_path: Path) -> None:
-    with RunDir(tmp_path) as held:
-        held.write(STATE)
+def test_a_killed_stack_is_reported_as_killed(tmp_path: Path) -> None:
+    with RunDir(tmp_path) as run_dir:
+        run_dir.write(STATE)
         left = (tmp_path / "state.json").read_bytes()
     (tmp_path / "state.json").write_bytes(left)
     with pytest.raises(NoStack, match=r"no longer runs \(process 7 was killed"):
         read_state(tmp_path)
 
 
-def test_a_run_directory_is_for_one_stack(tmp_path: Path) -> None:
+def test_a_run_directory_can_be_used_by_one_stack_at_a_time(tmp_path: Path) -> None:
     with (
         RunDir(tmp_path),
         pytest.raises(SetupError, match="a stack already runs in"),
@@ -44,7 +44,7 @@ def test_a_run_directory_is_for_one_stack(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(SetupError, match="cannot create the run directory"),
@@ -53,7 +53,7 @@ def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
         pass
 
 
-def test_the_default_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_run_directory_belongs_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
     assert default_run_dir() == Path("/run/user/1/tandem")
     monkeypatch.delenv("XDG_RUNTIME_DIR")

@@ -92,6 +92,6 @@ async def test_your_own_vllm_serves_split_and_is_found_well(tmp_path: Path, mode
         found = json.loads(said)["findings"]
         assert code == 0, found
         assert [f["seen"] for f in found if f["check"] == "compatible"] == [
-            "all that a hand-off compares is equal"
+            "everything that a hand-off compares is equal"
         ]
         assert [f["severity"] for f in found if f["check"] == "side channel"] == ["ok", "ok"]

@@ -35,7 +35,7 @@ class SidecarRecord(NamedTuple):
     trace: SidecarTrace
 
 
-class Silent(NamedTuple):
+class NoReply(NamedTuple):
     """A component that was asked and did not answer."""
 
     name: str
@@ -47,10 +47,10 @@ class Records:
     """The answers of all components that were asked."""
 
     decisions: tuple[EppRecord, ...] = ()
-    served: tuple[SidecarRecord, ...] = ()
-    silent: tuple[Silent, ...] = ()
-    asked: tuple[str, ...] = ()
-    """Names of all components that were asked, the silent ones included."""
+    sidecar_records: tuple[SidecarRecord, ...] = ()
+    no_replies: tuple[NoReply, ...] = ()
+    components: tuple[str, ...] = ()
+    """Names of all components that were asked, including those that did not answer."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +58,30 @@ class RequestHistory:
     """One request: its decision, and the records of the pods that served it."""
 
     decision: EppRecord | None
-    served: tuple[SidecarRecord, ...]
+    sidecar_records: tuple[SidecarRecord, ...]
 
     @property
     def started(self) -> float:
         """Unix seconds by the EPP's clock, or by the sidecar's if there is no decision."""
-        return self.decision.trace.decided if self.decision else self.served[0].trace.received
+        return (
+            self.decision.trace.decided if self.decision else self.sidecar_records[0].trace.received
+        )
 
 
 def join(records: Records) -> tuple[RequestHistory, ...]:
     """The requests that used the id, the oldest first."""
     decisions = sorted(records.decisions, key=lambda record: record.trace.decided)
     # Index of the decision → the sidecars' records that belong to it.
-    served_by_decision: dict[int, list[SidecarRecord]] = {}
+    records_of_decision: dict[int, list[SidecarRecord]] = {}
     without_decision = []
-    for served in sorted(records.served, key=lambda record: record.trace.received):
-        matches = [i for i, decision in enumerate(decisions) if _follows(served, decision)]
+    for record in sorted(records.sidecar_records, key=lambda r: r.trace.received):
+        matches = [i for i, decision in enumerate(decisions) if _follows(record, decision)]
         if matches:
-            served_by_decision.setdefault(matches[-1], []).append(served)
+            records_of_decision.setdefault(matches[-1], []).append(record)
         else:
-            without_decision.append(RequestHistory(None, (served,)))
+            without_decision.append(RequestHistory(None, (record,)))
     with_decision = [
-        RequestHistory(decision, tuple(served_by_decision.get(i, ())))
+        RequestHistory(decision, tuple(records_of_decision.get(i, ())))
         for i, decision in enumerate(decisions)
     ]
     return tuple(sorted([*with_decision, *without_decision], key=lambda history: history.started))
@@ -92,11 +94,11 @@ def to_json(request_id: str, records: Records) -> dict[str, object]:
         "requests": [
             {
                 "decision": _with_source("epp", *history.decision) if history.decision else None,
-                "served": [_with_source("pod", *served) for served in history.served],
+                "served": [_with_source("pod", *record) for record in history.sidecar_records],
             }
             for history in join(records)
         ],
-        "silent": [silent._asdict() for silent in records.silent],
+        "silent": [no_reply._asdict() for no_reply in records.no_replies],
     }
 
 
@@ -110,16 +112,16 @@ def lines(request_id: str, records: Records) -> Iterator[str]:
         for at, text in sorted(_events(history), key=lambda event: event[0]):
             yield f"{at * 1000:10.1f} ms  {text}"
         yield ""
-    for silent in records.silent:
-        yield f"{silent.name} did not answer: {silent.why}"
+    for no_reply in records.no_replies:
+        yield f"{no_reply.name} did not answer: {no_reply.why}"
 
 
 def not_found_message(request_id: str, records: Records) -> str:
     """Why there is no history to show."""
-    silent = {record.name for record in records.silent}
-    answered = [name for name in records.asked if name not in silent]
+    unanswered = {no_reply.name for no_reply in records.no_replies}
+    answered = [name for name in records.components if name not in unanswered]
     parts = [f"no record of request {request_id} (asked: {', '.join(answered) or 'no component'})"]
-    parts += [f"{record.name} did not answer ({record.why})" for record in records.silent]
+    parts += [f"{no_reply.name} did not answer ({no_reply.why})" for no_reply in records.no_replies]
     return (
         "; ".join(parts)
         + ". The id is in the response header x-request-id. EPPs and sidecars each "
@@ -131,19 +133,19 @@ Event = tuple[float, str]
 """Seconds after the request's start, and a description."""
 
 
-def _follows(served: SidecarRecord, decision: EppRecord) -> bool:
+def _follows(record: SidecarRecord, decision: EppRecord) -> bool:
     """Whether the record may be the consequence of the decision."""
     decode_pods = {candidate.name for candidate in decision.trace.decode}
-    is_later = decision.trace.decided <= served.trace.received + _MAX_CLOCK_SKEW
-    return is_later and served.pod in decode_pods
+    is_later = decision.trace.decided <= record.trace.received + _MAX_CLOCK_SKEW
+    return is_later and record.pod in decode_pods
 
 
 def _events(history: RequestHistory) -> Iterator[Event]:
     if history.decision is not None:
         yield from _decision_events(history.decision)
-    for served in history.served:
+    for record in history.sidecar_records:
         # A record never stands before its decision, even if the clocks of the nodes differ.
-        yield from _sidecar_events(served, max(0.0, served.trace.received - history.started))
+        yield from _sidecar_events(record, max(0.0, record.trace.received - history.started))
 
 
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
@@ -163,9 +165,9 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
         yield trace.ended, f"closed     {head}, as {decision.epp} saw it{_timing(trace.timing)}"
 
 
-def _sidecar_events(served: SidecarRecord, at: float) -> Iterator[Event]:
-    trace = served.trace
-    yield at, f"received   by {served.pod}: {trace.kind} {trace.target}"
+def _sidecar_events(record: SidecarRecord, at: float) -> Iterator[Event]:
+    trace = record.trace
+    yield at, f"received   by {record.pod}: {trace.kind} {trace.target}"
     for leg in trace.legs:
         yield at + leg.started, _leg(leg)
     if trace.first_byte is not None:

@@ -23,7 +23,7 @@ from tandem_local.state import State
 
 from .options import command
 from .target import Target, target_options
-from .timeline import EppRecord, Records, SidecarRecord, Silent, lines, not_found_message, to_json
+from .timeline import EppRecord, NoReply, Records, SidecarRecord, lines, not_found_message, to_json
 
 _CONCURRENCY: Final = 32
 """Pods asked at a time: in a cluster each request goes through the API server."""
@@ -66,7 +66,7 @@ def trace(
         state = target.stack()
         source = _cluster(target) if state is None else _stack(state)
         records = asyncio.run(_collect(source, request_id))
-    if not records.decisions and not records.served:
+    if not records.decisions and not records.sidecar_records:
         fail(not_found_message(request_id, records))
     if as_json:
         click.echo(msgspec.json.encode(to_json(request_id, records)))
@@ -88,9 +88,9 @@ async def _collect(
         answers = await asyncio.gather(*map(ask, endpoints))
     return Records(
         tuple(decision for answer in answers for decision in answer.decisions),
-        tuple(served for answer in answers for served in answer.served),
-        tuple(silent for answer in answers for silent in answer.silent),
-        tuple(pod for answer in answers for pod in answer.asked),
+        tuple(record for answer in answers for record in answer.sidecar_records),
+        tuple(no_reply for answer in answers for no_reply in answer.no_replies),
+        tuple(name for answer in answers for name in answer.components),
     )
 
 
@@ -100,13 +100,15 @@ async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
         answer = await _get(endpoint.get, trace_path(request_id))
         if endpoint.is_epp:
             decisions = tuple(EppRecord(pod, trace) for trace in _decisions.decode(answer))
-            return Records(decisions=decisions, asked=(pod,))
-        served = tuple(SidecarRecord(pod, trace) for trace in _sidecar_traces.decode(answer))
-        return Records(served=served, asked=(pod,))
+            return Records(decisions=decisions, components=(pod,))
+        sidecar_records = tuple(
+            SidecarRecord(pod, trace) for trace in _sidecar_traces.decode(answer)
+        )
+        return Records(sidecar_records=sidecar_records, components=(pod,))
     except NoAnswer as err:
-        return Records(silent=(Silent(pod, err.reason),), asked=(pod,))
+        return Records(no_replies=(NoReply(pod, err.reason),), components=(pod,))
     except msgspec.MsgspecError as err:
-        return Records(silent=(Silent(pod, f"unreadable answer: {err}"),), asked=(pod,))
+        return Records(no_replies=(NoReply(pod, f"unreadable answer: {err}"),), components=(pod,))
 
 
 async def _get(get: Get, path: str) -> bytes:

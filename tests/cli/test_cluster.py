@@ -54,14 +54,14 @@ def pool(
     *,
     prefill: str | None = None,
     generation: int = 3,
-    seen: int = 3,
+    observed: int = 3,
     changed: dict[str, tuple[str, str]] | None = None,
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"model": {"name": "m"}}
     if prefill:
         spec["prefillRef"] = {"name": prefill}
     status = {
-        "observedGeneration": seen,
+        "observedGeneration": observed,
         "model": "m",
         "desiredReplicas": 2,
         "readyReplicas": 1,
@@ -82,13 +82,17 @@ def pod(name: str, of: str, role: str, *, ready: bool = True, **status: Any) -> 
         "uid": f"u-{name}",
         "labels": {labels.POOL: of, labels.ROLE: role, labels.REVISION: "aaa"},
     }
-    said = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}], **status}
-    return {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": said}
+    pod_status = {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": str(ready)}],
+        **status,
+    }
+    return {"metadata": metadata, "spec": {"nodeName": "node-1"}, "status": pod_status}
 
 
 def deployment(endpoint: str, component: str, available: int) -> dict[str, Any]:
-    found = {labels.ENDPOINT: endpoint, labels.COMPONENT: component}
-    metadata = {"name": f"{endpoint}-{component}", "namespace": "n", "labels": found}
+    own_labels = {labels.ENDPOINT: endpoint, labels.COMPONENT: component}
+    metadata = {"name": f"{endpoint}-{component}", "namespace": "n", "labels": own_labels}
     return {
         "metadata": metadata,
         "spec": {"replicas": 1},
@@ -116,17 +120,17 @@ def test_a_set_has_its_pools_pods_and_routers() -> None:
 
 
 def only(*pools: dict[str, Any], pods: Iterable[dict[str, Any]] = ()) -> SetView:
-    (found,) = build_sets(pools, pods, [])
-    return found
+    (set_view,) = build_sets(pools, pods, [])
+    return set_view
 
 
 def test_a_prefill_and_a_decode_pool_of_one_name_keep_their_pods() -> None:
-    found = only(
+    set_view = only(
         pool("x", prefill="x"),
         pool("x", "PrefillPool"),
         pods=[pod("x-aaa-0", "x", "prefill"), pod("x-bbb-0", "x", "decode")],
     )
-    assert [(p.kind, [q.name for q in p.pods]) for p in found.pools] == [
+    assert [(p.kind, [q.name for q in p.pods]) for p in set_view.pools] == [
         ("PrefillPool", ["x-aaa-0"]),
         ("DecodePool", ["x-bbb-0"]),
     ]
@@ -146,32 +150,32 @@ def test_a_prefill_and_a_decode_pool_of_one_name_keep_their_pods() -> None:
 def test_only_conditions_that_need_attention_are_shown(
     changed: dict[str, tuple[str, str]], shown: list[str]
 ) -> None:
-    found = only(pool("x", changed=changed))
-    assert [condition.type for condition in found.pools[0].conditions] == shown
-    assert found.ready is ("Ready" not in changed)
+    set_view = only(pool("x", changed=changed))
+    assert [condition.type for condition in set_view.pools[0].conditions] == shown
+    assert set_view.ready is ("Ready" not in changed)
 
 
-@pytest.mark.parametrize(("seen", "what"), [(0, "this pool"), (2, "this change")])
-def test_a_status_of_an_older_generation_is_not_ready(seen: int, what: str) -> None:
-    found = only(pool("x", seen=seen))
-    (condition,) = found.pools[0].conditions
+@pytest.mark.parametrize(("observed", "what"), [(0, "this pool"), (2, "this change")])
+def test_a_status_of_an_older_generation_is_not_ready(observed: int, what: str) -> None:
+    set_view = only(pool("x", observed=observed))
+    (condition,) = set_view.pools[0].conditions
     assert condition == Condition(
         *("Ready", "Unknown", "NotObserved"),
         f"the operator has not observed {what} yet: is it running?",
     )
-    assert not found.ready
+    assert not set_view.ready
 
 
 def test_the_tables_show_everything_and_interpret_no_markup() -> None:
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "[red]no such image[/red]"}}
     trouble = {"containerStatuses": [{"name": "engine", "state": waiting}]}
-    found = only(
+    set_view = only(
         pool("x", changed={"PeerReady": ("False", "PeerMissing")}),
         pods=[pod("x-0", "x", "decode", ready=False, **trouble)],
     )
     console = Console(width=160, markup=False)
     with console.capture() as captured:
-        console.print(tables([found]))
+        console.print(tables([set_view]))
     text = captured.get()
     assert "Set n/x: ready" in text
     assert "http://x.n.svc:8080" in text
@@ -198,16 +202,16 @@ def test_neither_a_stack_nor_a_cluster(tmp_path: Path) -> None:
 
 async def test_a_cluster_without_the_crds(tmp_path: Path) -> None:
     async with scripted(Script([], []), tmp_path):
-        found = await asyncio.to_thread(tandem, "-A", kubeconfig=tmp_path / "scripted.kubeconfig")
+        result = await asyncio.to_thread(tandem, "-A", kubeconfig=tmp_path / "scripted.kubeconfig")
     missing = "error: this cluster has no prefillpools.tandem.dev: install Tandem's Helm chart\n"
-    assert found == (1, "", missing)
+    assert result == (1, "", missing)
 
 
 async def fill(api: Api, namespace: str) -> None:
     """A lone DecodePool with one pod and its EPP, as an operator would leave them."""
-    found = {labels.ENDPOINT: "chat", labels.COMPONENT: "epp"}
+    own_labels = {labels.ENDPOINT: "chat", labels.COMPONENT: "epp"}
     spec = {"containers": [{"name": "c", "image": "x"}]}
-    made = await api.create(
+    created = await api.create(
         DECODE_POOLS,
         {
             "apiVersion": labels.API_VERSION,
@@ -217,7 +221,7 @@ async def fill(api: Api, namespace: str) -> None:
         },
     )
     status = {
-        "observedGeneration": made["metadata"]["generation"],
+        "observedGeneration": created["metadata"]["generation"],
         "desiredReplicas": 1,
         "readyReplicas": 1,
         "conditions": dated(),
@@ -241,11 +245,11 @@ async def fill(api: Api, namespace: str) -> None:
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": {"name": "chat-epp", "namespace": namespace, "labels": found},
+            "metadata": {"name": "chat-epp", "namespace": namespace, "labels": own_labels},
             "spec": {
                 "replicas": 0,
-                "selector": {"matchLabels": found},
-                "template": {"metadata": {"labels": found}, "spec": spec},
+                "selector": {"matchLabels": own_labels},
+                "template": {"metadata": {"labels": own_labels}, "spec": spec},
             },
         },
     )
@@ -269,9 +273,9 @@ def dated(**changed: tuple[str, str]) -> list[dict[str, str]]:
 @pytest.mark.control_plane
 def test_a_real_cluster(crds: ControlPlane, namespace: str) -> None:
     admin = crds.kubeconfig
-    found = tandem("-n", namespace, kubeconfig=admin)
+    result = tandem("-n", namespace, kubeconfig=admin)
     nothing = f"error: no PrefillPool and no DecodePool in namespace {namespace}\n"
-    assert found == (1, "", nothing)
+    assert result == (1, "", nothing)
 
     asyncio.run(filled(admin, namespace))
     code, out, err = tandem("-n", namespace, "-o", "json", kubeconfig=admin)
@@ -290,8 +294,8 @@ def test_a_real_cluster(crds: ControlPlane, namespace: str) -> None:
     code, out, _ = tandem("chat", "-n", namespace, kubeconfig=admin)
     assert code == 1
     assert "DecodePool chat: Ready=False PodsNotReady: about Ready" in out
-    found = tandem("none", "-n", namespace, kubeconfig=admin)
-    assert found == (1, "", f"error: no set or pool none in namespace {namespace}\n")
+    result = tandem("none", "-n", namespace, kubeconfig=admin)
+    assert result == (1, "", f"error: no set or pool none in namespace {namespace}\n")
 
     code, _, err = tandem("-n", namespace, kubeconfig=crds.kubeconfig_for("stranger"))
     assert code == 1

@@ -104,8 +104,8 @@ async def test_a_cluster_is_checked_through_its_api_server(tmp_path: Path) -> No
         )
     code, out, err = as_json
     assert (code, err) == (1, "")
-    found = [f for f in json.loads(out)["findings"] if f["severity"] in ("broken", "warning")]
-    assert {(f["check"], f["seen"].partition(":")[0]) for f in found} == {
+    problems = [f for f in json.loads(out)["findings"] if f["severity"] in ("broken", "warning")]
+    assert {(f["check"], f["seen"].partition(":")[0]) for f in problems} == {
         ("compatible", "maxModelLen"),
         ("reachable", "/health"),
         ("sidecar", "/metrics"),

@@ -56,10 +56,10 @@ async def test_no_stack(tmp_path: Path) -> None:
 
 async def shown(screen: int, text: bytes) -> None:
     """Read from a terminal until it shows `text`."""
-    seen = b""
+    output = b""
     async with asyncio.timeout(30):
-        while text not in seen:
-            seen += await asyncio.to_thread(os.read, screen, 4096)
+        while text not in output:
+            output += await asyncio.to_thread(os.read, screen, 4096)
 
 
 async def test_watch_refreshes_until_interrupted(tmp_path: Path) -> None:

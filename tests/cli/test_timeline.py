@@ -2,9 +2,9 @@
 
 from tandem_cli.timeline import (
     EppRecord,
+    NoReply,
     Records,
     SidecarRecord,
-    Silent,
     join,
     lines,
     not_found_message,
@@ -98,7 +98,7 @@ def test_a_sidecar_record_belongs_to_the_latest_decision_before_it_that_named_it
     ]
     stray = SidecarRecord("d-9", SidecarTrace("r", "chat", "/", 1005.0))
     records = Records((elsewhere, again, first), (stray, *reversed(sidecar_records)))
-    assert [(p.decision, p.served) for p in join(records)] == [
+    assert [(p.decision, p.sidecar_records) for p in join(records)] == [
         (first, tuple(sidecar_records[:2])),
         (None, (stray,)),
         (again, tuple(sidecar_records[2:])),
@@ -121,11 +121,11 @@ def test_a_refused_request_and_a_running_request() -> None:
 
 
 def test_json_has_every_figure_with_its_source() -> None:
-    silent = (Silent("d-1", "no answer within 5 s"),)
+    no_replies = (NoReply("d-1", "no answer within 5 s"),)
     records = Records(
         (EppRecord("epp", DECISION),),
         (SidecarRecord("d-0", SIDECAR_TRACE),),
-        silent,
+        no_replies,
         ("epp", "d-1"),
     )
     report = to_json("r", records)
@@ -140,7 +140,7 @@ def test_json_has_every_figure_with_its_source() -> None:
 
 
 def test_the_message_for_an_unknown_id_names_the_components_that_were_asked() -> None:
-    records = Records(silent=(Silent("d-1", "refused"),), asked=("epp", "d-0", "d-1"))
+    records = Records(no_replies=(NoReply("d-1", "refused"),), components=("epp", "d-0", "d-1"))
     message = not_found_message("r", records)
     assert message.startswith(
         "no record of request r (asked: epp, d-0); d-1 did not answer (refused)"

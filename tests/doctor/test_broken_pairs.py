@@ -101,14 +101,14 @@ async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
         )
         assert await findings(prefill, good) == []
 
-        found = await findings(prefill, broken)
-        assert {(f.check, f.detail.partition(":")[0]) for f in found} == {
+        problems = await findings(prefill, broken)
+        assert {(f.check, f.detail.partition(":")[0]) for f in problems} == {
             ("compatible", "dtype"),
             ("compatible", "blockSize"),
             ("compatible", "maxModelLen"),
             ("load failure", "kv_load_failure_policy is fail"),
         }
-        assert all(f.fix for f in found)
+        assert all(f.fix for f in problems)
 
         os.kill(prefill.pids["engine"], signal.SIGKILL)
         (dead,) = await findings(prefill, good)

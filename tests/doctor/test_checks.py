@@ -22,7 +22,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
         "engine_id": role.value,
     } | changes.pop("transfer", {})
     command = EngineCommand({"model": "m", **dict(flags)}, transfer, {"UCX_TLS": "tcp"})
-    made = Engine(
+    base = Engine(
         pod=f"{role.value}-0",
         role=role,
         group="m",
@@ -39,7 +39,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
         side_channel=SideChannel("10.0.0.1:5600"),
         fabrics=frozenset({Fabric.TCP}),
     )
-    return replace(made, **changes)
+    return replace(base, **changes)
 
 
 P, D = engine(Role.PREFILL), engine(Role.DECODE)
@@ -82,8 +82,8 @@ def test_each_item_that_differs_is_named_with_both_values(other: Engine, item: s
 
 
 def test_side_channel_metadata_is_compared() -> None:
-    def with_backend(engine: Engine, name: str, fingerprint: str) -> Engine:
-        channel = SideChannel("a:1", None, fingerprint, {"attn_backend_name": name})
+    def with_backend(engine: Engine, name: str, compatibility_hash: str) -> Engine:
+        channel = SideChannel("a:1", None, compatibility_hash, {"attn_backend_name": name})
         return replace(engine, side_channel=channel)
 
     (finding,) = problems(
@@ -105,12 +105,12 @@ def test_flags_with_the_same_effect_are_equal() -> None:
     many = {"kv_connector": "MultiConnector", "kv_connector_extra_config": chain}
     assert problems(Facts((engine(Role.PREFILL, transfer=many), D), (), GPU)) == []
 
-    def with_hash(engine: Engine, fingerprint: str) -> Engine:
-        return replace(engine, side_channel=SideChannel("a:1", None, fingerprint))
+    def with_hash(engine: Engine, compatibility_hash: str) -> Engine:
+        return replace(engine, side_channel=SideChannel("a:1", None, compatibility_hash))
 
-    asked = engine(Role.DECODE, ("dtype", "bfloat16"))
-    assert problems(Facts((with_hash(P, "x"), with_hash(asked, "x")), (), GPU)) == []
-    (finding,) = problems(Facts((with_hash(P, "x"), with_hash(asked, "y")), (), GPU))
+    bfloat16 = engine(Role.DECODE, ("dtype", "bfloat16"))
+    assert problems(Facts((with_hash(P, "x"), with_hash(bfloat16, "x")), (), GPU)) == []
+    (finding,) = problems(Facts((with_hash(P, "x"), with_hash(bfloat16, "y")), (), GPU))
     assert finding.detail == "dtype: prefill has auto, decode has bfloat16"
 
 
@@ -217,5 +217,7 @@ def test_gpus_on_different_sockets_are_a_warning_and_no_nvml_is_unknown() -> Non
 
 def test_the_most_severe_findings_come_first() -> None:
     order = list(Severity)
-    found = [f.severity for f in run_checks(Facts((replace(P, error="x"), D), (), None, "none"))]
-    assert found == sorted(found, key=lambda s: -order.index(s))
+    severities = [
+        f.severity for f in run_checks(Facts((replace(P, error="x"), D), (), None, "none"))
+    ]
+    assert severities == sorted(severities, key=lambda s: -order.index(s))

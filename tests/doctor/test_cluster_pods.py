@@ -20,20 +20,20 @@ IP = "10.1.2.3"
 def targets(
     prefill: dict[str, Any], decode: dict[str, Any]
 ) -> tuple[TargetPod, TargetPod, list[str]]:
-    """The first prefill pod, the first decode pod, and the addresses they would be asked at."""
-    asked: list[str] = []
+    """The first prefill pod, the first decode pod, and the addresses of their endpoints."""
+    addresses: list[str] = []
 
     def make_get(pod: str, address: HostPort) -> Get:
-        asked.append(str(address))
+        addresses.append(str(address))
 
         async def get(_path: str) -> bytes:
             raise NotImplementedError
 
         return get
 
-    made = [started(pod) for pod in pods(pair(prefill, decode)[0])[:2]]
-    prefill_target, decode_target = (target_pod(pod, make_get, inside=True) for pod in made)
-    return prefill_target, decode_target, asked
+    running = [started(pod) for pod in pods(pair(prefill, decode)[0])[:2]]
+    prefill_target, decode_target = (target_pod(pod, make_get, inside=True) for pod in running)
+    return prefill_target, decode_target, addresses
 
 
 def started(pod: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def started(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_pods_of_the_operator_are_parsed_with_their_engine_commands() -> None:
-    prefill, decode, asked = targets(
+    prefill, decode, addresses = targets(
         {
             "engine": {"dtype": "bfloat16"},
             "parallelism": {"tensor": 2},
@@ -50,7 +50,7 @@ def test_pods_of_the_operator_are_parsed_with_their_engine_commands() -> None:
         },
         {},
     )
-    assert asked == [f"{IP}:8000", f"{IP}:8200", f"{IP}:8001"]
+    assert addresses == [f"{IP}:8000", f"{IP}:8200", f"{IP}:8001"]
     assert (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE)
     assert prefill.group == decode.group == "org-model"
     assert prefill.compat == decode.compat != ""
@@ -87,12 +87,12 @@ def test_a_handoff_begins_at_the_connectors_port(
     transfer: dict[str, Any], where: tuple[HostPort | None, HostPort | None]
 ) -> None:
     prefill, decode, _ = targets({"transfer": transfer}, {})
-    found = [
+    handoff_addresses = [
         handoff_address(target.command, target.role, target.address.host)
         for target in (prefill, decode)
         if target.command is not None
     ]
-    assert tuple(found) == where
+    assert tuple(handoff_addresses) == where
 
 
 def test_pods_of_users_need_only_a_role_label() -> None:
@@ -100,10 +100,10 @@ def test_pods_of_users_need_only_a_role_label() -> None:
         metadata = {"name": "x", "labels": {labels.ROLE: role}, "annotations": annotations}
         return started({"metadata": metadata, "spec": {"containers": [{"name": "c"}]}})
 
-    asked: list[str] = []
+    addresses: list[str] = []
 
     def make_get(_pod: str, address: HostPort) -> Get:
-        asked.append(str(address))
+        addresses.append(str(address))
 
         async def get(_path: str) -> bytes:
             raise NotImplementedError
@@ -112,7 +112,7 @@ def test_pods_of_users_need_only_a_role_label() -> None:
 
     own = target_pod(pod("prefill", {labels.TARGET_PORT: "9000"}), make_get, inside=False)
     assert (own.group, own.compat, own.command, own.is_reachable) == ("", "", None, False)
-    assert asked == [f"{IP}:9000"]
+    assert addresses == [f"{IP}:9000"]
     assert has_engine(pod("decode", {}))
     assert not has_engine(pod("trainer", {}))
     assert not has_engine({"metadata": {"name": "y"}})

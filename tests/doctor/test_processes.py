@@ -59,9 +59,9 @@ async def says(process: Process) -> int:
 
 
 def segment(name: str) -> int:
-    made = os.memfd_create(name)
-    os.ftruncate(made, mmap.PAGESIZE)
-    return made
+    fd = os.memfd_create(name)
+    os.ftruncate(fd, mmap.PAGESIZE)
+    return fd
 
 
 @pytest.mark.parametrize("fabric", [None, Fabric.TCP, Fabric.SHARED_MEMORY])

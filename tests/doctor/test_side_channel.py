@@ -10,8 +10,8 @@ from tandem_doctor.side_channel import connect, handshake
 
 async def fake_vllm_listener(socket: zmq.asyncio.Socket, answer: bytes) -> None:
     """A fake: answers as the listener of vLLM 0.32's NIXL connector does (base_scheduler.py)."""
-    identity, empty, asked = await socket.recv_multipart()
-    assert msgspec.msgpack.decode(asked) == [b"get_meta_msg", 0, 0]
+    identity, empty, request = await socket.recv_multipart()
+    assert msgspec.msgpack.decode(request) == [b"get_meta_msg", 0, 0]
     await socket.send_multipart([identity, empty, answer, msgspec.msgpack.encode(1.0)])
 
 

@@ -11,6 +11,6 @@ async def runner(tmp_path: Path) -> AsyncIterator[Runner]:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "k1").write_text("secret")
-    made = Runner(tmp_path / "run", secrets={"plan-keys": keys}, stop_timeout=5)
-    yield made
-    await made.stop()
+    runner = Runner(tmp_path / "run", secrets={"plan-keys": keys}, stop_timeout=5)
+    yield runner
+    await runner.stop()

@@ -26,7 +26,7 @@ async def test_two_pods_have_the_same_port_on_different_addresses(runner: Runner
 
 async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    made = container(
+    web = container(
         args=("--keys=/var/keys/k1", "/models/x/y", "$(SCRATCH)", "$$(NAME)", "$(UNKNOWN)"),
         env=[
             {"name": "SCRATCH", "value": "/scratch/$(NAME)"},
@@ -44,7 +44,7 @@ async def test_variables_and_mount_paths_are_resolved(runner: Runner, tmp_path: 
         {"name": "model", "hostPath": {"path": str(tmp_path / "model"), "type": "Directory"}},
         {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
     ]
-    pods = runner.add([pod("a", made, volumes=volumes)])
+    pods = runner.add([pod("a", web, volumes=volumes)])
     runner.start(pods)
     await runner.wait_ready(pods)
     me = await get(pods[0].spec.address, "/me")
@@ -116,8 +116,8 @@ async def test_a_failed_liveness_probe_restarts_the_container(
     alive = tmp_path / "alive"
     alive.touch()
     check = {"exec": {"command": ["test", "-e", str(alive)]}}
-    made = container(livenessProbe={**check, "periodSeconds": 0.05, "failureThreshold": 1})
-    pods = runner.add([pod("a", made)])
+    web = container(livenessProbe={**check, "periodSeconds": 0.05, "failureThreshold": 1})
+    pods = runner.add([pod("a", web)])
     runner.start(pods)
     await runner.wait_ready(pods)
     alive.unlink()

@@ -23,14 +23,14 @@ def test_a_trace_is_scaled_into_the_context(tmp_path: Path) -> None:
 
 
 async def test_results_keep_the_order_of_the_scripts() -> None:
-    seen = []
+    reported: list[Result] = []
 
     async def send(call: Call) -> Result:
         return Result(call, 200, answer=Answer("yes", (1,), "length"))
 
     scripts = workload(Shape(groups=1, users=2, turns=2, shorts=1))
-    results = await load.run_scripts(send, scripts, seen.append)
-    assert len(results) == len(seen) == sum(len(s.steps) for s in scripts)
+    results = await load.run_scripts(send, scripts, reported.append)
+    assert len(results) == len(reported) == sum(len(s.steps) for s in scripts)
     assert results[1].call == scripts[0].call(1, ["yes"])
 
 

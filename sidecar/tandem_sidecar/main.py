@@ -123,6 +123,7 @@ def settings_from(flags: Flags) -> Settings:
         given.pop("tls_key"),
     )
     try:
+        # Only to report unusable files as a usage error; every process reads them itself.
         EngineTls(tls, engine.address)
     except BadCertificates as err:
         raise click.UsageError(str(err)) from err
@@ -320,6 +321,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
     logs.configure(settings.log_format, settings.log_level)
     raise_descriptor_limit()
     try:
+        # A worker has the same flags, and `sockets`: it must not start workers of its own.
         if settings.workers > 1 and sockets is None:
             asyncio.run(supervise(settings, source, sys.argv[1:]))
         else:

@@ -86,12 +86,14 @@ class CounterVec(Collector):
     def child(self, *values: str) -> Counter:
         """The counter of these label values, in the order of the labels."""
         if (child := self._children.get(values)) is None:
+            # Label values that have a child keep it; only new ones share `other`.
             if len(self._children) >= self._limit:
                 values = tuple(OTHER for _ in values)
             child = self._children.setdefault(values, Counter())
         return child
 
     def collect(self) -> Iterable[Metric]:
+        # Runs on the event loop's thread, like the updates: no child is added meanwhile.
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, child in self._children.items():
             family.add_metric(values, child.value)

@@ -69,6 +69,7 @@ def configure(form: LogFormat, level: str) -> None:
     above only: at `debug` they would write the bytes they send.
     """
     root = logging.getLogger()
+    # Handlers of earlier calls are reused; those of others, such as a test runner, are left alone.
     handlers = [h for h in root.handlers if isinstance(h.formatter, _Formatter)]
     if not handlers:
         handlers = [logging.StreamHandler()]

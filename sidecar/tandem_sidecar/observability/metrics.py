@@ -82,6 +82,8 @@ class Metrics:
             [names.PHASE_LABEL],
             registry=registry,
         )
+        # All enumerated label values exist from the start: rate() misses the first increment of a
+        # series that appears with it.
         self.requests = {path: requests.child(path.value) for path in RoutingPath}
         self.errors = {phase: errors.child(phase.value) for phase in ErrorPhase}
         self.prefill = HistogramVec(

@@ -180,6 +180,8 @@ class RequestObserver:
             metrics.prefill.child(leg.backend).observe(seconds)
             return
         metrics.decode.child(leg.backend).observe(seconds)
+        # `UNKNOWN` is what a head without `x-tandem-timing` is parsed to. An engine that sends the
+        # header includes the transfer in it, whenever there was one.
         timing = leg.timing or UNKNOWN
         metrics.engine_reports_times = timing is not UNKNOWN
         if timing.transfer is not None:

@@ -137,6 +137,7 @@ class ProcessAdmin(AdminHandlers):
     async def metrics_page(self) -> bytes:
         if self._counters is not None:
             await self._counters.refresh()
+        # Requests that ended a moment ago still wait for the observer's next batch.
         self._observer.catch_up()
         return self._metrics.page()
 
@@ -207,6 +208,7 @@ class SupervisorAdmin(AdminHandlers):
             if status == 200:
                 worker.page = aggregate.parse_page(body.decode())
         await self.counters.refresh()
+        # The supervisor's own page holds the engine's counts and zeros: it serves no request.
         own = aggregate.parse_page(self._own_metrics.page().decode())
         return aggregate.format_page(aggregate.sum_pages([*self._pages(), own]))
 

@@ -21,6 +21,7 @@ def parse_page(page: str) -> Families:
     families: Families = {}
     header: list[str] = []
     for line in page.splitlines():
+        # A family is one HELP line, one TYPE line and its samples, in this order.
         if line.startswith("# HELP"):
             header = [line]
         elif line.startswith("#"):
@@ -40,6 +41,7 @@ def sum_pages(pages: Iterable[Families]) -> Families:
             for sample, value in samples.items():
                 if sample not in sums:
                     sums[sample] = value
+                # An info sample is 1 in every worker: its labels are the information.
                 elif sample.partition("{")[0].endswith("_info"):
                     sums[sample] = max(sums[sample], value)
                 else:

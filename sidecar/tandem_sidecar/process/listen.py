@@ -63,7 +63,7 @@ def listen(address: HostPort, flag: str) -> list[socket.socket]:
         resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with ExitStack() as opened:
             sockets = [opened.enter_context(_listening_socket(*info)) for info in resolved]
-            opened.pop_all()
+            opened.pop_all()  # all are bound: keep them open
             return sockets
     except OSError as err:
         # Errors of name resolution have their own codes, which `os.strerror` does not know.

@@ -83,6 +83,7 @@ class Change:
 def compare(old: Flags, new: Flags) -> Change:
     """What changes from `old` to `new`, at once or at a restart."""
     changed = sorted(name for name in new if new[name] != old[name])
+    # A flag that waits keeps its old value here, so that every reload reports it until a restart.
     live = tuple(name for name in changed if name in LIVE)
     waiting = tuple(name for name in changed if name not in LIVE)
     return Change({**old, **{name: new[name] for name in live}}, live, waiting)
@@ -109,6 +110,7 @@ class Reloader:
         try:
             new = self._source.read()
             change = compare(self._flags, new)
+            # Built before anything is applied: contradicting flags change nothing.
             settings = self._source.build(change.flags)
         except BadConfiguration as err:
             log.error("settings not reloaded, the current ones stay in use: %s", err)

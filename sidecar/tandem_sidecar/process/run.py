@@ -86,6 +86,7 @@ async def run(
     settings: Settings, keys: PlanKeys, source: Source, sockets: WorkerSockets | None = None
 ) -> None:
     """Serve until a signal, drain, return; `sockets` are those of a worker. Raises CannotListen."""
+    # Installed before anything is started: a signal during the start leads to a drain, too.
     signals = StopSignals()
     if sockets is None:
         signals.install()
@@ -172,6 +173,7 @@ def _open_sockets(
     opened = []
     for address, flag in ((settings.listen, "--listen"), (settings.admin, "--admin")):
         opened.append(listen(address, flag))
+        # At once: if the second address cannot be bound, the first one must be closed.
         for listener in opened[-1]:
             stack.callback(listener.close)
     return opened[0], opened[1]

@@ -63,6 +63,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
     A second signal ends all at once. Raises CannotListen and WorkerFailed, with no process left.
     """
     with ExitStack() as stack:
+        # Bound before any worker starts: a port in use is one error, not one per worker.
         for_clients = listen(settings.listen, "--listen")
         for_admin = listen(settings.admin, "--admin")
         for listener in (*for_clients, *for_admin):
@@ -73,6 +74,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
         pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
         stack.callback(pool.close)
         admin = SupervisorAdmin(supervisor, partial(fetch_metrics, pool, settings.engine))
+        # Before the workers start: until they serve, probes get 503, not a refused connection.
         async with serve_admin(admin, for_admin):
             try:
                 await supervisor.start()
@@ -117,10 +119,13 @@ class WorkerProcess:
         cls, number: int, clients: tuple[int, ...], arguments: Sequence[str]
     ) -> "WorkerProcess":
         """Start this command again as worker `number`. Raises OSError."""
+        # The supervisor's copy of the socket is closed once the worker has inherited it: when the
+        # worker exits, connecting to it fails instead of waiting for an answer.
         with listen_abstract() as admin:
             sockets = WorkerSockets(number, clients, admin.fileno())
             socket_name: str = admin.getsockname().decode()
             process = await asyncio.create_subprocess_exec(
+                # -P: modules in the working directory must not shadow installed ones.
                 *(sys.executable, "-P", "-m", "tandem_sidecar.main"),
                 *arguments,
                 *("--worker-sockets", str(sockets)),
@@ -216,6 +221,7 @@ class Supervisor:
     async def kill(self) -> None:
         """End every worker that still runs."""
         self._stop_restarting()
+        # SIGQUIT lets a worker close its connections in order; SIGKILL is for one that hangs.
         for number in (signal.SIGQUIT, signal.SIGKILL):
             for worker in self._alive:
                 worker.send_signal(number)
@@ -253,12 +259,15 @@ class Supervisor:
     def _remove(self, worker: WorkerProcess) -> None:
         self._alive.discard(worker)
         self.serving.remove(worker)
+        # What the worker counted after its last scrape is lost with it.
         self.exited_totals = sum_pages([self.exited_totals, cumulative_families(worker.page)])
 
     async def _replace(self, number: int, delay: float) -> tuple[WorkerProcess, float]:
         """A new worker, started after `delay` seconds, and the delay of the next replacement."""
         while True:
             await asyncio.sleep(delay)
+            # Doubled before the attempt: it counts for this attempt's failure, and for the next
+            # exit if the attempt succeeds.
             delay = min(2 * delay, _LONGEST_DELAY)
             try:
                 worker = await self._start_worker(number)

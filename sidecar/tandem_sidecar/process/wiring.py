@@ -90,6 +90,7 @@ class Components:
 
     def apply(self, new: Settings) -> None:
         """Use the settings that `reload.LIVE` names, from the next request on."""
+        # A request keeps the Settings object it began with; only later requests read this one.
         self._tools.settings = new
         self.server.limits = new.limits
         self.lifecycle.timeout = new.drain_timeout

@@ -111,6 +111,8 @@ def route(
         if keys:
             if plan is None and prefillers is None:
                 return Route(RoutingPath.UNIFIED, UNROUTED)
+            # An unsigned header without a plan is verified as an empty plan, and rejected: with
+            # keys, a client must not be able to choose a prefill pod.
             value = (plan or b"").decode("ascii")
             return _route_of_plan(verify(value, keys, request_id=request_id, now=now))
         if prefillers is not None:

@@ -1,7 +1,5 @@
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import pytest
 from prometheus_client import generate_latest
@@ -10,7 +8,6 @@ from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase
 from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import PullResult
-from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.engine_counters import (
     DataPathCounts,
     EngineCounters,
@@ -18,9 +15,6 @@ from tandem_sidecar.observability.engine_counters import (
     parse_readings,
 )
 from tandem_sidecar.observability.metrics import FAILED_LOADS, REPORTS_TIMES, Metrics
-from tandem_sidecar.process.engine_client import fetch_metrics
-
-from ..peers import Peer, Turn
 
 VLLM_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 ERRORS = ("disaggregated_errors_total", {"phase": "kv_transfer"})
@@ -257,35 +251,3 @@ def _samples(metrics: Metrics) -> list[tuple[str, float]]:
 def test_a_page_in_another_format_has_no_readings() -> None:
     assert parse_readings(b"<html>") == EngineReadings()
     assert parse_readings(b"vllm:nixl_num_failed_transfers_total NaN\n") == EngineReadings()
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[Peer]:
-    async with AsyncExitStack() as stack:
-        yield await stack.enter_async_context(Peer())
-
-
-async def test_the_page_is_fetched_from_the_engine(engine: Peer) -> None:
-    async def script(turn: Turn) -> None:
-        turn.answer(200, turn.request.target.encode())
-
-    engine.metrics = script
-    pool = Pool()
-    assert await fetch_metrics(pool, engine.address) == b"/metrics"
-    pool.close()
-
-
-@pytest.mark.parametrize("how", ["error", "hangs", "gone"])
-async def test_an_engine_that_does_not_answer_has_no_page(engine: Peer, how: str) -> None:
-    async def script(turn: Turn) -> None:
-        if how == "error":
-            turn.answer(500, b"")
-        else:
-            await turn.gone.wait()
-
-    engine.metrics = script
-    if how == "gone":
-        engine.close_port()
-    pool = Pool()
-    assert await fetch_metrics(pool, engine.address, timeout=0.1) is None
-    pool.close()

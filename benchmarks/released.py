@@ -54,9 +54,9 @@ class Setup:
         """The phase of a request; None before it arrives and after it has ended."""
         async with self.session.get(self.admin + endpoints.STATE) as answer:
             running = (await answer.json())["in_flight"]
-        # A release under way has its request's id, too.
-        found = [work["phase"] for work in running if work["request_id"] == request_id]
-        return next((phase for phase in found if phase in MOMENTS), None)
+        # A running release has its request's id, too.
+        phases = [work["phase"] for work in running if work["request_id"] == request_id]
+        return next((phase for phase in phases if phase in MOMENTS), None)
 
     async def busy(self) -> bool:
         """Whether the prefill engine has KV blocks in use or held for a reader."""

@@ -1,4 +1,4 @@
-"""What may run on this engine at all: pure checks of one request against fixed limits."""
+"""Which requests can run on this engine at all: pure checks against fixed limits."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,28 @@ from .types import Request, RequestRejected
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What no request may exceed."""
+    """Limits of one request; known once the model is loaded."""
 
     max_model_len: int
-    """Prompt and answer together, in tokens."""
+    """Most tokens of prompt and answer together."""
     vocab_size: int
-    """Token ids are below it."""
+    """Token ids are from 0 to one below this."""
     num_blocks: int
+    """KV blocks of the cache."""
     block_size: int
+    """Tokens per KV block."""
 
     def check(self, request: Request) -> None:
-        """Raise RequestRejected when `request` can never run here."""
-        prompt, wanted = request.prompt_token_ids, request.sampling.max_tokens
+        """Raise RequestRejected when `request` can never run on this engine."""
+        prompt, max_tokens = request.prompt_token_ids, request.sampling.max_tokens
         if not prompt:
             raise RequestRejected("the prompt is empty: it needs at least one token")
-        if wanted < 1:
-            raise RequestRejected(f"max_tokens is {wanted}: it must be at least 1")
-        total = len(prompt) + wanted
+        if max_tokens < 1:
+            raise RequestRejected(f"max_tokens is {max_tokens}: it must be at least 1")
+        total = len(prompt) + max_tokens
         if total > self.max_model_len:
             raise RequestRejected(
-                f"{len(prompt)} prompt tokens and max_tokens {wanted} are more than the "
+                f"{len(prompt)} prompt tokens and max_tokens {max_tokens} are more than the "
                 f"{self.max_model_len} tokens this model takes"
             )
         if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:

@@ -1,11 +1,14 @@
-"""KV blocks as numbers: who has which, which are findable by their prefix, which are free.
+"""KV blocks as numbers: which are free, which sequences use them, which hold a cached prefix.
 
-    free ──allocate──► in use (ref counts) ──free──► free            no full, registered content
-                          │                   └────► findable (LRU)  full blocks; reused last
-                          └─hold─► held under the request id ──release_hold──► as free
+    free ──allocate──► in use (ref count > 0) ──free──► free       the block has no hash
+                          │                      └────► evictable  cached: found by its hash (LRU)
+                          └─hold─► held under the request id ──release_hold──► free or evictable
 
-A full block's hash covers its tokens and everything before them, so equal hashes are equal
-prefixes. No torch here, no clock, no I/O: block numbers in, block numbers out.
+A full block's hash covers its tokens and all tokens before them, so equal hashes mean equal
+prefixes. A cached block has its hash in `_by_hash`, whether it is in use or not; an evictable block
+is cached and unused, and is given to other sequences only when no free block is left.
+
+Bookkeeping only: no torch, no clock, no I/O.
 """
 
 import hashlib
@@ -17,34 +20,34 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Full blocks became findable, in the order of the prompt."""
+    """Full blocks were added to the prefix cache, in the order of the prompt."""
 
     hashes: tuple[bytes, ...]
     parent_hash: bytes | None
-    """Of the block before the first; None at the start of a prompt."""
+    """Hash of the block before the first; None at the start of a prompt."""
     token_ids: tuple[int, ...]
     block_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks are findable no more."""
+    """Blocks were evicted from the prefix cache."""
 
     hashes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """No block is findable any more."""
+    """The prefix cache was emptied."""
 
 
 BlockEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
 def extend_hash_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
-    """Append the hashes of the full blocks of `token_ids` that `chain` has not yet.
+    """Append the hashes of those full blocks of `token_ids` that `chain` does not cover yet.
 
-    `chain` holds the hashes of its leading blocks: sha256 over the parent's hash and the tokens.
+    A block's hash is the SHA-256 of its parent's hash followed by its token ids.
     """
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
         block = array("I", token_ids[start : start + block_size]).tobytes()
@@ -53,14 +56,14 @@ def extend_hash_chain(chain: list[bytes], token_ids: Sequence[int], block_size: 
 
 @dataclass(slots=True)
 class _Table:
-    """One sequence's blocks; the first `registered` have been offered for finding."""
+    """One sequence's blocks; the first `registered` were given to the prefix cache."""
 
     ids: list[int] = field(default_factory=list)
     registered: int = 0
 
 
 class BlockManager:
-    """All blocks of one KV cache. Not thread-safe: the event loop's alone."""
+    """All blocks of one KV cache. Not thread-safe: only the event loop may call it."""
 
     def __init__(
         self, num_blocks: int, block_size: int, on_event: Callable[[BlockEvent], None] | None = None
@@ -78,25 +81,25 @@ class BlockManager:
 
     @property
     def free_count(self) -> int:
-        """Blocks that can be allocated now, findable ones included."""
+        """Blocks that can be allocated now, evictable ones included."""
         return len(self._free) + len(self._evictable)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that sequences use or holds keep, 0 to 1."""
+        """Share of the blocks that sequences use or that are held, 0 to 1."""
         return 1 - self.free_count / self.num_blocks
 
     @property
     def hold_count(self) -> int:
-        """Requests whose blocks are held."""
+        """Number of requests whose blocks are held."""
         return len(self._holds)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens fill or begin."""
+        """Number of blocks that `tokens` tokens need; the last may be partly filled."""
         return -(-tokens // self.block_size)
 
     def match_prefix(self, chain: Sequence[bytes]) -> list[int]:
-        """The findable blocks of the longest known prefix of `chain` (see `extend_hash_chain`)."""
+        """The cached blocks of the longest cached prefix of `chain` (see `extend_hash_chain`)."""
         matched = []
         for block_hash in chain:
             if (block := self._by_hash.get(block_hash)) is None:
@@ -105,9 +108,13 @@ class BlockManager:
         return matched
 
     def allocate(self, request_id: str, matched: Sequence[int], blocks: int) -> bool:
-        """Give a new sequence `blocks` blocks, the first of them `matched`; all or nothing."""
-        idle = sum(1 for block in matched if not self._refs[block])
-        if blocks - len(matched) > self.free_count - idle:
+        """Give a new sequence `blocks` blocks, the first of them `matched` (cached).
+
+        Returns False and changes nothing when too few blocks are free.
+        """
+        # Unused matched blocks count as free, but cannot be given away a second time.
+        unused = sum(1 for block in matched if not self._refs[block])
+        if blocks - len(matched) > self.free_count - unused:
             return False
         for block in matched:
             self._evictable.pop(block, None)
@@ -118,7 +125,10 @@ class BlockManager:
         return True
 
     def extend(self, request_id: str, blocks: int) -> bool:
-        """Grow a sequence to `blocks` blocks in all; all or nothing."""
+        """Grow a sequence to `blocks` blocks in all.
+
+        Returns False and changes nothing when too few blocks are free.
+        """
         table = self._tables[request_id]
         if blocks - len(table.ids) > self.free_count:
             return False
@@ -132,10 +142,10 @@ class BlockManager:
     def register(
         self, request_id: str, chain: Sequence[bytes], token_ids: Sequence[int], computed: int
     ) -> None:
-        """Make findable the full blocks among a sequence's first `computed` tokens.
+        """Add the full blocks among a sequence's first `computed` tokens to the prefix cache.
 
-        `chain` covers at least those blocks. A block whose content another one already offers
-        stays private.
+        `chain` covers at least those blocks. A block whose content another block has already in
+        the cache is not added: it becomes free, not evictable, when its sequence ends.
         """
         table = self._tables[request_id]
         first, end = table.registered, computed // self.block_size
@@ -158,27 +168,27 @@ class BlockManager:
         )
 
     def free(self, request_id: str) -> None:
-        """Take a sequence's blocks back; unknown ids are ignored."""
+        """End a sequence and take its blocks back; unknown ids are ignored."""
         if (table := self._tables.pop(request_id, None)) is not None:
             self._release(table.ids)
 
     def hold(self, request_id: str) -> tuple[int, ...]:
-        """End a sequence but keep its blocks until `release_hold`; they are returned."""
+        """End a sequence but keep its blocks until `release_hold`. Returns them."""
         ids = self._tables.pop(request_id).ids
         self._holds[request_id] = ids
         return tuple(ids)
 
     def release_hold(self, request_id: str) -> None:
-        """End a hold; unknown ids are ignored."""
+        """End a hold and take its blocks back; unknown ids are ignored."""
         if (ids := self._holds.pop(request_id, None)) is not None:
             self._release(ids)
 
     def is_held(self, request_id: str) -> bool:
-        """Whether `request_id` has a hold."""
+        """Whether blocks are held under `request_id`."""
         return request_id in self._holds
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every findable block; False, and nothing done, while any block is in use."""
+        """Empty the prefix cache. Returns False and does nothing while any block is in use."""
         if self.free_count < self.num_blocks:
             return False
         self._by_hash.clear()
@@ -194,22 +204,23 @@ class BlockManager:
             if self._free:
                 block = self._free.popleft()
             else:
+                # Least recently used first.
                 block, _ = self._evictable.popitem(last=False)
-                removed.append(self._forget(block))
+                removed.append(self._evict(block))
             self._refs[block] = 1
             table.ids.append(block)
         if removed:
             self._emit(BlocksRemoved(tuple(removed)))
 
-    def _forget(self, block: int) -> bytes:
+    def _evict(self, block: int) -> bytes:
         block_hash = self._hashes[block]
-        assert block_hash is not None  # noqa: S101 - only blocks with a hash are findable
+        assert block_hash is not None  # noqa: S101 - only blocks with a hash are evictable
         self._hashes[block] = None
         del self._by_hash[block_hash]
         return block_hash
 
     def _release(self, ids: Sequence[int]) -> None:
-        """Last block first, so that a prefix outlives what continues it."""
+        """Release the last block first: of one prompt, the end is evicted before its prefix."""
         for block in reversed(ids):
             self._refs[block] -= 1
             if self._refs[block]:

@@ -1,4 +1,4 @@
-"""A request body's bytes as a checked object, and what its `kv_transfer_params` ask for.
+"""Decodes a request body and checks its `kv_transfer_params`.
 
 Pure. Errors: `ApiError`, with the HTTP status and the field that is wrong.
 """
@@ -38,7 +38,7 @@ KvTransfer = RemoteDecode | TransferParams | None
 
 
 def decode_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError saying at which line and column it breaks."""
+    """The JSON object in `body`. Raises ApiError with the line and column of the error."""
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
@@ -56,7 +56,7 @@ def _why_not_json(body: bytes, error: Exception) -> str:
     except UnicodeDecodeError as err:
         return f"the request body is not UTF-8: {_position(body, err.start)}"
     try:
-        # The standard library says where; msgspec says it for some errors only.
+        # The standard library reports line and column; msgspec does for some errors only.
         json.loads(text)
     except json.JSONDecodeError as err:
         return (
@@ -78,9 +78,9 @@ def _position(body: bytes, offset: int) -> str:
 
 
 def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
-    """What the body's `kv_transfer_params` ask for: to keep the KV, to pull it, or nothing.
+    """The request's part in a hand-off: its KV is kept, pulled, or neither (None).
 
-    Raises ApiError when they ask for both, or name nothing to pull.
+    Raises ApiError when `kv_transfer_params` ask for both, or name no KV that can be pulled.
     """
     value = body.get(FIELD)
     if value is None:
@@ -112,9 +112,9 @@ def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
 
 
 def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
-    """The prompt's ids as the prefill had them, in place of a chat's messages; () for none.
+    """The prompt's token ids from the prefill, used instead of a chat's messages; () for none.
 
-    As vLLM takes them: of a decode leg only. Raises ApiError for what is no list of ids.
+    Only a decode request may carry them, as in vLLM. Raises ApiError when they are not ids.
     """
     if not isinstance(kv, TransferParams):
         return ()
@@ -123,7 +123,7 @@ def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
 
 
 def convert(value: Any, kind: type[T], name: str = "") -> T:
-    """`value` as `kind`. Raises ApiError naming the field; `name` is where `value` stands."""
+    """`value` as `kind`. Raises ApiError naming the field; `name` is the field of `value`."""
     try:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as err:
@@ -164,11 +164,11 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-"""Fields this engine does not honour → values (beside null) that ask for nothing."""
+"""Fields that this engine does not support → values (besides null) that have no effect."""
 
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Raises ApiError when a field asks for something that would be silently left undone."""
+    """Raise ApiError when a field asks for something that this engine does not do."""
     for name, neutral in _NEUTRAL.items():
         value = body.get(name)
         if value is not None and value not in neutral:

@@ -2,8 +2,8 @@
 
     layers[l]  [num_blocks, 2, block_size, kv_heads, head_dim]      2: keys, values
 
-The transfer sends blocks from here and writes pulled ones here. Contents are raw: which block
-belongs to whom is `blocks`' business.
+The transfer sends blocks from here and writes pulled ones here. Which sequence uses which block is
+known to `blocks` only.
 """
 
 import math
@@ -22,9 +22,10 @@ _CUDA_SHARE: Final = 0.8
 
 
 class KvCache:
-    """All layers' KV, zeroed; make it after the weights, so that free memory is what is left.
+    """The KV of all layers, zeroed. Create it after the weights: its default size depends on the
+    memory that is left.
 
-    Raises ConfigError when not even one block fits in what the configuration gives it.
+    Raises ConfigError when the configured size is less than one block, or cannot be allocated.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class KvCache:
         """Keys and values of `halves` [2, sequences, blocks], each
         [sequences, kv_heads, blocks × block_size, head_dim], valid until the next call.
 
-        They land in memory that is kept: fresh pages would cost more than the copy.
+        They are copied into a reused buffer: new pages would cost more than the copy itself.
         """
         stored = self.layers[layer]
         rows = stored.view(2 * self.num_blocks, -1)
@@ -79,7 +80,7 @@ class KvCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; in host memory the pages of a block come into being when it is first used."""
+    """Zeros. In host memory, the kernel allocates a block's pages when it is first written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

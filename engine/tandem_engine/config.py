@@ -1,6 +1,6 @@
-"""What an engine is started with: `EngineConfig`, and vLLM's `--kv-transfer-config` as a type.
+"""The engine's configuration: `EngineConfig`, and vLLM's `--kv-transfer-config` as a type.
 
-Errors: `ConfigError`, one line saying which value is wrong and what would be right.
+Errors: `ConfigError`: one line with the wrong value and what it should be.
 """
 
 import uuid
@@ -20,15 +20,15 @@ DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 CONNECTOR: Final = "NixlConnector"
-"""The one value of `kv_connector` this engine plays: its hand-off has NixlConnector's protocol."""
+"""The `kv_connector` that this engine implements: hand-offs as with NixlConnector."""
 
 
 class ConfigError(EngineError, ValueError):
-    """A setting that cannot be used; shown as a usage error."""
+    """A setting that cannot be used; `main` shows it as a usage error."""
 
 
 class KvRole(StrEnum):
-    """vLLM's `kv_role`: which legs of a hand-off this engine takes."""
+    """vLLM's `kv_role`: whether this engine takes the prefill or decode of hand-offs, or both."""
 
     PRODUCER = "kv_producer"
     CONSUMER = "kv_consumer"
@@ -45,51 +45,51 @@ class KvRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KvTransferConfig:
-    """The engine's part in hand-offs."""
+    """The engine's role in hand-offs."""
 
     role: KvRole
     engine_id: str
-    """Names this incarnation: a restarted engine has another, so that its old KV is void."""
+    """Identifies this process: a restarted engine has another, so that old KV is refused."""
     lease: float = 30.0
-    """Seconds a finished prompt's blocks wait for a reader. Too low: recomputes when decode
-    queues; too high: blocks of vanished readers stay taken."""
+    """Seconds that a finished prompt's blocks are held for a reader. Too low: prompts are computed
+    again when decode engines queue; too high: blocks of failed readers stay in use."""
     policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
-    """What follows when KV cannot be loaded. Recompute, unlike vLLM 0.32: a request is worth
-    more than the seconds it costs."""
+    """What to do when KV cannot be loaded. The default differs from vLLM 0.32's `fail`: a
+    recomputed prompt costs seconds, a failed request is lost."""
     side_channel_host: str = "127.0.0.1"
-    """Address readers are told to connect to, and the one listened on."""
+    """Address to listen on for readers, and the one that they are told to connect to."""
     side_channel_port: int = ports.SIDE_CHANNEL
     """0 takes a free port."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything `Engine` needs; flags and their help are in `main`."""
+    """The settings of `Engine`; `main` takes the flags' defaults from here."""
 
     model: Path
     """Hugging Face directory: config.json and *.safetensors."""
     served_model_name: str | None = None
-    """None: the directory as given, as vLLM does."""
+    """Model name in the API; None: the directory as given, as in vLLM."""
     dtype: DType = "auto"
-    """Of weights, activations and KV. auto: what config.json says."""
+    """Data type of weights, activations and KV; auto: what config.json says."""
     block_size: int = 16
-    """Tokens per KV block. Both sides of a hand-off need the same."""
+    """Tokens per KV block; both engines of a hand-off need the same."""
     num_blocks: int | None = None
     """KV blocks; None: as many as `kv_bytes` holds."""
     kv_bytes: int | None = None
-    """KV cache in bytes; None: 1 GiB on CPU, 80 % of the free memory on CUDA."""
+    """Size of the KV cache in bytes; None: 1 GiB on CPU, 80 % of the free memory on CUDA."""
     max_model_len: int | None = None
-    """Prompt and answer together, in tokens; None: the model's own limit."""
+    """Most tokens of prompt and answer together; None: the model's own limit."""
     max_num_seqs: int = 64
-    """Sequences in one step. More raises throughput and every token's latency."""
+    """Most sequences in one step. Higher: more throughput, and a longer time between tokens."""
     max_num_batched_tokens: int = 2048
-    """Tokens in one step. Lower: long prompts delay running decodes less, and take longer."""
+    """Most tokens in one step. Lower: long prompts delay running decodes less, but take longer."""
     seed: int = 0
-    """Of requests that bring no seed."""
+    """Seed of the random generator that requests without a seed draw from."""
     device: Device = "auto"
-    """auto: CUDA when there is one."""
+    """auto: CUDA when torch finds a GPU, else the CPU."""
     kv_transfer: KvTransferConfig | None = None
-    """None: no hand-offs; a request that asks for one is served whole."""
+    """None: no hand-offs; a request that asks for one is computed here as a whole."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -110,7 +110,7 @@ def _at_least_one(name: str, value: int) -> None:
 
 
 class _Wire(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's KVTransferConfig; the fields that mean nothing here are read and left alone."""
+    """vLLM's KVTransferConfig; fields that have no meaning for this engine are ignored."""
 
     kv_connector: str
     kv_role: KvRole
@@ -130,11 +130,11 @@ class _Wire(msgspec.Struct, forbid_unknown_fields=True):
 def parse_kv_transfer_config(
     text: str, *, side_channel_host: str, side_channel_port: int
 ) -> KvTransferConfig:
-    """vLLM's JSON as a type; an absent engine id becomes a new one.
+    """Parse vLLM's JSON; without an engine id, a new one is made.
 
-    Raises ConfigError when `text` is no such object, names a connector this engine does not play,
-    an unknown field, role or policy, an engine id that is too long, or a lease that is not above
-    0 seconds and at most a day.
+    Raises ConfigError when `text` is not such an object, has another connector or an unknown field,
+    role or policy, an engine id that is too long, or a lease that is not above 0 seconds and at
+    most a day.
     """
     try:
         wire = msgspec.json.decode(text, type=_Wire)

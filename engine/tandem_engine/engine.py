@@ -1,16 +1,16 @@
-"""The engine's loop: queue → plan a step → run it in the worker thread → deliver its tokens.
+"""The engine's loop: schedule a step, run it in the worker thread, deliver its tokens.
 
     submit ──► scheduler ──Step──► runner (one thread) ──SampledToken──► Generation
-                  ▲   │ loads                  │ computed            (last delta)
-            ended │   ▼                        ▼
-                 pulls ◄──── KV over TCP ──── holds (holds under a lease)
+                  ▲   │ pulls                │ KV of a chunk computed    (last Delta)
+         pull ends│   ▼                      ▼
+            remote_prefills ◄── KV, TCP ── prompt_holds (KvHolds under a lease)
 
-All bookkeeping is the event loop's; the thread sees only a step's frozen chunks. Blocks of a
-sequence that is in the running step, or being pulled into, are freed when that has ended;
-everything else is freed at once.
+All bookkeeping belongs to the event loop; the worker thread reads only a step's frozen chunks. The
+blocks of a sequence in the running step, or of one that a pull writes into, are freed when that
+step or pull has ended; all other blocks are freed at once.
 
-Errors: `RequestRejected` from `submit`; a failing step ends every request with finish_reason
-`error` and makes the engine unhealthy.
+Errors: `RequestRejected` from `submit`. When a step fails, every request ends with finish_reason
+`error` and the engine is unhealthy until it is restarted.
 """
 
 import asyncio
@@ -30,16 +30,13 @@ from .config import EngineConfig
 from .generation import Generation
 from .observer import EngineObserver, Stats
 from .prompt_holds import PromptHolds
-from .remote_prefills import RemotePrefills, unusable_reason
+from .remote_prefills import RemotePrefills
 from .runner import Runner
 from .scheduler import Scheduler, Step
 from .step import Chunk, Phase, SampledToken, Sequence
 from .transfer.puller import Puller
 from .types import (
     Delta,
-    KvLoadError,
-    KvRefused,
-    LoadFailurePolicy,
     PullResult,
     RemoteDecode,
     Request,
@@ -52,10 +49,10 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One model, one cache, one loop. `start` it first; `stop` leaves nothing behind."""
+    """One model, one KV cache, one loop. Call `start` first; `stop` ends every task and thread."""
 
     limits: RequestLimits
-    """What requests may not exceed; known once started."""
+    """Limits that every request must keep; set by `start`."""
     _runner: Runner
     _blocks: BlockManager
     _scheduler: Scheduler
@@ -69,9 +66,10 @@ class Engine:
         self._hold_released = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self._sequences: dict[str, Sequence] = {}
+        # Sequences whose blocks the worker thread may be writing to: they must not be freed now.
         self._step_sequences: frozenset[Sequence] = frozenset()
-        self._unrenewed: list[Sequence] = []
         self._order = 0
+        # None while requests are served; else the error that new requests end with.
         self._stop_reason: str | None = "the engine has not started"
         self._prompt_holds: PromptHolds | None = None
         self._remote_prefills: RemotePrefills | None = None
@@ -80,7 +78,7 @@ class Engine:
     async def start(self) -> None:
         """Load the model and start the loop.
 
-        Raises ModelError, ConfigError, also when the side channel's address cannot be bound.
+        Raises ModelError, or ConfigError, also when the side channel's address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -95,12 +93,13 @@ class Engine:
         self._loop = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Abort what runs, free what is held, end the threads. Harmless when never started."""
+        """Abort every request, free every hold, end the threads. Harmless before `start`."""
         self._stop_reason = self._stop_reason or "the engine is shutting down"
         for request_id in list(self._sequences):
             self.abort(request_id)
         self._wake.set()
         if self._loop is not None:
+            # Pulls write into blocks, and holds keep blocks: the loop must have ended before both.
             await self._loop
             if self._remote_prefills is not None:
                 await self._remote_prefills.close()
@@ -115,11 +114,11 @@ class Engine:
 
     @property
     def side_channel(self) -> tuple[str, int] | None:
-        """Where readers of this engine's KV connect; None when it produces none."""
+        """Address at which decode engines read this engine's KV; None without the producer role."""
         return self._prompt_holds.address if self._prompt_holds is not None else None
 
     def stats(self) -> Stats:
-        """The gauges of this moment."""
+        """The values of the gauges now."""
         return Stats(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting + self._scheduler.loading,
@@ -131,11 +130,11 @@ class Engine:
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False, and nothing done, while any block is in use."""
+        """Forget every cached prefix. Returns False and does nothing while any block is in use."""
         return self._blocks.reset_prefix_cache()
 
     def submit(self, request: Request) -> Generation:
-        """Start a request. Raises RequestRejected when it can never run here."""
+        """Queue a request. Raises RequestRejected when it can never run on this engine."""
         generation = Generation(request.request_id, self.abort)
         if self._stop_reason is not None:
             generation.put(Delta(finish_reason="error", error=self._stop_reason))
@@ -144,13 +143,13 @@ class Engine:
         if request.request_id in self._sequences or self._blocks.is_held(request.request_id):
             raise RequestRejected(f"request id {request.request_id!r} is in use")
         seq = self._new_sequence(request)
-        if (error := self._check_remote_kv(seq)) is not None:
+        remote = self._remote_prefills
+        if remote is not None and (error := remote.add(seq)) is not None:
             generation.put(error)
             return generation
-        if self._prompt_holds is not None and seq.is_remote_decode:
-            self._prompt_holds.open(seq)
-        if seq.transfer_params is not None:
-            self._unrenewed.append(seq)
+        if (holds := self._holds_for(seq)) is not None:
+            # From here on a decode engine may connect and wait for this prefill.
+            holds.open(seq)
         self._generations[seq.id] = generation
         self._sequences[seq.id] = seq
         self._scheduler.add(seq)
@@ -158,26 +157,29 @@ class Engine:
         return generation
 
     def abort(self, request_id: str) -> None:
-        """End a request and free its blocks; unknown, ended and held ones are left alone."""
+        """End a request and free its blocks. No effect on unknown, ended and held requests."""
         seq = self._sequences.get(request_id)
         if seq is not None and not seq.aborted:
             self._end(seq, Delta(finish_reason="abort"))
 
     def release_hold(self, request_id: str) -> None:
-        """Free a finished prompt's KV that no reader was told of; any other is left alone."""
+        """Free the KvHold of a finished prompt whose transfer parameters reached no client.
+
+        No effect on any other request.
+        """
         if self._prompt_holds is not None:
             self._prompt_holds.release(request_id)
 
     async def wait_until_unheld(self) -> None:
-        """Return once no finished prompt's KV waits for a reader."""
+        """Return once no KvHold is left: each was read, released or expired."""
         while self._blocks.hold_count:
             self._hold_released.clear()
             await self._hold_released.wait()
 
     async def release_remote_hold(self, params: TransferParams) -> None:
-        """Tell the producer that nobody will read; for a request refused before `submit`."""
+        """Have the producer free its KvHold: this request was refused before `submit`."""
         if self._remote_prefills is not None:
-            await self._remote_prefills.puller.release(params)
+            await self._remote_prefills.release_now(params)
 
     def _build(self, runner: Runner) -> None:
         config, cache = self.config, runner.cache
@@ -200,18 +202,24 @@ class Engine:
                 transfer, cache, self._blocks, self._observer, self._on_hold_end
             )
         if transfer.role.consumes:
+            puller = Puller(cache.layers, cache.layout)
             self._remote_prefills = RemotePrefills(
-                Puller(cache.layers, cache.layout), self._on_pull_end
+                transfer.policy, puller, self._blocks, self._observer, self._on_pull_end
             )
 
     def _on_hold_end(self) -> None:
+        # The blocks are free again: a queued request may fit now.
         self._wake.set()
         self._hold_released.set()
 
+    def _holds_for(self, seq: Sequence) -> PromptHolds | None:
+        """The holds when `seq` is a prefill whose KV a decode engine reads; else None."""
+        return self._prompt_holds if seq.is_remote_decode else None
+
     def _new_sequence(self, request: Request) -> Sequence:
-        """Without the matching role a hand-off is ignored and the request served whole."""
-        able = self._prompt_holds if isinstance(request.kv, RemoteDecode) else self._remote_prefills
-        if able is None:
+        """Without the role that its hand-off needs, a request is computed here as a whole."""
+        is_prefill = isinstance(request.kv, RemoteDecode)
+        if (self._prompt_holds if is_prefill else self._remote_prefills) is None:
             request = replace(request, kv=None)
         sampling, eos = request.sampling, self._runner.model_config.eos_token_ids
         stops = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else eos))
@@ -225,19 +233,6 @@ class Engine:
             transfer_params=request.kv if isinstance(request.kv, TransferParams) else None,
         )
 
-    def _check_remote_kv(self, seq: Sequence) -> Delta | None:
-        """Let go of remote KV that is not this prompt's; the error when policy says fail."""
-        if seq.transfer_params is None or self._remote_prefills is None:
-            return None
-        why = unusable_reason(
-            seq.transfer_params, seq.request.prompt_token_ids, self.config.block_size
-        )
-        if why is None:
-            return None
-        self._remote_prefills.release(seq.id, seq.transfer_params)
-        seq.transfer_params = None
-        return self._handle_load_failure(seq, KvRefused(why))
-
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -248,17 +243,14 @@ class Engine:
                 if not step.chunks:
                     await self._wake.wait()
                     continue
-                early = (
-                    self._prompt_holds.layer_publisher(step.chunks)
-                    if self._prompt_holds is not None
-                    else None
-                )
-                run = partial(self._runner.run, step.chunks, early)
+                holds = self._prompt_holds
+                on_layer = holds.layer_publisher(step.chunks) if holds is not None else None
+                run = partial(self._runner.run, step.chunks, on_layer)
                 results = await loop.run_in_executor(self._worker, run)
                 self._step_sequences = frozenset()
                 for chunk, sampled in zip(step.chunks, results, strict=True):
                     self._advance(chunk, sampled)
-        except Exception:  # noqa: BLE001 - the loop's top: every request must learn of it
+        except Exception:  # noqa: BLE001 - the loop's top: every request must end
             _log.exception("a step failed: the engine is stopping")
             self._stop_reason = "the engine failed in a step: see its log, and restart it"
             self._step_sequences = frozenset()
@@ -266,123 +258,90 @@ class Engine:
                 self._end(seq, Delta(finish_reason="error", error=self._stop_reason))
 
     def _prepare_step(self, step: Step) -> None:
-        """Everything that a planned step brings with it, before it runs."""
+        """Apply what scheduling has changed, before the step runs."""
         now = time.perf_counter()
         self._step_sequences = frozenset(chunk.sequence for chunk in step.chunks)
         for seq in self._step_sequences:
             seq.start_time = seq.start_time or now
         for seq in step.preempted:
             self._observer.record_preemption()
-            if self._prompt_holds is not None and seq.is_remote_decode:
-                self._prompt_holds.reopen(seq)
+            if (holds := self._holds_for(seq)) is not None:
+                holds.reopen(seq)
         for seq in step.admitted:
             self._observer.record_prefix_lookup(seq.prompt_tokens, seq.cached_tokens)
         if self._remote_prefills is not None:
-            self._start_pulls(step, self._remote_prefills)
-
-    def _start_pulls(self, step: Step, remote_prefills: RemotePrefills) -> None:
-        for seq in step.pulls:
-            remote_prefills.start(
-                seq, self._blocks.table(seq.id), seq.computed_tokens // self.config.block_size
-            )
-        for seq, params in step.unneeded_transfers:
-            remote_prefills.release(seq.id, params)
-        for seq in self._unrenewed:
-            if seq.phase is Phase.WAITING and seq.transfer_params is not None:
-                remote_prefills.renew_lease(seq.id, seq.transfer_params)
-        self._unrenewed.clear()
+            self._remote_prefills.apply(step)
 
     def _advance(self, chunk: Chunk, sampled: SampledToken | None) -> None:
         seq = chunk.sequence
         if seq.aborted:
+            # `_end` has sent the last delta; only the blocks were left to be freed.
             self._remove(seq)
             return
         self._scheduler.advance(chunk, sampled.token if sampled is not None else None)
-        if self._prompt_holds is not None and seq.is_remote_decode:
-            self._prompt_holds.publish(chunk)
+        if (holds := self._holds_for(seq)) is not None:
+            holds.publish(chunk)
         if sampled is not None:
             self._observer.record_generated_tokens(1)
             self._deliver(seq, sampled)
 
     def _deliver(self, seq: Sequence, sampled: SampledToken) -> None:
-        stopped = sampled.token in seq.stops
-        is_last = stopped or seq.generated_tokens >= seq.max_tokens
-        holds = self._prompt_holds if seq.is_remote_decode else None
+        is_stop = sampled.token in seq.stops
+        is_last = is_stop or seq.generated_tokens >= seq.max_tokens
+        holds = self._holds_for(seq)
         delta = Delta(
             token_ids=(sampled.token,),
             logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
-            finish_reason=("stop" if stopped else "length") if is_last else None,
-            stop_token=sampled.token if stopped else None,
-            timing=self._record_first_token(seq) if seq.generated_tokens == 1 else None,
+            finish_reason=("stop" if is_stop else "length") if is_last else None,
+            stop_token=sampled.token if is_stop else None,
+            timing=self._first_token_timing(seq) if seq.generated_tokens == 1 else None,
             kv_transfer_params=holds.transfer_params(seq) if holds is not None else None,
         )
         self._generations[seq.id].put(delta)
         if is_last:
             self._remove(seq, hold=holds is not None)
 
-    def _record_first_token(self, seq: Sequence) -> Timing:
-        """The token that is computed again after a pull counts as pulled, as in vLLM."""
-        started, pulled = seq.start_time or seq.arrival_time, seq.pull
-        seconds = pulled.seconds if pulled is not None else 0.0
-        external = pulled.tokens if pulled is not None else 0
-        computed = max(0, seq.prompt_tokens - seq.cached_tokens - external)
-        self._observer.record_prompt(computed, seq.cached_tokens, external)
-        return Timing(
-            queue=max(0.0, started - seq.arrival_time - seconds),
-            compute=time.perf_counter() - started,
-            cached=seq.cached_tokens,
-            computed=computed,
-            transfer=seconds if pulled is not None else None,
-            bytes=pulled.bytes if pulled is not None else None,
-        )
+    def _first_token_timing(self, seq: Sequence) -> Timing:
+        timing, external = seq.first_token_timing(time.perf_counter()), seq.pulled_tokens
+        self._observer.record_prompt(timing.computed or 0, seq.cached_tokens, external)
+        return timing
 
     def _end(self, seq: Sequence, last: Delta) -> None:
-        """The last delta goes out now, the blocks go back as soon as nobody writes to them."""
+        """Send the last delta now; free the blocks as soon as no step or pull writes to them."""
         seq.aborted = True
         self._generations[seq.id].put(last)
         if seq.phase is Phase.LOADING and self._remote_prefills is not None:
             self._remote_prefills.cancel(seq.id)
         elif seq not in self._step_sequences:
             self._remove(seq)
+        # Otherwise `_on_pull_end`, or `_advance` after the step, removes it.
 
     def _remove(self, seq: Sequence, *, hold: bool = False) -> None:
-        if (
-            self._remote_prefills is not None
-            and seq.transfer_params is not None
-            and seq.phase is Phase.WAITING
-        ):
-            self._remote_prefills.release(seq.id, seq.transfer_params)
+        """Forget a sequence; its blocks are freed, or with `hold` kept for a reader."""
+        remote, params = self._remote_prefills, seq.transfer_params
+        if remote is not None and params is not None and seq.phase is Phase.WAITING:
+            # Aborted in the queue: its KV was never pulled, and the producer still holds it.
+            remote.release(seq.id, params)
         del self._sequences[seq.id], self._generations[seq.id]
+        # The blocks are held before the lease starts: a lease can end at once and free them.
         self._scheduler.remove(seq, hold=hold)
-        if self._prompt_holds is not None and seq.is_remote_decode:
-            (self._prompt_holds.hold if hold else self._prompt_holds.discard)(seq)
+        if (holds := self._holds_for(seq)) is not None:
+            (holds.hold if hold else holds.discard)(seq)
         self._wake.set()
 
-    def _on_pull_end(self, seq: Sequence, outcome: PullResult | KvLoadError | None) -> None:
-        if seq.aborted or outcome is None:
+    def _on_pull_end(self, seq: Sequence, outcome: PullResult | Delta | None) -> None:
+        if seq.aborted:
             self._remove(seq)
-            return
-        if isinstance(outcome, PullResult):
-            seq.pull = outcome
-            self._observer.record_pull(outcome)
-            self._observer.record_external_lookup(
-                seq.prompt_tokens - seq.cached_tokens, outcome.tokens
-            )
-            self._scheduler.finish_pull(seq, seq.prompt_tokens - 1)
-        elif (error := self._handle_load_failure(seq, outcome)) is None:
+        elif isinstance(outcome, Delta):
+            self._generations[seq.id].put(outcome)
+            self._remove(seq)
+        elif outcome is None:
             self._scheduler.finish_pull(seq, seq.computed_tokens)
         else:
-            self._generations[seq.id].put(error)
-            self._remove(seq)
+            seq.pull = outcome
+            self._observer.record_pull(outcome)
+            uncached = seq.prompt_tokens - seq.cached_tokens
+            self._observer.record_external_lookup(uncached, outcome.tokens)
+            # The last prompt token is computed here: its logits choose the first new token.
+            self._scheduler.finish_pull(seq, seq.prompt_tokens - 1)
         self._wake.set()
-
-    def _handle_load_failure(self, seq: Sequence, err: KvLoadError) -> Delta | None:
-        """Count it; the request's end when the policy is fail, None when it is recompute."""
-        self._observer.record_pull_failure()
-        self._observer.record_external_lookup(seq.prompt_tokens - seq.cached_tokens, 0)
-        transfer = self.config.kv_transfer
-        if transfer is not None and transfer.policy is LoadFailurePolicy.RECOMPUTE:
-            _log.warning("%s: remote KV not loaded, recomputing: %s", seq.id, err)
-            return None
-        _log.warning("%s: remote KV not loaded: %s", seq.id, err)
-        return Delta(finish_reason="error", error=f"remote KV could not be loaded: {err}")

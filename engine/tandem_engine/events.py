@@ -2,12 +2,12 @@
 
     PUB     topic | 8-byte big-endian sequence | msgpack [ts, [event, …], data-parallel rank]
     ROUTER  a DEALER asks ["", first sequence] and gets ["", topic, sequence, payload] for each
-            batch still kept, then ["", "", sequence −1, ""]
+            batch in its buffer, then ["", "", sequence −1, ""]
 
-An event is a map tagged `type`. Events of one turn of the event loop leave as one batch. Nobody
-listening costs nothing: PUB drops, it never waits.
+An event is a map tagged `type`. Events of one event loop iteration are sent as one batch. Without
+subscribers PUB drops them; it never blocks.
 
-Errors: `EventsUnusable`: the configuration is wrong or an endpoint cannot be had.
+Errors: `EventsUnusable`: the configuration is wrong, or an endpoint cannot be opened.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _MEDIUM: Final = "GPU"
 
 
 class EventsUnusable(EngineError):
-    """The message says which setting is wrong, or which endpoint and why."""
+    """KV events cannot be published; the message has the setting or endpoint, and the reason."""
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bound when it holds `*` or `::` or is no tcp endpoint; else connected to, as by vLLM. `*` is
     the address the engine itself listens at, where `--host` names one."""
     replay_endpoint: str | None = None
-    """None: no replay; a subscriber that misses a batch must drop what it knows."""
+    """None: no replay; a subscriber that misses a batch must drop its whole index."""
     buffer_steps: int = 10_000
     """Batches kept for replay."""
     hwm: int = 100_000
@@ -58,7 +58,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to publish to."""
+        """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
@@ -101,7 +101,7 @@ WireEvent = BlockStored | BlockRemoved | AllCleared
 
 
 def wire_event(event: BlockEvent) -> WireEvent:
-    """`event` as it is written."""
+    """The wire form of `event`."""
     match event:
         case BlocksStored(hashes, parent_hash, token_ids, block_size):
             return BlockStored(hashes, parent_hash, token_ids, block_size)
@@ -121,7 +121,7 @@ class KvEventPublisher:
     """
 
     def __init__(self, config: KvEventsConfig, *, host: str = "", rank: int = 0) -> None:
-        """`host` is the engine's own."""
+        """`host` is the address that the engine listens on."""
         self._config = config
         self._host = host
         self._rank = rank
@@ -130,7 +130,7 @@ class KvEventPublisher:
         self._pub = self._context.socket(zmq.PUB)
         self._replay: zmq.asyncio.Socket | None = None
         self._replaying: asyncio.Task[None] | None = None
-        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        self._replay_buffer: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._sequence = 0
         self._pending: list[WireEvent] = []
         self._encoder = msgspec.msgpack.Encoder()
@@ -155,22 +155,22 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where subscribers connect, with the port a `*` port became."""
+        """Endpoint that subscribers connect to, with the port that was bound."""
         return _address(self._pub)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The same for replay."""
+        """Endpoint for replay; None without replay."""
         return None if self._replay is None else _address(self._replay)
 
     def publish(self, event: BlockEvent) -> None:
-        """Send `event` with all others of this turn of the loop."""
+        """Send `event` in one batch with all others of this event loop iteration."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(wire_event(event))
 
     async def stop(self) -> None:
-        """Send what is pending and close."""
+        """Send the pending events and close the endpoints."""
         self._flush()
         if self._replaying is not None:
             self._replaying.cancel()
@@ -185,7 +185,7 @@ class KvEventPublisher:
         self._pending = []
         sequence = self._sequence.to_bytes(8, "big")
         self._sequence += 1
-        self._kept.append((sequence, payload))
+        self._replay_buffer.append((sequence, payload))
         self._pub.send_multipart((self._topic, sequence, payload), zmq.NOBLOCK)
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
@@ -194,7 +194,7 @@ class KvEventPublisher:
             if len(frames) != 3 or len(frames[2]) != 8:
                 continue
             client, _, first = frames
-            for sequence, payload in list(self._kept):
+            for sequence, payload in list(self._replay_buffer):
                 if sequence >= first:
                     await router.send_multipart((client, b"", self._topic, sequence, payload))
             await router.send_multipart((client, b"", b"", _END, b""))
@@ -211,7 +211,7 @@ def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, host:
     if bind and _is_one_address(host):
         own = f"[{host}]" if ":" in host else host
         endpoint = endpoint.replace("tcp://*:", f"tcp://{own}:")
-    # Without it ZMQ refuses an address of version 6.
+    # ZMQ refuses IPv6 addresses otherwise.
     socket.ipv6 = ":" in host or "[" in endpoint
     try:
         (socket.bind if bind else socket.connect)(endpoint)

@@ -1,4 +1,4 @@
-"""The stream of one request's deltas, from the engine's loop to whoever asked."""
+"""The stream of one request's deltas, from the engine's loop to the caller of `submit`."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from .types import Delta
 
 
 class Generation:
-    """Async iterator of deltas; the one with a finish_reason is the last.
+    """Async iterator of deltas; the delta with a finish_reason is the last.
 
-    Closing it before its end aborts the request.
+    Closing the iterator before its end aborts the request.
     """
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ class Generation:
         self._abort(self.request_id)
 
     def put(self, delta: Delta) -> None:
-        """The engine's end; what follows a final delta is dropped."""
+        """Append a delta; called by the engine. Deltas after the last are dropped."""
         if not self._is_over:
             self._is_over = delta.finish_reason is not None
             self._deltas.put_nowait(delta)

@@ -1,7 +1,7 @@
-"""The engine's metrics under vLLM's names, on a registry of their own.
+"""The engine's metrics under vLLM's names, in a registry of their own.
 
-Engine-side figures come through the observer methods, request-side ones from the server, gauges
-from the engine's `stats` at each scrape.
+The engine calls the `record_*` methods, the server times sequences with `SequenceTimes`, and gauges
+are read from the engine's `stats` at each scrape.
 """
 
 import time
@@ -24,7 +24,7 @@ from .types import FinishReason, PullResult
 
 _LABELS: Final = ("model_name", "engine")
 _RANK: Final = "0"
-"""Label `engine`: the data-parallel rank; this engine has one."""
+"""Value of the label `engine`: the data-parallel rank; this engine has only one."""
 _TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -44,7 +44,7 @@ _BYTES_BUCKETS: Final = tuple(2.0**power for power in range(11, 36, 2))
 
 
 class StatsView(Protocol):
-    """What the gauges show of an engine at one moment."""
+    """The values of the gauges at one moment."""
 
     @property
     def running(self) -> int: ...
@@ -61,16 +61,16 @@ class StatsView(Protocol):
 class EngineMetrics:
     """Every metric the engine exports; an `EngineObserver`.
 
-    `on_kv_event` gets the block events, which are no figures.
+    `on_kv_event` gets the block events, which are not metrics.
     """
 
     def __init__(
         self, model_name: str, on_kv_event: Callable[[BlockEvent], None] | None = None
     ) -> None:
-        # Each counter and histogram would bring a series with its creation time.
+        # Without this, each counter and histogram adds a series with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no annotations
         self.registry = CollectorRegistry()
-        # Its start time tells the EPP a restarted engine, whose caches are empty.
+        # From the process start time the EPP sees a restart, after which the caches are empty.
         ProcessCollector(registry=self.registry)
         self._on_kv_event = on_kv_event
         self._labels = (model_name, _RANK)
@@ -155,67 +155,67 @@ class EngineMetrics:
             registry=self.registry,
         ).labels(*self._labels, str(block_size), str(num_blocks)).set(1)
 
-    # What the engine observes.
+    # Called by the engine (EngineObserver).
 
     def record_prefix_lookup(self, queries: int, hits: int) -> None:
-        """Prompt tokens looked up in the prefix cache, and found."""
+        """Count prompt tokens looked up and found in the prefix cache."""
         self._prefix_queries.inc(queries)
         self._prefix_hits.inc(hits)
 
     def record_external_lookup(self, queries: int, hits: int) -> None:
-        """Prompt tokens asked of a producer, and got."""
+        """Count prompt tokens to be pulled from a producer, and those loaded."""
         self._external_queries.inc(queries)
         self._external_hits.inc(hits)
 
     def record_prompt(self, computed: int, cached: int, external: int) -> None:
-        """One prompt is through; where its tokens' KV came from."""
+        """Count a complete prompt's tokens by where their KV came from."""
         self._prompt.inc(computed + cached + external)
         self._by_source[names.PromptSource.COMPUTED].inc(computed)
         self._by_source[names.PromptSource.CACHED].inc(cached)
         self._by_source[names.PromptSource.EXTERNAL].inc(external)
 
     def record_generated_tokens(self, tokens: int) -> None:
-        """A step said `tokens` tokens."""
+        """Count generated tokens."""
         self._generated_tokens.inc(tokens)
 
     def record_preemption(self) -> None:
-        """A sequence was set back."""
+        """Count a preemption."""
         self._preemptions.inc()
 
     def record_pull(self, pulled: PullResult) -> None:
-        """A KV pull arrived whole."""
+        """Count a successful KV pull, its bytes and seconds."""
         self._pull_seconds.observe(pulled.seconds)
         self._pull_bytes.observe(pulled.bytes)
 
     def record_pull_failure(self) -> None:
-        """A KV pull failed."""
+        """Count a failed KV pull."""
         self._pull_failures.inc()
 
     def record_kv_expiry(self) -> None:
-        """A lease ended unread."""
+        """Count a lease that ended before the KV was read."""
         self._expired.inc()
 
     def record_kv_event(self, event: BlockEvent) -> None:
-        """Blocks became findable, or no longer are."""
+        """Pass on a change of the prefix cache."""
         if self._on_kv_event is not None:
             self._on_kv_event(event)
 
-    # What the server observes.
+    # Called by the server.
 
     def sequence(self) -> "SequenceTimes":
-        """Clock for a sequence that arrives now."""
+        """Start timing a sequence that arrives now."""
         return SequenceTimes(self)
 
     def first_token(self, seconds: float) -> None:
-        """Arrival to first token."""
+        """Observe the seconds from arrival to the first token."""
         self._ttft.observe(seconds)
 
     def next_token(self, seconds: float) -> None:
-        """Between two deliveries of one sequence."""
+        """Observe the seconds between two deliveries of one sequence."""
         self._itl.observe(seconds)
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
-        """A sequence ended, `seconds` after its arrival."""
+        """Count a sequence that ended `seconds` after its arrival."""
         self._success.labels(*self._labels, reason).inc()
         self._e2e.observe(seconds)
 
@@ -223,8 +223,8 @@ class EngineMetrics:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        made = Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets)
-        return made.labels(*self._labels)
+        histogram = Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets)
+        return histogram.labels(*self._labels)
 
     def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         gauge = Gauge(name, text, _LABELS, registry=self.registry)
@@ -232,7 +232,7 @@ class EngineMetrics:
 
 
 class SequenceTimes:
-    """When one sequence arrived and last said something."""
+    """Times one sequence: its arrival and its last delivery."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
@@ -240,7 +240,7 @@ class SequenceTimes:
         self._last: float | None = None
 
     def tokens(self) -> None:
-        """Tokens came."""
+        """Observe a delivery of tokens."""
         now = time.perf_counter()
         if self._last is None:
             self._metrics.first_token(now - self._arrived)
@@ -249,5 +249,5 @@ class SequenceTimes:
         self._last = now
 
     def finished(self, reason: FinishReason) -> None:
-        """The sequence ended."""
+        """Observe the end of the sequence."""
         self._metrics.finished(reason, time.perf_counter() - self._arrived)

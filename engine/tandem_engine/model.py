@@ -1,7 +1,7 @@
 """The Llama-family forward pass over a flat batch of tokens and the paged cache.
 
-A batch is `[decodes: one token each][prefill chunk][prefill chunk]…`: every linear layer sees all
-tokens at once, attention sees the decodes as one padded call and each chunk as one call.
+A batch is `[decodes: one token each][prefill chunk][prefill chunk]…`. Every linear layer computes
+all tokens at once; attention computes the decodes in one padded call and each chunk in one call.
 """
 
 import math
@@ -23,11 +23,11 @@ as measured on AVX-512 with MKL."""
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The batch's first `count` tokens, one per sequence."""
+    """The batch's first `count` tokens: one of each decoding sequence."""
 
     count: int
     halves: Tensor
-    """[2, count, blocks] rows for `KvCache.gather`, padded with block 0."""
+    """[2, count, blocks] row indices for `KvCache.gather`, padded with block 0."""
     mask: Tensor
     """[count, 1, 1, blocks × block_size]: 0 where the sequence has a token, else −∞."""
 
@@ -39,9 +39,9 @@ class PrefillRows:
     begin: int
     end: int
     halves: Tensor | None = None
-    """[2, 1, blocks] rows for `KvCache.gather`; None when the chunk starts the prompt."""
+    """[2, 1, blocks] row indices for `KvCache.gather`; None when the chunk starts the prompt."""
     mask: Tensor | None = None
-    """[end − begin, context]: 0 where a token may look, else −∞; None: plain causal."""
+    """[end − begin, context]: 0 where a token may attend, else −∞; None: plain causal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class Batch:
     decodes: DecodeRows | None
     prefills: tuple[PrefillRows, ...]
     logit_rows: Tensor
-    """Tokens whose logits are wanted."""
+    """Indices of the tokens whose logits are computed."""
 
 
 class Llama:
-    """Weights and the forward pass; no state between calls but the cache it is given."""
+    """Weights and the forward pass. The only state between calls is the KV cache."""
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KvCache, length: int) -> None:
         """`length` is the longest sequence, in tokens."""
@@ -110,7 +110,7 @@ class Llama:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_decodes(self, layer: int, q: Tensor, rows: DecodeRows) -> Tensor:
-        """The query heads that share a KV head stand as its rows, so no KV is repeated."""
+        """Query heads that share a KV head become its rows, so that no KV is copied per head."""
         keys, values = self._cache.gather(layer, rows.halves)
         grouped = q[: rows.count].view(rows.count, self._config.kv_heads, -1, q.shape[2])
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=rows.mask)
@@ -144,7 +144,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _rope_tables(config: ModelConfig, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim], computed in float64, in the dtype and place of `like`.
+    """cos and sin [length, head_dim], computed in float64, with the dtype and device of `like`.
 
     The first half of sin is negated, so that rotating is x × cos + (halves of x swapped) × sin.
     """
@@ -162,5 +162,5 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
         return frequencies / scaling.factor
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * kept + frequencies / scaling.factor * (1 - kept)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * share + frequencies / scaling.factor * (1 - share)

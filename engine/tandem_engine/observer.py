@@ -1,4 +1,4 @@
-"""What an engine tells of itself: events to an observer, gauges on request."""
+"""What an engine reports: events to an `EngineObserver`, and `Stats` on request."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,47 +8,51 @@ from .types import PullResult
 
 
 class EngineObserver(Protocol):
-    """Who counts what the engine does; called on its event loop."""
+    """Counts what the engine does. The engine calls it on its event loop."""
 
     def record_prefix_lookup(self, queries: int, hits: int) -> None:
-        """Prompt tokens looked up at admission, and found."""
+        """A new sequence looked up `queries` prompt tokens in the prefix cache, found `hits`."""
 
     def record_external_lookup(self, queries: int, hits: int) -> None:
-        """Prompt tokens asked of a producer, and loaded."""
+        """`queries` prompt tokens were to be pulled from a producer; `hits` were loaded."""
 
     def record_prompt(self, computed: int, cached: int, external: int) -> None:
-        """A prompt is through: where its tokens' KV came from."""
+        """A prompt is complete; the number of its tokens by where their KV came from."""
 
     def record_generated_tokens(self, tokens: int) -> None:
-        """Tokens were chosen."""
+        """`tokens` tokens were generated."""
 
     def record_preemption(self) -> None:
-        """A sequence gave up its blocks and waits again."""
+        """A sequence was preempted: it lost its blocks and waits again."""
 
     def record_pull(self, pulled: PullResult) -> None:
-        """A pull arrived whole."""
+        """A KV pull succeeded."""
 
     def record_pull_failure(self) -> None:
-        """Remote KV could not be loaded, or was not what the prompt needs."""
+        """Remote KV could not be loaded, or does not belong to the prompt."""
 
     def record_kv_expiry(self) -> None:
-        """A lease ended unread."""
+        """A lease ended before a reader fetched the KV."""
 
     def record_kv_event(self, event: BlockEvent) -> None:
-        """Blocks became findable, or are so no more."""
+        """The prefix cache gained or lost blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The engine at one moment."""
+    """The engine's gauges at one moment."""
 
     running: int
+    """Sequences that run in the steps."""
     waiting: int
-    """Those waiting for remote KV included, as vLLM counts."""
+    """Sequences that wait, those for remote KV included, as vLLM counts them."""
     waiting_for_kv: int
+    """Sequences that wait for remote KV."""
     kv_usage: float
-    """0 to 1."""
+    """Share of KV blocks in use or held, 0 to 1."""
     free_blocks: int
+    """KV blocks that can be allocated, evictable ones included."""
     num_blocks: int
+    """KV blocks of the cache."""
     held_requests: int
-    """Finished prompts whose blocks wait for a reader."""
+    """Finished prompts whose KV is held for a reader."""

@@ -1,6 +1,6 @@
-"""What one sequence's tokens say: a `Delta` of the engine in, a `Piece` for the client out.
+"""Turns one sequence's tokens into text: a `Delta` of the engine in, a `Piece` for the client out.
 
-No I/O. Here stop strings end a sequence, and the token that stopped it leaves no text.
+No I/O. Stop strings end a sequence here, and the token that ended a sequence adds no text.
 """
 
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from .types import Delta, FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How a request wants its tokens turned into text (vLLM's names)."""
+    """A request's options for its text, under vLLM's names."""
 
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Only to tell a client's own stop token from the model's end of sequence."""
+    """Used only to tell a client's stop token from the model's end-of-sequence token."""
     min_tokens: int = 0
-    """No stop string counts before this many tokens."""
+    """A stop string ends the sequence only after this many tokens."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one delta means to the client. `finish_reason` is set on the last piece."""
+    """What one delta adds to the answer. `finish_reason` is set on the last piece only."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string or the client's stop token id that ended it."""
+    """The stop string or the client's stop token id that ended the sequence."""
 
 
 class OutputText:
@@ -46,10 +46,10 @@ class OutputText:
         )
         self._stops = StopStrings(options.stop, keep=options.include_stop_str_in_output)
         self.tokens = 0
-        """Tokens said so far, the stopping one included."""
+        """Tokens generated so far, the last one included."""
 
     def push(self, delta: Delta) -> Piece:
-        """What `delta` adds; its tokens past a stop string are dropped."""
+        """The piece for `delta`; its tokens after a stop string are dropped."""
         texts = []
         for position, token_id in enumerate(delta.token_ids):
             self.tokens += 1

@@ -1,7 +1,7 @@
-"""The producer leg's side of hand-offs: what of a prompt may be read, and the hold after it.
+"""The prefill leg's side of hand-offs: which KV readers may have, and the KvHold afterwards.
 
-submitted ──open──► computed, published as it goes ──complete──► held until the producer frees
-              └──── aborted, preempted ──discard──► readers are refused
+submitted ──open──► computed, published chunk by chunk ──hold──► held until read, released, expired
+              └──── aborted or preempted ──discard──► readers are refused
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class PromptHolds:
-    """All prompts this engine computes for readers; for its event loop."""
+    """The prompts that this engine computes for decode engines. For the engine's event loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PromptHolds:
         observer: EngineObserver,
         on_release: Callable[[], None],
     ) -> None:
-        """`freed` is called when a hold has ended."""
+        """`on_release` is called when a KvHold has ended and its blocks are free."""
         self._config = config
         self._blocks = blocks
         self._observer = observer
@@ -49,7 +49,7 @@ class PromptHolds:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where readers connect."""
+        """Address that readers connect to."""
         return self._producer.address
 
     async def start(self) -> None:
@@ -61,53 +61,57 @@ class PromptHolds:
             raise ConfigError(f"side channel {where}: cannot listen: {err.strerror}") from err
 
     async def close(self) -> None:
-        """End every reader and every hold."""
+        """Disconnect every reader and end every KvHold."""
         await self._producer.close()
 
     def open(self, seq: Sequence) -> None:
-        """A reader may attach from now on and waits for the prefill."""
+        """Let a reader connect from now on; it waits for the prefill."""
         self._producer.open(seq.id)
 
     def discard(self, seq: Sequence) -> None:
-        """The prompt will not be completed: its blocks may be reused at once."""
+        """Refuse readers of a prompt that will not be completed; its blocks may be reused."""
         self._producer.discard(seq.id)
 
     def reopen(self, seq: Sequence) -> None:
-        """The prompt starts again in other blocks: who was reading is refused."""
+        """Restart a preempted prompt: it gets other blocks, so its present reader is refused."""
         self._producer.discard(seq.id)
         self._producer.open(seq.id)
 
     def layer_publisher(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
-        """Publishes each layer as it is written, from the worker thread; None without readers."""
+        """A function that publishes each layer once it is written; None without readers.
+
+        The worker thread calls it with the number of layers whose KV is in the cache, so that a
+        reader gets the first layers while the others are computed.
+        """
         producer = self._producer
-        read = [
+        read_chunks = [
             (chunk.sequence.id, chunk.blocks, chunk.end)
             for chunk in chunks
             if chunk.sequence.is_remote_decode and producer.has_reader(chunk.sequence.id)
         ]
-        if not read:
+        if not read_chunks:
             return None
 
         def publish(layers: int) -> None:
-            for request_id, blocks, tokens in read:
+            for request_id, blocks, tokens in read_chunks:
                 producer.publish(request_id, blocks, tokens, layers)
 
         return publish
 
     def publish(self, chunk: Chunk) -> None:
-        """A chunk's KV is in the cache, in all layers."""
+        """Let readers have a chunk whose KV is in the cache, in all layers."""
         self._producer.publish(chunk.sequence.id, chunk.blocks, chunk.end, self._layers)
 
     def hold(self, seq: Sequence) -> None:
-        """The prompt is complete and its blocks are held: the lease starts."""
+        """Start the lease of a complete prompt, whose blocks are held."""
         self._producer.complete(seq.id, seq.prompt_tokens)
 
     def release(self, request_id: str) -> None:
-        """Nobody will read a completed prompt; others are left alone."""
+        """End the KvHold of a completed prompt that will not be read; others are left alone."""
         self._producer.release(request_id)
 
     def transfer_params(self, seq: Sequence) -> dict[str, object]:
-        """What the decode side needs to read this prompt's KV."""
+        """The `kv_transfer_params` object with which a decode engine reads this prompt's KV."""
         host, port = self._producer.address
         return TransferParams(
             remote_engine_id=self._config.engine_id,
@@ -123,6 +127,6 @@ class PromptHolds:
     def _on_hold_end(self, request_id: str, reason: FreeReason) -> None:
         self._blocks.release_hold(request_id)
         if reason is FreeReason.EXPIRED:
-            _log.warning("%s: nobody read its KV within the lease", request_id)
+            _log.warning("%s: the lease ended before a decode engine read the KV", request_id)
             self._observer.record_kv_expiry()
         self._on_release()

@@ -1,114 +1,171 @@
-"""The decode leg's side of hand-offs: leases kept while queued, pulls, releases.
+"""The decode leg's side of hand-offs: lease renewals while queued, pulls, releases, failures.
 
-    queued ──keep_alive──► begin ──► pull ends whole            the producer frees by itself
-       │                        └──► fails or is cancelled ──►  release
-       └──► not needed, refused, aborted ────────────────────►  release
+    queued ──lease renewed──► start ──► pull succeeds             the producer frees by itself
+       │                          └───► fails or is cancelled ──► release
+       └──► not needed, refused or aborted ─────────────────────► release
 
-Every request given to `begin` is reported to `ended` exactly once, when nobody writes into its
-blocks any more.
+Each sequence whose pull was started is reported to `on_end` exactly once, when no thread writes
+into its blocks any more.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from tandem_contract.prefix import prompt_hash
 from tandem_contract.transfer_params import TransferParams
 
-from .step import Sequence
+from .blocks import BlockManager
+from .observer import EngineObserver
+from .scheduler import Step
+from .step import Phase, Sequence
 from .transfer.puller import LeaseRenewal, Puller
-from .types import KvBroken, KvLoadError, PullResult
+from .types import Delta, KvBroken, KvLoadError, KvRefused, LoadFailurePolicy, PullResult
 
 _log = logging.getLogger(__name__)
 
-OnPullEnd = Callable[[Sequence, PullResult | KvLoadError | None], None]
-"""Called with what came of a sequence's pull; None: it was cancelled."""
+OnPullEnd = Callable[[Sequence, PullResult | Delta | None], None]
+"""Called with a sequence and the outcome of its pull: the result; the request's last delta when the
+pull failed under policy `fail`; None when the prompt is to be computed here, or was aborted."""
 
 
 def unusable_reason(
     params: TransferParams, prompt_token_ids: tuple[int, ...], block_size: int
 ) -> str | None:
-    """Why a prompt can not be answered from this remote KV; None when it can.
+    """Why this remote KV does not belong to the prompt; None when it does.
 
-    Another length or hash means another prompt (a differing template, a batch): never read it.
+    Another length or hash means that the prefill engine computed another prompt (a differing chat
+    template, a mixed-up batch), so its KV must not be read.
     """
-    theirs, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
-    if theirs is not None and theirs != prompt_tokens:
-        return f"remote_num_tokens is {theirs}, the prompt has {prompt_tokens} tokens"
+    remote_tokens, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
+    if remote_tokens is not None and remote_tokens != prompt_tokens:
+        return f"remote_num_tokens is {remote_tokens}, the prompt has {prompt_tokens} tokens"
     blocks = len(params.remote_block_ids[0])
     if blocks * block_size < prompt_tokens:
         return f"remote_block_ids names {blocks} blocks, the prompt has {prompt_tokens} tokens"
     if params.tandem_prompt_hash not in (None, prompt_hash(prompt_token_ids)):
-        return "tandem_prompt_hash is another's: the KV is of a prompt with other tokens"
+        return "tandem_prompt_hash differs: the KV is of a prompt with other tokens"
     return None
 
 
-@dataclass(slots=True)
 class RemotePrefills:
-    """All of one engine's pulls; for its event loop."""
+    """The prompts whose KV this engine pulls from prefill engines. For the engine's event loop."""
 
-    puller: Puller
-    on_end: OnPullEnd
-    _leases: dict[str, LeaseRenewal] = field(default_factory=dict)
-    _running: dict[str, asyncio.Task[PullResult]] = field(default_factory=dict)
-    _releases: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(
+        self,
+        policy: LoadFailurePolicy,
+        puller: Puller,
+        blocks: BlockManager,
+        observer: EngineObserver,
+        on_end: OnPullEnd,
+    ) -> None:
+        self._policy = policy
+        self._puller = puller
+        self._blocks = blocks
+        self._observer = observer
+        self._on_end = on_end
+        # Queued since the last step: their leases are not renewed yet.
+        self._new: list[Sequence] = []
+        self._leases: dict[str, LeaseRenewal] = {}
+        self._pulls: dict[str, asyncio.Task[PullResult]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
 
-    def renew_lease(self, request_id: str, params: TransferParams) -> None:
-        """Renew the lease until the request is begun or dropped."""
-        self._leases[request_id] = self.puller.renew_lease(params)
+    def add(self, seq: Sequence) -> Delta | None:
+        """Take in a queued sequence that has KV to pull.
 
-    def start(self, seq: Sequence, blocks: tuple[int, ...], skip: int) -> None:
-        """Start pulling the whole prompt's KV into `blocks`, but for the first `skip`."""
+        KV that does not belong to its prompt is released, and the load counts as failed; returns
+        the request's last delta then when the policy is `fail`.
+        """
         params = seq.transfer_params
         if params is None:
-            raise ValueError(f"{seq.id} has no remote KV")
-        self._stop_renewing(seq.id)
-        task = asyncio.create_task(self.puller.pull(params, blocks, skip, seq.prompt_tokens))
-        self._running[seq.id] = task
-        task.add_done_callback(partial(self._finish, seq, params))
+            return None
+        prompt = seq.request.prompt_token_ids
+        reason = unusable_reason(params, prompt, self._blocks.block_size)
+        if reason is None:
+            self._new.append(seq)
+            return None
+        self.release(seq.id, params)
+        seq.transfer_params = None
+        return self._handle_failure(seq, KvRefused(reason))
+
+    def apply(self, step: Step) -> None:
+        """Start the pulls of a planned step, release the KV it does not need, renew leases."""
+        for seq in step.pulls:
+            self._start(seq)
+        for seq, params in step.unneeded_transfers:
+            self.release(seq.id, params)
+        # Only now: most requests are pulled in the step after their arrival and need no renewal.
+        # The others wait for blocks, and their lease must not end meanwhile.
+        for seq in self._new:
+            if seq.phase is Phase.WAITING and seq.transfer_params is not None:
+                self._leases[seq.id] = self._puller.renew_lease(seq.transfer_params)
+        self._new.clear()
 
     def cancel(self, request_id: str) -> None:
-        """Break a pull off; `ended` follows."""
-        self._running[request_id].cancel()
+        """Break a pull off; `on_end` follows."""
+        self._pulls[request_id].cancel()
 
     def release(self, request_id: str, params: TransferParams) -> None:
-        """The request does not need its remote KV, and was not begun."""
-        self._stop_renewing(request_id)
-        task = asyncio.create_task(self.puller.release(params))
+        """Have the producer free KV that will not be read, in a task of its own."""
+        if (lease := self._leases.pop(request_id, None)) is not None:
+            lease.cancel()
+        task = asyncio.create_task(self._puller.release(params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
+    async def release_now(self, params: TransferParams) -> None:
+        """Have the producer free KV that no queued sequence needs; returns when it was told."""
+        await self._puller.release(params)
+
     async def close(self) -> None:
         """Break every pull off; returns once all have ended and every release was sent."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        while self._running or self._releases:
+        pulls = list(self._pulls.values())
+        for pull in pulls:
+            pull.cancel()
+        await asyncio.gather(*pulls, return_exceptions=True)
+        # A pull that ends queues its callback, and the callback may start a release.
+        while self._pulls or self._releases:
             await asyncio.gather(*self._releases)
             await asyncio.sleep(0)
-        await self.puller.close()
+        await self._puller.close()
 
-    def _stop_renewing(self, request_id: str) -> None:
-        if (lease := self._leases.pop(request_id, None)) is not None:
+    def _start(self, seq: Sequence) -> None:
+        """Pull the whole prompt's KV into the sequence's blocks, except the cached ones."""
+        params = seq.transfer_params
+        if params is None:
+            raise ValueError(f"{seq.id} has no remote KV")
+        # From here on the producer renews the lease with every byte that it sends.
+        if (lease := self._leases.pop(seq.id, None)) is not None:
             lease.cancel()
+        blocks = self._blocks.table(seq.id)
+        cached_blocks = seq.computed_tokens // self._blocks.block_size
+        pull = self._puller.pull(params, blocks, cached_blocks, seq.prompt_tokens)
+        self._pulls[seq.id] = task = asyncio.create_task(pull)
+        task.add_done_callback(partial(self._finish, seq, params))
 
     def _finish(
         self, seq: Sequence, params: TransferParams, task: asyncio.Task[PullResult]
     ) -> None:
-        del self._running[seq.id]
-        outcome: PullResult | KvLoadError | None
+        del self._pulls[seq.id]
+        if not task.cancelled() and (err := task.exception()) is None:
+            self._on_end(seq, task.result())
+            return
+        self.release(seq.id, params)
         if task.cancelled():
-            outcome = None
-        elif (err := task.exception()) is None:
-            outcome = task.result()
-        elif isinstance(err, KvLoadError):
-            outcome = err
-        else:
-            _log.error("the pull for %s", seq.id, exc_info=err)
-            outcome = KvBroken(f"internal error: {err}")
-        if not isinstance(outcome, PullResult):
-            self.release(seq.id, params)
-        self.on_end(seq, outcome)
+            self._on_end(seq, None)
+            return
+        if not isinstance(err, KvLoadError):
+            _log.error("the pull for %s failed with an internal error", seq.id, exc_info=err)
+            err = KvBroken(f"internal error: {err}")
+        self._on_end(seq, None if seq.aborted else self._handle_failure(seq, err))
+
+    def _handle_failure(self, seq: Sequence, err: KvLoadError) -> Delta | None:
+        """Count the failure. Returns the last delta under policy `fail`, None under `recompute`."""
+        self._observer.record_pull_failure()
+        self._observer.record_external_lookup(seq.prompt_tokens - seq.cached_tokens, 0)
+        if self._policy is LoadFailurePolicy.RECOMPUTE:
+            _log.warning("%s: remote KV not loaded, recomputing: %s", seq.id, err)
+            return None
+        _log.warning("%s: remote KV not loaded: %s", seq.id, err)
+        return Delta(finish_reason="error", error=f"remote KV could not be loaded: {err}")

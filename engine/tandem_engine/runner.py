@@ -1,4 +1,4 @@
-"""A planned step on the model: chunks in, tokens out. Runs in the engine's worker thread."""
+"""Runs a planned step on the model: chunks in, tokens out. For the engine's worker thread."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -19,13 +19,13 @@ _Ints = NDArray[np.int64]
 
 
 class Runner:
-    """Model, weights and KV cache, ready to run."""
+    """Model, weights and KV cache."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Load everything, which takes as long as reading the weights does.
+        """Load the model; takes as long as reading the weights.
 
-        Raises ModelError for the model directory, ConfigError for a device or a length that is
-        not there.
+        Raises ModelError for an unusable model directory, ConfigError for a device that torch does
+        not find, a length above the model's and a KV cache that cannot be allocated.
         """
         self.model_config = load_config(config.model)
         self.max_model_len = _max_model_len(config, self.model_config)
@@ -45,7 +45,7 @@ class Runner:
     def run(
         self, chunks: Sequence[Chunk], on_layer: Callable[[int], None] | None = None
     ) -> list[SampledToken | None]:
-        """Compute the chunks; per chunk the token chosen, None where more of a prompt follows.
+        """Compute the chunks. Returns each one's sampled token; None: more of its prompt follows.
 
         `on_layer` as in `Llama.forward`, called from this thread.
         """
@@ -53,15 +53,15 @@ class Runner:
         batch = self._batch([chunks[i] for i in order])
         logits = self._model.forward(batch, on_layer)
         results: list[SampledToken | None] = [None] * len(chunks)
-        choosing = [i for i in order if chunks[i].draw is not None]
-        draws = [draw for i in choosing if (draw := chunks[i].draw) is not None]
+        sampling = [i for i in order if chunks[i].draw is not None]
+        draws = [draw for i in sampling if (draw := chunks[i].draw) is not None]
         if draws:
-            for i, sampled in zip(choosing, sample(logits, draws), strict=True):
+            for i, sampled in zip(sampling, sample(logits, draws), strict=True):
                 results[i] = sampled
         return results
 
     def _batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """The chunks as tensors; those of one token come first."""
+        """The chunks as tensors; chunks of one token come first."""
         bounds = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         singles = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
         prefills = chunks[len(singles) :]
@@ -85,7 +85,7 @@ class Runner:
         )
 
     def _key_row(self, chunk: Chunk) -> int:
-        """The cache row, one token's heads wide, of a single token's key."""
+        """Cache row of a single token's key; a row holds one token's heads."""
         block, offset = divmod(chunk.start, self.cache.layout.block_size)
         return chunk.blocks[block] * 2 * self.cache.layout.block_size + offset
 
@@ -109,11 +109,11 @@ class Runner:
         return PrefillRows(begin, end, self._halves(np.array([chunk.blocks])), mask)
 
     def _halves(self, tables: _Ints) -> Tensor:
-        """Key and value halves of the blocks, [2, *tables]."""
+        """Row indices of the blocks' key and value halves, [2, *tables]."""
         return self._tensor(np.stack((2 * tables, 2 * tables + 1)))
 
     def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
-        """Added to the scores: a boolean mask would be turned into this in every layer."""
+        """A mask that is added to the scores; torch would convert a boolean one in every layer."""
         hidden = self._tensor(~visible)
         mask = torch.zeros(hidden.shape, dtype=self.cache.layers[0].dtype, device=self._device)
         return mask.masked_fill_(hidden, -torch.inf)
@@ -130,15 +130,15 @@ def _positions(chunk: Chunk) -> _Ints:
 def _device(config: EngineConfig) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
-        raise ConfigError("device is cuda and torch finds none: say cpu or auto")
+        raise ConfigError("device is cuda, but torch finds no GPU: use cpu or auto")
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    if (wanted := config.max_model_len) is None:
+    if (length := config.max_model_len) is None:
         return model.max_position
-    if wanted > model.max_position:
+    if length > model.max_position:
         raise ConfigError(
-            f"max_model_len is {wanted}: the model goes up to {model.max_position} tokens"
+            f"max_model_len is {length}: the model goes up to {model.max_position} tokens"
         )
-    return wanted
+    return length

@@ -1,7 +1,7 @@
-"""Logits to tokens, all rows of a step together.
+"""Samples tokens from logits, all rows of a step together.
 
-A draw's randomness is a hash of the request's seed and the token's index: it depends neither on
-what else is in the batch, nor on preemption, nor on which engine decodes.
+A draw's random number is a hash of the request's seed and the token's index. It depends neither on
+the other requests of the batch, nor on preemption, nor on the engine that decodes.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from .types import TokenLogprobs
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
     """The next token of each row of `logits` [rows, vocabulary].
 
-    Log-probabilities are the model's own: before temperature, top_k and top_p, as vLLM's.
+    Log-probabilities are those before temperature, top_k and top_p, as in vLLM.
     """
     raw = logits
     if any(draw.banned for draw in draws):
@@ -44,9 +44,9 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """One token per row by inverting the cumulative distribution of what top_k and top_p leave.
+    """One token for each row: inverse transform sampling from what top_k and top_p leave.
 
-    top_p keeps the most probable tokens up to and including the one that reaches it.
+    top_p keeps the most probable tokens, up to and including the one that reaches it.
     """
 
     def column(values: list[float]) -> Tensor:
@@ -66,19 +66,19 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     reached = probs.cumsum(-1)
     point = column([_uniform(draw) for draw in draws]) * reached[:, -1:]
     last = (probs > 0).sum(-1, keepdim=True) - 1
-    # A row of NaNs, or one whose every token is banned, has no last token: any will do but a crash.
+    # A row of NaNs, or of banned tokens only, has no last token: take any index rather than fail.
     index = (reached <= point).sum(-1, keepdim=True).minimum(last).clamp_min(0)
     return order.gather(1, index).squeeze(1)
 
 
 def _uniform(draw: Draw) -> float:
-    """In [0, 1), from 53 bits of a hash."""
+    """A number in [0, 1) from 53 bits of a hash."""
     digest = hashlib.blake2b(f"{draw.seed}:{draw.index}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def _wide(logits: Tensor) -> Tensor:
-    """At least float32: half precision cannot hold a vocabulary's cumulative sums."""
+    """At least float32: half precision is too coarse for cumulative sums over a vocabulary."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 

@@ -1,9 +1,9 @@
-"""Which tokens of which sequences run in the next step. Bookkeeping only: no torch, no clock.
+"""Plans which tokens of which sequences run in the next step. No torch, no clock, no I/O.
 
-First come, first served. In one step: every decode's next token, then chunks of prompts that
-have begun, then new sequences, as far as the token budget, the places and the blocks go. A prompt
-gets all its blocks when it is admitted, so only decodes can run out; then the youngest running
-sequence gives up its blocks and is computed again later.
+First come, first served. A step takes the next token of every decode, then chunks of prompts whose
+prefill has begun, then new sequences, within the limits of tokens per step, sequences per step and
+free blocks. A prompt gets all its blocks when it is admitted, so only decodes can run out of
+blocks; the scheduler then preempts the youngest running sequence, which is computed again later.
 """
 
 from bisect import insort
@@ -21,22 +21,26 @@ _order = attrgetter("order")
 
 @dataclass(slots=True)
 class Step:
-    """One step's work and what else changed while it was planned."""
+    """One step's work, and the changes that the engine has to act on before it runs."""
 
     budget: int
-    """Tokens that still fit."""
+    """Tokens that still fit into the step."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
-    """Got blocks for the first time; `cached` is known."""
+    """Sequences that got blocks for the first time; their `cached_tokens` are set."""
     pulls: list[Sequence] = field(default_factory=list)
-    """Got blocks, and their remote KV is to be pulled now."""
+    """Sequences that got blocks for remote KV, which is to be pulled now."""
     unneeded_transfers: list[tuple[Sequence, TransferParams]] = field(default_factory=list)
-    """Their remote KV is not needed: the prompt is cached here."""
+    """Sequences whose remote KV is to be released unread: the prompt is cached here."""
     preempted: list[Sequence] = field(default_factory=list)
+    """Sequences that lost their blocks and wait again."""
 
 
 class Scheduler:
-    """The queue and the running sequences. Raises nothing: what cannot run yet waits."""
+    """Owns the queues. A sequence is in exactly one of the four lists until `remove`.
+
+    Raises nothing: a sequence that cannot run yet waits.
+    """
 
     def __init__(self, blocks: BlockManager, *, max_seqs: int, max_tokens: int) -> None:
         self._blocks = blocks
@@ -49,17 +53,17 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences with a place in the steps."""
+        """Sequences that run in the steps."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for blocks or a place."""
+        """Sequences that wait for blocks or for a place in the steps."""
         return len(self._waiting) + len(self._loaded)
 
     @property
     def loading(self) -> int:
-        """Sequences whose KV is on its way."""
+        """Sequences whose KV is being pulled."""
         return len(self._loading)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -80,25 +84,29 @@ class Scheduler:
                 self._add_chunk(seq, step)
         while self._loaded and self._has_slot(step):
             self._start(self._loaded.pop(0), step)
+        # A preempted sequence is older than any other that waits: it must get the next free blocks.
         if not step.preempted:
             self._admit(step)
         return step
 
     def finish_pull(self, seq: Sequence, computed: int) -> None:
-        """A pull ended, whole or not: `computed` tokens have their KV, the rest is ours."""
+        """Queue a sequence whose pull has ended: its first `computed` tokens have their KV.
+
+        The other tokens are computed here. The sequence keeps its blocks meanwhile.
+        """
         self._loading.remove(seq)
         seq.phase, seq.transfer_params = Phase.WAITING, None
         self._set_computed(seq, computed)
         insort(self._loaded, seq, key=_order)
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
-        """A chunk was computed and, when it was the last, `token` chosen."""
+        """Take in a computed chunk and, after the last chunk of the prompt, the sampled `token`."""
         self._set_computed(chunk.sequence, chunk.end)
         if token is not None:
             chunk.sequence.tokens.append(token)
 
     def remove(self, seq: Sequence, *, hold: bool = False) -> None:
-        """Take a sequence out; its blocks go back, or are held under its id."""
+        """Take a sequence out of its queue; free its blocks, or hold them under its id."""
         for group in (self._running, self._loaded, self._loading, self._waiting):
             if seq in group:
                 group.remove(seq)
@@ -118,8 +126,12 @@ class Scheduler:
         return step.budget > 0 and len(self._running) < self._max_seqs
 
     def _extend_or_preempt(self, seq: Sequence, step: Step) -> bool:
-        """Blocks for every token of `seq`, at younger ones' cost; False when it lost its own."""
+        """Get blocks for every token of `seq`, preempting younger sequences when none are free.
+
+        Returns False when `seq` itself was preempted.
+        """
         while not self._blocks.extend(seq.id, self._blocks.blocks_for(len(seq.tokens))):
+            # `_running` is in order of arrival: the last one is the youngest, at worst `seq`.
             victim = self._running.pop()
             self._blocks.free(victim.id)
             victim.phase, victim.computed_tokens = Phase.WAITING, 0
@@ -136,6 +148,7 @@ class Scheduler:
             if seq.transfer_params is None and not self._has_slot(step):
                 return
             if not self._allocate(seq, step):
+                # Smaller requests behind it do not overtake: it would starve under load.
                 return
             self._waiting.pop(0)
             if seq.transfer_params is not None:
@@ -153,7 +166,7 @@ class Scheduler:
         matched = self._blocks.match_prefix(seq.chain)
         is_cached = len(matched) * size >= len(seq.tokens) - 1
         if len(matched) * size == len(seq.tokens):
-            matched.pop()  # the last token is computed in any case: its logits are wanted
+            matched.pop()  # the last token is always computed: its logits choose the next one
         if not self._blocks.allocate(seq.id, matched, self._blocks.blocks_for(len(seq.tokens))):
             return False
         seq.computed_tokens = len(matched) * size

@@ -4,7 +4,7 @@
     async for sequence, piece in merge_pieces(sequences): …
     for sequence in sequences: sequence.close()
 
-Errors: `ApiError`: 400 when the engine rejects a request, 500 when it fails, 503 when it aborts.
+Errors: `ApiError`: 500 when the engine fails, 503 when it aborts. `RequestRejected` at submission.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ class ServedEngine(Protocol):
         """Start a sequence. Raises RequestRejected."""
 
     def abort(self, request_id: str) -> None:
-        """End a sequence and free its blocks; its iterator ends with finish_reason `abort`."""
+        """End a sequence and free its blocks. Its last delta has finish_reason `abort`."""
 
     def release_hold(self, request_id: str) -> None:
-        """Free a finished prompt's KV that no reader was told of."""
+        """Free a finished prompt's KvHold when its transfer parameters reached no client."""
 
     async def wait_until_unheld(self) -> None:
-        """Return once no finished prompt's KV waits for a reader."""
+        """Return once no KvHold is left."""
 
     async def release_remote_hold(self, params: TransferParams) -> None:
-        """Tell a producer that nobody will read."""
+        """Have a producer free KV that will not be read."""
 
     def stats(self) -> StatsView: ...
 
 
 class RunningSequence:
-    """One sequence of a call: its engine deltas as pieces."""
+    """One sequence of a call: turns the engine's deltas into pieces of the answer."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RunningSequence:
         self._deltas = engine.submit(request)
         self.choice = choice
         self.started = False
-        """Whether a piece has been written to the client."""
+        """Whether a piece was written to the client."""
         self.timing: Timing | None = None
         self.kv_transfer_params: dict[str, object] | None = None
 
@@ -79,7 +79,7 @@ class RunningSequence:
         return self._output.tokens
 
     async def next(self) -> Piece:
-        """The next piece; nothing follows the one with a finish_reason. Raises ApiError."""
+        """The next piece; the piece with a finish_reason is the last. Raises ApiError."""
         delta = await anext(self._deltas, None)
         if delta is None or delta.finish_reason == "abort":
             self._end("abort")
@@ -94,24 +94,24 @@ class RunningSequence:
             self._times.tokens()
         if piece.finish_reason is not None:
             if delta.finish_reason is None:
-                # A stop string ended it: the engine does not know.
+                # A stop string ended the sequence. The engine works on tokens and goes on.
                 self._engine.abort(self._request_id)
             self._end(piece.finish_reason)
         return piece
 
     def abort(self) -> None:
-        """End it in the engine; `next` then raises ApiError."""
+        """End the sequence in the engine; `next` then raises ApiError 503."""
         if not self._ended:
             self._engine.abort(self._request_id)
 
     def close(self) -> None:
-        """Nobody reads on. Aborts what still runs."""
+        """Abort the sequence if it still runs; its pieces are not read any more."""
         if not self._ended:
             self._engine.abort(self._request_id)
             self._end("abort")
 
     def release_hold(self) -> None:
-        """The client never learned where its KV is: nobody will read it."""
+        """Free its KvHold: the client has not received the transfer parameters."""
         self._engine.release_hold(self._request_id)
 
     def _end(self, reason: FinishReason) -> None:
@@ -122,13 +122,13 @@ class RunningSequence:
 async def merge_pieces(
     sequences: Sequence[RunningSequence],
 ) -> AsyncGenerator[tuple[RunningSequence, Piece], None]:
-    """The pieces of all `sequences` as they come, until each has finished. Raises ApiError."""
+    """The pieces of all `sequences` in order of arrival, until each has ended. Raises ApiError."""
     if len(sequences) == 1:
-        only, finished = sequences[0], False
-        while not finished:
-            piece = await only.next()
-            finished = piece.finish_reason is not None
-            yield only, piece
+        sequence, is_last = sequences[0], False
+        while not is_last:
+            piece = await sequence.next()
+            is_last = piece.finish_reason is not None
+            yield sequence, piece
         return
     turns = {asyncio.ensure_future(sequence.next()): sequence for sequence in sequences}
     try:

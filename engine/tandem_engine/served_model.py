@@ -1,4 +1,4 @@
-"""The model as clients know it: its names, its limits, its tokenizer and chat template."""
+"""The model that the server offers: its names, limits, tokenizer and chat template."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,25 @@ from .protocol import Call
 from .text import Tokenizer
 
 _THREAD_CHARACTERS: Final = 20_000
-"""Longer prompts are tokenized off the event loop: running streams go on meanwhile."""
+"""Longer prompts are tokenized in a thread, so that running streams are not delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The one model a server answers for."""
+    """The model of this server; an engine has exactly one."""
 
     names: tuple[str, ...]
-    """What requests may call it; answers to requests that name none use the first."""
+    """Names that requests may use; answers to requests without a name have the first."""
     root: str
-    """Where it was loaded from."""
+    """Directory it was loaded from."""
     max_model_len: int
-    """Tokens, prompt and answer together."""
+    """Most tokens of prompt and answer together."""
     vocab_size: int
     tokenizer: Tokenizer
     template: ChatTemplate
 
     def check_name(self, name: str | None) -> str:
-        """The name to answer under. Raises ApiError 404."""
+        """The model name of the answer. Raises ApiError 404 for another model."""
         if name is None:
             return self.names[0]
         if name not in self.names:

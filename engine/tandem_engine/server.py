@@ -1,12 +1,12 @@
-"""The HTTP side in vLLM's shapes, as an aiohttp application.
+"""The HTTP server with vLLM's API, as an aiohttp application.
 
     body ──protocol──► Call ──admit──► RunningSequences ──► one object, or a stream of chunks
 
-A client that goes away ends its sequences at once. A decode leg that is refused before the engine
-has it makes the engine tell the producer, so that no blocks wait for a reader who never comes.
+When a client disconnects, its sequences are aborted at once. When a decode request is refused
+before the engine has it, the engine has the producer free its KV, which nothing will read.
 
-Every error is OpenAI's error object. Once a stream's 200 has gone out an error is an event, and
-the stream ends without `[DONE]`.
+Every error is OpenAI's error object. After the 200 of a stream has been sent, an error is an event
+of the stream, which then ends without `[DONE]`.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from .settings import DEFAULT_BODY_LIMIT
 from .types import Request, RequestRejected, SamplingParams
 
 _LAST_WRITES: Final = 5.0
-"""Seconds for answers that are written when the server stops; `drain` has waited already."""
+"""Seconds for the last writes when the server stops; `drain` has waited for the answers."""
 _LONGEST_ID: Final = 256
-"""Characters of a client's request id; with its suffix it must fit in a frame of the transfer."""
+"""Most characters of a client's request id; with its suffix it must fit in a transfer frame."""
 Parse = Callable[[Mapping[str, Any], KvTransfer], Call]
 
 
 class EngineServer:
-    """Serves `engine`; `drain` ends it gracefully."""
+    """Serves the API of `engine`; `drain` lets requests finish before a stop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EngineServer:
         self._releases: set[asyncio.Task[None]] = set()
 
     def runner(self) -> web.AppRunner:
-        """The application, set up so that a client's leaving cancels its handler."""
+        """The application. A client that disconnects cancels its handler."""
         app = web.Application(
             client_max_size=self._body_limit, middlewares=[self._error_middleware]
         )
@@ -82,10 +82,10 @@ class EngineServer:
         )
 
     async def drain(self, timeout: float) -> bool:
-        """Refuse new requests, let running ones finish and finished prompts' KV be read.
+        """Refuse new requests, let running ones finish and held KV be read.
 
-        Whether that took at most `timeout` seconds. Requests left are aborted then: they get an
-        error, not a shortened answer.
+        Returns whether that took at most `timeout` seconds. Requests that still run are aborted
+        then: they end with an error, not with a shortened answer.
         """
         self._draining = True
         try:
@@ -106,7 +106,7 @@ class EngineServer:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Errors in OpenAI's shape, aiohttp's own for routes and methods included."""
+        """Turn errors into OpenAI's object, aiohttp's 404 and 405 included."""
         try:
             return await handler(request)
         except ApiError as err:
@@ -117,9 +117,9 @@ class EngineServer:
         except web.HTTPException as err:
             if err.status < 400:
                 raise
-            what = f"{request.method} {request.path}: {err.reason}"
+            message = f"{request.method} {request.path}: {err.reason}"
             allow = {k: v for k, v in err.headers.items() if k.lower() == "allow"}
-            return _error(err.status, what, extra=allow)
+            return _error(err.status, message, extra=allow)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, parse_completion, CompletionAnswer)
@@ -150,7 +150,7 @@ class EngineServer:
         try:
             respond = self._stream if call.stream else self._respond
             response = await respond(http, call, answer, sequences)
-            # A stream does not say where the KV is.
+            # A stream carries no transfer parameters, so its reader never learns where the KV is.
             params_delivered = await _is_written(http, response) and not call.stream
             return response
         finally:
@@ -217,7 +217,7 @@ class EngineServer:
     async def _stream(
         self, http: web.Request, call: Call, answer: Answer, sequences: Sequence[RunningSequence]
     ) -> web.StreamResponse:
-        """Headers go with the first piece: they say how it came about."""
+        """Send the headers with the first piece, since one of them has its timing."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         try:
             async with aclosing(merge_pieces(sequences)) as pieces:
@@ -248,14 +248,14 @@ class EngineServer:
         return web.Response()
 
     def _start_release(self, params: TransferParams) -> None:
-        """Off the request's way: its client need not wait for a producer that may be gone."""
+        """Release in a task of its own: a client does not wait for a producer that may be down."""
         task = asyncio.create_task(self._engine.release_remote_hold(params))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
 
 async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
-    """Write what is left of a response; whether its client was still there."""
+    """Write the rest of a response. Returns whether the client was still connected."""
     try:
         await response.prepare(http)
         await response.write_eof()
@@ -265,21 +265,21 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
 
 
 def _request_id(http: web.Request) -> str:
-    """The client's, unless it could not be written in an answer or named in a hand-off."""
+    """The client's request id, or a new one when it is unusable in answers or hand-offs."""
     given = http.headers.get(headers.REQUEST_ID, "")
     usable = 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable()
     return given if usable else uuid.uuid4().hex
 
 
 def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:
-    """Sequences of one prompt differ, and are the same in every run."""
+    """Each sequence of one prompt gets a seed of its own, the same in every run."""
     if sampling.seed is None:
         return sampling
     return replace(sampling, seed=sampling.seed + copy)
 
 
 def _usage(call: Call, sequences: Sequence[RunningSequence]) -> Usage:
-    """Sequences of one prompt count it once."""
+    """The call's token counts; a prompt with several sequences counts once."""
     prompts = sequences[:: call.n]
     return Usage(
         prompt=sum(sequence.prompt_tokens for sequence in prompts),
@@ -289,7 +289,7 @@ def _usage(call: Call, sequences: Sequence[RunningSequence]) -> Usage:
 
 
 def _cached(call: Call, sequence: RunningSequence) -> int:
-    """What the engine that computed the prompt had cached: here, or where its KV came from."""
+    """Tokens that the engine which computed the prompt had cached: this one, or the producer."""
     remote = call.kv.remote_prefill_cached_tokens if isinstance(call.kv, TransferParams) else None
     if remote is not None:
         return remote

@@ -1,63 +1,67 @@
-"""What one step works on: a sequence's state, and the frozen pieces the worker thread is given."""
+"""A sequence's state, and the frozen pieces of it that the worker thread gets in a step."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import TransferParams
 
 from .types import PullResult, RemoteDecode, Request, SamplingParams, TokenLogprobs
 
 
 class Phase(Enum):
-    """Where a sequence stands; only the scheduler moves it."""
+    """What a sequence waits for or does. Only the scheduler changes it."""
 
     WAITING = auto()
-    """Queued: without blocks, or loaded and without a place in the step."""
+    """Queued: it has no blocks yet, or its pull has ended and no place in a step is free."""
     LOADING = auto()
-    """Its blocks are being filled by a pull."""
+    """A pull is filling its blocks."""
     RUNNING = auto()
+    """It has its blocks and a place in every step."""
     ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to choose the token after a chunk; the same draw always chooses the same token."""
+    """How to sample the token after a chunk; from equal logits, equal draws sample equal tokens."""
 
     sampling: SamplingParams
     seed: int
     index: int
-    """Tokens chosen for this request so far."""
+    """Tokens generated for this request so far."""
     banned: frozenset[int] = frozenset()
     """Token ids that would end the request before min_tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way. `tokens[:computed_tokens]` have their KV in the cache."""
+    """One request in the engine. `tokens[:computed_tokens]` have their KV in the cache."""
 
     request: Request
     order: int
-    """Place in first-come order, kept through preemption."""
+    """Position in first-come order; a preempted sequence keeps it."""
     seed: int
     stops: frozenset[int]
-    """Token ids that end it."""
+    """Token ids that end the request."""
     arrival_time: float
-    """Clock at admission, seconds."""
+    """time.perf_counter() at submission."""
     transfer_params: TransferParams | None = None
-    """KV still to be pulled; None once loaded, failed or not needed."""
+    """Where to pull the prompt's KV from; None once it was pulled, failed or is not needed."""
     tokens: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
-    """Hashes of the full blocks of `tokens`, as far as they were needed."""
+    """Hashes of the leading full blocks of `tokens`; extended when the scheduler needs more."""
     computed_tokens: int = 0
+    """Leading tokens whose KV is in the cache; 0 again after a preemption."""
     phase: Phase = Phase.WAITING
     aborted: bool = False
-    """Ends after the step that is running it."""
+    """Its last delta is sent; it is removed when the step or pull that uses its blocks ends."""
     preemptions: int = 0
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at first admission."""
     pull: PullResult | None = None
+    """The pull that loaded its KV; None when none did."""
     start_time: float | None = None
-    """Clock when its first chunk began, seconds."""
+    """time.perf_counter() when its first chunk began."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
@@ -72,25 +76,46 @@ class Sequence:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens chosen so far."""
+        """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute before the next one can be chosen; 1 while decoding."""
+        """Tokens to compute before the next one can be sampled; 1 while decoding."""
         return len(self.tokens) - self.computed_tokens
 
     @property
     def is_remote_decode(self) -> bool:
-        """Producer leg: its blocks are held for a reader, after one token."""
+        """Whether it is a prefill for a remote decode: one token, then its KV is held."""
         return isinstance(self.request.kv, RemoteDecode)
 
     @property
     def max_tokens(self) -> int:
         return 1 if self.is_remote_decode else self.request.sampling.max_tokens
 
+    @property
+    def pulled_tokens(self) -> int:
+        """Prompt tokens whose KV was pulled."""
+        return self.pull.tokens if self.pull is not None else 0
+
+    def first_token_timing(self, now: float) -> Timing:
+        """What the first token took, at `now` (time.perf_counter()).
+
+        The token that is computed again after a pull counts as pulled, as in vLLM.
+        """
+        start, pull = self.start_time or self.arrival_time, self.pull
+        pull_seconds = pull.seconds if pull is not None else 0.0
+        return Timing(
+            queue=max(0.0, start - self.arrival_time - pull_seconds),
+            compute=now - start,
+            cached=self.cached_tokens,
+            computed=max(0, self.prompt_tokens - self.cached_tokens - self.pulled_tokens),
+            transfer=pull_seconds if pull is not None else None,
+            bytes=pull.bytes if pull is not None else None,
+        )
+
     def draw(self) -> Draw:
-        """The choice of its next token."""
+        """How its next token is sampled."""
         sampling = self.request.sampling
         early = self.generated_tokens < sampling.min_tokens
         banned = self.stops if early else frozenset()
@@ -102,13 +127,13 @@ class Chunk:
     """Tokens of one sequence to compute in one step; everything before `start` is cached."""
 
     sequence: Sequence
-    """For the loop's bookkeeping; the worker thread reads the other fields only."""
+    """For the event loop only: the worker thread must not read it, as the loop changes it."""
     token_ids: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
     """The blocks of tokens 0 to `end`."""
     draw: Draw | None
-    """None: more of the prompt follows, nothing is chosen."""
+    """None: more of the prompt follows, so no token is sampled."""
 
     @property
     def end(self) -> int:
@@ -117,7 +142,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token chosen after a chunk."""
+    """The token sampled after a chunk."""
 
     token: int
     logprobs: TokenLogprobs | None = None

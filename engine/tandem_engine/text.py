@@ -1,4 +1,4 @@
-"""Text in, text out: tokenizer, incremental detokenizer, stop strings.
+"""Tokenizer, incremental detokenizer, stop strings.
 
     Tokenizer(directory)          text ↔ token ids, from `tokenizer.json`
     Detokenizer(tokenizer)        token ids → text, never half a character
@@ -20,13 +20,13 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MAX_PENDING: Final = 3
-"""A character of UTF-8 has at most four bytes, so at most three can wait for the rest."""
+"""A UTF-8 character has at most four bytes, so at most three can be incomplete."""
 _WINDOW: Final = 12
-"""Tokens decoded in one go, at most: a step costs as much as there are."""
+"""Most tokens that one push decodes; its cost grows with them."""
 _CONTEXT: Final = 4
-"""Tokens kept when the window is cut, so that a decoder sees what stands before a word."""
+"""Tokens kept when the window is cut, since decoders look at what precedes a word."""
 _PENDING_CONTEXT: Final = 10
-"""The same while characters are pending: more than the tokens they can span."""
+"""Tokens kept while characters are incomplete: more than these can span."""
 
 
 class TokenizerUnusable(EngineError):
@@ -60,7 +60,7 @@ class Tokenizer:
         return int(self._hf.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of `text`; `add_special_tokens` adds the frame the tokenizer gives a prompt."""
+        """Token ids of `text`, with `add_special_tokens` also those put around a prompt."""
         return tuple(self._hf.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -73,7 +73,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Token ids in, text out, as soon as it is certain.
+    """Token ids in, text out as soon as it cannot change any more.
 
     A character's bytes may be spread over several tokens, and until the last has come they
     decode to U+FFFD; such a tail is held back until it is resolved, or until `flush`.
@@ -92,27 +92,27 @@ class Detokenizer:
         self._window = [i for i in prompt_ids[-_CONTEXT:] if i not in self._skipped]
         self._text = self._decode(self._window)
         self._given = len(self._text)
-        """Characters of `_text` that are out, or the prompt's."""
+        """Leading characters of `_text` that were returned already or belong to the prompt."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that `token_ids` make certain."""
+        """The text that is final after `token_ids`."""
         self._window += [i for i in token_ids if i not in self._skipped]
         self._text = self._decode(self._window)
-        settled = len(self._text) - _pending(self._text)
-        new = self._text[self._given : settled]
-        self._given = max(self._given, settled)
+        final = len(self._text) - _pending(self._text)
+        new = self._text[self._given : final]
+        self._given = max(self._given, final)
         if len(self._window) > _WINDOW:
             self._cut()
         return new
 
     def flush(self) -> str:
-        """What was held back: nothing more comes."""
+        """The text that was held back; to be called after the last token."""
         rest = self._text[self._given :]
         self._given = len(self._text)
         return rest
 
     def _cut(self) -> None:
-        """Decode from a few tokens back only, so that a step's cost does not grow."""
+        """Keep only the last tokens, so that a push's cost does not grow with the answer."""
         held = len(self._text) - self._given
         self._window = self._window[-(_PENDING_CONTEXT if held else _CONTEXT) :]
         self._text = self._decode(self._window)
@@ -129,7 +129,7 @@ def _pending(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StopOutput:
-    """What `StopStrings.push` lets out: `text`, and the stop string that ended it, if one did."""
+    """What `StopStrings.push` returns: the text to send, and the stop string that ended it."""
 
     text: str
     stop: str | None = None
@@ -168,12 +168,12 @@ class StopStrings:
         return StopOutput(out)
 
     def flush(self) -> str:
-        """What was held back: no stop string came of it."""
+        """The text that was held back; to be called after the last token."""
         rest, self._pending = self._pending, ""
         return rest
 
     def _first(self) -> tuple[int, str] | None:
-        """Earliest stop string; of two at one place, the first listed."""
+        """Start and text of the earliest stop string; of two at one place, the first listed."""
         found = []
         for order, stop in enumerate(self._stops):
             start = self._pending.find(stop, max(0, self._exempt - len(stop) + 1))
@@ -185,7 +185,7 @@ class StopStrings:
         return start, stop
 
     def _possible_tail(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest end of the pending text with which a stop string begins."""
         longest = max(len(stop) for stop in self._stops) - 1
         for length in range(min(longest, len(self._pending)), 0, -1):
             if any(stop.startswith(self._pending[-length:]) for stop in self._stops):

@@ -1,4 +1,4 @@
-"""What the engine's parts hand each other.
+"""The values that the engine's parts pass to each other.
 
     server ──Request──► engine ──Delta──► server
                           │ ▲
@@ -8,9 +8,9 @@
 
 Errors, all below `EngineError`:
 
-    RequestRejected   before admission; the client's fault, nothing was started     (400)
-    KvLoadError       the remote KV could not be had; policy says recompute or fail
-      KvRefused       the producer answered no: other engine id, model, layout; unknown request
+    RequestRejected   the request can never run here; nothing was started             (400)
+    KvLoadError       remote KV could not be loaded; the policy says recompute or fail
+      KvRefused       the producer refused: other engine id, model or layout; unknown request
       KvBroken        connection lost, wrong checksum, time limit
 """
 
@@ -35,15 +35,15 @@ class KvLoadError(EngineError):
 
 
 class KvRefused(KvLoadError):
-    """The producer refused: asking again will not help."""
+    """The producer refused the read; a retry would be refused, too."""
 
 
 class KvBroken(KvLoadError):
-    """The transfer broke off or brought wrong bytes."""
+    """The transfer broke off, or its bytes were wrong."""
 
 
 class LoadFailurePolicy(StrEnum):
-    """vLLM's `kv_load_failure_policy`."""
+    """vLLM's `kv_load_failure_policy`: compute the prompt here, or fail the request."""
 
     RECOMPUTE = "recompute"
     FAIL = "fail"
@@ -62,17 +62,20 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many alternatives to report beside the chosen token; None reports nothing."""
+    """Number of alternatives to report beside the sampled token; None: report no logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteDecode:
-    """Producer leg (`do_remote_decode`): keep the prompt's blocks for a reader when done."""
+    """A prefill for a remote decode (`do_remote_decode`): its blocks are held for a reader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to run. `kv` says whether its KV leaves (RemoteDecode) or comes (params)."""
+    """One sequence to run.
+
+    `kv`: RemoteDecode when another engine reads its KV, TransferParams when its KV is pulled.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -85,7 +88,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities of one position: the chosen token's, and the top alternatives'."""
+    """Natural log-probabilities at one position: of the sampled token and of the top tokens."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
@@ -93,29 +96,29 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step added to one request."""
+    """What one step added to one sequence."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
-    """Set on the last delta. `error` carries `error`."""
+    """Set on the last delta only; with `error`, the field of that name has the message."""
     stop_token: int | None = None
-    """The token id that ended it, when finish_reason is `stop`."""
+    """Token id that ended the sequence, when finish_reason is `stop`."""
     error: str | None = None
     timing: Timing | None = None
-    """On the first delta with a token."""
+    """Set on the first delta with a token."""
     kv_transfer_params: dict[str, object] | None = None
-    """On the last delta of a producer leg."""
+    """Set on the last delta of a prefill for a remote decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What both sides of a transfer must have equal, checked first."""
+    """The KV cache's layout, which both sides of a transfer must share; checked before a read."""
 
     model: str
-    """Fingerprint of the weights' configuration, not a path: two copies of a model agree."""
+    """Fingerprint of the weights, not a path: two copies of one model have the same."""
     dtype: str
-    """`float32`, `bfloat16`, …: of the cache."""
+    """The cache's data type: `float32`, `bfloat16`, …"""
     layers: int
     kv_heads: int
     head_dim: int
@@ -133,10 +136,11 @@ DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """A pull that arrived whole."""
+    """A pull that succeeded."""
 
     tokens: int
-    """Prompt tokens whose KV came over the wire."""
+    """Prompt tokens whose KV was transferred."""
     bytes: int
+    """Bytes of KV."""
     seconds: float
-    """First request byte to last block written."""
+    """Seconds from the first byte of the request to the last block written."""

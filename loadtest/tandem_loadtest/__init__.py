@@ -1,12 +1,12 @@
-"""Open-loop load: what to send, a client that measures, and the report.
+"""Open-loop load: workloads, a client that measures, and the report.
 
-Here belong traces and made-up workloads (`traces`, `conversations`: pure), the OpenAI client with
-its drivers (`client`, over the pure `sse` and `answers`), counters read from metrics pages
-(`scrape`) and the figures (`report`: pure). Never: starting a server, printing, deciding what is
-fast enough.
+This package has traces and synthetic workloads (`traces`, `conversations`: pure), the OpenAI client
+with its drivers (`client`, over the pure `sse` and `answers`), counters read from metrics pages
+(`scrape`) and the statistics (`report`: pure). It starts no server, prints nothing and does not
+judge the results.
 
-Errors a caller meets: `traces.TraceError`, `scrape.ScrapeError`. A request that fails raises
-nothing: its `calls.Result` says why.
+Errors: `traces.TraceError`, `scrape.ScrapeError`. A request that fails raises nothing: its
+`calls.Result` has the reason.
 
 Read `calls` first, then `client`.
 """

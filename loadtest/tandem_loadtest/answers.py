@@ -1,6 +1,6 @@
-"""OpenAI response bodies to `Answer`, whole or chunk by chunk; no I/O, no clock.
+"""Parses OpenAI response bodies into `Answer`, complete or chunk by chunk; no I/O, no clock.
 
-Errors: `AnswerError`: what came is no whole answer; the message says why.
+Errors: `AnswerError`: the response is an error or an incomplete answer; the message says why.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _BROKEN = frozenset({"abort", "error"})
 
 
 class AnswerError(ValueError):
-    """The server reported an error, or what it sent is no whole answer."""
+    """The server reported an error, or its answer is incomplete."""
 
 
 class _Details(msgspec.Struct):
@@ -33,7 +33,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """A choice of either endpoint, whole or a chunk of it."""
+    """A choice of either endpoint, complete or in a chunk."""
 
     index: int = 0
     text: str | None = None
@@ -43,8 +43,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def content(self) -> str:
-        said = self.message or self.delta
-        return self.text or (said.content if said else None) or ""
+        message = self.message or self.delta
+        return self.text or (message.content if message else None) or ""
 
 
 class _Body(msgspec.Struct):
@@ -59,7 +59,7 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 class AnswerBuilder:
-    """A streamed answer, event by event."""
+    """Builds a streamed answer, event by event."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -70,9 +70,9 @@ class AnswerBuilder:
         self._done = False
 
     def add(self, event: Event) -> bool:
-        """Take one event; True when it brought tokens.
+        """Add one event. Returns whether it has tokens.
 
-        Raises AnswerError when it is an error event or no chunk of an answer.
+        Raises AnswerError when it is an error event or not a chunk of an answer.
         """
         if self._done:
             raise AnswerError(f"an event after {_DONE}")
@@ -96,7 +96,7 @@ class AnswerBuilder:
         return bool(text or choice.token_ids)
 
     def so_far(self) -> Answer:
-        """What has come."""
+        """The answer as received so far."""
         return Answer(
             text="".join(self._texts),
             token_ids=tuple(self._token_ids) if self._has_ids else None,
@@ -105,7 +105,10 @@ class AnswerBuilder:
         )
 
     def finish(self) -> None:
-        """Say that the stream has ended. Raises AnswerError when the answer had not."""
+        """Check that the answer is complete; to be called at the end of the stream.
+
+        Raises AnswerError when it is not.
+        """
         if self._finish_reason is None:
             raise AnswerError("the stream ended without a finish_reason")
         if not self._done:
@@ -114,11 +117,11 @@ class AnswerBuilder:
 
 
 def parse_answer(body: bytes) -> Answer:
-    """A whole (not streamed) response. Raises AnswerError when it is none."""
+    """Parse a response that is not streamed. Raises AnswerError when it is not an answer."""
     parsed = _decode(body)
     choice = next((c for c in parsed.choices if c.index == 0), None)
     if choice is None:
-        raise AnswerError("the response holds no choice")
+        raise AnswerError("the response has no choice")
     if choice.finish_reason is None:
         raise AnswerError("the response has no finish_reason")
     _check_finish(choice.finish_reason)
@@ -126,7 +129,7 @@ def parse_answer(body: bytes) -> Answer:
 
 
 def error_message(body: bytes) -> str:
-    """What an error response says, one line: OpenAI's `error.message`, or the body's beginning."""
+    """An error response's message in one line: OpenAI's `error.message`, or the body's start."""
     try:
         _refuse_error(_decoder.decode(body))
     except AnswerError as err:
@@ -148,12 +151,12 @@ def _decode(data: bytes) -> _Body:
 
 def _refuse_error(body: _Body) -> None:
     if body.error is not None:
-        raise AnswerError(_said(body.error))
+        raise AnswerError(_error_text(body.error))
     if body.object == "error":
-        raise AnswerError(_said(body.message))
+        raise AnswerError(_error_text(body.message))
 
 
-def _said(error: Any) -> str:
+def _error_text(error: Any) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     return _short(str(message))
 

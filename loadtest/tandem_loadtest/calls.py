@@ -1,4 +1,4 @@
-"""What is asked and what came of it."""
+"""A request to send (`Call`) and its outcome (`Result`)."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Call:
     max_tokens: int
     stream: bool = True
     ignore_eos: bool = False
-    """Generate `max_tokens` whatever comes (vLLM's field): a trace's output lengths are kept."""
+    """Generate exactly `max_tokens` tokens (vLLM's field), as the trace recorded."""
 
     @property
     def chat(self) -> bool:
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the server counted them; `cached_tokens` is None where it does not say."""
+    """Tokens as the server counted them; `cached_tokens` is None when it does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -61,38 +61,38 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said, streamed or not; of several choices the first."""
+    """A server's answer, streamed or not; the first choice when there are several."""
 
     text: str = ""
     token_ids: tuple[int, ...] | None = None
-    """None where the server sends no ids."""
+    """None when the server sends no ids."""
     finish_reason: str | None = None
     usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One call and what came of it; times in seconds from the moment it was sent."""
+    """The outcome of one call; times in seconds since it was sent."""
 
     call: Call
     status: int | None = None
     """HTTP status; None when no response came."""
     routing_path: RoutingPath | None = None
-    """As the server named it; None where it did not."""
+    """Routing path from the response header; None without the header."""
     prefill_backend: str | None = None
     decode_backend: str | None = None
     answer: Answer = Answer()
-    """Whatever came, also of an answer that broke off."""
+    """The answer, or the part that was received before a failure."""
     ttft: float | None = None
-    """To the first chunk with a token; None unless streamed."""
+    """Time to the first chunk with a token; None unless streamed."""
     itls: tuple[float, ...] = ()
-    """Between successive chunks with tokens."""
+    """Times between successive chunks with tokens."""
     total: float = 0.0
-    """To the response's end, or to the failure."""
+    """Time to the end of the response, or to the failure."""
     error: str | None = None
-    """Why it failed; None for a whole answer, and for no other."""
+    """Reason of the failure; None if and only if the answer is complete."""
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         return self.error is None

@@ -5,7 +5,7 @@
         results = await run_open_loop(client.send, [Timed(0.0, call), Timed(0.25, other)])
         results = await converse(client.send, script)
 
-A request that fails raises nothing: `Result.error` says why its answer is not whole.
+A request that fails raises nothing: `Result.error` has the reason.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _PATHS: Final = {path.value: path for path in RoutingPath}
 
 
 class Client:
-    """One endpoint and one model name; connections are pooled, any number at a time."""
+    """A client of one endpoint and one model name, with an unlimited connection pool."""
 
     def __init__(self, url: str, model: str, *, timeout: float = 300.0) -> None:
         """`url` with or without `/v1`; `timeout` in seconds for a whole answer."""
@@ -54,21 +54,21 @@ class Client:
 
     async def send(self, call: Call, *, request_id: str | None = None) -> Result:
         """Post one call and read its answer to the end."""
-        exchange = _Exchange(call)
+        pending = _PendingCall(call)
         try:
-            await self._post(exchange, request_id)
+            await self._post(pending, request_id)
         except AnswerError as err:
-            exchange.error = str(err)
+            pending.error = str(err)
         except UnicodeDecodeError:
-            exchange.error = "the stream is not UTF-8"
+            pending.error = "the stream is not UTF-8"
         except TimeoutError:
-            exchange.error = f"timed out after {self._timeout:g} s"
+            pending.error = f"timed out after {self._timeout:g} s"
         except (aiohttp.ClientError, OSError) as err:
-            exchange.error = f"{type(err).__name__}: {err}".rstrip(": ")
-        return exchange.result()
+            pending.error = f"{type(err).__name__}: {err}".rstrip(": ")
+        return pending.result()
 
-    async def _post(self, exchange: "_Exchange", request_id: str | None) -> None:
-        call = exchange.call
+    async def _post(self, pending: "_PendingCall", request_id: str | None) -> None:
+        call = pending.call
         request_headers = {"content-type": "application/json"}
         if request_id:
             request_headers[headers.REQUEST_ID] = request_id
@@ -78,17 +78,17 @@ class Client:
             headers=request_headers,
             allow_redirects=False,
         ) as response:
-            exchange.status, exchange.headers = response.status, response.headers
+            pending.status, pending.headers = response.status, response.headers
             if response.status != 200:
                 raise AnswerError(f"HTTP {response.status}: {error_message(await response.read())}")
             if call.stream:
-                await exchange.read_stream(response.content)
+                await pending.read_stream(response.content)
             else:
-                exchange.answer = parse_answer(await response.read())
+                pending.answer = parse_answer(await response.read())
 
 
-class _Exchange:
-    """One request while it goes on."""
+class _PendingCall:
+    """The state of one request until its result."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -100,7 +100,7 @@ class _Exchange:
         self._started = perf_counter()
 
     async def read_stream(self, content: aiohttp.StreamReader) -> None:
-        """Take events to the stream's end; what came is kept when it breaks off."""
+        """Read events to the end of the stream; when it breaks off, keep the part that came."""
         parser, builder = EventParser(), AnswerBuilder()
         try:
             async for data in content.iter_any():
@@ -113,7 +113,7 @@ class _Exchange:
             self.answer = builder.so_far()
 
     def result(self) -> Result:
-        """The exchange, ended now."""
+        """The result of the call, which has ended now."""
         times = self._token_times
         return Result(
             call=self.call,
@@ -131,7 +131,7 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A call and when to send it, seconds after the start."""
+    """A call and the time to send it, in seconds after the start."""
 
     at: float
     call: Call
@@ -139,12 +139,12 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come."""
+    """Progress of a run."""
 
     total: int
     sent: int = 0
     finished: int = 0
-    """Failed ones too."""
+    """Calls that have ended, failed ones included."""
     failed: int = 0
 
 
@@ -155,17 +155,17 @@ async def run_open_loop(
     max_in_flight: int = 1000,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[Result]:
-    """Send every call at its time, whatever the answers do; results in the order of `calls`.
+    """Send every call at its time, without waiting for answers; results in the order of `calls`.
 
-    A call whose time comes while `max_in_flight` answers are still awaited is not sent later, as
-    that would hide the overload: it fails, and its result says so. Cancelling the run closes
-    every connection it has open. `on_progress` hears of each call sent and each one ended.
+    A call whose time comes while `max_in_flight` answers are awaited is not sent later, as that
+    would hide the overload: its result is a failure. Cancelling the run closes all its
+    connections. `on_progress` is called for each call that is sent and each that ends.
     """
     results = [Result(timed.call, error="not sent") for timed in calls]
     progress = Progress(len(calls))
     clock = asyncio.get_running_loop().time
 
-    async def one(index: int) -> None:
+    async def send_call(index: int) -> None:
         results[index] = await send(calls[index].call)
         end(index)
 
@@ -187,14 +187,14 @@ async def run_open_loop(
                 results[index] = replace(results[index], error=reason)
                 end(index)
             else:
-                group.create_task(one(index))
+                group.create_task(send_call(index))
     return results
 
 
 async def converse(
     send: Send, script: Script, *, on_result: Callable[[Result], None] = lambda _: None
 ) -> list[Result]:
-    """Run a conversation, each step after the one before; it ends early where a step fails."""
+    """Send a conversation's requests one after the other; a failed one ends it."""
     results: list[Result] = []
     for step in range(len(script.steps)):
         result = await send(script.call(step, [r.answer.text for r in results]))

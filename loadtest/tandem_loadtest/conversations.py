@@ -6,8 +6,8 @@
             call = script.call(step, answers)
             answers.append(await ask(call))
 
-Everything follows from the seed but the answers, which each next turn carries. Text is words of a
-fixed list, plain ASCII: a tokenizer makes at most one token of a character.
+Everything but the answers, which each next turn repeats, follows from the seed. Text consists of
+ASCII words from a fixed list, so that it has at most as many tokens as characters.
 """
 
 import random
@@ -30,7 +30,7 @@ _VOCABULARY: Final = tuple(_WORDS.split())
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the workload is; lengths in characters."""
+    """Size of the workload; lengths in characters."""
 
     groups: int = 2
     """Shared documents."""
@@ -39,13 +39,15 @@ class Shape:
     turns: int = 3
     """Questions per conversation; the last is asked twice."""
     document: int = 1200
-    """Of each shared document, exactly."""
+    """Exact length of each shared document."""
     question: int = 60
+    """Exact length of each question."""
     shorts: int = 6
-    """Conversations of one short prompt that shares nothing."""
+    """Conversations of one short prompt that shares no prefix."""
     short: int = 40
+    """Exact length of each short prompt."""
     max_tokens: int = 16
-    """Of each answer, exactly: a model that would end at once decodes nothing worth comparing."""
+    """Exact tokens of each answer: an answer that ends at once would compare nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,17 @@ class Step:
     """One request of a script: which question, and how it is asked."""
 
     question: int
-    """Index; one that was asked before is the same prompt once more."""
+    """Index of the question; a repeated index repeats the same prompt."""
     stream: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One user's requests, to be sent one after the other."""
+    """One user's conversation; its requests are sent one after the other."""
 
     name: str
     document: str
-    """What every prompt begins with; empty for none."""
+    """Text that every prompt begins with; may be empty."""
     questions: tuple[str, ...]
     steps: tuple[Step, ...]
     chat: bool
@@ -76,14 +78,14 @@ class Script:
         """
         if len(answers) < step:
             raise ValueError(f"step {step} continues {step} answers, {len(answers)} are here")
-        now = self.steps[step]
-        said: dict[int, str] = {}
+        current = self.steps[step]
+        answer_of: dict[int, str] = {}
         for earlier, answer in zip(self.steps[:step], answers, strict=False):
-            said.setdefault(earlier.question, answer)
-        turns = [(self.questions[i], said[i]) for i in range(now.question)]
-        question = self.questions[now.question]
+            answer_of.setdefault(earlier.question, answer)
+        turns = [(self.questions[i], answer_of[i]) for i in range(current.question)]
+        question = self.questions[current.question]
         prompt = self._chat(turns, question) if self.chat else self._text(turns, question)
-        return Call(prompt, self.max_tokens, stream=now.stream, ignore_eos=True)
+        return Call(prompt, self.max_tokens, stream=current.stream, ignore_eos=True)
 
     def _chat(self, turns: Sequence[tuple[str, str]], question: str) -> tuple[Message, ...]:
         messages = [Message("system", self.document)] if self.document else []

@@ -1,7 +1,7 @@
-"""Figures of a run, per routing path. All times in seconds.
+"""Statistics of a run for each routing path. All times in seconds.
 
-Percentiles interpolate linearly between the two nearest ranks (numpy's default), so that figures
-compare with vLLM's own benchmark.
+Percentiles interpolate linearly between the two nearest ranks (numpy's default), so that they
+compare with those of vLLM's benchmark.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,19 +13,20 @@ from typing import Final
 from .calls import Result
 
 UNROUTED: Final = "unrouted"
-"""Path of results whose server named none."""
+"""Path of results whose response had no routing path header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slos:
-    """What a good request keeps to, in seconds."""
+    """Service level objectives of a request, in seconds."""
 
     ttft: float
+    """Largest time to first token."""
     itl: float
-    """Mean of one request's times between tokens."""
+    """Largest mean of one request's times between tokens."""
 
     def met_by(self, result: Result) -> bool:
-        """Whether a whole, streamed answer kept both; what was not streamed shows neither."""
+        """Whether a complete, streamed answer met both; others never do, as they show neither."""
         if not result.ok or result.ttft is None or result.ttft > self.ttft:
             return False
         return not result.itls or fmean(result.itls) <= self.itl
@@ -33,9 +34,9 @@ class Slos:
 
 @dataclass(frozen=True, slots=True)
 class PathFigures:
-    """Figures of the requests of one path; None where nothing was measured.
+    """Statistics of the requests of one path; None where nothing was measured.
 
-    Times are those of whole, streamed answers; ITL percentiles are over every gap of all of them.
+    Times are those of complete, streamed answers; ITL percentiles are over all their gaps.
     """
 
     requests: int
@@ -61,7 +62,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def summarize(
     results: Iterable[Result], *, slos: Slos | None = None, seconds: float | None = None
 ) -> dict[str, PathFigures]:
-    """Figures by routing path, in the paths' alphabetical order.
+    """Statistics by routing path, in alphabetical order.
 
     Goodput needs `slos` and the run's `seconds`. Raises ValueError for SLOs without a duration.
     """
@@ -74,7 +75,7 @@ def summarize(
 def figures(
     results: Sequence[Result], *, slos: Slos | None = None, seconds: float | None = None
 ) -> PathFigures:
-    """The same of all results together."""
+    """Statistics of all `results` together; arguments and errors as in `summarize`."""
     if slos and not seconds:
         raise ValueError("goodput is per second: give the run's duration")
     whole = [r for r in results if r.ok]
@@ -92,7 +93,7 @@ def figures(
 
 
 def to_json(by_path: dict[str, PathFigures]) -> dict[str, dict[str, float | int | None]]:
-    """Plain values, path → figure → value."""
+    """Plain values for JSON: path → statistic → value."""
     return {path: asdict(value) for path, value in by_path.items()}
 
 

@@ -4,7 +4,7 @@
     ...
     moved = await scrape(session, urls) - before
 
-Errors: `ScrapeError`: a page cannot be had or read; the message names its URL.
+Errors: `ScrapeError`: a page cannot be fetched or parsed; the message has its URL.
 """
 
 import asyncio
@@ -18,28 +18,32 @@ from tandem_contract.metrics_page import MetricsPage
 
 
 class ScrapeError(Exception):
-    """A metrics page that is not to be had."""
+    """A metrics page cannot be fetched or parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals over all pages read; a counter no page shows is 0.
+    """Totals over all pages; a counter that no page has is 0.
 
-    A difference is negative where an engine restarted in between.
+    A difference is negative when an engine restarted in between.
     """
 
     kv_bytes: float = 0
-    """KV bytes moved, as the engines that pulled them counted."""
+    """KV bytes that were pulled."""
     transfers: float = 0
+    """KV pulls that succeeded."""
     transfer_seconds: float = 0
+    """Seconds of all these pulls together."""
     transfers_failed: float = 0
+    """KV pulls that failed."""
     kv_expired: float = 0
-    """Prompts whose KV no reader fetched within the lease."""
+    """Prompts whose KV was not read within the lease."""
     fallbacks: float = 0
+    """Requests that the sidecars served without the planned hand-off."""
     paths: Mapping[str, float] = field(default_factory=dict)
-    """Requests by routing path, as the sidecars counted."""
+    """Requests by routing path, counted by the sidecars."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """Errors by phase, as the sidecars counted."""
+    """Errors by phase, counted by the sidecars."""
 
     def __add__(self, other: "Counters") -> "Counters":
         return self._plus(other, 1)
@@ -96,4 +100,4 @@ async def _page(session: aiohttp.ClientSession, url: str) -> Counters:
     try:
         return read_page(text)
     except ValueError as err:
-        raise ScrapeError(f"{url}: no metrics page: {err}") from err
+        raise ScrapeError(f"{url}: not a metrics page: {err}") from err

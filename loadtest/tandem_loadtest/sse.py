@@ -1,4 +1,4 @@
-"""Server-sent events from bytes, however the network cut them (WHATWG HTML, § 9.2.6).
+"""Parses server-sent events from chunks of any size (WHATWG HTML, § 9.2.6).
 
 parser = EventParser()
 async for data in response.content.iter_any():
@@ -21,7 +21,7 @@ class Event:
 
 
 class EventParser:
-    """Feed bytes, get events. An event that no blank line ended is never given out."""
+    """Parses a stream chunk by chunk. An event without its final blank line is not returned."""
 
     def __init__(self) -> None:
         self._decoder = _Decoder()
@@ -32,7 +32,7 @@ class EventParser:
         self._name = ""
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Events that `chunk` completes. Raises UnicodeDecodeError on what is not UTF-8."""
+        """The events that `chunk` completes. Raises UnicodeDecodeError when it is not UTF-8."""
         text = self._decoder.decode(chunk)
         if not text:
             return []

@@ -1,4 +1,4 @@
-"""Recorded arrivals: Mooncake JSONL and Azure CSV, scaled to a model, and prompts made for them.
+"""Recorded arrivals: Mooncake JSONL and Azure CSV, scaled to a model, with generated prompts.
 
     arrivals = scale(load_trace(file, limit=200), max_prompt_tokens=1500, max_output_tokens=64)
     prompt = token_ids(arrivals[0], range(32, 256), seed=7)
@@ -27,7 +27,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TraceError(ValueError):
-    """A trace that cannot be replayed; the message holds file, line, field and cause."""
+    """A trace cannot be replayed; the message has file, line, field and cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Arrival:
     """One request of a trace."""
 
     index: int
-    """Its place in order of arrival, from 0."""
+    """Position in order of arrival, from 0."""
     at: float
     """Seconds after the first arrival."""
     prompt_tokens: int
@@ -60,7 +60,7 @@ class _Mooncake(msgspec.Struct):
 def load_trace(file: Path, *, limit: int | None = None) -> list[Arrival]:
     """The first `limit` requests of `file` (all without it), in order of arrival.
 
-    The format is told from the content: Mooncake's JSON lines or Azure's CSV. A length of 0
+    The content decides the format: Mooncake's JSON lines or Azure's CSV. A length of 0
     counts as 1, since no engine takes an empty prompt or answers with no token.
 
     Raises TraceError when the file cannot be read, is empty, is not UTF-8 or of neither format,

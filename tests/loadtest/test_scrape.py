@@ -76,7 +76,7 @@ async def test_pages_are_summed() -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "says"),
-    [("", 503, "HTTP 503"), ("{not a page", 200, "no metrics page"), (b"\xff", 200, "Unicode")],
+    [("", 503, "HTTP 503"), ("{not a page", 200, "not a metrics page"), (b"\xff", 200, "Unicode")],
 )
 async def test_a_page_that_cannot_be_had_names_its_url(
     body: str | bytes, status: int, says: str

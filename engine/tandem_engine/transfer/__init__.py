@@ -1,9 +1,9 @@
-"""Moving KV blocks between engines over TCP: hold, pull, verify, release.
+"""Moves KV blocks between engines over TCP: hold, pull, verify, release.
 
-    engine ──open, progress, complete──► producer ◄──wire──► puller ◄──pull, release── engine
+    engine ──open, publish, complete──► producer ◄──wire──► puller ◄──pull, release── engine
 
-Read `wire` first: the protocol as a picture. `producer` keeps `holds` (leases) and serves reads
-(`listener`, `sending`); `puller` fills local blocks (`reading`). `blockio` turns blocks into bytes,
-`threads` runs the copying beside the event loop. Never here: which blocks a request has, what
-follows a failed load.
+Read `wire` first: it describes the protocol. `producer` keeps the KvHolds (`holds`) with their
+leases and serves reads (`listener`, `read_session`). `puller` fills local blocks (`pull_progress`).
+`blockio` turns blocks into bytes, `threads` runs the copying in worker threads. Which blocks a
+request has, and what follows a failed load, is decided by the engine, not here.
 """

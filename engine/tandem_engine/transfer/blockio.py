@@ -1,14 +1,14 @@
-"""Blocks of the paged cache as bytes, and one layer's segment into and out of a socket.
+"""Blocks of the paged cache as bytes, and sending and receiving one layer's blocks.
 
     plan = block_plan(block_ids, block_bytes)      once per run of blocks, the same for all layers
     memory.outgoing(layer, plan)                   batches of views to send
     memory.incoming(layer, plan)                   batches of views to fill
 
-A batch is small enough to still lie in the processor's cache when it is hashed before it is sent
-or after it was received, and it is one system call. Everything here blocks and runs in worker
+A batch is one system call, and small enough that its bytes are still in the processor's cache when
+they are hashed, before the send or after the receive. All functions block: they run in worker
 threads.
 
-Errors: KvBroken for a wrong digest and for blocks that were given away during a send.
+Errors: `KvBroken` for a wrong digest and for blocks that were freed during a send.
 """
 
 import socket
@@ -26,14 +26,14 @@ from .wire import DIGEST_BYTES, Segment, pack, receive_into, unfilled
 BATCH_BYTES: Final = 1 << 19
 """Half of a common core's second-level cache: source and kernel buffer fit together."""
 BATCH_VIEWS: Final = 1024
-"""IOV_MAX on Linux: more buffers in one system call are an error."""
+"""IOV_MAX on Linux: a system call with more buffers fails."""
 _MORE: Final = getattr(socket, "MSG_MORE", 0)
-"""Linux: hold small pieces back until the payload follows; elsewhere they go on their own."""
+"""On Linux the kernel keeps small pieces until the payload follows; 0 where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """Some blocks of a plan, each run of adjacent blocks as one slice of a layer's bytes."""
+    """Some blocks of a plan. Each run of adjacent blocks is one slice of a layer's bytes."""
 
     slices: tuple[slice, ...]
     blocks: tuple[int, ...]
@@ -43,7 +43,7 @@ BlockPlan = tuple[BlockBatch, ...]
 
 
 def block_plan(block_ids: Sequence[int], block_bytes: int) -> BlockPlan:
-    """The blocks in their order, cut into batches of at most BATCH_BYTES (at least one block)."""
+    """The blocks in their order, in batches of at most BATCH_BYTES and of at least one block."""
     per_batch = min(BATCH_VIEWS, max(1, BATCH_BYTES // block_bytes))
     return tuple(
         _batch(tuple(block_ids[i : i + per_batch]), block_bytes)
@@ -58,36 +58,36 @@ def _batch(blocks: tuple[int, ...], size: int) -> BlockBatch:
 
 
 class BlockMemory(Protocol):
-    """A paged cache whose blocks can go over a socket."""
+    """A paged cache whose blocks can be sent and received."""
 
     def outgoing(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
-        """The blocks' bytes, batch by batch; a batch is valid until the next is asked for."""
+        """The blocks' bytes, batch by batch; a batch is valid until the next one is taken."""
 
     def incoming(self, layer: int, plan: BlockPlan) -> Iterator[list[memoryview]]:
-        """Room for the blocks' bytes; a batch is in the cache once the next is asked for."""
+        """Buffers to fill, batch by batch; a batch is in the cache once the next one is taken."""
 
 
 def block_memory(layers: Sequence[torch.Tensor], layout: KvLayout) -> BlockMemory:
     """The layers' blocks as bytes.
 
-    Raises ValueError when a tensor is not contiguous, of another dtype or shape than the layout
-    says, or the layers are not all of one length.
+    Raises ValueError when a tensor is not contiguous, when its dtype or shape differs from the
+    layout, or when the layers differ in their number of blocks.
     """
     shape = (2, layout.block_size, layout.kv_heads, layout.head_dim)
     if len(layers) != layout.layers:
         raise ValueError(f"the layout has {layout.layers} layers, the cache {len(layers)}")
     for i, layer in enumerate(layers):
-        found = (tuple(layer.shape[1:]), len(layer), str(layer.dtype).removeprefix("torch."))
-        wanted = (shape, len(layers[0]), layout.dtype)
-        if found != wanted or not layer.is_contiguous():
-            raise ValueError(f"layer {i} of the cache is {found}, the layout says {wanted}")
+        actual = (tuple(layer.shape[1:]), len(layer), str(layer.dtype).removeprefix("torch."))
+        expected = (shape, len(layers[0]), layout.dtype)
+        if actual != expected or not layer.is_contiguous():
+            raise ValueError(f"layer {i} of the cache is {actual}, the layout says {expected}")
     if layers[0].device.type == "cpu":
         return HostMemory(layers)
     return StagedMemory(layers, layout.block_bytes)
 
 
 class HostMemory:
-    """A cache in host memory: the socket reads and writes the blocks in place."""
+    """A cache in host memory: the socket reads and writes the blocks in place, without a copy."""
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
         self._bases = [_as_bytes(layer).numpy().data for layer in layers]
@@ -103,7 +103,7 @@ class HostMemory:
 class StagedMemory:
     """A cache on a device: each batch passes through page-locked host memory.
 
-    Copies run on the device's default stream, so they come after the work queued there before.
+    Copies run on the device's default stream, so they follow the work that was queued before.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], block_bytes: int) -> None:
@@ -145,9 +145,9 @@ def send_segment(
 ) -> None:
     """Send one layer's blocks, then their digest.
 
-    `renew` is called whenever bytes have moved. When the blocks are no longer held after the last
-    byte was taken from them, the digest is withheld and the segment can not count as loaded.
-    Raises KvBroken then, OSError and TimeoutError of the socket.
+    `renew` is called whenever bytes have moved. When the blocks are no longer held after their last
+    byte was read, the bytes may be another request's: the digest is not sent, so that the reader
+    cannot accept the segment. Raises KvBroken then, and OSError and TimeoutError of the socket.
     """
     digest = xxhash.xxh3_64()
     sock.sendall(pack(segment), _MORE)
@@ -158,14 +158,15 @@ def send_segment(
             views = unfilled(views, sock.sendmsg(views, (), _MORE))
             renew()
         if not still_held():
-            raise KvBroken("the blocks were given away during the read")
+            raise KvBroken("the blocks were freed during the read")
     sock.sendall(digest.digest())
 
 
 def receive_segment(sock: socket.socket, batches: Iterator[list[memoryview]]) -> None:
     """Fill one layer's blocks and check their digest.
 
-    Raises KvBroken when it is wrong or the stream ends; OSError, TimeoutError of the socket.
+    Raises KvBroken for a wrong digest and at the end of the stream; OSError and TimeoutError of the
+    socket.
     """
     digest = xxhash.xxh3_64()
     for views in batches:

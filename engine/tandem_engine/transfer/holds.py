@@ -1,9 +1,10 @@
-"""What the producer knows of one request's blocks: how far they are final, and until when held.
+"""State of one request at the producer: how much of its KV is final, and until when it is held.
 
-    opened ── progress … ── complete ──► leased ──► read │ released │ expired │ aborted
-       └─── discard ──► gone, and never freed through here
+    opened ── publish … ── complete ──► leased ──► read │ released │ expired │ aborted
+       └─── discard ──► forgotten; the engine frees the blocks itself
 
-A reader may be attached in `opened` and `leased`. Bookkeeping only: no sockets, no timers.
+A reader may be connected while the request is opened or leased. Bookkeeping only: no sockets are
+read or written here, and no timers run.
 """
 
 import asyncio
@@ -17,47 +18,47 @@ from .wire import Read
 
 
 class FreeReason(StrEnum):
-    """Why the producer needs a request's blocks no longer."""
+    """Why a KvHold ended."""
 
     READ = "read"
-    """A reader has them all, verified."""
+    """A reader has every block, verified."""
     RELEASED = "released"
-    """The decode side said that nobody will read them."""
+    """The decode engine, or the server here, said that the KV will not be read."""
     EXPIRED = "expired"
-    """The lease ran out."""
+    """The lease ran out before a reader had every block."""
     ABORTED = "aborted"
-    """The producer closed."""
+    """The producer was closed, or the request was discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """How much of a prompt's KV is final."""
+    """How much of a prompt's KV is final, that is, computed and in the cache."""
 
     block_ids: tuple[int, ...] = ()
+    """The prompt's blocks in order, as far as they were published."""
     final_tokens: int = 0
-    """Prompt tokens final in all layers."""
+    """Leading prompt tokens that are final in all layers."""
     tokens: int = 0
+    """Leading prompt tokens that are final in the first `layers` layers."""
     layers: int = 0
-    """The first `tokens` prompt tokens are final in the first `layers` layers."""
     is_complete: bool = False
-    """`tokens` is the whole prompt."""
+    """Whether `tokens` is the whole prompt, final in all layers."""
 
     def advance(
         self, block_ids: tuple[int, ...], tokens: int, layers: int, of_layers: int
     ) -> "PrefillProgress":
-        """With `tokens` final in `layers` of `of_layers` layers."""
+        """The progress once `tokens` tokens are final in `layers` of `of_layers` layers."""
         final_tokens = tokens if layers == of_layers else self.final_tokens
         return PrefillProgress(block_ids, final_tokens, tokens, layers)
 
     def complete(self, tokens: int) -> "PrefillProgress":
-        """With the whole prompt of `tokens` final."""
+        """The progress once the whole prompt of `tokens` tokens is final."""
         return PrefillProgress(self.block_ids, tokens, tokens, 0, is_complete=True)
 
     def ready_blocks(self, layer: int, wanted_tokens: int, block_size: int) -> int:
-        """How many of the first blocks may be read in `layer` by one who wants `wanted_tokens`.
+        """Number of leading blocks that a reader of `wanted_tokens` tokens may read in `layer`.
 
-        A block that is still being filled may be read only when the reader wants no more of it
-        than is final.
+        A partly filled block may be read only when the reader wants no more of it than is final.
         """
         final = max(self.final_tokens, self.tokens if layer < self.layers else 0)
         if final >= wanted_tokens:
@@ -67,29 +68,31 @@ class PrefillProgress:
 
 @dataclass(slots=True, eq=False)
 class KvHold:
-    """One opened request. All but `progress` and `deadline` belongs to the event loop."""
+    """One opened request. Only `progress` and `deadline` may be used off the event loop."""
 
     request_id: str
     lease: float
+    """Seconds that the blocks are held after the prefill, or after the last renewal."""
     progress: PrefillProgress = field(default_factory=PrefillProgress)
-    """Replaced as a whole, so any thread may read it."""
+    """Replaced as a whole and never changed in place, so that any thread may read it."""
     deadline: float = 0.0
-    """time.monotonic() at which the lease ends, once complete."""
+    """time.monotonic() at which the lease ends; only meaningful once the prompt is complete."""
     timer: asyncio.TimerHandle | None = None
     end_reason: FreeReason | None = None
-    """Set once: the blocks are on their way out, nobody may attach, and nothing read counts."""
+    """Set once, when the hold starts to end: reads are refused then and no digest is sent."""
     reader: socket.socket | None = None
+    """The connected reader, at most one. The blocks are not freed while it is set."""
     is_sending: bool = False
-    """A worker thread is writing to the reader's socket."""
+    """Whether a worker thread is writing to the reader's socket."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is progress, or an end_reason."""
+    """Set when `progress` or `end_reason` changes; wakes the reader's session."""
 
     def renew(self) -> None:
-        """Start the lease again; callable from any thread."""
+        """Start the lease again. May be called from any thread."""
         self.deadline = time.monotonic() + self.lease
 
     def check(self, read: Read) -> None:
-        """Raise KvRefused when the read can never be served."""
+        """Raise KvRefused when this read can never be served."""
         if self.end_reason is not None:
             raise KvRefused(f"request {self.request_id!r} is gone: {self.end_reason}")
         progress = self.progress

@@ -1,7 +1,7 @@
-"""Accepts connections, and bounds how many there are.
+"""Accepts connections and limits their number.
 
-A connection is a stranger until it has said a proper Hello. When all places are taken the oldest
-stranger makes room, so that silent connections cannot lock readers out.
+A connection is unidentified until it has sent a valid Hello. At the limit, a new connection
+replaces the oldest unidentified one, so that silent connections cannot lock readers out.
 """
 
 import asyncio
@@ -14,21 +14,21 @@ from .wire import TransferLimits, prepare
 
 _log = logging.getLogger(__name__)
 _ACCEPT_PAUSE = 0.1
-"""Seconds to wait when the process is out of file descriptors; others may close some."""
+"""Seconds before the next attempt when accept fails: the process is out of file descriptors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connection:
-    """One accepted connection; its socket is non-blocking and closed when it has been served."""
+    """One accepted connection. Its socket is non-blocking; the listener closes it after `serve`."""
 
     sock: socket.socket
     peer: str
     mark_identified: Callable[[], None]
-    """To be called when the peer has proved to be no stranger."""
+    """To be called once the peer has sent a valid Hello: the connection is not replaced then."""
 
 
 class Listener:
-    """A listening socket whose connections are served by `serve`, each in a task."""
+    """A listening socket. Each connection is handled by `serve` in a task of its own."""
 
     def __init__(
         self, serve: Callable[[Connection], Coroutine[None, None, None]], limits: TransferLimits
@@ -38,10 +38,11 @@ class Listener:
         self._sock: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        # In order of arrival: a dict is an ordered set here.
         self._unidentified: dict[asyncio.Task[None], None] = {}
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; the address bound. Raises OSError when it cannot be bound."""
+        """Listen. Returns the bound address; raises OSError when it cannot be bound."""
         loop = asyncio.get_running_loop()
         family, kind, protocol, _, address = (
             await loop.getaddrinfo(
@@ -80,13 +81,18 @@ class Listener:
                 await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
             peer = f"{address[0]}:{address[1]}"
-            if not self._has_room():
-                _log.warning("%s: turned away, %d are served", peer, self._limits.connections)
+            if not self._make_place():
+                _log.warning(
+                    "%s: connection refused: %d are open",
+                    peer,
+                    self._limits.connections,
+                )
                 sock.close()
                 continue
-            self._admit(sock, peer)
+            self._serve_in_task(sock, peer)
 
-    def _has_room(self) -> bool:
+    def _make_place(self) -> bool:
+        """Whether another connection may be served; ends the oldest unidentified one if needed."""
         if len(self._connections) < self._limits.connections:
             return True
         if not self._unidentified:
@@ -96,11 +102,11 @@ class Listener:
         oldest.cancel()
         return True
 
-    def _admit(self, sock: socket.socket, peer: str) -> None:
+    def _serve_in_task(self, sock: socket.socket, peer: str) -> None:
         def mark_identified() -> None:
             self._unidentified.pop(task, None)
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def on_end(_: asyncio.Task[None]) -> None:
             sock.close()
             self._connections.discard(task)
             self._unidentified.pop(task, None)
@@ -110,4 +116,4 @@ class Listener:
         task = asyncio.create_task(self._serve(Connection(sock, peer, mark_identified)))
         self._connections.add(task)
         self._unidentified[task] = None
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)

@@ -1,14 +1,14 @@
 """The side that has the KV: holds finished prompts' blocks under a lease and serves readers.
 
-    engine                      Producer                          reader
-    open ──────────────────────► known, may be read
-    progress … (any thread) ───► more may be read ──────────────► segments
-    complete ──────────────────► leased ────────────────────────► the rest
-    ◄──── on_release(id, reason) ── read │ released │ expired ◄───── Done, Release, or nothing
+    engine                         Producer                        reader
+    open ────────────────────────► may be read
+    publish … (any thread) ──────► more may be read ─────────────► segments
+    complete ────────────────────► leased ───────────────────────► the rest
+    ◄── on_release(id, reason) ─── read │ released │ expired ◄──── Done, Release, or nothing
 
-Blocks are never given back under a running send: a lease is renewed by every byte that moves, and
-a release or an expiry first ends the reader. `discard` alone does not wait; the reader cannot
-count what it got of the segment under way, because its digest is withheld.
+`on_release` never runs while blocks are being sent: every byte that moves renews the lease, and a
+release or an expiry first disconnects the reader. Only `discard` does not wait for the reader. The
+segment that is being sent then is worthless, because its digest is never sent.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ _log = logging.getLogger(__name__)
 class Producer:
     """Holds requests' blocks and serves reads.
 
-    All methods but `progress` and `wanted` are for the event loop that ran `start`. `on_release` is
-    called there, exactly once for each request that was completed; until then its blocks must
-    stay as they are.
+    Only `publish` and `has_reader` may be called off the event loop that ran `start`. `on_release`
+    is called on that loop, exactly once for each completed request; until then the request's
+    blocks must not change.
     """
 
-    def __init__(  # noqa: PLR0917 - whom, what, where, how long: each is always given
+    def __init__(  # noqa: PLR0917 - every caller gives each of them
         self,
         layers: Sequence[torch.Tensor],
         layout: KvLayout,
@@ -74,8 +74,8 @@ class Producer:
     ) -> None:
         """`lease` is in seconds.
 
-        Raises ValueError when it is not above 0 or exceeds a day, and when `layers` are not as
-        `layout` says.
+        Raises ValueError when the lease is not above 0 or exceeds a day, and when `layers` do not
+        agree with `layout`.
         """
         if not 0 < lease <= MAX_SECONDS:
             raise ValueError(f"a lease of {lease:g} s: it must be above 0 and at most a day")
@@ -94,21 +94,21 @@ class Producer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where readers connect: the address bound, once started."""
+        """Address that readers connect to: the bound one after `start`."""
         return self._address
 
     @property
     def hold_count(self) -> int:
-        """Requests opened and neither discarded nor freed."""
+        """Number of requests that were opened and neither discarded nor released."""
         return len(self._holds)
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the address cannot be bound."""
+        """Listen for readers. Raises OSError when the address cannot be bound."""
         self._loop = asyncio.get_running_loop()
         self._address = await self._listener.start(*self._address)
 
     async def close(self) -> None:
-        """End every reader and free what is held (`aborted`)."""
+        """Disconnect every reader and release every hold (`aborted`)."""
         await self._listener.close()
         self._threads.shutdown()
         for hold in list(self._holds.values()):
@@ -116,26 +116,26 @@ class Producer:
         self._holds.clear()
 
     def open(self, request_id: str) -> None:
-        """A prompt will be prefilled for a reader, which may attach from now on.
+        """Announce a prompt that will be prefilled for a reader, which may connect from now on.
 
-        Raises ValueError when the id is open already or too long.
+        Raises ValueError when the id is open already, empty or too long.
         """
         if request_id in self._holds or not 0 < len(request_id) <= MAX_ID:
             raise ValueError(f"request id {request_id[:MAX_ID]!r} is open, empty or too long")
         self._holds[request_id] = KvHold(request_id, self._lease)
 
     def has_reader(self, request_id: str) -> bool:
-        """Whether a reader is attached, so that early progress is of use; from any thread."""
+        """Whether a reader is connected, so that publishing early is of use. From any thread."""
         hold = self._holds.get(request_id)
         return hold is not None and hold.reader is not None
 
     def publish(self, request_id: str, block_ids: Sequence[int], tokens: int, layers: int) -> None:
-        """The KV of the first `tokens` prompt tokens is final in the first `layers` layers.
+        """Let a reader have the first `tokens` prompt tokens in the first `layers` layers.
 
-        Callable from any thread, one at a time per request. `block_ids` are the prompt's blocks in
-        order, at least as many as `tokens` fill. Blocks once named stay with the request: whoever
-        takes them back (a preemption) must `discard` first. An unknown request is ignored, since
-        a discard may come in between. Raises ValueError for blocks the cache does not have.
+        May be called from any thread, one call at a time for each request. `block_ids` are the
+        prompt's blocks in order, at least as many as `tokens` fill; they stay the request's until
+        `on_release` or `discard`. An unknown request is ignored, since the event loop may have
+        discarded it meanwhile. Raises ValueError for blocks that the cache does not have.
         """
         hold = self._holds.get(request_id)
         if hold is None or hold.progress.is_complete:
@@ -150,14 +150,14 @@ class Producer:
             self._loop.call_soon_threadsafe(hold.changed.set)
 
     def complete(self, request_id: str, tokens: int) -> None:
-        """The prefill has finished with `tokens` prompt tokens; the lease starts.
+        """Take in the end of a prefill of `tokens` prompt tokens, and start the lease.
 
-        A request that was read or released meanwhile is freed before this returns. Raises
-        KeyError when it is not open, ValueError when its blocks were never named by `progress`.
+        A request that was read or released meanwhile is released before this returns. Raises
+        KeyError when it is not open, ValueError when its blocks were never published.
         """
         hold = self._holds[request_id]
         if len(hold.progress.block_ids) * self._layout.block_size < tokens:
-            raise ValueError(f"no progress named the blocks of {request_id!r}'s {tokens} tokens")
+            raise ValueError(f"{request_id!r}: the blocks of {tokens} tokens were never published")
         hold.progress = hold.progress.complete(tokens)
         hold.changed.set()
         hold.renew()
@@ -167,9 +167,9 @@ class Producer:
     def discard(self, request_id: str) -> None:
         """Forget a request that will not be completed; its blocks may be reused at once.
 
-        A waiting reader is refused. A reader in the middle of a segment is cut off, and never gets
-        the digest without which the bytes do not count. No effect on a completed request, whose
-        lease or reader ends it, nor on an unknown one.
+        A waiting reader is refused. A reader in the middle of a segment is disconnected and never
+        gets the digest, without which it does not accept the bytes. No effect on a completed
+        request, which its reader or its lease ends, nor on an unknown one.
         """
         hold = self._holds.get(request_id)
         if hold is not None and not hold.progress.is_complete:
@@ -177,13 +177,13 @@ class Producer:
             del self._holds[request_id]
 
     def release(self, request_id: str) -> None:
-        """Free a completed request that nobody will read; any other is left alone."""
+        """Release a completed request that will not be read. No effect on any other request."""
         hold = self._holds.get(request_id)
         if hold is not None and hold.progress.is_complete:
             self._end(hold, FreeReason.RELEASED)
 
     def _check_lease(self, hold: KvHold) -> None:
-        """Look again when the lease would end; renewals only move the deadline."""
+        """End an expired hold, or look again at its deadline: renewals only move the deadline."""
         remaining = hold.deadline - time.monotonic()
         if remaining <= 0:
             self._end(hold, FreeReason.EXPIRED)
@@ -191,18 +191,21 @@ class Producer:
             hold.timer = self._loop.call_later(remaining, self._check_lease, hold)
 
     def _end(self, hold: KvHold, reason: FreeReason) -> None:
-        """Start a request's end; it is freed once no reader is attached any more."""
+        """Start a hold's end; its blocks are released once no reader is connected."""
         if hold.end_reason is None:
             hold.end_reason = reason
             hold.changed.set()
             if hold.is_sending and hold.reader is not None:
+                # The worker thread may be blocked in a send: only this ends it at once. A reader
+                # that waits is woken by `changed` and gets the reason as a Refused frame.
                 shut_down(hold.reader)
         self._release_when_idle(hold)
 
     def _release_when_idle(self, hold: KvHold) -> None:
-        """Free a request whose end has begun, unless a reader or the prefill still has it."""
+        """Release an ending hold, unless a reader or the prefill still uses its blocks."""
         if hold.end_reason is None or hold.reader is not None or not hold.progress.is_complete:
             return
+        # Identity, not the id: after a discard, the same id may have been opened again.
         if self._holds.get(hold.request_id) is hold:
             del self._holds[hold.request_id]
             if hold.timer is not None:
@@ -210,19 +213,22 @@ class Producer:
             self._on_release(hold.request_id, hold.end_reason)
 
     async def _serve(self, connection: Connection) -> None:
-        """One connection, from its Hello to its end."""
+        """Serve one connection, from its Hello to its end."""
         try:
             await self._handle(connection)
         except KvRefused as err:
             _log.info("%s: refused: %s", connection.peer, err)
             await self._refuse(connection, str(err))
         except TimeoutError:
-            _log.info("%s: silent for too long", connection.peer)
+            _log.info("%s: sent nothing within the time limit", connection.peer)
         except (KvLoadError, OSError) as err:
             _log.info("%s: %s", connection.peer, err)
 
     async def _refuse(self, connection: Connection, reason: str) -> None:
-        """Say no, then read to the end: closing on unread bytes could void what was just sent."""
+        """Send Refused, then read to the end of the stream.
+
+        Closing a socket with unread bytes resets it, and the reader could lose the frame.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.handshake):
@@ -231,13 +237,13 @@ class Producer:
                 while await loop.sock_recv(connection.sock, MAX_FRAME):
                     pass
         except (OSError, TimeoutError) as err:
-            _log.info("%s: left without reading the refusal: %s", connection.peer, err)
+            _log.info("%s: disconnected before it read the refusal: %s", connection.peer, err)
 
     async def _handle(self, connection: Connection) -> None:
         async with asyncio.timeout(self._limits.handshake):
             hello = await receive_frame_async(connection.sock, to_producer)
             if not isinstance(hello, Hello):
-                raise KvRefused("the first frame is no Hello")
+                raise KvRefused("the first frame is not Hello")
             if (wrong := disagreement(hello, self._engine_id, self._layout)) is not None:
                 raise KvRefused(wrong)
             connection.mark_identified()
@@ -252,7 +258,7 @@ class Producer:
 
     def _find(self, command: ToProducer) -> KvHold:
         if isinstance(command, Hello | Done):
-            raise KvRefused("the second frame is no Read, Renew or Release")
+            raise KvRefused("the second frame is not Read, Renew or Release")
         hold = self._holds.get(command.request_id)
         if hold is None or hold.end_reason is not None:
             raise KvRefused(
@@ -269,7 +275,7 @@ class Producer:
 
     async def _serve_read(self, connection: Connection, hold: KvHold, read: Read) -> None:
         if hold.reader is not None:
-            raise KvRefused(f"request {hold.request_id!r} is being read by another")
+            raise KvRefused(f"request {hold.request_id!r} is being read by another reader")
         hold.reader = connection.sock
         try:
             session = ReadSession(

@@ -1,4 +1,4 @@
-"""Which blocks of a prompt a reader still lacks. No sockets."""
+"""Which blocks of a prompt a pull still lacks. No sockets."""
 
 from ..types import KvBroken, KvLayout
 from .blockio import BlockPlan, block_plan
@@ -6,17 +6,18 @@ from .wire import Segment
 
 
 class PullProgress:
-    """One pull's bookkeeping: the prompt's blocks come layer by layer, each layer in order."""
+    """Bookkeeping of one pull. Layers come in any order, a layer's blocks in prompt order."""
 
     def __init__(
         self, layout: KvLayout, block_ids: tuple[int, ...], skip_blocks: int, tokens: int
     ) -> None:
-        """The first `tokens` tokens go to `block_ids`, whose first `skip_blocks` need nothing."""
+        """The KV of `tokens` tokens goes into `block_ids`; the first `skip_blocks` have theirs."""
         self._layout = layout
         self._block_ids = block_ids
         self._total_blocks = -(-tokens // layout.block_size)
         self._first = min(skip_blocks, self._total_blocks)
         self._received = [self._first] * layout.layers
+        # The last plan and its run of blocks: the layers of one chunk all have the same run.
         self._planned = (0, 0)
         self._plan: BlockPlan = ()
         self.tokens = tokens
@@ -24,32 +25,32 @@ class PullProgress:
 
     @property
     def missing(self) -> bool:
-        """Whether any layer lacks a block."""
+        """Whether a block of any layer is missing."""
         return min(self._received) < self._total_blocks
 
     @property
     def new_tokens(self) -> int:
-        """Tokens whose KV comes over the wire."""
+        """Tokens whose KV is transferred."""
         return max(0, self.tokens - self._first * self._layout.block_size)
 
     @property
     def new_bytes(self) -> int:
-        """Payload of all segments together."""
+        """Payload of all segments together, in bytes."""
         return (self._total_blocks - self._first) * self._layout.block_bytes * self._layout.layers
 
     def check(self, blocks: int) -> None:
-        """Raise ValueError when the prompt does not fit its blocks or a cache of `blocks`."""
+        """Raise ValueError when the prompt does not fit its blocks, or these not the cache."""
         ids = self._block_ids
         if self.tokens < 1 or self.skip_blocks < 0 or len(ids) < self._total_blocks:
             raise ValueError(
-                f"{self.tokens} tokens do not go into {len(ids)} blocks of "
-                f"{self._layout.block_size} after {self.skip_blocks} blocks"
+                f"{self.tokens} tokens do not fit into {len(ids)} blocks of "
+                f"{self._layout.block_size} tokens, {self.skip_blocks} of them skipped"
             )
         if not 0 <= min(ids) <= max(ids) < blocks or len(set(ids)) < len(ids):
-            raise ValueError(f"the cache has {blocks} blocks, and these are not some of them")
+            raise ValueError(f"block ids repeat or are not 0 to {blocks - 1}, the cache's blocks")
 
     def accept(self, segment: Segment) -> BlockPlan:
-        """Where a segment's blocks go. Raises KvBroken when it is not one that is due."""
+        """The local blocks for a segment. Raises KvBroken when it is not the layer's next one."""
         layer, first, end = segment.layer, segment.first, segment.first + segment.blocks
         if (
             layer >= len(self._received)

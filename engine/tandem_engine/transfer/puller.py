@@ -1,12 +1,13 @@
-"""The side that needs the KV: pulls a prompt's blocks into its own cache, or lets them go.
+"""The side that needs the KV: pulls a prompt's blocks into its own cache, or releases them.
 
     queued     renew_lease(params) ──Renew──►  every sixth of the lease, until cancelled
     admitted   pull(params, blocks, …)        returns PullResult, or raises and nothing counts
     unwanted   release(params)                freed on the producer without a read
 
-Nothing writes into the blocks of a pull that has returned, raised or been cancelled.
+No thread writes into the blocks of a pull that has returned, raised or been cancelled.
 
-Errors: KvRefused when the producer says no, KvBroken when it is away, silent or wrong.
+Errors: `KvRefused` when the producer refuses, `KvBroken` when it is unreachable or silent, or sends
+wrong bytes.
 """
 
 import asyncio
@@ -54,18 +55,18 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseRenewal:
-    """Renews one request's lease until it is cancelled or the producer knows it no more."""
+    """Renews one request's lease until it is cancelled or the producer refuses."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
 
     def cancel(self) -> None:
-        """Stop renewing; harmless when it has stopped already."""
+        """Stop renewing; no effect when it has stopped already."""
         self._task.cancel()
 
 
 class Puller:
-    """Reads from any producer into one paged cache. For one event loop."""
+    """Reads from any producer into one paged cache. All methods are for one event loop."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Puller:
         *,
         limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Raises ValueError when `layers` are not as `layout` says."""
+        """Raises ValueError when `layers` do not agree with `layout`."""
         self._memory = block_memory(layers, layout)
         self._blocks = len(layers[0])
         self._layout = layout
@@ -85,7 +86,7 @@ class Puller:
         self._closed = False
 
     async def close(self) -> None:
-        """Break off what runs and stop every keep-alive; returns when no thread is left."""
+        """Break every pull off and stop every renewal; returns when no thread is left."""
         self._closed = True
         renewals = list(self._renewals)
         for renewal in renewals:
@@ -96,14 +97,14 @@ class Puller:
         self._threads.shutdown()
 
     def renew_lease(self, params: TransferParams) -> LeaseRenewal:
-        """Renew the lease while the request waits in a queue, at once and every sixth of it."""
+        """Renew the lease now and after every sixth of it, while the request is queued."""
         task = asyncio.create_task(self._renew(params))
         self._renewals.add(task)
         task.add_done_callback(self._renewals.discard)
         return LeaseRenewal(task)
 
     async def release(self, params: TransferParams) -> None:
-        """Free on the producer without a read; one that is unknown or unreachable is logged."""
+        """Have the producer free the KV unread; an unknown or unreachable producer is logged."""
         try:
             await self._send_command(params, Release(params.remote_request_id))
         except KvLoadError as err:
@@ -114,10 +115,10 @@ class Puller:
     ) -> PullResult:
         """Load the KV of the first `tokens` prompt tokens into the blocks `block_ids`.
 
-        `block_ids` are the whole prompt's, in order; the first `skip_blocks` hold their KV already
-        and are left alone. May start before the producer's prefill has ended. Returns when every
-        block is verified; the producer has then been told to free. Raises KvRefused, KvBroken;
-        ValueError when the blocks are not this cache's or are too few.
+        `block_ids` are the whole prompt's, in order; the first `skip_blocks` have their KV already
+        and are not written. May start before the producer's prefill has ended. Returns when every
+        block is verified; Done is then sent, on which the producer frees its blocks. Raises
+        KvRefused, KvBroken; ValueError when the blocks are not this cache's or are too few.
         """
         progress = PullProgress(self._layout, tuple(block_ids), skip_blocks, tokens)
         progress.check(self._blocks)
@@ -125,6 +126,7 @@ class Puller:
             async with asyncio.timeout(self._limits.handshake):
                 sock = await _connect(params, self._limits)
             with sock:
+                # `close` may have run while this connected; it shut only known sockets down.
                 if self._closed:
                     raise KvBroken("the puller is closed")
                 self._sockets.add(sock)
@@ -138,7 +140,7 @@ class Puller:
         return PullResult(progress.new_tokens, progress.new_bytes, seconds)
 
     def _read(self, sock: socket.socket, params: TransferParams, progress: PullProgress) -> float:
-        """The whole conversation, in a worker thread; the seconds it took to have all blocks."""
+        """The whole exchange, in a worker thread. Returns the seconds until the last block."""
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
         read = Read(
@@ -158,12 +160,14 @@ class Puller:
         return seconds
 
     def _confirm(self, sock: socket.socket, params: TransferParams) -> None:
-        """Tell the producer to free. Its silence spoils nothing: every block is verified."""
+        """Send Done. A failure is only logged: every block here is verified already."""
         try:
             sock.sendall(pack(Done()))
             _expect(receive_frame(sock, to_reader), Ok)
         except (KvLoadError, OSError) as err:
-            _log.warning("%s was read, not confirmed: %s", params.remote_request_id, err)
+            _log.warning(
+                "%s was read, but Done was not confirmed: %s", params.remote_request_id, err
+            )
 
     async def _renew(self, params: TransferParams) -> None:
         pause = self._limits.handshake
@@ -179,7 +183,7 @@ class Puller:
             await asyncio.sleep(pause)
 
     async def _send_command(self, params: TransferParams, command: Renew | Release) -> float:
-        """Have a command answered; the producer's lease in seconds. Raises as `pull`."""
+        """Send a command on a new connection. Returns the producer's lease; raises as `pull`."""
         with _as_load_errors(params, self._limits.handshake):
             async with asyncio.timeout(self._limits.handshake):
                 with await _connect(params, self._limits) as sock:
@@ -196,11 +200,11 @@ _F = TypeVar("_F", bound=Frame)
 
 
 def _expect(frame: ToReader, kind: type[_F]) -> _F:
-    """The frame, when it is of the kind that is due. Raises KvRefused, KvBroken."""
+    """The frame, when it is of the expected kind. Raises KvRefused, KvBroken."""
     if isinstance(frame, Refused):
         raise KvRefused(frame.reason)
     if not isinstance(frame, kind):
-        raise KvBroken(f"{type(frame).__name__} came where {kind.__name__} was due")
+        raise KvBroken(f"got the frame {type(frame).__name__}, expected {kind.__name__}")
     return frame
 
 
@@ -209,12 +213,12 @@ async def _connect(params: TransferParams, limits: TransferLimits) -> socket.soc
     loop = asyncio.get_running_loop()
     where = (params.remote_host, params.remote_port)
     try:
-        found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        addresses = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        found = await loop.getaddrinfo(*where, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(*where, type=socket.SOCK_STREAM)
     except (ValueError, OverflowError) as err:
-        raise KvBroken(f"no address: {err}") from err
-    family, kind, protocol, _, address = found[0]
+        raise KvBroken(f"not an address: {err}") from err
+    family, kind, protocol, _, address = addresses[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -241,7 +245,10 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
 @contextmanager
 def _as_load_errors(params: TransferParams, silence: float) -> Iterator[None]:
-    """What goes wrong with the producer, as a KvLoadError that names it."""
+    """Turn errors of the connection into a KvLoadError that names the producer.
+
+    `silence` is the socket's time limit in seconds, for the message.
+    """
     peer = f"producer {params.remote_host}:{params.remote_port}"
     try:
         yield

@@ -1,4 +1,4 @@
-"""One reader's read: sends what is final, waits for more, and hears whether all was right."""
+"""One reader's read: send the KV that is final, wait for more, wait for the reader's Done."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ from .wire import (
 
 
 class ReadSession:
-    """Serves one Read over a non-blocking socket, which stays the caller's to close."""
+    """Serves one Read over a non-blocking socket, which the caller closes."""
 
     def __init__(
         self,
@@ -43,36 +43,39 @@ class ReadSession:
         self._limits = limits
         self._total_blocks = -(-read.tokens // layout.block_size)
         self._sent = [min(read.skip_blocks, self._total_blocks)] * layout.layers
-        """Per layer, how many of the first blocks the reader has."""
+        """Per layer: number of leading blocks that were sent, or that the reader has already."""
 
     async def run(self, threads: Executor) -> None:
-        """Return when the reader has said Done.
+        """Serve the read. Returns when the reader has sent Done.
 
-        Raises KvRefused when the request ends under the reader, KvBroken, OSError or TimeoutError
-        when the reader goes away, falls silent or says what it must not.
+        Raises KvRefused when the hold ends during the read; KvBroken, OSError or TimeoutError when
+        the reader disconnects, is silent for too long or sends a frame that is not expected.
         """
+        # Awaited all along: the reader sends nothing before Done, so a frame or an end of stream
+        # during the transfer means that it has failed.
         next_frame = asyncio.create_task(receive_frame_async(self._sock, to_producer))
         try:
             while not await self._send_ready(threads):
                 async with asyncio.timeout(self._limits.idle):
                     await send_frames_async(self._sock, Waiting())
                 if await self._wait(next_frame, self._read.patience / 3):
-                    raise KvBroken("the reader spoke before it had everything")
+                    raise KvBroken("the reader sent a frame before it had every block")
             until = time.monotonic() + self._limits.idle
             while not await self._wait(next_frame, until - time.monotonic()):
                 if time.monotonic() >= until:
                     raise TimeoutError
             if not isinstance(next_frame.result(), Done):
-                raise KvBroken("the reader answered with something else than Done")
+                raise KvBroken("the reader sent another frame than Done")
         finally:
             next_frame.cancel()
             await asyncio.gather(next_frame, return_exceptions=True)
 
     async def _send_ready(self, threads: Executor) -> bool:
-        """Send what is final and not yet sent; whether that was the last."""
+        """Send the blocks that are final and not sent yet. Returns whether they were the last."""
         hold = self._hold
         hold.check(self._read)
         if self._due_segments():
+            # From here until it is False again, ending the hold shuts the socket down.
             hold.is_sending = True
             try:
                 with self._sock.dup() as blocking:
@@ -84,7 +87,7 @@ class ReadSession:
         return all(sent == self._total_blocks for sent in self._sent)
 
     def _due_segments(self) -> list[Segment]:
-        """What is final and not yet sent."""
+        """The blocks that are final and not sent yet, one segment for each layer."""
         progress, tokens, size = self._hold.progress, self._read.tokens, self._layout.block_size
         ready = [progress.ready_blocks(layer, tokens, size) for layer in range(len(self._sent))]
         return [
@@ -108,9 +111,9 @@ class ReadSession:
         return self._hold.end_reason is None
 
     async def _wait(self, next_frame: "asyncio.Task[ToProducer]", seconds: float) -> bool:
-        """Wait for the reader to speak (True), or for progress, an end_reason, or the time limit.
+        """Wait at most `seconds` for a frame of the reader (True) or for a change of the hold.
 
-        Raises KvRefused for an end_reason, and KvBroken or OSError when the reader has gone.
+        Raises KvRefused when the hold ends, and KvBroken or OSError when the reader disconnected.
         """
         changed = asyncio.create_task(self._hold.changed.wait())
         try:
@@ -122,6 +125,7 @@ class ReadSession:
         if next_frame.done():
             next_frame.result()
             return True
+        # Clear before reading the state: a change after this line sets the event again.
         self._hold.changed.clear()
         self._hold.check(self._read)
         return False

@@ -1,4 +1,4 @@
-"""Blocking work on a socket in a worker thread, which ends when its task is cancelled."""
+"""Runs blocking socket work in a worker thread that ends when its task is cancelled."""
 
 import asyncio
 import socket
@@ -11,10 +11,11 @@ _T = TypeVar("_T")
 
 
 async def run_on_socket(executor: Executor, sock: socket.socket, work: Callable[[], _T]) -> _T:
-    """What `work` returns or raises.
+    """Run `work` in a thread of `executor`; returns or raises what it does.
 
-    On cancellation the socket is shut down, which ends a blocking call on it at once, and the
-    cancellation goes on only when the thread has left `work`.
+    On cancellation the socket is shut down, which ends a blocking call on it at once. The
+    cancellation is passed on only when the thread has left `work`, so that the caller may then
+    close the socket and free the memory that `work` used.
     """
     submitted = executor.submit(work)
     running = asyncio.wrap_future(submitted)
@@ -28,15 +29,16 @@ async def run_on_socket(executor: Executor, sock: socket.socket, work: Callable[
 
 
 def shut_down(sock: socket.socket) -> None:
-    """End both directions, as a peer that goes away does; harmless on an ended socket."""
+    """Shut down both directions of a socket; no effect on one that is shut down or closed."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
 
 async def _ended(running: "asyncio.Future[_T]") -> None:
-    """Wait for the thread, whatever else is cancelled meanwhile; its outcome no longer matters."""
+    """Wait for the thread even when cancelled again; its result or error is dropped."""
     while not running.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([running])
     if not running.cancelled():
+        # Mark the error as retrieved; asyncio would log it otherwise.
         running.exception()

@@ -1,11 +1,11 @@
-"""What producer and reader say to each other, and how a frame gets over a socket.
+"""The protocol between producer and reader: its frames, and how they are sent and received.
 
     reader                                  producer
       ── Hello, Read ────────────────────────►     engine id, layout, request id, tokens wanted
       ◄───────────────────────────── Welcome ──    or Refused, naming the field and both values
       ◄── Segment │ payload │ digest ─────────┐    one layer, a run of the prompt's blocks;
       ◄── Segment │ payload │ digest          │    as soon as the prefill published them
-      ◄── Waiting ────────────────────────────┘    nothing ready: a sign of life
+      ◄── Waiting ────────────────────────────┘    nothing is ready yet: the producer lives
       ── Done ───────────────────────────────►     every digest was right
       ◄────────────────────────────────── Ok ──    the blocks are freed
 
@@ -15,11 +15,11 @@
 A frame is four bytes of length, big-endian, and a msgpack map tagged `type`, at most MAX_FRAME
 bytes. The payload of a Segment is raw: the blocks in prompt order, each `layers[l][block]` as it
 lies in memory; its length follows from the layout. The digest is xxh3-64 of the payload, eight
-bytes, big-endian, and comes last: the producer withholds it when it lost the blocks meanwhile.
-The reader names no block: the producer knows which blocks a request has.
+bytes, big-endian, and comes last: the producer does not send it when the blocks were freed
+meanwhile. The reader names no block: the producer knows which blocks a request has.
 
-Errors: KvBroken for a closed connection and for bytes that are no frame. OSError and TimeoutError
-of the socket pass through: the caller knows the peer's name.
+Errors: `KvBroken` for a closed connection and for malformed frames. OSError and TimeoutError of the
+socket are passed on, since only the caller knows the peer's name.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ import msgspec
 from ..types import KvBroken, KvLayout
 
 VERSION: Final = 1
-"""Raised when an older peer could misread a frame; both sides must have the same."""
+"""Incremented when an older peer could misread a frame; both sides must have the same."""
 MAX_FRAME: Final = 8192
-"""Bytes of a frame's body; the longest, Hello with two ids at their limit, needs a third."""
+"""Most bytes of a frame's body; the longest frame, a Hello, needs a third of it."""
 MAX_ID: Final = 512
-"""Characters of an engine or request id."""
+"""Most characters of an engine id or request id."""
 MAX_SECONDS: Final = 86400.0
-"""Of a lease, or of a reader's patience."""
+"""Most seconds of a lease, or of a reader's patience: a day."""
 DIGEST_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 
@@ -49,7 +49,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """Bounds on peers that are slow, silent or many; both sides have theirs."""
+    """Limits for slow, silent and many peers; each side applies its own."""
 
     handshake: float = 5.0
     """Seconds to connect and to exchange the first frames. Too low: refusals on a loaded host."""
@@ -57,12 +57,12 @@ class TransferLimits:
     """Seconds without a byte moving before a peer counts as gone; the hand-off's own time limit
     is 10 s too. Too low: broken pulls when a host pauses; too high: a dead peer is noticed late."""
     pull: float = 120.0
-    """Seconds a pull may take in all, its wait for a running prefill included: a peer that gives a
-    sign of life now and then must not hold a request for ever. Too low: long prompts on slow
-    networks are recomputed; too high: clients of a stalled producer wait as long."""
+    """Seconds that a pull may take, its wait for a running prefill included: a producer that sends
+    only Waiting must not hold a request for ever. Too low: long prompts on slow networks are
+    recomputed; too high: clients of a stalled producer wait that long."""
     connections: int = 128
-    """Peers served, or pulls running, at the same time; each may need a thread. Too low: pulls
-    are turned away in a burst."""
+    """Readers served, or pulls running, at the same time; each may need a thread. Too low: pulls
+    are refused in a burst."""
 
 
 DEFAULT_LIMITS: Final = TransferLimits()
@@ -73,7 +73,7 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(Frame, frozen=True):
-    """First frame of every connection: whom the reader expects, and how its own cache is laid."""
+    """First frame of a connection: the engine that the reader expects, and its own KV layout."""
 
     version: int
     engine_id: _Id
@@ -81,7 +81,7 @@ class Hello(Frame, frozen=True):
 
 
 class Read(Frame, frozen=True):
-    """Send the KV of the first `tokens` prompt tokens but for the first `skip_blocks` blocks."""
+    """Send the KV of the first `tokens` prompt tokens, except the first `skip_blocks` blocks."""
 
     request_id: _Id
     skip_blocks: _Count
@@ -97,23 +97,23 @@ class Renew(Frame, frozen=True):
 
 
 class Release(Frame, frozen=True):
-    """Nobody will read: free."""
+    """The KV will not be read: free it."""
 
     request_id: _Id
 
 
 class Done(Frame, frozen=True):
-    """All segments came and every digest was right."""
+    """Every segment arrived and every digest was right."""
 
 
 class Welcome(Frame, frozen=True):
-    """Engine id and layout agree."""
+    """Engine id and layout agree; `lease` is in seconds."""
 
     lease: _Seconds
 
 
 class Refused(Frame, frozen=True):
-    """The answer is no, and the connection ends."""
+    """The producer refuses and closes the connection."""
 
     reason: str
 
@@ -151,7 +151,7 @@ def pack(*frames: Frame) -> bytes:
 
 
 def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
-    """The first field in which a reader's Hello differs, with both values; None if none does."""
+    """The first field in which a reader's Hello differs, with both values; None when all agree."""
     pairs = [("version", hello.version, VERSION), ("engine_id", hello.engine_id, engine_id)]
     pairs += [
         (f"layout.{name}", getattr(hello.layout, name), getattr(layout, name))
@@ -164,7 +164,7 @@ def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
 
 
 def prepare(sock: socket.socket, limits: TransferLimits) -> None:
-    """Options for a connection: no delay for small frames, an end to a peer that is unplugged."""
+    """Set socket options: send small frames at once, end the connection to an unreachable peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.idle * 1000))
@@ -189,7 +189,7 @@ def receive_into(sock: socket.socket, buffers: list[memoryview]) -> None:
 
 
 def unfilled(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What remains of the buffers once their first `count` bytes are done."""
+    """The rest of the buffers after their first `count` bytes."""
     for i, buffer in enumerate(buffers):
         if count < len(buffer):
             return [buffer[count:], *buffers[i + 1 :]]

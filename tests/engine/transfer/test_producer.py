@@ -312,9 +312,9 @@ async def test_a_second_reader_is_refused_and_disturbs_nothing(
     ("frames", "reason"),
     [
         ((hello(), wire.Renew("unknown")), "'unknown' is not held"),
-        ((hello(), wire.Done()), "no Read, Renew or Release"),
-        ((hello(), hello()), "no Read, Renew or Release"),
-        ((wire.Done(), wire.Done()), "no Hello"),
+        ((hello(), wire.Done()), "not Read, Renew or Release"),
+        ((hello(), hello()), "not Read, Renew or Release"),
+        ((wire.Done(), wire.Done()), "not Hello"),
         ((hello(BIG), wire.Renew("r")), "layout.layers: the reader expects 2, the producer has 3"),
         ((hello(engine_id="?"), wire.Renew("r")), "engine_id: the reader expects '?'"),
     ],
@@ -429,7 +429,7 @@ def test_misuse_is_named(freed: Freed) -> None:
         producer.publish("r", [1], 5, 1)
     with pytest.raises(ValueError, match="has 16 blocks"):
         producer.publish("r", [16], 4, 1)
-    with pytest.raises(ValueError, match="no progress named"):
+    with pytest.raises(ValueError, match="were never published"):
         producer.complete("r", 4)
     producer.publish("unknown", [1], 4, 1)
     with pytest.raises(ValueError, match="a lease of 0 s"):

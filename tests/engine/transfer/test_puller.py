@@ -218,7 +218,7 @@ async def no_welcome(peer: Peer) -> None:
         (wrong_checksum, "the checksum is wrong"),
         (wrong_layer, "not due"),
         (too_many_blocks, "not due"),
-        (no_welcome, "Ok came where Welcome was due"),
+        (no_welcome, "got the frame Ok, expected Welcome"),
     ],
 )
 async def test_a_producer_gone_wrong_breaks_the_pull(script: Script, message: str) -> None:
@@ -362,5 +362,5 @@ async def test_blocks_that_do_not_fit_are_the_callers_mistake(
 
 
 async def test_a_host_that_is_no_name_breaks_the_pull(puller: Puller) -> None:
-    with pytest.raises(KvBroken, match="no address"):
+    with pytest.raises(KvBroken, match="not an address"):
         await puller.pull(params(("a" * 300, 1)), HERE, 0, TOKENS)

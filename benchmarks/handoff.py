@@ -1,8 +1,8 @@
-"""What batching, prefix caching and the KV hand-off are worth on the reference engine.
+"""Measures what batching, prefix caching and the KV hand-off save on the reference engine.
 
-Every figure is a ratio of two measurements that alternate in one run; the median of the pairs is
-reported. The model is random: 8 layers, 512 wide, 8 heads of which 2 for KV (the 4:1 of Llama 3),
-float32, on CPU.
+Each figure is a ratio of two measurements that alternate in one run: the median of the pairs, with
+its smallest and largest. The model has random weights: 8 layers, hidden size 512, 8 attention heads
+and 2 KV heads (4:1 as in Llama 3), float32, on CPU.
 """
 
 import asyncio
@@ -27,22 +27,23 @@ FLAGS = ("--dtype", "float32", "--max-model-len", "4096", "--num-gpu-blocks-over
 
 
 def prompt(rng: random.Random, tokens: int) -> list[int]:
-    """Random token ids: no two prompts share a prefix."""
+    """Random token ids, so that no two prompts share a prefix."""
     return [rng.randrange(10, VOCAB) for _ in range(tokens)]
 
 
 async def seconds(work: Callable[[], Awaitable[object]]) -> float:
-    """How long `work` takes."""
+    """Seconds that `work` takes."""
     start = time.perf_counter()
     await work()
     return time.perf_counter() - start
 
 
 async def batching(session: aiohttp.ClientSession, url: str, rounds: int) -> Figure:
-    """Tokens per second of 16 sequences together over those of one.
+    """Tokens per second of 16 sequences decoded together, over those of one sequence.
 
-    The prompts were asked before: all but their last token comes from the prefix cache, so that
-    what is timed is decoding.
+    Each prompt is sent once before, so that all but its last token comes from the prefix cache and
+    the measured time is decoding. The target allows for machines on which one sequence is fast: it
+    is limited by memory bandwidth (each token reads all weights), 16 together by arithmetic.
     """
     rng = random.Random(1)
     tokens = 64
@@ -56,7 +57,7 @@ async def batching(session: aiohttp.ClientSession, url: str, rounds: int) -> Fig
         return count * tokens / took
 
     pairs = [(await decode(16), await decode(1)) for _ in range(rounds)]
-    return at_least("decode of 16 sequences over one, tokens/s", _ratios(pairs), "ratio", 8)
+    return at_least("decode of 16 sequences over one, tokens/s", _ratios(pairs), "ratio", 7)
 
 
 async def prefix_hit(session: aiohttp.ClientSession, url: str, rounds: int) -> Figure:
@@ -75,7 +76,7 @@ async def prefix_hit(session: aiohttp.ClientSession, url: str, rounds: int) -> F
 async def hand_off(
     session: aiohttp.ClientSession, prefill: str, decode: str, rounds: int
 ) -> Figure:
-    """First token from moved KV over the time the prefill engine computes the same prompt in."""
+    """Time to the first token from transferred KV, over that of computing the same prompt."""
     rng = random.Random(3)
     pairs = []
     for _ in range(rounds):

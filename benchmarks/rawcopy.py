@@ -1,7 +1,7 @@
-"""The KV transfer between two processes, beside a bare socket copy of as many bytes.
+"""Measures the KV transfer between two processes against a socket copy of as many bytes.
 
-Both send from one process and receive in another over loopback; the transfer also frames, hashes
-on both sides and writes into the reader's blocks. The two alternate in one run.
+Both send from one process and receive in another over loopback. The transfer also frames the bytes,
+hashes them on both sides and writes them into the reader's blocks. The two alternate in one run.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def _cache() -> list[torch.Tensor]:
 
 
 def _hold(control: Connection) -> None:
-    """The producing process: offers the whole cache anew each time it is asked."""
+    """The producer's process: holds the whole cache under each request id that it receives."""
     torch.set_num_threads(1)
 
     async def serve() -> None:
@@ -56,7 +56,7 @@ def _hold(control: Connection) -> None:
 
 
 def _pour(control: Connection) -> None:
-    """The bare sending process: one connection, as many bytes each time it is asked."""
+    """The process of the socket copy: sends as many bytes for each message that it receives."""
     memory = bytearray(BYTES)
     with socket.create_server(("127.0.0.1", 0)) as server:
         control.send(server.getsockname())
@@ -97,7 +97,7 @@ def copy_ratios(rounds: int) -> list[float]:
     ]
     for child in children:
         child.start()
-    # With only the child's end left open, its death is an EOFError here and no endless wait.
+    # With the child's end closed here, its death is an EOFError instead of an endless wait.
     theirs.close()
     others.close()
 

@@ -1,7 +1,7 @@
-"""Answers in vLLM's shapes: one object, or one chunk per piece of a stream.
+"""Builds vLLM's answers: one object, or one chunk for each piece of a stream.
 
-Pure but for the id and the creation time, which the caller gives. vLLM puts the prompt's token
-ids into each choice of a completion, and beside the choices of a chat.
+Pure: the caller gives the id and the creation time. As in vLLM, the prompt's token ids stand in
+each choice of a completion, but next to the choices of a chat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from .types import TokenLogprobs
 
 DONE: Final = b"data: [DONE]\n\n"
 _LOWEST: Final = -9999.0
-"""What minus infinity becomes, which JSON cannot write; vLLM's value."""
+"""Written for minus infinity, which JSON does not have; vLLM's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every object and chunk of one answer repeats."""
+    """The fields that every object and chunk of one answer repeats."""
 
     id: str
     created: int
@@ -51,7 +51,7 @@ class Head:
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence's answer, gathered piece by piece."""
+    """One sequence's answer, collected piece by piece."""
 
     index: int
     prompt_token_ids: tuple[int, ...]
@@ -61,10 +61,10 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0
-    """Characters of tokens reported in logprobs so far."""
+    """Characters of the tokens reported in logprobs so far; the next `text_offset`."""
 
     def add(self, piece: Piece) -> None:
-        """Take in the sequence's next piece."""
+        """Add the sequence's next piece."""
         self.texts.append(piece.text)
         self.token_ids += piece.token_ids
         self.logprobs += piece.logprobs
@@ -72,12 +72,12 @@ class Choice:
         self.stop_reason = piece.stop_reason
 
     def whole(self) -> Piece:
-        """All pieces as one."""
+        """All pieces joined into one."""
         return Piece("".join(self.texts), tuple(self.token_ids), tuple(self.logprobs))
 
 
 class Answer:
-    """What both kinds of answer share: they differ in what a choice looks like."""
+    """What completions and chats share; subclasses build their choices."""
 
     completion: str
     chunk: str
@@ -94,7 +94,7 @@ class Answer:
     def body(
         self, choices: Sequence[Choice], usage: Usage, kv: Mapping[str, object] | None
     ) -> bytes:
-        """The whole answer."""
+        """The body of an answer that is not streamed."""
         return msgspec.json.encode(
             {
                 **self._head,
@@ -109,11 +109,11 @@ class Answer:
         )
 
     def event(self, choice: Choice, piece: Piece, usage: Usage | None, *, first: bool) -> bytes:
-        """One chunk of a stream. `first` is the choice's first."""
+        """One chunk of a stream. `first`: it is the choice's first chunk."""
         return self._event([self._delta(choice, piece, first=first)], usage, choice, first=first)
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The last chunk when the stream's usage was asked for."""
+        """The last chunk, sent when the request asks for the stream's usage."""
         return self._event([], usage, None, first=False)
 
     def _event(
@@ -195,7 +195,7 @@ class CompletionAnswer(Answer):
         }
 
     def _top(self, token: str, entry: TokenLogprobs) -> dict[str, float]:
-        """The chosen token first; of tokens with one text (halves of characters) it wins."""
+        """The sampled token first; it wins over others with its text (parts of characters)."""
         chosen = {token: _finite(entry.chosen)}
         top = {self._tokenizer.token_text(i): _finite(value) for i, value in entry.top}
         return chosen | top | chosen

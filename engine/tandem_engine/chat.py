@@ -1,7 +1,7 @@
-"""Chat messages to a prompt, by the model directory's own Jinja template.
+"""Renders chat messages to a prompt with the Jinja template of the model directory.
 
-The template comes from `chat_template.jinja` or from `tokenizer_config.json`, and runs in a
-sandbox. Content is text or a list of text parts; anything else is refused.
+The template is read from `chat_template.jinja` or `tokenizer_config.json` and runs in a sandbox.
+Content is text or a list of text parts; other parts are refused.
 
 Errors: `ApiError` for messages that cannot be rendered; `ChatTemplateUnusable` at start.
 """
@@ -28,7 +28,7 @@ class ChatTemplateUnusable(EngineError):
 
 
 class ChatTemplate:
-    """The template of a model directory; without one, every chat request is refused."""
+    """The chat template of a model directory; without one, every chat request is refused."""
 
     def __init__(self, directory: Path) -> None:
         """Raises ChatTemplateUnusable."""
@@ -44,7 +44,7 @@ class ChatTemplate:
 
     @property
     def exists(self) -> bool:
-        """Whether the model has one."""
+        """Whether the model has a chat template."""
         return self._template is not None
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
@@ -79,7 +79,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _source(file: Path, config: Mapping[str, Any]) -> str | None:
-    """The template's text; several named ones in the configuration: the default."""
+    """The template's text; of several named ones in the configuration, the default."""
     if file.exists():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
@@ -90,7 +90,7 @@ def _source(file: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _token(value: Any) -> str:
-    """A special token stands as a string or as an object with `content`."""
+    """A special token's text: the configuration has a string or an object with `content`."""
     return str(value.get("content", "")) if isinstance(value, dict) else str(value)
 
 
@@ -127,7 +127,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # Templates are written for these names, which transformers provides.
+    # Chat templates use these names, which transformers provides.
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime_now
@@ -135,7 +135,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:
-    """Jinja's own escapes HTML, which would reach the model."""
+    """JSON without Jinja's HTML escapes, which would reach the model."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

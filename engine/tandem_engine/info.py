@@ -1,4 +1,4 @@
-"""Endpoints that start no sequence: tokenizing, the model list, metrics, the version."""
+"""Endpoints that generate nothing: tokenize, detokenize, model list, metrics, version."""
 
 import time
 from importlib.metadata import version
@@ -16,26 +16,26 @@ from .served_model import ServedModel
 
 
 class TokenizeBody(msgspec.Struct):
-    """`/tokenize`: a prompt, or messages."""
+    """Body of `/tokenize`: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    """None: as the completion or chat endpoint would."""
+    """None: as the completion or chat endpoint does."""
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct):
-    """`/detokenize`."""
+    """Body of `/detokenize`."""
 
     tokens: list[int]
     model: str | None = None
 
 
 def info_routes(model: ServedModel, registry: CollectorRegistry) -> list[web.RouteDef]:
-    """Routes of these endpoints for `model`; errors are raised as `ApiError`."""
+    """Routes of these endpoints for `model`; handlers raise `ApiError`."""
     info = _Info(model, registry)
     return [
         web.post("/tokenize", info.tokenize),
@@ -58,7 +58,7 @@ class _Info:
         self._model.check_name(body.model)
         chat = body.messages is not None
         if (body.prompt is None) != chat:
-            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
+            raise ApiError(400, "give either prompt or messages", param="prompt")
         text = body.prompt or ""
         if body.messages is not None:
             generation = body.add_generation_prompt is not False

@@ -1,10 +1,10 @@
-"""Request bodies as types: `/v1/completions` and `/v1/chat/completions` in vLLM's shapes.
+"""Request bodies of vLLM's `/v1/completions` and `/v1/chat/completions` as types.
 
     bytes ──body.decode_json──► dict ──parse_completion, parse_chat──► Call
     Call + prompt ids ──resolve──► SamplingParams, once lengths are known
 
-Pure. Fields vLLM does not know are ignored, as it ignores them; fields that would change the
-answer and that this engine does not honour are refused unless they ask for nothing.
+Pure. Fields that vLLM does not know are ignored, as vLLM does. Fields that would change the answer
+and that this engine does not support are refused, unless their value has no effect.
 
 Errors: `body.ApiError`, with the HTTP status and the field that is wrong.
 """
@@ -24,7 +24,7 @@ from .types import SamplingParams
 MAX_LOGPROBS: Final = 20
 """vLLM's default `--max-logprobs`."""
 MAX_SEQUENCES: Final = 256
-"""Of one request: prompts × n. Each is a sequence with blocks of its own."""
+"""Most sequences of one request: prompts × n. Each has blocks of its own."""
 MAX_STOPS: Final = 64
 _COMPLETION_MAX_TOKENS: Final = 16
 _SEED_LIMIT: Final = 2**63
@@ -35,10 +35,10 @@ _HIGHEST_TEMPERATURE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request body, checked. Either `prompts` or `messages` is set."""
+    """One checked request body. Either `prompts` or `messages` is set."""
 
     sampling: SamplingParams
-    """`max_tokens` is settled by `resolve`, once the prompt's length is known."""
+    """`resolve` sets its `max_tokens`, once the prompt's length is known."""
     max_tokens: int | None
     text: TextOptions
     model: str | None = None
@@ -62,7 +62,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class _Common(msgspec.Struct):
-    """Fields both endpoints take; null is the same as absent."""
+    """Fields of both endpoints; null means the same as absent."""
 
     model: str | None = None
     n: int | None = None
@@ -150,26 +150,26 @@ def resolve(call: Call, prompt: tuple[int, ...], max_model_len: int, vocab: int)
         raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
     check_token_ids(prompt, vocab, "prompt")
     check_token_ids(call.sampling.stop_token_ids, vocab, "stop_token_ids")
-    room = max_model_len - len(prompt)
-    wanted = call.max_tokens if call.max_tokens is not None else room
-    if room < 1 or wanted > room:
+    available = max_model_len - len(prompt)
+    max_tokens = call.max_tokens if call.max_tokens is not None else available
+    if available < 1 or max_tokens > available:
         raise ApiError(
             400,
             f"this model's maximum context length is {max_model_len} tokens: the prompt has"
             f" {len(prompt)} and max_tokens is {call.max_tokens or 'at least 1'}",
-            param="max_tokens" if room >= 1 else "prompt",
+            param="max_tokens" if available >= 1 else "prompt",
         )
-    if call.sampling.min_tokens > wanted:
+    if call.sampling.min_tokens > max_tokens:
         raise ApiError(
             400,
-            f"min_tokens ({call.sampling.min_tokens}) is above max_tokens ({wanted})",
+            f"min_tokens ({call.sampling.min_tokens}) is above max_tokens ({max_tokens})",
             param="min_tokens",
         )
-    return replace(call.sampling, max_tokens=wanted)
+    return replace(call.sampling, max_tokens=max_tokens)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab: int, param: str) -> None:
-    """Raises ApiError when an id is outside a vocabulary of `vocab` tokens."""
+    """Raise ApiError when an id is outside a vocabulary of `vocab` tokens."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab):
         wrong = next(i for i in token_ids if not 0 <= i < vocab)
         raise ApiError(
@@ -229,7 +229,7 @@ def _sampling(body: _Common, logprobs: int | None, logprobs_name: str) -> Sampli
         min_tokens=_within("min_tokens", body.min_tokens or 0, 0, None),
         temperature=_temperature(body.temperature),
         top_p=1.0 if body.top_p is None else body.top_p,
-        # vLLM takes -1 and 0 for off.
+        # As in vLLM, -1 and 0 turn top_k off.
         top_k=max(0, _within("top_k", body.top_k or 0, -1, _HIGHEST_TOP_K)),
         seed=body.seed,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -239,7 +239,7 @@ def _sampling(body: _Common, logprobs: int | None, logprobs_name: str) -> Sampli
 
 
 def _temperature(value: float | None) -> float:
-    """vLLM's lower end: nearer to 0, but not 0, would divide logits into infinities."""
+    """Raise a value close to 0 to vLLM's minimum: logits divided by it would be infinite."""
     if value is None:
         return 1.0
     if not 0 <= value <= _HIGHEST_TEMPERATURE:
@@ -271,15 +271,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
-    """A string, a list of strings, token ids, or a list of such."""
+    """Prompts from a string, a list of strings, a list of token ids, or a list of such lists."""
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt, list) or not prompt:
-        what = (
+        problem = (
             "is missing" if prompt is None else "is empty" if prompt == [] else "has a wrong type"
         )
         raise ApiError(
-            400, f"prompt {what}: a string, token ids, or a list of either", param="prompt"
+            400, f"prompt {problem}: give a string, token ids, or a list of either", param="prompt"
         )
     if isinstance(prompt[0], str):
         return tuple(convert(prompt, list[str], "prompt"))

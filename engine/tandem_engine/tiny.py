@@ -1,7 +1,8 @@
-"""A tiny Llama with random weights and a byte-level tokenizer, in a directory like any other.
+"""Writes a tiny Llama with random weights and a byte-level tokenizer to a model directory.
 
-It answers nothing sensible, but really computes: its greedy answers depend on every token before
-them, and its logits lie far enough apart that float64 gives one answer on every machine.
+Its answers make no sense, but they are computed like any model's: greedy answers depend on every
+token before them, and the logits are far enough apart that float64 gives the same answer on every
+machine.
 """
 
 import json
@@ -15,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from .types import EngineError
 
 SPECIAL_TOKENS: Final = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
-"""The first ids of the vocabulary, in this order."""
+"""The first tokens of the vocabulary, in this order."""
 _SMALLEST_VOCAB: Final = len(SPECIAL_TOKENS) + 256
 _CHAT_TEMPLATE: Final = (
     "{% for message in messages %}"
@@ -90,14 +91,14 @@ def make_tiny_model(
 
 
 class TinyModelError(EngineError, ValueError):
-    """Sizes no model can have."""
+    """The sizes do not make a model; the message says which rule they break."""
 
 
 def _tensors(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Random projections that keep the residual stream's scale.
 
-    Queries and keys are scaled up so that attention chooses instead of averaging, and the answer
-    depends on what stands far back; the head is scaled up so that logits lie apart.
+    Queries and keys are scaled up so that attention selects tokens instead of averaging over all,
+    and answers depend on distant tokens; the head is scaled up so that logits differ clearly.
     """
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv = config["num_key_value_heads"] * config["head_dim"]

@@ -1,6 +1,6 @@
-"""A Hugging Face directory as a `ModelConfig` and tensors.
+"""Reads a Hugging Face model directory: `ModelConfig` and tensors.
 
-Errors: `ModelError`, one line naming the file and what is wrong with it.
+Errors: `ModelError`: one line with the file and what is wrong with it.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ _DTYPES: Final = {
     "float16": torch.float16,
 }
 _SAMPLE: Final = 256
-"""Bytes of each tensor, at its start and at its end, that enter the fingerprint."""
+"""Bytes at the start and at the end of each tensor that the fingerprint covers."""
 
 
 class ModelError(EngineError):
-    """The model directory cannot be served; the message says what to change."""
+    """The model directory is unusable; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The architecture: config.json, checked."""
+    """The model's architecture, from a checked config.json."""
 
     model_type: str
     vocab_size: int
@@ -60,26 +60,26 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None
     max_position: int
-    """Longest sequence the model was made for, in tokens."""
+    """Longest sequence that the model supports, in tokens."""
     tied_embeddings: bool
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """What the checkpoint says its weights are."""
+    """Data type of the checkpoint's weights."""
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """`float32` → torch.float32; raises ModelError for one the engine does not compute in."""
+    """`float32` → torch.float32; raises ModelError for a dtype that this engine lacks."""
     if dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype!r}: this engine computes in {', '.join(_DTYPES)}")
     return _DTYPES[dtype]
 
 
-def resolve_dtype(wanted: DType, config: ModelConfig) -> torch.dtype:
-    """The dtype to compute in."""
-    return torch_dtype(config.dtype if wanted == "auto" else wanted)
+def resolve_dtype(dtype: DType, config: ModelConfig) -> torch.dtype:
+    """The dtype to compute in; `auto` is the checkpoint's."""
+    return torch_dtype(config.dtype if dtype == "auto" else dtype)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -151,14 +151,14 @@ def _rope_scaling(rope: dict[str, Any], max_position: int) -> RopeScaling | None
 
 
 def _eos_token_ids(directory: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """generation_config.json wins over config.json, as it does for everyone else."""
-    found = raw.get("eos_token_id")
+    """End-of-sequence ids; generation_config.json wins over config.json, as in vLLM."""
+    eos = raw.get("eos_token_id")
     generation = directory / "generation_config.json"
     if generation.exists():
-        found = _read_json(generation).get("eos_token_id", found)
-    if found is None:
+        eos = _read_json(generation).get("eos_token_id", eos)
+    if eos is None:
         return ()
-    return tuple(int(i) for i in found) if isinstance(found, list) else (int(found),)
+    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def tensor_files(directory: Path) -> list[Path]:
-    """The safetensors files an index names, or all there are. Raises ModelError when none."""
+    """The safetensors files named in the index, else all. Raises ModelError when one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         names = set(_read_json(index).get("weight_map", {}).values())
@@ -188,9 +188,9 @@ def tensor_files(directory: Path) -> list[Path]:
 
 
 def fingerprint(directory: Path, config: ModelConfig) -> str:
-    """Hex digest that two copies of one model share, however sharded, and no two models do.
+    """Hex digest, equal for copies of one model however sharded, different for other models.
 
-    Covers the architecture and, of every tensor, name, type, shape and its first and last bytes.
+    Covers the architecture and, for each tensor, its name, type, shape, and first and last bytes.
     """
     tensors: dict[str, bytes] = {}
     for file in tensor_files(directory):
@@ -224,7 +224,7 @@ def _samples(file: Path) -> Iterator[tuple[str, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One transformer layer; projections that read the same input are stacked."""
+    """Tensors of one layer; projections of the same input are stacked into one matrix."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -240,7 +240,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors, each `[out, in]`."""
+    """All tensors of a model; matrices are `[out, in]`."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]

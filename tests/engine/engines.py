@@ -1,4 +1,4 @@
-"""Engines on a tiny model, and what tests ask of them."""
+"""Engines on a tiny model, and helpers for their tests."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ def tiny_model() -> Path:
 
 @functools.cache
 def expected(prompt: tuple[int, ...], count: int) -> list[int]:
-    """What the dense reference answers."""
+    """The greedy answer of the dense reference implementation."""
     return DenseLlama(tiny_model()).greedy(prompt, count)
 
 
@@ -46,7 +46,7 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 class Tally:
-    """An EngineObserver that adds up and remembers."""
+    """An EngineObserver that counts calls and keeps the block events."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def transfer(
 
 @asynccontextmanager
 async def running(tally: Tally | None = None, **settings: Any) -> AsyncIterator[Engine]:
-    """A started engine that must have every block back when the test is through with it."""
+    """A started engine; every block must be free again when the test ends."""
     values = {"dtype": "float64", "num_blocks": 64, "device": "cpu", **settings}
     config = EngineConfig(model=tiny_model(), **values)
     engine = Engine(config, tally or Tally())
@@ -108,7 +108,7 @@ async def running(tally: Tally | None = None, **settings: Any) -> AsyncIterator[
 
 
 def all_free(engine: Engine) -> bool:
-    """Whether nobody has a block and nothing is queued."""
+    """Whether every block is free and no request is queued."""
     stats = engine.stats()
     return stats.free_blocks == stats.num_blocks and stats.running == stats.waiting == 0
 

@@ -18,7 +18,7 @@ def chain(token_ids: list[int], size: int = 4) -> list[bytes]:
 
 
 def filled(manager: BlockManager, name: str, tokens: list[int]) -> list[bytes]:
-    """A sequence whose tokens are all computed."""
+    """Allocate a sequence whose tokens are all computed. Returns its hashes."""
     hashes = chain(tokens, manager.block_size)
     matched = manager.match_prefix(hashes)
     assert manager.allocate(name, matched, manager.blocks_for(len(tokens)))
@@ -36,7 +36,7 @@ def test_chain_covers_everything_before_a_block() -> None:
     assert grown == a
 
 
-def test_freed_full_blocks_stay_findable_until_they_are_needed() -> None:
+def test_freed_full_blocks_stay_cached_until_they_are_evicted() -> None:
     manager = BlockManager(4, 4)
     hashes = filled(manager, "a", list(range(10)))
     first, second, _ = manager.table("a")
@@ -60,7 +60,7 @@ def test_allocation_is_all_or_nothing_and_counts_matched_blocks_once() -> None:
     assert not manager.extend("b", 5)
 
 
-def test_shared_blocks_are_free_when_the_last_one_lets_go() -> None:
+def test_shared_blocks_are_free_after_their_last_sequence() -> None:
     manager = BlockManager(4, 4)
     hashes = filled(manager, "a", list(range(8)))
     assert manager.allocate("b", manager.match_prefix(hashes), 3)
@@ -83,7 +83,7 @@ def test_a_hold_keeps_blocks_until_released() -> None:
     assert (manager.free_count, manager.hold_count) == (4, 0)
 
 
-def test_events_tell_what_is_findable() -> None:
+def test_events_report_changes_of_the_prefix_cache() -> None:
     events: list[BlockEvent] = []
     manager = BlockManager(3, 4, events.append)
     tokens = list(range(12))
@@ -104,7 +104,7 @@ def test_events_tell_what_is_findable() -> None:
     ]
 
 
-def test_equal_content_computed_twice_is_offered_once() -> None:
+def test_equal_content_computed_twice_is_cached_once() -> None:
     manager = BlockManager(4, 4)
     hashes = chain([1, 2, 3, 4])
     for name in "ab":

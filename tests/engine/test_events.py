@@ -122,7 +122,7 @@ async def test_missed_batches_are_replayed_while_they_are_kept(
     assert await _replay(context, endpoint, b"", (last + 4).to_bytes(8, "big")) == kept[2:]
 
 
-async def test_a_malformed_replay_request_harms_nobody(
+async def test_a_malformed_replay_request_is_ignored(
     context: zmq.asyncio.Context, publisher: KvEventPublisher
 ) -> None:
     endpoint = publisher.replay_endpoint

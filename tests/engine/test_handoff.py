@@ -1,4 +1,4 @@
-"""Two engines in one process, KV over TCP between them."""
+"""Hand-offs between two engines in one process, with KV over TCP."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -15,7 +15,7 @@ from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running,
 
 
 class Pair:
-    """A prefill engine P, a decode engine D, and what they counted."""
+    """A prefill engine P and a decode engine D, with their counts."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Pair:
         await self._stack.aclose()
 
     async def prefill(self, request_id: str, tokens: tuple[int, ...]) -> TransferParams:
-        """P's leg; what it hands on."""
+        """Prefill on P. Returns the transfer parameters of its answer."""
         request = Request(request_id, tokens, GREEDY(max_tokens=9), RemoteDecode())
         answer, last = await finish(self.p.submit(request))
         assert answer == expected(tokens, 1)
@@ -64,7 +64,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("length", [2, 15, 16, 17, 32, 100])
-async def test_the_answer_is_the_one_of_one_engine(length: int) -> None:
+async def test_a_hand_off_answers_as_a_single_engine_does(length: int) -> None:
     async with Pair() as pair:
         params = await pair.prefill("a", prompt(length))
         assert params.remote_num_tokens == length
@@ -91,7 +91,7 @@ async def test_only_what_is_not_cached_is_pulled_and_pulled_blocks_are_cached() 
         assert pair.counts_d.counts["hits"] == 48 + 96
 
 
-async def test_kv_that_is_here_already_is_released_unread() -> None:
+async def test_kv_of_a_prompt_that_is_cached_here_is_released_unread() -> None:
     tokens = prompt(64)
     async with Pair() as pair:
         await finish(pair.d.submit(Request("warm", tokens, GREEDY(max_tokens=1))))
@@ -214,7 +214,7 @@ async def test_a_prefill_preempted_under_its_reader_spoils_and_leaks_nothing() -
         await until(lambda: all_free(pair.p))
 
 
-async def test_a_prompt_that_no_reader_was_told_of_is_freed_at_once() -> None:
+async def test_release_hold_frees_a_finished_prompt_at_once() -> None:
     async with Pair() as pair:
         pair.p.release_hold("unknown")
         await pair.prefill("a", prompt(50))
@@ -223,18 +223,18 @@ async def test_a_prompt_that_no_reader_was_told_of_is_freed_at_once() -> None:
     assert pair.counts_p.counts["expired"] == 0
 
 
-async def test_a_producer_knows_when_the_last_of_its_kv_was_read() -> None:
+async def test_wait_until_unheld_returns_after_the_last_read() -> None:
     async with Pair() as pair:
         legs = [
             (name, prompt(50, i), await pair.prefill(name, prompt(50, i)))
             for i, name in enumerate("ab")
         ]
-        read = asyncio.create_task(pair.p.wait_until_unheld())
+        unheld = asyncio.create_task(pair.p.wait_until_unheld())
         for leg in legs:
             await asyncio.sleep(0)
-            assert not read.done()
+            assert not unheld.done()
             await finish(pair.d.submit(pair.decode(*leg)))
-        await read
+        await unheld
         assert all_free(pair.p)
 
 
@@ -256,7 +256,7 @@ async def test_a_held_id_cannot_be_used_again_and_stop_frees_it() -> None:
         await engine.stop()
 
 
-async def test_a_taken_side_channel_is_said_at_start() -> None:
+async def test_a_side_channel_port_in_use_is_a_config_error() -> None:
     async with running(kv_transfer=transfer(KvRole.PRODUCER, "X")) as engine:
         assert engine.side_channel is not None
         taken = replace(transfer(KvRole.PRODUCER, "Y"), side_channel_port=engine.side_channel[1])

@@ -37,7 +37,7 @@ BLOCKS = 64
 
 
 @dataclass
-class Served:
+class RunningEngine:
     engine: Engine
     http: aiohttp.ClientSession
     port: int
@@ -53,7 +53,7 @@ class Served:
             await asyncio.sleep(0)
 
 
-Start = Callable[..., Awaitable[Served]]
+Start = Callable[..., Awaitable[RunningEngine]]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def start(model: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def _start(role: KvRole | None = None) -> Served:
+        async def _start(role: KvRole | None = None) -> RunningEngine:
             transfer = None
             if role is not None:
                 transfer = KvTransferConfig(role, engine_id=role.value, side_channel_port=0)
@@ -80,17 +80,17 @@ async def start(model: Path) -> AsyncIterator[Start]:
             await engine.start()
             stack.push_async_callback(engine.stop)
             limits = engine.limits
-            served = ServedModel(
+            served_model = ServedModel(
                 ("tiny",), "tiny", limits.max_model_len, limits.vocab_size,
                 Tokenizer(model), ChatTemplate(model),
             )  # fmt: skip
-            runner = EngineServer(engine, served, metrics).runner()
+            runner = EngineServer(engine, served_model, metrics).runner()
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             port = runner.addresses[0][1]
             http = aiohttp.ClientSession(f"http://127.0.0.1:{port}")
-            return Served(engine, await stack.enter_async_context(http), port)
+            return RunningEngine(engine, await stack.enter_async_context(http), port)
 
         yield _start
 
@@ -102,36 +102,36 @@ def _text(answer: dict[str, Any]) -> str:
 
 
 async def test_a_stream_says_what_the_whole_answer_says(start: Start) -> None:
-    served = await start()
-    whole = await served.post(GREEDY)
-    async with served.http.post("/v1/completions", json={**GREEDY, "stream": True}) as response:
+    server = await start()
+    whole = await server.post(GREEDY)
+    async with server.http.post("/v1/completions", json={**GREEDY, "stream": True}) as response:
         events = (await response.text()).split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == _text(whole)
-    await served.blocks_free()
+    await server.blocks_free()
 
 
 async def test_a_second_time_the_prompt_is_cached(start: Start) -> None:
-    served = await start()
-    first, second = [await served.post(GREEDY) for _ in range(2)]
+    server = await start()
+    first, second = [await server.post(GREEDY) for _ in range(2)]
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
     assert _text(first) == _text(second)
 
 
 async def test_a_stop_string_ends_the_answer_before_it(start: Start) -> None:
-    served = await start()
-    text = _text(await served.post(GREEDY))
+    server = await start()
+    text = _text(await server.post(GREEDY))
     stop = text[5:8]
-    answer = await served.post({**GREEDY, "max_tokens": 900, "stop": stop})
+    answer = await server.post({**GREEDY, "max_tokens": 900, "stop": stop})
     assert _text(answer) == text[: text.index(stop)]
     assert answer["choices"][0]["stop_reason"] == stop
-    await served.blocks_free()
+    await server.blocks_free()
 
 
 async def test_logprobs_of_the_greedy_choice_are_the_highest(start: Start) -> None:
-    served = await start()
-    answer = await served.post({**GREEDY, "logprobs": 3})
+    server = await start()
+    answer = await server.post({**GREEDY, "logprobs": 3})
     logprobs = answer["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == 12
     for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
@@ -151,26 +151,26 @@ async def test_logprobs_of_the_greedy_choice_are_the_highest(start: Start) -> No
 async def test_no_parameter_a_client_may_send_stops_the_engine(
     start: Start, extreme: dict[str, Any]
 ) -> None:
-    served = await start()
-    answer = await served.post({**GREEDY, **extreme})
+    server = await start()
+    answer = await server.post({**GREEDY, **extreme})
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
-    assert served.engine.healthy
+    assert server.engine.healthy
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_frees_its_blocks(start: Start, stream: bool) -> None:
-    served = await start()
+    server = await start()
     body = json.dumps({**GREEDY, "max_tokens": 900, "n": 2, "stream": stream}).encode()
-    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body)
     )
-    while served.engine.stats().running < 2:
+    while server.engine.stats().running < 2:
         await asyncio.sleep(0)
     writer.close()
     await writer.wait_closed()
-    await served.blocks_free()
+    await server.blocks_free()
 
 
 async def test_a_hand_off_over_http(start: Start) -> None:

@@ -8,7 +8,7 @@ PARAMS = TransferParams("P", "r", "127.0.0.1", 1, ((0,),))
 
 
 class Bench:
-    """A scheduler over 4-token blocks, and sequences numbered as they come."""
+    """A scheduler over 4-token blocks; sequences are numbered in order of arrival."""
 
     def __init__(self, *, blocks: int = 20, max_seqs: int = 8, max_tokens: int = 16) -> None:
         self.blocks = BlockManager(blocks, 4)
@@ -26,7 +26,7 @@ class Bench:
         return seq
 
     def step(self) -> list[tuple[str, int, int, bool]]:
-        """Run one step: who, from, to, whether a token was chosen."""
+        """Run one step. Returns id, start, end and whether a token was sampled, for each chunk."""
         return self.run(self.scheduler.schedule())
 
     def run(self, step: Step) -> list[tuple[str, int, int, bool]]:
@@ -46,7 +46,7 @@ def test_decodes_come_first_then_chunks_within_the_budget() -> None:
     assert bench.step() == [("1", 8, 9, True), ("2", 20, 21, True), ("3", 2, 3, True)]
 
 
-def test_places_are_given_in_order_of_arrival() -> None:
+def test_sequences_are_admitted_in_order_of_arrival() -> None:
     bench = Bench(max_seqs=1)
     first = bench.add(2)
     bench.add(2)
@@ -56,7 +56,7 @@ def test_places_are_given_in_order_of_arrival() -> None:
     assert [c[0] for c in bench.step()] == ["2"]
 
 
-def test_one_that_does_not_fit_is_not_overtaken() -> None:
+def test_a_smaller_request_does_not_overtake_one_that_does_not_fit() -> None:
     bench = Bench(blocks=4)
     bench.add(8)
     bench.add(12)
@@ -65,7 +65,7 @@ def test_one_that_does_not_fit_is_not_overtaken() -> None:
     assert bench.scheduler.waiting == 2
 
 
-def test_the_youngest_gives_up_its_blocks_and_comes_back_first() -> None:
+def test_the_youngest_is_preempted_and_admitted_again_first() -> None:
     bench = Bench(blocks=4)
     first, second = bench.add(8), bench.add(7)
     assert len(bench.step()) == 2
@@ -81,7 +81,7 @@ def test_the_youngest_gives_up_its_blocks_and_comes_back_first() -> None:
     assert step.admitted == [step.chunks[1].sequence]
 
 
-def test_the_oldest_gives_up_its_own_blocks_when_a_hold_has_the_rest() -> None:
+def test_the_oldest_preempts_itself_when_a_hold_has_the_other_blocks() -> None:
     bench = Bench(blocks=3)
     held, seq = bench.add(3), bench.add(8)
     bench.step()
@@ -114,7 +114,7 @@ def test_a_failed_load_is_computed_in_the_blocks_it_has() -> None:
     assert bench.step() == [("1", 0, 10, True)]
 
 
-def test_remote_kv_that_is_cached_is_spared() -> None:
+def test_remote_kv_of_a_cached_prompt_is_not_pulled() -> None:
     bench = Bench()
     first = bench.add(8)
     bench.step()

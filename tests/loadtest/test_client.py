@@ -69,7 +69,7 @@ async def test_the_routing_headers_are_read(call: Call) -> None:
     assert (result.prefill_backend, result.decode_backend) == ("p-0", "d-1")
 
 
-async def test_a_path_nobody_knows_is_none() -> None:
+async def test_an_unknown_routing_path_is_none() -> None:
     result = await sent(streaming(*GOOD, DONE, **{headers.ROUTING_PATH: "shortcut"}), STREAM)
     assert result.routing_path is None
 
@@ -175,7 +175,7 @@ async def test_a_stream_that_stalls_times_out_and_keeps_what_came() -> None:
     assert result.answer.text == "a"
 
 
-async def test_nobody_there_is_an_error() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         async with Client(f"http://127.0.0.1:{held.getsockname()[1]}", "tiny") as client:

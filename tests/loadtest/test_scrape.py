@@ -90,7 +90,7 @@ async def test_a_page_that_cannot_be_had_names_its_url(
             await scrape(session, [f"{url}/metrics"])
 
 
-async def test_nobody_there_names_the_url() -> None:
+async def test_an_unreachable_page_is_an_error_with_its_url() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/metrics"

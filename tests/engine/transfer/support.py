@@ -1,4 +1,4 @@
-"""A small paged cache, and peers that say exactly what a test tells them to."""
+"""A small paged cache, and peers whose frames each test writes."""
 
 import asyncio
 import socket
@@ -32,12 +32,12 @@ def cache(seed: int, layout: KvLayout = LAYOUT, blocks: int = 16) -> list[torch.
 
 
 def params(address: tuple[str, int], request_id: str = "r") -> TransferParams:
-    """No block ids: the producer knows them."""
+    """Transfer parameters without block ids, which the producer knows."""
     return TransferParams(ENGINE, request_id, *address, remote_block_ids=())
 
 
 def finish(producer: Producer, request_id: str, blocks: list[int], layout: KvLayout) -> int:
-    """Open and complete a request that fills all its blocks; its tokens."""
+    """Open and complete a request that fills all its blocks. Returns its number of tokens."""
     tokens = len(blocks) * layout.block_size
     producer.open(request_id)
     producer.publish(request_id, blocks, tokens, layout.layers)
@@ -46,14 +46,14 @@ def finish(producer: Producer, request_id: str, blocks: list[int], layout: KvLay
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let others run until the condition holds."""
+    """Run the event loop until the condition holds."""
     async with asyncio.timeout(DEADLINE):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 class Freed:
-    """What a producer freed, in order."""
+    """Records what a producer released, in order."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, FreeReason]] = []
@@ -129,7 +129,7 @@ async def connected(address: tuple[str, int], receive_buffer: int = 0) -> AsyncI
 async def playing_producer(
     script: Callable[[Peer], Awaitable[None]],
 ) -> AsyncIterator[tuple[str, int]]:
-    """A producer that does with each connection what the script says, one after the other."""
+    """A producer that runs the script on each connection, one connection after the other."""
     loop = asyncio.get_running_loop()
 
     async def serve(listening: socket.socket) -> None:

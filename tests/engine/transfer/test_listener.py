@@ -9,22 +9,22 @@ from tandem_engine.transfer.wire import TransferLimits
 from .support import HOST, Peer, connected, until
 
 
-class Guests:
-    """Serves by waiting; a peer that sends a byte is no stranger any more."""
+class Sessions:
+    """Serves by waiting; a peer that sends a byte is identified."""
 
     def __init__(self) -> None:
-        self.here: list[str] = []
-        self.known: list[str] = []
+        self.open: list[str] = []
+        self.identified: list[str] = []
 
     async def serve(self, connection: Connection) -> None:
-        self.here.append(connection.peer)
+        self.open.append(connection.peer)
         try:
             if await asyncio.get_running_loop().sock_recv(connection.sock, 1):
                 connection.mark_identified()
-                self.known.append(connection.peer)
+                self.identified.append(connection.peer)
                 await asyncio.Event().wait()
         finally:
-            self.here.remove(connection.peer)
+            self.open.remove(connection.peer)
 
 
 def name(peer: Peer) -> str:
@@ -32,31 +32,31 @@ def name(peer: Peer) -> str:
     return f"{host}:{port}"
 
 
-async def test_the_oldest_stranger_makes_room() -> None:
-    guests = Guests()
-    listener = Listener(guests.serve, TransferLimits(connections=2))
+async def test_the_oldest_unidentified_connection_is_replaced() -> None:
+    sessions = Sessions()
+    listener = Listener(sessions.serve, TransferLimits(connections=2))
     address = await listener.start(HOST, 0)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(connected(address))
         await first.send_bytes(b"x")
-        await until(lambda: guests.known == [name(first)])
+        await until(lambda: sessions.identified == [name(first)])
         second = await stack.enter_async_context(connected(address))
-        await until(lambda: name(second) in guests.here)
+        await until(lambda: name(second) in sessions.open)
         third = await stack.enter_async_context(connected(address))
-        await until(lambda: guests.here == [name(first), name(third)])
+        await until(lambda: sessions.open == [name(first), name(third)])
         await second.ended()
         await third.send_bytes(b"x")
-        await until(lambda: guests.known == [name(first), name(third)])
+        await until(lambda: sessions.identified == [name(first), name(third)])
         fourth = await stack.enter_async_context(connected(address))
         await fourth.ended()
-        assert guests.here == [name(first), name(third)]
+        assert sessions.open == [name(first), name(third)]
         await listener.close()
         await first.ended()
-    assert guests.here == []
+    assert sessions.open == []
 
 
 async def test_an_address_that_is_not_this_machines_is_an_os_error() -> None:
-    listener = Listener(Guests().serve, TransferLimits())
+    listener = Listener(Sessions().serve, TransferLimits())
     with pytest.raises(OSError, match="assign"):
         await listener.start("192.0.2.1", 0)
     await listener.close()

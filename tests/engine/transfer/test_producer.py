@@ -1,4 +1,4 @@
-"""The producer against readers that say exactly what a test tells them to."""
+"""The producer against readers whose frames each test writes."""
 
 import asyncio
 import socket
@@ -147,7 +147,7 @@ async def test_a_waiting_reader_hears_signs_of_life(producer: Producer) -> None:
         assert [await peer.from_producer() for _ in range(3)] == [wire.Waiting()] * 3
 
 
-async def test_a_lease_that_nobody_renews_expires(freed: Freed) -> None:
+async def test_a_lease_that_is_not_renewed_expires(freed: Freed) -> None:
     async with producing(freed, lease=0.02) as producer:
         finish(producer, "r", [1, 2], LAYOUT)
         await freed.was(EXPIRED)

@@ -241,7 +241,7 @@ async def test_a_pull_that_only_shows_signs_of_life_ends_at_its_limit() -> None:
             await puller.pull(params(address), HERE, 0, TOKENS)
 
 
-async def test_nobody_listening_breaks_the_pull(puller: Puller) -> None:
+async def test_a_pull_fails_when_no_producer_listens(puller: Puller) -> None:
     with socket.create_server((HOST, 0)) as unused:
         address = unused.getsockname()
     with pytest.raises(KvBroken, match="Connect call failed"):

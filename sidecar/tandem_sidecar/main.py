@@ -84,7 +84,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 
 def _connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     try:
-        return connectors.check(value)
+        return connectors.check_name(value)
     except connectors.UnknownConnector as err:
         raise click.BadParameter(str(err)) from err
 

@@ -1,5 +1,8 @@
-"""What a request body says, what a client may not say, and the edits of each leg.
+"""Request and answer bodies: bytes in, bytes out.
 
-Bytes in, bytes out: no I/O, and nothing of connectors or routes. `parse` comes first: every body
-of a client goes through it.
+`parse` removes what a client may not set; every client body passes through it first. `kinds` tells
+which requests generate text and which of them one engine must serve alone. `edit` makes the bodies
+of the prefill and decode legs, and `usage` corrects the count of cached tokens in an answer.
+
+No I/O here, and no knowledge of connectors, routes or pods.
 """

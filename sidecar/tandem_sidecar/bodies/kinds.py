@@ -1,97 +1,43 @@
-"""What generates, and how each kind is cut down to its prefill.
+"""Which requests generate text, and which of those one engine must serve alone.
 
-A prefill leg makes one token and nothing else: no stream, no stop that could end it before that
-token (Mooncake hands KV off only when a request finished by length), nothing stored. What shapes
-the prompt stays: tools, structured output, thinking.
+The table of rules is `tandem_contract.single_engine`, which the EPP reads too; the sidecar checks
+again because another EPP, or no EPP, may have routed the request.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from msgspec import Raw
 
-from .edit import with_members
-from .parse import Body, decode_members
+from tandem_contract import single_engine
+from tandem_contract.request_kinds import PATHS, SAMPLING_PARAMS, RequestKind
 
+from .parse import UNREADABLE, Body, Members, decode_members, to_bad_body
 
-class Kind(StrEnum):
-    """Requests that generate, by their metric label; others are passed through."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-    GENERATE = "generate"
+_KINDS: Final[Mapping[bytes, RequestKind]] = {path.encode(): kind for kind, path in PATHS.items()}
 
 
-PATHS: Final[Mapping[Kind, bytes]] = {
-    Kind.COMPLETIONS: b"/v1/completions",
-    Kind.CHAT: b"/v1/chat/completions",
-    Kind.RESPONSES: b"/v1/responses",
-    Kind.MESSAGES: b"/v1/messages",
-    Kind.GENERATE: b"/inference/v1/generate",
-}
-_KINDS: Final = {path: kind for kind, path in PATHS.items()}
-
-SAMPLING: Final = "sampling_params"
-"""Where generate keeps what the other kinds say at the top."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cap:
-    """Members set and left out in a prefill leg; `sampling` are those inside `SAMPLING`."""
-
-    changes: dict[str, Any]
-    drop: frozenset[str] = frozenset()
-    sampling: dict[str, Any] = field(default_factory=dict)
-
-
-_ONE_TOKEN: Final = {"max_tokens": 1, "min_tokens": 1, "ignore_eos": True}
-_STOPS: Final = frozenset({"stop", "stop_token_ids"})
-_OPENAI: Final = _STOPS | {"stream_options", "return_token_ids"}
-
-_CAPS: Final[Mapping[Kind, _Cap]] = {
-    Kind.COMPLETIONS: _Cap({"stream": False, **_ONE_TOKEN}, _OPENAI),
-    Kind.CHAT: _Cap({"stream": False, **_ONE_TOKEN, "max_completion_tokens": 1}, _OPENAI),
-    Kind.RESPONSES: _Cap(
-        {
-            "stream": False,
-            "max_output_tokens": 1,
-            "ignore_eos": True,
-            "store": False,
-            "background": False,
-        },
-        _STOPS | {"stream_options"},
-    ),
-    # vLLM's own schema has neither min_tokens nor ignore_eos here.
-    Kind.MESSAGES: _Cap({"stream": False, "max_tokens": 1}, frozenset({"stop_sequences"})),
-    Kind.GENERATE: _Cap(
-        {"stream": False}, frozenset({"stream_options", "return_token_ids"}), _ONE_TOKEN
-    ),
-}
-
-
-def kind_of(method: bytes, target: bytes) -> Kind | None:
-    """Which generation a request line asks for; None for everything else."""
+def kind_of(method: bytes, target: bytes) -> RequestKind | None:
+    """The kind of generation that a request line asks for; None: the request passes through."""
     return _KINDS.get(target.split(b"?", 1)[0]) if method == b"POST" else None
 
 
-def capped(kind: Kind, body: Body, changes: dict[str, Any]) -> bytes:
-    """The body cut down to one token, with `changes` set besides."""
-    cap = _CAPS[kind]
-    if not cap.sampling or SAMPLING not in body.members:
-        return with_members(body.members, cap.changes | changes, cap.drop)
-    sampling = _capped_sampling(body.members[SAMPLING], cap.sampling)
-    return with_members(body.members, cap.changes | {SAMPLING: sampling} | changes, cap.drop)
+def single_engine_reason(kind: RequestKind, body: Body) -> str | None:
+    """Why one engine must serve this request alone, as a metric label; None: it may be split.
 
-
-def _capped_sampling(raw: Raw, changes: Mapping[str, Any]) -> Raw:
-    """An engine refuses what is no object, and says so better."""
+    Raises BadBody for a member that cannot be decoded.
+    """
     try:
-        members = decode_members(raw)
+        return single_engine.single_engine_reason(kind, body.data, _flatten(kind, body.members))
+    except UNREADABLE as err:
+        raise to_bad_body(err) from err
+
+
+def _flatten(kind: RequestKind, members: Members) -> Members:
+    """The members, with those of a generate request's sampling parameters beside the others."""
+    if kind is not RequestKind.GENERATE or SAMPLING_PARAMS not in members:
+        return members
+    try:
+        return {**members, **decode_members(members[SAMPLING_PARAMS])}
     except msgspec.ValidationError:
-        return raw
-    return Raw(with_members(members, changes, _STOPS))
+        return members

@@ -1,12 +1,12 @@
-"""A request body without what a client may not say.
+"""Parses a client's body and removes the fields that a client may not set.
 
-A body that needs no edit is passed on as the same bytes; else everything but what is dropped stays
-as it was: unknown fields, key order, integers beyond 2^53.
+A body without such fields keeps its bytes. Otherwise everything that is not removed stays as it
+was: unknown fields, key order, integers beyond 2^53.
 
-Errors, for the client to read:
+Errors, whose messages are sent to the client:
 
-    BadBody        not JSON, or a form with a field that is not a client's to set
-      NoObject     JSON, but no object
+    BadBody            not JSON, or a form with a field that a client may not set
+      NotAnObject      valid JSON, but not an object
 """
 
 import re
@@ -19,82 +19,83 @@ from msgspec import Raw
 
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
-_Places = Mapping[str, "_Places"]
+_NestedObjects = Mapping[str, "_NestedObjects"]
 
-_PLACES: Final[_Places] = {
+_EXTRA_ARGS: Final[_NestedObjects] = {
     "vllm_xargs": {},
     "extra_args": {},
     "sampling_params": {"extra_args": {}},
 }
-"""Objects that vLLM copies into the place where it also keeps kv_transfer_params, and what of that
-kind they hold. `vllm_xargs` is of completions, chat, responses, messages and audio; generate takes
-`sampling_params` as the engine has it."""
+"""Objects that vLLM merges into the dictionary in which it also keeps kv_transfer_params, and the
+objects inside them that it merges too. Completions, chat, responses, messages and audio have
+`vllm_xargs`; generate takes `sampling_params` in the engine's own form."""
 
-_LOOKED_AT: Final = CLIENT_FORBIDDEN | _PLACES.keys()
-_GUESSED: Final = (b"text/", b"application/x-www-form-urlencoded")
-"""What clients call JSON when they were told no better: fetch and curl do so by default."""
+_INSPECTED: Final = CLIENT_FORBIDDEN | _EXTRA_ARGS.keys()
+_DEFAULT_TYPES: Final = (b"text/", b"application/x-www-form-urlencoded")
+"""Content types that clients send by default although the body is JSON: fetch and curl do."""
 _FORM_FIELD: Final = re.compile(rb"content-disposition:(.*?)(?:\r\n\r\n|\Z)", re.I | re.S)
-"""The headers of a form's part, from where its name may stand to their end."""
+"""The headers of one part of a form, from Content-Disposition, which holds the part's name, on."""
 _CHARSET: Final = re.compile(rb";\s*charset=\"?(?:utf-?8|us-ascii|iso-8859-1)\"?\s*(?:;|$)")
 
 
 class BadBody(ValueError):
-    """A body that cannot be read."""
+    """A body that the sidecar refuses."""
 
 
-class NoObject(BadBody):
-    """Valid JSON, but no object."""
+class NotAnObject(BadBody):
+    """Valid JSON, but not an object."""
 
 
 Members = Mapping[str, Raw]
-"""An object's members, undecoded."""
+"""The undecoded members of a JSON object."""
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading JSON raises; `bad_body` says it to the client."""
+"""Exceptions of decoding JSON; `to_bad_body` turns them into an error for the client."""
 
 decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A JSON object as bytes, and its members undecoded."""
+    """A JSON object: its bytes and its undecoded members."""
 
     data: bytes
     members: dict[str, Raw]
 
 
 def parse_body(data: bytes) -> Body:
-    """The body without what a client may not say. Raises BadBody.
+    """Parse a JSON body and remove the forbidden fields. Raises BadBody.
 
-    Every occurrence of a forbidden key goes, however it is escaped. What this parser refuses is
-    refused altogether: an engine's parser may read more into it (NaN, UTF-16, a byte order mark).
+    Every occurrence of a forbidden key is removed, however it is escaped. A body that this parser
+    refuses is not forwarded: an engine's more lenient parser could find a forbidden field in it
+    (NaN, UTF-16, a byte order mark).
     """
     try:
         members = decode_members(data)
-        if members.keys().isdisjoint(_LOOKED_AT):
+        if members.keys().isdisjoint(_INSPECTED):
             return Body(data, members)
-        kept = _cleaned(members, _PLACES)
+        kept = _clean(members, _EXTRA_ARGS)
     except UNREADABLE as err:
-        raise bad_body(err) from err
+        raise to_bad_body(err) from err
     return Body(data, members) if kept is None else Body(msgspec.json.encode(kept), kept)
 
 
 def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
-    """The body of a request that is not looked into further, without what is forbidden.
+    """The body of a request that generates nothing, without the forbidden fields.
 
-    What servers read as JSON can say it, and forms can through `vllm_xargs`, which vLLM reads as
-    JSON. Anything else, a file above all, is passed on as it is. Raises BadBody for such a form,
-    and for what an engine would take for JSON (without a type some do) and is none.
+    An engine may read them from JSON, and from a form's field `vllm_xargs`, which vLLM decodes as
+    JSON. Every other body, such as a file, stays as it is. Raises BadBody for such a form, and for
+    an invalid body that an engine would parse as JSON (some do so without a content type).
     """
-    said = content_type.lower()
-    if said.startswith(b"multipart/"):
-        _check_form(data, said)
+    media_type = content_type.lower()
+    if media_type.startswith(b"multipart/"):
+        _check_form(data, media_type)
         return data
-    is_json = not said or b"json" in said
-    if not data or not (is_json or said.startswith(_GUESSED)):
+    is_json = not media_type or b"json" in media_type
+    if not data or not (is_json or media_type.startswith(_DEFAULT_TYPES)):
         return data
     try:
         return parse_body(data).data
-    except NoObject:
+    except NotAnObject:
         return data
     except BadBody:
         if is_json:
@@ -102,39 +103,39 @@ def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
         return data
 
 
-def bad_body(err: Exception) -> BadBody:
-    """What one of `UNREADABLE` means to the client."""
+def to_bad_body(err: Exception) -> BadBody:
+    """Turn one of the `UNREADABLE` exceptions into an error for the client."""
     if isinstance(err, msgspec.ValidationError):
-        return NoObject("the body is no JSON object")
+        return NotAnObject("the body is not a JSON object")
     if isinstance(err, RecursionError):
         return BadBody("the body is nested too deeply")
-    return BadBody(f"the body is no valid JSON: {err}")
+    return BadBody(f"the body is not valid JSON: {err}")
 
 
-def _cleaned(members: Members, places: _Places) -> dict[str, Raw] | None:
-    """The members that may stay; None when all of them may."""
+def _clean(members: Members, nested: _NestedObjects) -> dict[str, Raw] | None:
+    """Remove forbidden keys here and in the `nested` objects; None: there are none."""
     kept = {key: value for key, value in members.items() if key not in CLIENT_FORBIDDEN}
     changed = len(kept) != len(members)
-    for name in places.keys() & kept.keys():
-        inner = _cleaned_object(kept[name], places[name])
+    for name in nested.keys() & kept.keys():
+        inner = _clean_object(kept[name], nested[name])
         if inner is not None:
             kept[name], changed = inner, True
     return kept if changed else None
 
 
-def _cleaned_object(raw: Raw, places: _Places) -> Raw | None:
+def _clean_object(raw: Raw, nested: _NestedObjects) -> Raw | None:
     try:
         members = decode_members(raw)
     except msgspec.ValidationError:
         return None
-    kept = _cleaned(members, places)
+    kept = _clean(members, nested)
     return None if kept is None else Raw(msgspec.json.encode(kept))
 
 
 def _check_form(data: bytes, content_type: bytes) -> None:
-    """Raises BadBody for a part called `vllm_xargs`, or so by an engine that decodes the names."""
+    """Raise BadBody if a part is named `vllm_xargs`, as sent or as an engine decodes the name."""
     if content_type.count(b"charset") != len(_CHARSET.findall(content_type)):
-        raise BadBody("a form is taken in UTF-8 only: leave its charset out")
+        raise BadBody("the form's charset is not supported: send UTF-8 without a charset parameter")
     for part in _FORM_FIELD.finditer(data):
         if b"vllm_xargs" in unquote_to_bytes(part[1].replace(b"\\", b"")):
-            raise BadBody("vllm_xargs cannot be set in a form: leave it out")
+            raise BadBody("vllm_xargs cannot be set in a form: remove it")

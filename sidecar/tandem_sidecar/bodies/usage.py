@@ -1,11 +1,12 @@
-"""The count of cached tokens, where the decode engine gets it wrong.
+"""Corrects the count of cached tokens in a decode engine's answer.
 
-An engine that knows nothing of its producer's cache counts every token it received as cached; the
-true count is the prefill's. Only the `usage` of an answer is touched; every other byte stays.
+A decode engine that does not know its producer's cache counts every token it received as cached;
+the true count is in the prefill's answer. Only the `usage` of an answer changes; every other byte
+stays as it was.
 
-    cached_tokens(answer)            what a prefill answer found cached
-    corrected(answer, cached)        one JSON answer, whole
-    Corrector(cached, stream=…).take(payload, last)   the same for bytes as they come
+    read_cached_tokens(answer)                  the count in a prefill answer
+    correct_usage(answer, cached)               a complete JSON answer
+    UsageCorrector(cached, stream=…).take(…)    an answer as its bytes arrive
 """
 
 from typing import Final
@@ -36,8 +37,8 @@ class _Answer(msgspec.Struct):
 _answer: Final = msgspec.json.Decoder(_Answer)
 
 
-def cached_tokens(answer: bytes) -> int:
-    """What the usage of a prefill answer counts as cached; 0 where it says nothing."""
+def read_cached_tokens(answer: bytes) -> int:
+    """Prompt tokens that a prefill answer's usage counts as cached; 0 without such a count."""
     try:
         usage = _answer.decode(answer).usage
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -45,30 +46,30 @@ def cached_tokens(answer: bytes) -> int:
     if usage is None:
         return 0
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    found = usage.cache_read_input_tokens if details is None else details.cached_tokens
-    return found or 0
+    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
+    return cached or 0
 
 
-def corrected(answer: bytes, cached: int) -> bytes:
-    """A JSON answer, or an event's JSON, with `cached` as its usage's count of cached tokens.
+def correct_usage(answer: bytes, cached: int) -> bytes:
+    """Set the count of cached tokens in a JSON answer, or in the JSON of one event, to `cached`.
 
-    The same bytes when it has no usage that counts them. In messages' shape input tokens leave
-    out the cached ones, so that they change together.
+    Returns the same bytes if its usage has no such count. The messages API does not include cached
+    tokens in its input tokens, so there both counts change together.
     """
     if _USAGE not in answer:
         return answer
     for path in (("usage",), ("response", "usage"), ("message", "usage")):
         usage = _at(answer, path)
         if usage is not None:
-            return _replaced(answer, path, _corrected_usage(usage, cached))
+            return _replace(answer, path, _correct_counts(usage, cached))
     return answer
 
 
-class Corrector:
-    """Corrects an answer's payload as it comes; payload is what chunked coding has been taken off.
+class UsageCorrector:
+    """Corrects the payload of an answer as it arrives, its chunked coding removed.
 
-    A stream is handed on by whole lines, at once; one JSON answer is held until it is complete.
-    Lengths may change, so the caller frames what comes out anew.
+    Complete lines of a stream are returned at once; a JSON answer is held until it is complete. The
+    length may change, so the caller has to frame the result again.
     """
 
     def __init__(self, cached: int, *, stream: bool) -> None:
@@ -77,11 +78,11 @@ class Corrector:
         self._held = b""
 
     def take(self, payload: bytes, *, last: bool) -> bytes:
-        """What may be handed on now."""
+        """Return the corrected bytes that may be sent now."""
         data = self._held + payload
         complete = len(data) if last else data.rfind(b"\n") + 1 if self._stream else 0
         self._held, data = data[complete:], data[:complete]
-        return self._events(data) if self._stream else corrected(data, self._cached)
+        return self._events(data) if self._stream else correct_usage(data, self._cached)
 
     def _events(self, data: bytes) -> bytes:
         if _USAGE not in data:
@@ -91,27 +92,27 @@ class Corrector:
     def _line(self, line: bytes) -> bytes:
         if not line.startswith(_DATA) or _USAGE not in line:
             return line
-        return _DATA + corrected(line[len(_DATA) :], self._cached)
+        return _DATA + correct_usage(line[len(_DATA) :], self._cached)
 
 
-def _corrected_usage(usage: bytes, cached: int) -> bytes:
+def _correct_counts(usage: bytes, cached: int) -> bytes:
     new = str(cached).encode()
     for path in (
         ("prompt_tokens_details", "cached_tokens"),
         ("input_tokens_details", "cached_tokens"),
     ):
         if _at(usage, path) is not None:
-            return _replaced(usage, path, new)
+            return _replace(usage, path, new)
     read, rest = (_at(usage, (name,)) for name in ("cache_read_input_tokens", "input_tokens"))
     if read is None or rest is None or not (read.isdigit() and rest.isdigit()):
         return usage
     total = int(rest) + int(read)
-    usage = _replaced(usage, ("input_tokens",), str(max(0, total - cached)).encode())
-    return _replaced(usage, ("cache_read_input_tokens",), new)
+    usage = _replace(usage, ("input_tokens",), str(max(0, total - cached)).encode())
+    return _replace(usage, ("cache_read_input_tokens",), new)
 
 
 def _at(data: bytes, path: tuple[str, ...]) -> bytes | None:
-    """The encoded value at `path`; None where there is none, or not through objects."""
+    """Return the encoded value at `path`; None if it is absent or a parent is not an object."""
     value: bytes | Raw = data
     for key in path:
         try:
@@ -124,18 +125,19 @@ def _at(data: bytes, path: tuple[str, ...]) -> bytes | None:
     return bytes(value)
 
 
-def _replaced(data: bytes, path: tuple[str, ...], new: bytes) -> bytes:
-    """`data` with `new` at `path`; the same where there is nothing at it.
+def _replace(data: bytes, path: tuple[str, ...], new: bytes) -> bytes:
+    """Replace the value at `path` by `new`; return `data` unchanged if the value is absent.
 
-    Each level's value is looked for as bytes. The same bytes may stand elsewhere too, so the place
-    is the one at which the change shows under the key.
+    Decoding and encoding again could change other bytes, so each level's value is searched as
+    bytes. The same bytes may occur elsewhere in the object, so the right occurrence is the one
+    whose replacement changes the value under the key.
     """
     key, rest = path[0], path[1:]
     old = _at(data, (key,))
     if old is None:
         return data
     if rest:
-        new = _replaced(old, rest, new)
+        new = _replace(old, rest, new)
     start = data.find(old)
     while old != new and start >= 0:
         changed = data[:start] + new + data[start + len(old) :]

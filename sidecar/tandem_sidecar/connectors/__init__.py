@@ -1,53 +1,83 @@
-"""How each KV connector's two legs are written, one file per connector.
+"""How KV moves from the prefill engine to the decode engine: one class for each vLLM connector.
 
-The Protocol they satisfy is declared where it is used: `tandem_sidecar.handoff.context.Connector`.
-`handover` holds what passes between them; `nixl` is the one to read first.
+A connector writes the request bodies of a hand-off and reads the prefill's answer. It does no I/O:
+the driver in `tandem_sidecar.handoff` sends what it returns. A class implements the core protocol
+`Connector`:
 
-    make("nixl", tokenize_once=True, peer_port=None) -> Connector
+    prefill_body(kind, body, attempt)        body of the prefill leg
+    kv_hold(attempt, answer)                 the KV that a prefill's 2xx answer makes readable
+    decode_body(kind, body, kv_hold)         body of the decode leg, which reads that KV
+    release_request(kind, body, kv_hold)     request that frees KV which will not be read, or None
+    release_is_notification                  whether that request only notifies the producer
+    decode_may_wait_forever                  whether decode waits without limit for missing KV
+
+and, only where it needs them, the optional protocols
+
+    ConcurrentLegs   expected_kv_hold        both legs run at once, matched by an id
+    PeerDiscovery    peer_query, record_peer, forget_peer     the prefill pod must be queried first
+
+`make_connector` resolves the optional protocols once, at start. To add a connector: its name in
+`tandem_contract.connectors`, a module here, and one entry in `_REGISTRY`. `protocol` holds the
+types; `nixl` is the module to read first. With concurrent legs, `kv_hold` still reads the prefill's
+answer, to find out whether the decode leg waits for KV that will never come.
+
+    make_connector("nixl", ConnectorOptions()) -> ResolvedConnector
 """
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tandem_contract import ports
+from tandem_contract.connectors import ConnectorName
 
-from . import mooncake, multi, nixl, nixl_push, offloading
+from .mooncake import Mooncake
+from .nixl import Nixl
+from .nixl_push import NixlPush
+from .offloading import Offloading
+from .protocol import Connector, ConnectorOptions, ResolvedConnector, resolve
 
-AnyConnector = nixl.Nixl | mooncake.Mooncake | offloading.Offloading
-
-_Make = Callable[[bool, int | None], AnyConnector]
-
-_MAKERS: Final[Mapping[str, _Make]] = {
-    nixl.NAME: lambda once, _: nixl.Nixl(tokenize_once=once),
-    nixl_push.NAME: lambda once, _: nixl_push.NixlPush(tokenize_once=once),
-    multi.NAME: lambda once, _: multi.Multi(tokenize_once=once),
-    mooncake.NAME: lambda _, port: mooncake.Mooncake(
-        bootstrap_port=port or ports.MOONCAKE_BOOTSTRAP
-    ),
-    offloading.NAME: lambda _, port: offloading.Offloading(peer_port=port or ports.OFFLOADING_P2P),
+_REGISTRY: Final[Mapping[ConnectorName, Callable[[ConnectorOptions], Connector]]] = {
+    ConnectorName.NIXL: Nixl,
+    ConnectorName.NIXL_PUSH: NixlPush,
+    # vLLM's MultiConnector loads from the first connector of its chain that has the tokens, and a
+    # prefill's answer merges the parameters of all of them. So with NIXL first the legs are NIXL's,
+    # and what the other connectors add to the object travels with it.
+    ConnectorName.MULTI: Nixl,
+    ConnectorName.MOONCAKE: Mooncake,
+    ConnectorName.OFFLOADING: Offloading,
 }
 
-NAMES: Final = tuple(_MAKERS)
-"""What `--connector` takes."""
-COMING: Final = ("storage", "lmcache", "p2p-nccl")
-"""What a pool may name and the sidecar cannot hand off by yet."""
+NAMES: Final = tuple(name.value for name in _REGISTRY)
+"""Values of `--connector`."""
+PLANNED: Final = tuple(name.value for name in ConnectorName if name not in _REGISTRY)
+"""Connectors that a pool may name and that the sidecar does not support yet."""
 
 
 class UnknownConnector(ValueError):
-    """No such connector; the message says which there are."""
+    """No such connector; the message lists the supported ones."""
 
 
-def check(name: str) -> str:
-    """The name of a connector that can be made. Raises UnknownConnector."""
-    if name in _MAKERS:
+def check_name(name: str) -> str:
+    """Return `name` if that connector is supported. Raises UnknownConnector."""
+    if name in NAMES:
         return name
-    what = f"{name!r} is not supported yet" if name in COMING else f"no connector {name!r}"
-    raise UnknownConnector(f"{what}: use one of {', '.join(NAMES)}")
+    problem = f"{name!r} is not supported yet" if name in PLANNED else f"no connector {name!r}"
+    raise UnknownConnector(f"{problem}: use one of {', '.join(NAMES)}")
 
 
-def make(name: str, *, tokenize_once: bool, peer_port: int | None) -> AnyConnector:
-    """The connector of that name. Raises UnknownConnector.
+def make_connector(name: str, options: ConnectorOptions) -> ResolvedConnector:
+    """Create the connector of that name, its optional protocols resolved. Raises UnknownConnector.
 
-    `peer_port`: where it asks a prefill pod; None: vLLM's default for it.
+    A change of `options.tokenize_once` takes effect from the next request on.
     """
-    return _MAKERS[check(name)](tokenize_once, peer_port)
+    return resolve(_REGISTRY[ConnectorName(check_name(name))](options))
+
+
+__all__ = [
+    "NAMES",
+    "PLANNED",
+    "ConnectorOptions",
+    "ResolvedConnector",
+    "UnknownConnector",
+    "check_name",
+    "make_connector",
+]

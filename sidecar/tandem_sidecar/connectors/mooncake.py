@@ -1,13 +1,14 @@
-"""Mooncake: both legs at once, matched by an id; decode asks the producer for the blocks.
+"""Mooncake (vLLM's MooncakeConnector): concurrent legs, matched by a transfer id.
 
-0. inquiry: the prefill pod's registry says its engine id, which holds until it restarts; nobody
-   tells of a restart under the same address, so it is asked again now and then
-1. prefill leg: the client's body capped to one token, and `transfer_id`
-2. decode leg: the client's body, the same `transfer_id`, the registry and the engine id
-3. release: the refused completion of pull, with the decode leg's object
+0. Peer query: the prefill pod's bootstrap server reports the engine id, which changes with a
+   restart. A restart under the same address is not announced, so the query is repeated regularly.
+1. Prefill leg: the client's body capped to one token, and `transfer_id`.
+2. Decode leg: the client's body, the same `transfer_id`, the bootstrap server and the engine id.
+3. Release: the refused completion of NIXL pull, with the decode leg's object.
 
-The producer keeps what finished by length and drops the rest at once, while decode goes on asking
-until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT; so an answer that ended otherwise is no hand-over.
+The producer holds the KV of prefills that ended by length and drops that of all others, whereas
+decode keeps asking for it until VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. So an answer that ended
+otherwise counts as a failed hand-off.
 """
 
 import time
@@ -16,97 +17,111 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract import concurrent_params, ports, transfer_params
+from tandem_contract import ports
 from tandem_contract.commandline import HostPort
-from tandem_contract.transfer_params import ParamsUnusable
+from tandem_contract.concurrent_params import (
+    BOOTSTRAP_QUERY,
+    MooncakeDecode,
+    MooncakePrefill,
+    MooncakeRank,
+)
+from tandem_contract.request_kinds import RequestKind
+from tandem_contract.transfer_params import FIELD, ParamsUnusable
 
-from ..bodies.edit import with_member
-from ..bodies.kinds import Kind, capped
+from ..bodies.edit import add_member, cap_to_one_token
 from ..bodies.parse import Body
-from ..bodies.usage import cached_tokens
-from .answers import check_ended_by_length
-from .handover import Attempt, Handover, Inquiry, Outgoing
-from .nixl import refused
+from ..bodies.usage import read_cached_tokens
+from .nixl import refused_request
+from .protocol import (
+    ConnectorOptions,
+    HandoffAttempt,
+    KvHold,
+    PeerQuery,
+    ReleaseRequest,
+    check_ended_by_length,
+)
 
-NAME: Final = "mooncake"
+_ENGINE_ID_TTL: Final = 10.0
+"""Seconds for which an engine id is used. Too long: after a prefill pod's restart, decode engines
+compute prompts again for that long. Too short: a query before every prefill."""
 
-_HOLDS: Final = 10.0
-"""Seconds an engine id is believed. Too long: after a restart, so long decode computes prompts
-again that were computed; too short: an inquiry before every prefill."""
-
-_ranks: Final = msgspec.json.Decoder(dict[str, concurrent_params.MooncakeRank])
+_ranks: Final = msgspec.json.Decoder(dict[str, MooncakeRank])
 
 
 class Mooncake:
-    """The connector; remembers the engine id of each prefill pod for a while."""
+    """The connector. It remembers the engine id of each prefill pod for a while."""
 
-    together = True
-    light_release = True
-    waits_without_end = False
+    release_is_notification = True
+    decode_may_wait_forever = False
 
     def __init__(
         self,
+        options: ConnectorOptions | None = None,
         *,
-        bootstrap_port: int = ports.MOONCAKE_BOOTSTRAP,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._port = bootstrap_port
+        self._port = (options or ConnectorOptions()).peer_port or ports.MOONCAKE_BOOTSTRAP
         self._clock = clock
+        # By prefill pod: its engine id, and until when the id is used. An expired entry stays, so
+        # that attempts in flight, which were begun with the id, can still complete.
         self._engines: dict[HostPort, tuple[str, float]] = {}
 
-    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
-        """Body of the prefill leg."""
-        params = concurrent_params.MooncakePrefill(attempt.engine_id)
-        return capped(kind, body, {transfer_params.FIELD: params})
+    def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
+        return cap_to_one_token(kind, body, {FIELD: MooncakePrefill(attempt.engine_id)})
 
-    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
-        """What was expected, once the prefill is done. Raises ParamsUnusable."""
+    def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
         check_ended_by_length(answer)
-        return Handover(self.expected(attempt).params, cached_tokens=cached_tokens(answer))
+        expected = self.expected_kv_hold(attempt)
+        return KvHold(expected.transfer_params, cached_tokens=read_cached_tokens(answer))
 
-    def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
-        """Body of the decode leg."""
-        return with_member(body, transfer_params.FIELD, handover.params)
+    def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
+        return add_member(body, FIELD, kv_hold.transfer_params)
 
-    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
-        """The request that has the prefill pod free what nobody will read."""
-        return refused(handover)
+    def release_request(
+        self, _kind: RequestKind, _body: Body, kv_hold: KvHold
+    ) -> ReleaseRequest | None:
+        return refused_request(kv_hold)
 
-    def inquiry(self, attempt: Attempt) -> Inquiry | None:
-        """The registry's question, unless it was answered lately."""
-        _, until = self._engines.get(attempt.prefill, ("", 0.0))
-        if self._clock() < until:
+    # ConcurrentLegs
+
+    def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold:
+        if attempt.prefill not in self._engines:
+            raise ParamsUnusable("mooncake: the prefill pod's engine id is not known")
+        params = MooncakeDecode(
+            transfer_id=attempt.engine_id,
+            remote_bootstrap_addr=f"http://{self._bootstrap(attempt.prefill)}",
+            remote_engine_id=self._engines[attempt.prefill][0],
+        )
+        return KvHold(msgspec.json.encode(params))
+
+    # PeerDiscovery
+
+    def peer_query(self, attempt: HandoffAttempt) -> PeerQuery | None:
+        _, valid_until = self._engines.get(attempt.prefill, ("", 0.0))
+        if self._clock() < valid_until:
             return None
-        return Inquiry(self._registry(attempt.prefill), concurrent_params.BOOTSTRAP_QUERY)
+        return PeerQuery(self._bootstrap(attempt.prefill), BOOTSTRAP_QUERY)
 
-    def learned(self, attempt: Attempt, answer: bytes) -> None:
-        """Take the registry's answer. Raises ParamsUnusable."""
+    def record_peer(self, attempt: HandoffAttempt, answer: bytes) -> None:
         try:
             ranks = _ranks.decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-            raise ParamsUnusable(f"mooncake's registry answered otherwise: {err}") from err
+            raise ParamsUnusable(
+                f"mooncake's bootstrap server sent no list of ranks: {err}"
+            ) from err
         if len(ranks) != 1:
-            # A leg goes to whichever rank its engine chooses, and no id holds for all of them.
-            raise ParamsUnusable(f"mooncake's registry lists {len(ranks)} ranks: only one works")
+            # Each engine sends a request to a rank of its choice, and no engine id covers them all.
+            raise ParamsUnusable(
+                f"mooncake's bootstrap server lists {len(ranks)} data-parallel ranks: only one is"
+                " supported"
+            )
         engine_id = next(iter(ranks.values())).engine_id
-        self._engines[attempt.prefill] = engine_id, self._clock() + _HOLDS
+        self._engines[attempt.prefill] = engine_id, self._clock() + _ENGINE_ID_TTL
 
-    def expected(self, attempt: Attempt) -> Handover:
-        """What the decode leg needs, before the prefill answered. Raises ParamsUnusable."""
-        if attempt.prefill not in self._engines:
-            raise ParamsUnusable("mooncake's registry has not said the engine id")
-        params = concurrent_params.MooncakeDecode(
-            transfer_id=attempt.engine_id,
-            remote_bootstrap_addr=f"http://{self._registry(attempt.prefill)}",
-            remote_engine_id=self._engines[attempt.prefill][0],
-        )
-        return Handover(msgspec.json.encode(params))
-
-    def forget(self, prefill: HostPort) -> None:
-        """Ask the pod's registry again, as it may have restarted; legs under way keep theirs."""
+    def forget_peer(self, prefill: HostPort) -> None:
         engine_id, _ = self._engines.get(prefill, ("", 0.0))
         if engine_id:
             self._engines[prefill] = engine_id, 0.0
 
-    def _registry(self, prefill: HostPort) -> HostPort:
+    def _bootstrap(self, prefill: HostPort) -> HostPort:
         return HostPort(prefill.host, self._port)

@@ -1,15 +1,15 @@
-"""NIXL pull: prefill first, its answer names what decode reads (vLLM's NixlConnector).
+"""NIXL pull (vLLM's NixlConnector): the prefill's answer names the KV that decode reads.
 
-1. prefill leg: the client's body capped to one token, and `kv_transfer_params` asking to keep it
-2. decode leg: the client's body, and the producer's object verbatim
-3. release: a request that the decode engine refuses before it admits it (unknown model, 404), which
-   makes it tell the producer to free the blocks
+1. Prefill leg: the client's body capped to one token; `kv_transfer_params` ask to hold the KV.
+2. Decode leg: the client's body with the `kv_transfer_params` of the prefill's answer, verbatim.
+3. Release: a request that the decode engine refuses before it admits it (unknown model, 404). The
+   refusal makes the engine tell the producer to free the blocks.
 
-Tokenize once: for text-only chat the prefill is asked for its token ids, and the decode engine
-takes them from `prompt_token_ids` of its object in place of rendering the messages again. It checks
-that they are ids of its vocabulary and nothing more; it need not, for it reads exactly as much KV
-as they are long, and they are what that KV was computed from: so both legs have one prompt even
-where their chat templates differ.
+Tokenize once: for a text-only chat the prefill is asked for its token ids, and the decode leg
+carries them as `prompt_token_ids` of the object, so that the decode engine does not render the
+messages again. vLLM checks only that they are ids of its vocabulary. That is enough: the engine
+reads as much KV as there are ids, and the KV was computed from these ids, so both legs have the
+same prompt even if their chat templates differ.
 """
 
 from typing import Any, Final
@@ -17,107 +17,102 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract import transfer_params
-from tandem_contract.commandline import HostPort
-from tandem_contract.transfer_params import ParamsUnusable, read_transfer_params
+from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_contract.transfer_params import (
+    FIELD,
+    PREFILL_LEG,
+    PROMPT_TOKEN_IDS,
+    ParamsUnusable,
+    TransferParams,
+    read_transfer_params,
+)
 
-from ..bodies.chat import renders_to_ids
-from ..bodies.edit import appended, with_member
-from ..bodies.kinds import PATHS, Kind, capped
+from ..bodies.edit import add_member, add_member_to_object, can_reuse_token_ids, cap_to_one_token
 from ..bodies.parse import Body
-from ..bodies.usage import cached_tokens
-from .answers import PrefillAnswer, read_answer
-from .handover import Attempt, Handover, Inquiry, Outgoing
-
-NAME: Final = "nixl"
+from ..bodies.usage import read_cached_tokens
+from .protocol import (
+    ConnectorOptions,
+    HandoffAttempt,
+    KvHold,
+    PrefillAnswer,
+    ReleaseRequest,
+    read_answer,
+)
 
 RELEASE_MODEL: Final = "tandem-release-kv"
-"""A model name no engine serves."""
+"""A model name that no engine serves."""
 
-_PREFILL_LEG: Final = Raw(transfer_params.PREFILL_LEG)
+_RELEASE_TARGET: Final = PATHS[RequestKind.COMPLETIONS].encode()
+_PREFILL_LEG: Final = Raw(PREFILL_LEG)
 
 
 class Nixl:
-    """The connector; holds no state."""
+    """The connector for pulled KV. It holds no state."""
 
-    together = False
-    light_release = True
-    waits_without_end = False
-    mode = "pull"
+    release_is_notification = True
+    decode_may_wait_forever = False
+    transfer_mode = "pull"
 
-    def __init__(self, *, tokenize_once: bool = True) -> None:
-        self.tokenize_once = tokenize_once
-        """May change: a hand-off under way uses ids if it was given some."""
+    def __init__(self, options: ConnectorOptions | None = None) -> None:
+        self._options = options or ConnectorOptions()
 
-    def prefill(self, kind: Kind, body: Body, _attempt: Attempt) -> bytes:
-        """Body of the prefill leg."""
-        return capped(kind, body, self._asked(kind, body))
+    def prefill_body(self, kind: RequestKind, body: Body, _attempt: HandoffAttempt) -> bytes:
+        return cap_to_one_token(kind, body, self._prefill_members(kind, body))
 
-    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
-        """What a prefill answer hands over. Raises ParamsUnusable."""
-        read = read_answer(answer)
-        params = bytes(read.kv_transfer_params)
-        offer = read_transfer_params(params)
-        if offer.transfer_mode not in (None, self.mode):
-            raise ParamsUnusable(
-                f"{transfer_params.FIELD}.transfer_mode is {offer.transfer_mode}: the prefill pod's"
-                " connector is another"
-            )
-        known = offer.remote_prefill_cached_tokens is not None
-        return Handover(
-            params,
-            cached_tokens=None if known else cached_tokens(answer),
-            prompt_token_ids=_token_ids(read),
+    def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
+        fields = read_answer(answer)
+        raw = bytes(fields.kv_transfer_params)
+        params = read_transfer_params(raw)
+        self._check(params)
+        reported = params.remote_prefill_cached_tokens is not None
+        return KvHold(
+            raw,
+            cached_tokens=None if reported else read_cached_tokens(answer),
+            prompt_token_ids=_token_ids(fields),
             engine_id=attempt.engine_id,
         )
 
-    def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
-        """Body of the decode leg."""
-        params = handover.params
-        if handover.prompt_token_ids:
-            params = appended(params, transfer_params.PROMPT_TOKEN_IDS, handover.prompt_token_ids)
-        return with_member(body, transfer_params.FIELD, params)
+    def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
+        params = kv_hold.transfer_params
+        if kv_hold.prompt_token_ids:
+            params = add_member_to_object(params, PROMPT_TOKEN_IDS, kv_hold.prompt_token_ids)
+        return add_member(body, FIELD, params)
 
-    def release(self, _kind: Kind, _body: Body, handover: Handover) -> Outgoing | None:
-        """The request that has the prefill pod free what nobody will read."""
-        return refused(handover)
+    def release_request(
+        self, _kind: RequestKind, _body: Body, kv_hold: KvHold
+    ) -> ReleaseRequest | None:
+        return refused_request(kv_hold)
 
-    def inquiry(self, _attempt: Attempt) -> Inquiry | None:
-        """Nothing: the prefill's answer says it all."""
-        return None
+    def _check(self, params: TransferParams) -> None:
+        """Raise ParamsUnusable if the decode engine could not read the KV these name."""
+        if params.transfer_mode not in (None, self.transfer_mode):
+            raise ParamsUnusable(
+                f"{FIELD}.transfer_mode is {params.transfer_mode}, expected {self.transfer_mode}:"
+                " the prefill pod uses another connector"
+            )
 
-    def learned(self, attempt: Attempt, answer: bytes) -> None:
-        """Never called: there is no inquiry."""
-
-    def expected(self, _attempt: Attempt) -> Handover:
-        """Never called: the legs do not run together."""
-        raise ParamsUnusable("only the prefill's answer names the KV")
-
-    def forget(self, prefill: HostPort) -> None:
-        """Nothing is known of a pod."""
-
-    def _asked(self, kind: Kind, body: Body) -> dict[str, Any]:
-        changes: dict[str, Any] = {transfer_params.FIELD: _PREFILL_LEG}
-        if self.tokenize_once and kind is Kind.CHAT and renders_to_ids(body):
-            changes["return_token_ids"] = True
-        return changes
+    def _prefill_members(self, kind: RequestKind, body: Body) -> dict[str, Any]:
+        members: dict[str, Any] = {FIELD: _PREFILL_LEG}
+        if self._options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body):
+            members["return_token_ids"] = True
+        return members
 
 
-def refused(handover: Handover) -> Outgoing:
-    """A completion of an unknown model: its 404 has the decode engine say that it will not read.
+def refused_request(kv_hold: KvHold) -> ReleaseRequest:
+    """A completion for an unknown model: its 404 makes the decode engine notify the producer.
 
-    Other kinds do the same, but not generate, and completions take the least.
+    The other kinds except generate would do the same; a completion has the smallest body.
     """
     body = {
         "model": RELEASE_MODEL,
         "prompt": "x",
         "max_tokens": 1,
-        transfer_params.FIELD: Raw(handover.params),
+        FIELD: Raw(kv_hold.transfer_params),
     }
-    return Outgoing(PATHS[Kind.COMPLETIONS], msgspec.json.encode(body), expected=404)
+    return ReleaseRequest(_RELEASE_TARGET, msgspec.json.encode(body), expected_status=404)
 
 
-def _token_ids(read: PrefillAnswer) -> bytes:
-    """What was asked for, if it came; only then is it in the answer."""
-    ids = bytes(read.prompt_token_ids)
+def _token_ids(fields: PrefillAnswer) -> bytes:
+    """The token ids, which an answer contains only if the prefill leg asked for them."""
+    ids = bytes(fields.prompt_token_ids)
     return ids if ids[:1] == b"[" and ids[1:].lstrip() != b"]" else b""

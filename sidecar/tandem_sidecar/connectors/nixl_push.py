@@ -1,76 +1,61 @@
-"""NIXL push: the producer writes into blocks that decode registered (vLLM's NixlPushConnector).
+"""NIXL push (vLLM's NixlPushConnector): the producer writes into blocks that decode registered.
 
-1. prefill leg: as for pull
-2. decode leg: the client's body and the producer's object, from which decode takes whom to register
-   with; the producer matches it to the prefill by the request id, so both legs have one, in the
-   header and, for responses, in the body
-3. release: nothing but a request that runs frees the blocks before their lease, so it is run, for
-   one token, and its answer thrown away; not once a decode leg went out, which may have registered:
-   a second registration under its id waits for a write that never comes, and holds decode's own
-   blocks for good, where the producer's lease is short
+1. Prefill leg: as for NIXL pull.
+2. Decode leg: the client's body and the producer's object, which names the engine to register with.
+   The producer matches the registration to the prefill by the request id, so both legs have the
+   same id: in the header and, for responses, in the body.
+3. Release: only a request that runs frees the blocks before their lease ends. So the client's
+   request is run, capped to one token, and its answer discarded. This is not done once a decode leg
+   was sent, which may have registered: a second registration under its id waits for a write that
+   never comes and holds decode's own blocks for good, whereas the producer's lease is short.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from tandem_contract import transfer_params
-from tandem_contract.transfer_params import ParamsUnusable
+from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_contract.transfer_params import FIELD, REQUEST_ID, ParamsUnusable, TransferParams
 
-from ..bodies.edit import appended
-from ..bodies.kinds import PATHS, Kind, capped
+from ..bodies.edit import add_member_to_object, cap_to_one_token
 from ..bodies.parse import Body
-from .handover import Attempt, Handover, Outgoing
 from .nixl import Nixl
-
-NAME: Final = "nixl-push"
-
-
-class _Needed(msgspec.Struct):
-    tp_size: int | None = None
-
-
-_needed: Final = msgspec.json.Decoder(_Needed)
+from .protocol import HandoffAttempt, KvHold, ReleaseRequest
 
 
 class NixlPush(Nixl):
-    """The connector; holds no state."""
+    """The connector for pushed KV. It holds no state."""
 
-    light_release = False
-    waits_without_end = True
-    mode = "push"
+    release_is_notification = False
+    decode_may_wait_forever = True
+    transfer_mode = "push"
 
-    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
-        """Body of the prefill leg."""
-        return capped(kind, body, self._asked(kind, body) | _id_in_body(kind, attempt.engine_id))
+    def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
+        members = self._prefill_members(kind, body) | _id_member(kind, attempt.engine_id)
+        return cap_to_one_token(kind, body, members)
 
-    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
-        """What a prefill answer hands over. Raises ParamsUnusable.
-
-        Decode registers with so many ranks as the object says, and fails as a whole when it does
-        not say how many.
-        """
-        handover = super().handover(attempt, answer)
-        if not _needed.decode(handover.params).tp_size:
-            raise ParamsUnusable(f"{transfer_params.FIELD}.tp_size is missing")
-        return handover
-
-    def decode(self, kind: Kind, body: Body, handover: Handover) -> bytes:
-        """Body of the decode leg."""
-        data = super().decode(kind, body, handover)
-        for name, value in _id_in_body(kind, handover.engine_id).items():
-            data = appended(data, name, msgspec.json.encode(value))
+    def decode_body(self, kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
+        data = super().decode_body(kind, body, kv_hold)
+        for name, value in _id_member(kind, kv_hold.engine_id).items():
+            data = add_member_to_object(data, name, msgspec.json.encode(value))
         return data
 
-    def release(self, kind: Kind, body: Body, handover: Handover) -> Outgoing | None:
-        """The request that has the prefill pod write, and be done with, what nobody will read."""
-        changes = {transfer_params.FIELD: Raw(handover.params)} | _id_in_body(
-            kind, handover.engine_id
-        )
-        return Outgoing(PATHS[kind], capped(kind, body, changes), expected=200)
+    def release_request(
+        self, kind: RequestKind, body: Body, kv_hold: KvHold
+    ) -> ReleaseRequest | None:
+        members = {FIELD: Raw(kv_hold.transfer_params)} | _id_member(kind, kv_hold.engine_id)
+        data = cap_to_one_token(kind, body, members)
+        return ReleaseRequest(PATHS[kind].encode(), data, expected_status=200)
+
+    def _check(self, params: TransferParams) -> None:
+        super()._check(params)
+        # vLLM's decode engine registers with this number of ranks, and the whole engine fails if
+        # the number is missing.
+        if not params.tp_size:
+            raise ParamsUnusable(f"{FIELD}.tp_size is missing")
 
 
-def _id_in_body(kind: Kind, engine_id: str) -> dict[str, Any]:
-    """Responses take their id from the body alone."""
-    return {transfer_params.REQUEST_ID: f"resp_{engine_id}"} if kind is Kind.RESPONSES else {}
+def _id_member(kind: RequestKind, engine_id: str) -> dict[str, Any]:
+    """A responses request takes its id from the body only."""
+    return {REQUEST_ID: f"resp_{engine_id}"} if kind is RequestKind.RESPONSES else {}

@@ -1,71 +1,58 @@
-"""OffloadingConnector's peer-to-peer tier: both legs at once, matched by an id.
+"""The peer-to-peer tier of vLLM's OffloadingConnector: concurrent legs, matched by an id.
 
-1. prefill leg: the client's body capped to one token, and the id its blocks are parked under
-2. decode leg: the client's body, the id, and where the producer's tier listens
+1. Prefill leg: the client's body capped to one token, and the id under which its blocks are stored.
+2. Decode leg: the client's body, the id, and the address of the producer's tier.
 
-Decode loads what the producer parked and computes the rest, so a prefill that fails costs time and
-no answer. What nobody fetches the producer drops by itself, and a decode leg that is cancelled
-says so: there is no release.
+Decode loads the blocks that the producer stored and computes the rest, so a failed prefill costs
+time and no answer. There is no release: the producer drops blocks that are not fetched, and a
+cancelled decode leg tells it so.
 """
-
-from typing import Final
 
 import msgspec
 
-from tandem_contract import concurrent_params, ports, transfer_params
-from tandem_contract.commandline import HostPort
+from tandem_contract import ports
+from tandem_contract.concurrent_params import (
+    OffloadingDecode,
+    OffloadingPeerOfDecode,
+    OffloadingPeerOfPrefill,
+    OffloadingPrefill,
+)
+from tandem_contract.request_kinds import RequestKind
+from tandem_contract.transfer_params import FIELD
 
-from ..bodies.edit import with_member
-from ..bodies.kinds import Kind, capped
+from ..bodies.edit import add_member, cap_to_one_token
 from ..bodies.parse import Body
-from ..bodies.usage import cached_tokens
-from .handover import Attempt, Handover, Inquiry, Outgoing
-
-NAME: Final = "offloading"
+from ..bodies.usage import read_cached_tokens
+from .protocol import ConnectorOptions, HandoffAttempt, KvHold, ReleaseRequest
 
 
 class Offloading:
-    """The connector; holds no state."""
+    """The connector. It holds no state."""
 
-    together = True
-    light_release = True
-    waits_without_end = False
+    release_is_notification = True
+    decode_may_wait_forever = False
 
-    def __init__(self, *, peer_port: int = ports.OFFLOADING_P2P) -> None:
-        self._port = peer_port
+    def __init__(self, options: ConnectorOptions | None = None) -> None:
+        self._port = (options or ConnectorOptions()).peer_port or ports.OFFLOADING_P2P
 
-    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
-        """Body of the prefill leg."""
-        params = concurrent_params.OffloadingPrefill(
-            concurrent_params.OffloadingPeerOfPrefill(attempt.engine_id)
-        )
-        return capped(kind, body, {transfer_params.FIELD: params})
+    def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
+        params = OffloadingPrefill(OffloadingPeerOfPrefill(attempt.engine_id))
+        return cap_to_one_token(kind, body, {FIELD: params})
 
-    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
-        """What was expected, once the prefill is done."""
-        return Handover(self.expected(attempt).params, cached_tokens=cached_tokens(answer))
+    def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
+        expected = self.expected_kv_hold(attempt)
+        return KvHold(expected.transfer_params, cached_tokens=read_cached_tokens(answer))
 
-    def decode(self, _kind: Kind, body: Body, handover: Handover) -> bytes:
-        """Body of the decode leg."""
-        return with_member(body, transfer_params.FIELD, handover.params)
+    def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
+        return add_member(body, FIELD, kv_hold.transfer_params)
 
-    def release(self, _kind: Kind, _body: Body, _handover: Handover) -> Outgoing | None:
-        """Nothing: see above."""
+    def release_request(
+        self, _kind: RequestKind, _body: Body, _kv_hold: KvHold
+    ) -> ReleaseRequest | None:
         return None
 
-    def inquiry(self, _attempt: Attempt) -> Inquiry | None:
-        """Nothing: the id is ours."""
-        return None
+    # ConcurrentLegs
 
-    def learned(self, attempt: Attempt, answer: bytes) -> None:
-        """Never called: there is no inquiry."""
-
-    def expected(self, attempt: Attempt) -> Handover:
-        """What the decode leg needs, before the prefill answered."""
-        peer = concurrent_params.OffloadingPeerOfDecode(
-            attempt.engine_id, attempt.prefill.host, self._port
-        )
-        return Handover(msgspec.json.encode(concurrent_params.OffloadingDecode(peer)))
-
-    def forget(self, prefill: HostPort) -> None:
-        """Nothing is known of a pod."""
+    def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold:
+        peer = OffloadingPeerOfDecode(attempt.engine_id, attempt.prefill.host, self._port)
+        return KvHold(msgspec.json.encode(OffloadingDecode(peer)))

@@ -1,12 +1,13 @@
-"""Which prefill pods are left alone for a while, and until when. Pure: every call is told the time.
+"""Circuit breakers of the prefill pods. Pure: every call is given the time.
 
     closed ──(failures in a row)──► open ──(cooldown)──► half-open: one request probes
        ▲                             ▲                       │
        └──────── it answers ─────────┼───────────────────────┤
                                      └────── it fails ───────┘
 
-Who was let through by `wait` owes exactly one of `answered`, `failed`, `busy` or `dropped`.
-Only pods that failed or were busy are remembered, and those for `_FORGOTTEN` seconds.
+The caller reports the result of each request that `admit` let through, by exactly one of
+`record_success`, `record_failure`, `record_busy` or `cancel`. Only pods that failed or were busy
+are remembered, for `_TTL` seconds after their last use.
 """
 
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from ..settings import Breaker
 
 MAX_WAIT: Final = 60.0
 """Seconds of a Retry-After that are honoured."""
-_FORGOTTEN: Final = 600.0
+_TTL: Final = 600.0
 
 
-class Condition(StrEnum):
-    """How a prefill pod is treated."""
+class BreakerState(StrEnum):
+    """State of one circuit breaker."""
 
     CLOSED = "closed"
-    """It is asked, unless it wants to be left alone."""
+    """Requests are sent, except while a Retry-After of the pod runs."""
     OPEN = "open"
     HALF_OPEN = "half_open"
 
@@ -34,26 +35,28 @@ class Condition(StrEnum):
 @dataclass(slots=True)
 class _Target:
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     open: bool = False
     probing: bool = False
+    """Whether the one request of the half-open state is in flight."""
     until: float = 0.0
-    """Not asked before."""
-    seen: float = 0.0
+    """Time before which no request is sent."""
+    last_used: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One pod's, for those who look."""
+class BreakerStatus:
+    """One pod's circuit breaker, as `/state` and the metrics show it."""
 
-    condition: Condition
+    condition: BreakerState
     failures: int
+    """Failures in a row."""
     wait: float
-    """Seconds until it may be asked."""
+    """Seconds until a request may be sent."""
 
 
 class Breakers:
-    """One breaker for each prefill pod; times are any clock's seconds."""
+    """A circuit breaker for each prefill pod; times are seconds of any monotonic clock."""
 
     def __init__(self, settings: Breaker) -> None:
         self.settings = settings
@@ -61,12 +64,12 @@ class Breakers:
         self._targets: dict[HostPort, _Target] = {}
         self._swept = 0.0
 
-    def wait(self, address: HostPort, now: float) -> float:
-        """Seconds until `address` may be asked; 0: now, and this request is let through."""
+    def admit(self, address: HostPort, now: float) -> float:
+        """Let a request to `address` through and return 0, or return the seconds to wait."""
         target = self._targets.get(address)
         if target is None:
             return 0.0
-        target.seen = now
+        target.last_used = now
         if now < target.until:
             return target.until - now
         if target.open:
@@ -75,16 +78,16 @@ class Breakers:
             target.probing = True
         return 0.0
 
-    def answered(self, address: HostPort, now: float) -> None:
-        """It lives: whatever it said, it said it."""
+    def record_success(self, address: HostPort, now: float) -> None:
+        """The pod answered; whatever its status, it is alive."""
         target = self._targets.get(address)
         if target is not None:
-            target.failures, target.open, target.probing, target.seen = 0, False, False, now
+            target.failures, target.open, target.probing, target.last_used = 0, False, False, now
 
-    def failed(self, address: HostPort, now: float, *, hung: bool = False) -> float:
-        """It gave no answer, or a bad one; `hung`: not even a sign of life, which is enough.
+    def record_failure(self, address: HostPort, now: float, *, hung: bool = False) -> float:
+        """The pod did not answer, or answered with an error; `hung` opens the circuit at once.
 
-        Seconds for which it is left alone from now on, 0 when it goes on being asked.
+        Returns the seconds for which no request is sent from now on; 0 if the circuit is closed.
         """
         target = self._remember(address, now)
         target.failures += 1
@@ -93,42 +96,41 @@ class Breakers:
             target.until = max(target.until, now + self.settings.cooldown)
         return max(0.0, target.until - now)
 
-    def busy(self, address: HostPort, now: float, wait: float) -> None:
-        """It said to come back in `wait` seconds: a sign of life, and a wish."""
-        self.answered(address, now)
+    def record_busy(self, address: HostPort, now: float, wait: float) -> None:
+        """The pod is alive and asks for no requests for `wait` seconds (429 or 503)."""
+        self.record_success(address, now)
         if wait > 0:
             target = self._remember(address, now)
             target.until = max(target.until, now + min(wait, MAX_WAIT))
 
-    def dropped(self, address: HostPort) -> None:
-        """The request that was let through ended without a verdict."""
+    def cancel(self, address: HostPort) -> None:
+        """The admitted request ended without a result, so another one may probe."""
         target = self._targets.get(address)
         if target is not None:
             target.probing = False
 
-    def snapshot(self, now: float) -> dict[str, Standing]:
-        """Every pod that is remembered, by `host:port`."""
-        self._sweep(now)
-        return {str(address): _standing(target, now) for address, target in self._targets.items()}
+    def snapshot(self, now: float) -> dict[str, BreakerStatus]:
+        """Every remembered pod, by `host:port`."""
+        self._evict(now)
+        return {str(address): _status(target, now) for address, target in self._targets.items()}
 
     def _remember(self, address: HostPort, now: float) -> _Target:
-        self._sweep(now)
+        self._evict(now)
         target = self._targets.setdefault(address, _Target())
-        target.seen = now
+        target.last_used = now
         return target
 
-    def _sweep(self, now: float) -> None:
-        """Forget who was not asked for long; at most once a minute."""
-        if now - self._swept < _FORGOTTEN / 10:
+    def _evict(self, now: float) -> None:
+        """Drop pods that were not used for `_TTL` seconds; looks at most once a minute."""
+        if now - self._swept < _TTL / 10:
             return
         self._swept = now
-        kept = {a: t for a, t in self._targets.items() if now - t.seen < _FORGOTTEN}
-        self._targets = kept
+        self._targets = {a: t for a, t in self._targets.items() if now - t.last_used < _TTL}
 
 
-def _standing(target: _Target, now: float) -> Standing:
+def _status(target: _Target, now: float) -> BreakerStatus:
     wait = max(0.0, target.until - now)
     if not target.open:
-        return Standing(Condition.CLOSED, target.failures, wait)
-    condition = Condition.OPEN if wait > 0 else Condition.HALF_OPEN
-    return Standing(condition, target.failures, wait)
+        return BreakerStatus(BreakerState.CLOSED, target.failures, wait)
+    condition = BreakerState.OPEN if wait > 0 else BreakerState.HALF_OPEN
+    return BreakerStatus(condition, target.failures, wait)

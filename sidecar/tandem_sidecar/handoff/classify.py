@@ -1,4 +1,4 @@
-"""What an engine's answer to a leg means to the hand-off."""
+"""Classifies an engine's answer to a leg, as an event of the hand-off and as a recorded result."""
 
 import re
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_contract.transfer_params import ParamsUnusable
 
-from ..bodies.kinds import Kind
-from ..connectors.handover import Handover
-from ..http.collect import Answer, NoAnswer
+from ..connectors.protocol import KvHold
+from ..http.answers import Answer, NoAnswer
 from ..http.messages import ResponseHead
 from ..http.upstream import Failure
 from ..observability.record import Result
@@ -32,7 +32,7 @@ from .events_actions import (
 _TIMING: Final = headers.TIMING.encode()
 _RETRY_AFTER: Final = headers.RETRY_AFTER.encode()
 _ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\"")
-"""A stream's first chunk when the engine failed after it had sent 200."""
+"""The first chunk of a stream whose engine failed after it had sent 200."""
 _RESULTS: Final = {
     Failure.UNREACHABLE: Result.UNREACHABLE,
     Failure.REFUSED: Result.UNREACHABLE,
@@ -43,11 +43,12 @@ _RESULTS: Final = {
 
 
 def prefill_event(
-    answer: Answer | NoAnswer, handover: Callable[[bytes], Handover], name: str, unix: float
+    answer: Answer | NoAnswer, read_kv_hold: Callable[[bytes], KvHold], name: str, unix: float
 ) -> PrefillEvent:
-    """What the answer of the prefill backend `name` amounts to; `handover` reads its body.
+    """The event that the answer of the prefill backend `name` causes.
 
-    `unix` is the time of day, for a Retry-After that names one.
+    `read_kv_hold` reads the body of a 2xx answer; `unix` is the time of day, in seconds, for a
+    Retry-After that is a date.
     """
     if isinstance(answer, NoAnswer):
         malformed = answer.failure is Failure.MALFORMED
@@ -63,29 +64,29 @@ def prefill_event(
     if not 200 <= status < 300:
         return PrefillFailed(Cause.ERROR, f"prefill by {name}: answered {status}")
     try:
-        return PrefillAnswered(handover(answer.body))
+        return PrefillAnswered(read_kv_hold(answer.body))
     except ParamsUnusable as err:
         return PrefillUnusable(f"prefill by {name}: {err}")
 
 
-def decode_event(kind: Kind, status: int) -> DecodeEvent:
-    """What the head of a decode engine's answer to a request of `kind` amounts to."""
+def decode_event(kind: RequestKind, status: int) -> DecodeEvent:
+    """The event that the head of a decode engine's answer to a request of `kind` causes."""
     if status >= 500:
         return DecodeErrored(busy=status == 503)
     if status >= 400:
-        # Of its refusals, an engine is sure to release for an unknown model only: what its schema
-        # rejects has not got as far, under 400 or 422, and generate has no such care at all.
-        return DecodeRefused(released=status == 404 and kind is not Kind.GENERATE)
+        # vLLM releases the KV for certain only when it refuses an unknown model. Its schema check
+        # answers 400 or 422 before the request reaches the connector, and generate never releases.
+        return DecodeRefused(kv_released=status == 404 and kind is not RequestKind.GENERATE)
     return DecodeAdmitted()
 
 
-def tells_of_failure(head: ResponseHead, data: bytes) -> bool:
-    """Whether an answer's first bytes are a stream that begins with an error."""
+def starts_with_error(head: ResponseHead, data: bytes) -> bool:
+    """Whether the first bytes of an answer, `data`, are a stream that begins with an error."""
     return head.event_stream and _ERROR_EVENT.match(data) is not None
 
 
 def result_of(status: int) -> Result:
-    """How a leg ended that brought a whole answer."""
+    """The result of a leg that got a complete answer."""
     if status < 400:
         return Result.ANSWERED
     if status in (429, 503):
@@ -94,12 +95,15 @@ def result_of(status: int) -> Result:
 
 
 def result_of_failure(failure: Failure) -> Result:
-    """How a leg ended that brought none."""
+    """The result of a leg that got no complete answer."""
     return _RESULTS[failure]
 
 
 def retry_after(head: ResponseHead, unix: float) -> float:
-    """Seconds an engine wants to be left alone, 0 without a wish; `unix` is the time of day."""
+    """Seconds until the engine accepts requests again; 0 if it does not say.
+
+    `unix` is the time of day, in seconds, for a Retry-After that is a date.
+    """
     value = head.value(_RETRY_AFTER).decode("latin-1").strip()
     if value.isdecimal():
         return float(value[:9])
@@ -111,13 +115,14 @@ def retry_after(head: ResponseHead, unix: float) -> float:
 
 
 def read_timing(head: ResponseHead) -> Timing:
-    """What an engine said of its leg."""
+    """The times and counts that an engine reports of its leg."""
     value = head.value(_TIMING)
     return parse_timing(value.decode("latin-1")) if value else UNKNOWN
 
 
-def joined_timing(prefill: Timing | None, decode: Timing) -> Timing:
-    """Both legs as one: who prefilled tells of the prompt, the puller of the transfer."""
+def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
+    """The timing of both legs: the prompt as the prefill engine reports it, the transfer as the
+    decode engine does."""
     if prefill is None or prefill is decode:
         return decode
     return Timing(

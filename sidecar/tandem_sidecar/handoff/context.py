@@ -1,103 +1,112 @@
-"""What every exchange of a process shares, and what it needs of the rooms below."""
+"""What all requests of a process share, what one generation consists of, and the drain.
 
+`SidecarContext` gathers the shared objects. `Lifecycle` is the set of running work: during a drain
+it refuses new work, waits for the rest, and ends what is left when the drain timeout passes.
+"""
+
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from tandem_contract.commandline import HostPort
+from tandem_contract.request_kinds import RequestKind
 
-from ..bodies.kinds import Kind
 from ..bodies.parse import Body
-from ..connectors.handover import Attempt, Handover, Inquiry, Outgoing
+from ..connectors import ResolvedConnector
 from ..http.messages import Request
 from ..http.upstream import Pool
 from ..observability.record import Leg, Record
 from ..security.route import Route
 from ..settings import Settings
 from .breaker import Breakers
-from .lifecycle import Lifecycle
-from .liveness import Vigil
+from .liveness import LivenessMonitor
 
 
-class Connector(Protocol):
-    """How the two legs of a hand-off are written."""
-
-    @property
-    def together(self) -> bool:
-        """Whether the legs run at once; else the decode leg needs the prefill's answer."""
-
-    @property
-    def light_release(self) -> bool:
-        """Whether a release is a word, and not a request that the decode engine runs.
-
-        A word does no harm once the decode leg went out, and is less work than the prefill.
-        """
-
-    @property
-    def waits_without_end(self) -> bool:
-        """Whether decode waits for KV that never comes until its client leaves."""
-
-    def inquiry(self, attempt: Attempt) -> Inquiry | None:
-        """What the prefill pod must be asked first; None: nothing, or it is known."""
-
-    def learned(self, attempt: Attempt, answer: bytes) -> None:
-        """Take its answer's body. Raises ParamsUnusable."""
-
-    def forget(self, prefill: HostPort) -> None:
-        """What was learned of a pod is void: it failed."""
-
-    def prefill(self, kind: Kind, body: Body, attempt: Attempt) -> bytes:
-        """Body of the prefill leg."""
-
-    def expected(self, attempt: Attempt) -> Handover:
-        """What the prefill will hand over, when `together`."""
-
-    def handover(self, attempt: Attempt, answer: bytes) -> Handover:
-        """What the prefill answer hands over. Raises ParamsUnusable."""
-
-    def decode(self, kind: Kind, body: Body, handover: Handover) -> bytes:
-        """Body of the decode leg."""
-
-    def release(self, kind: Kind, body: Body, handover: Handover) -> Outgoing | None:
-        """The request that has the prefill pod free what nobody will read; None: there is none."""
-
-
-class Observer(Protocol):
-    """Who makes metrics, history, spans and logs of what happens."""
+class RecordObserver(Protocol):
+    """Makes metrics, history, spans and logs of the requests' records."""
 
     def on_request_start(self, record: Record) -> None:
-        """A request is being served; its record is filled from now on."""
+        """A request is being served; its record is filled in from now on."""
 
     def on_request_end(self, record: Record) -> None:
-        """It has ended; only releases may still end after it."""
+        """The request ended; of its legs only releases may still end later."""
 
     def on_release_end(self, record: Record, leg: Leg) -> None:
-        """A release of it ended."""
+        """A release of the request's KV ended."""
+
+
+class Work(Protocol):
+    """Something that must end before the process does."""
+
+    def drain_expired(self) -> None:
+        """The drain timeout passed: end now, with an error for the client if there is one."""
+
+    def describe(self) -> dict[str, object]:
+        """Ids, phase and age for `/state`; never prompt text."""
+
+
+class Lifecycle:
+    """The running work, and whether new work is accepted."""
+
+    def __init__(self, drain_timeout: float) -> None:
+        self.draining = False
+        self.timeout = drain_timeout
+        """Seconds that a drain leaves to running work; a reload changes it for the next drain."""
+        self.work: set[Work] = set()
+        self._emptied = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def add(self, work: Work) -> None:
+        self.work.add(work)
+
+    def remove(self, work: Work) -> None:
+        self.work.discard(work)
+        if not self.work:
+            self._emptied.set()
+
+    def drain(self) -> None:
+        """Refuse new work; running work gets the drain timeout, counted from the first call."""
+        if self.draining:
+            return
+        self.draining = True
+        self._expiry = asyncio.get_running_loop().call_later(self.timeout, self._expire)
+
+    async def idle(self) -> None:
+        """Wait until no work runs: after `drain`, until the drain timeout at the latest."""
+        while self.work:
+            self._emptied.clear()
+            await self._emptied.wait()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    def _expire(self) -> None:
+        for work in list(self.work):
+            work.drain_expired()
 
 
 @dataclass(slots=True)
-class Tools:
-    """What every exchange of a process shares."""
+class SidecarContext:
+    """The objects that all requests of a process share."""
 
     settings: Settings
-    """Replaced by a reload: a request keeps those it began with."""
+    """Replaced by a reload; a request keeps the settings that it began with."""
     pool: Pool
-    connector: Connector
-    observer: Observer
+    connector: ResolvedConnector
+    observer: RecordObserver
     lifecycle: Lifecycle
     breakers: Breakers
-    vigil: Vigil
+    liveness: LivenessMonitor
 
 
-class Generation(msgspec.Struct, frozen=True):
-    """A request that generates, understood."""
+class GenerationRequest(msgspec.Struct, frozen=True):
+    """A parsed request that generates text."""
 
     request: Request
     request_id: str
-    kind: Kind
+    kind: RequestKind
     body: Body
     route: Route
     record: Record
     settings: Settings
-    """Those it began with."""
+    """The settings in force when the request began."""

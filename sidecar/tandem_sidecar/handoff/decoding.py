@@ -1,216 +1,265 @@
-"""The decode side of one exchange: a leg to this pod's engine, and what comes back on it."""
+"""The decode leg of one hand-off: its request to this pod's engine, and the answer to it."""
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 
-from ..bodies.kinds import Kind
+from ..bodies.usage import UsageCorrector
+from ..http.answers import EventChunks
+from ..http.framing import LAST_CHUNK, chunk
 from ..http.messages import ResponseHead
-from ..http.relay import EventChunks
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
-from .classify import decode_event, read_timing, result_of, result_of_failure, tells_of_failure
-from .context import Tools
+from .classify import decode_event, read_timing, result_of, result_of_failure, starts_with_error
+from .context import SidecarContext
 from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
-from .recode import Recoder
+
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Side(Protocol):
-    """Who hears of the decode leg."""
+class DecodeListener(Protocol):
+    """Is told of the decode leg: the driver."""
 
-    def decoded(self, event: DecodeEvent) -> None:
-        """Something happened to it."""
+    def on_decode_event(self, event: DecodeEvent) -> None:
+        """The leg caused `event`."""
 
-    def answer_bytes(self, data: bytes, *, last: bool) -> None:
-        """Bytes of an answer that is being passed on."""
+    def write_answer(self, data: bytes, *, last: bool) -> None:
+        """Send bytes of the answer to the client."""
+
+
+class UsageRewriter:
+    """Corrects the count of cached tokens in an answer's payload, and frames the payload again.
+
+    The corrected answer may have another length, so it is sent in chunks.
+    """
+
+    def __init__(self, head: ResponseHead, cached: int | None, *, chunked: bool) -> None:
+        """`cached`: the right count, None to leave it; not `chunked`: for HTTP/1.0 clients."""
+        self.head = _as_chunked(head)
+        """The engine's head, changed to announce a chunked body."""
+        self._chunked = chunked
+        self._corrector = (
+            UsageCorrector(cached, stream=head.event_stream) if cached is not None else None
+        )
+
+    def take(self, payload: bytes, *, last: bool) -> bytes:
+        """Return the bytes to send now: none while the corrector has to hold them back."""
+        if self._corrector is not None:
+            payload = self._corrector.take(payload, last=last)
+        if not self._chunked:
+            return payload
+        out = chunk(payload) if payload else b""
+        return out + LAST_CHUNK if last else out
+
+
+def _as_chunked(head: ResponseHead) -> ResponseHead:
+    lines = [b"%b: %b" % pair for pair in head.headers if pair[0] not in _FRAMING]
+    block = b"\r\n".join([head.status_line, *lines, b"transfer-encoding: chunked"])
+    return ResponseHead(block, b"POST")
 
 
 class DecodeLeg:
-    """One decode leg; once `pass_on` was called its bytes are the client's."""
+    """One decode leg, and the receiver of its answer.
+
+    Until `start_forwarding` the first bytes of the answer are held and the engine is paused, so
+    that the answer can still be replaced. From then on all bytes are the client's. After `abort`
+    nothing reaches the listener any more, not even from a callback that is still running.
+    """
 
     def __init__(
         self,
-        tools: Tools,
-        side: Side,
-        kind: Kind,
+        context: SidecarContext,
+        listener: DecodeListener,
+        kind: RequestKind,
         engine: HostPort,
-        seen: Leg,
+        leg: Leg,
         *,
         http10: bool,
-        recode: bool,
+        rewrite_usage: bool,
     ) -> None:
-        """`http10`: the client knows no chunks; `recode`: the answer's usage may be wrong."""
-        self.payload_only = http10 or recode
+        """`http10`: the client cannot read chunks; `rewrite_usage`: the usage may be wrong."""
+        self.payload_only = http10 or rewrite_usage
         self.cached: int | None = None
-        """The right count of cached tokens, known before the answer is passed on; None: leave it.
+        """The right count of cached tokens, set before `start_forwarding`; None: leave the count.
         """
         self.answer: ResponseHead | None = None
         self.timing = UNKNOWN
-        self._tools = tools
-        self._side = side
-        self._seen = seen
+        self._context = context
+        self._listener = listener
+        self._leg = leg
         self._kind = kind
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._http10 = http10
-        self._recode = recode
-        self._recoder: Recoder | None = None
+        self._rewrite_usage = rewrite_usage
+        self._rewriter: UsageRewriter | None = None
         self._chunks: EventChunks | None = None
         self._reads_kv = False
-        self._passing = False
-        self._dropped = False
-        self._held: tuple[bytes, bool] | None = None
-        """First bytes that may not go out yet, and whether they are the last."""
+        self._forwarding = False
+        self._aborted = False
+        self._early_bytes: tuple[bytes, bool] | None = None
+        """First bytes of the answer that may not be sent yet, and whether they are the last."""
         self._call: Call | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._pulse = tools.vigil.watch(engine, self)
+        self._first_byte_timer: asyncio.TimerHandle | None = None
+        self._liveness = context.liveness.watch(engine, self)
 
     def send(
-        self, method: bytes, request: bytes, *, reads_kv: bool, patience: float | None
+        self, method: bytes, request: bytes, *, reads_kv: bool, first_byte_timeout: float | None
     ) -> None:
-        """Begin. A leg that reads KV goes out once: its blocks may be another prompt's by then.
+        """Send the leg. One that reads KV is sent only once: a second read could come after the
+        producer freed the blocks and gave them to another prompt.
 
-        `patience`: seconds until its first bytes, of an engine that may wait for ever.
+        `first_byte_timeout`: seconds, for an engine that might wait for KV without limit.
         """
-        if patience is not None:
-            self._patience = self._loop.call_later(patience, self._waited, patience)
+        if first_byte_timeout is not None:
+            self._first_byte_timer = self._loop.call_later(
+                first_byte_timeout, self._expire, first_byte_timeout
+            )
         self._reads_kv = reads_kv
-        self._call = self._tools.pool.send(self._engine, method, request, self, once=reads_kv)
+        self._call = self._context.pool.send(self._engine, method, request, self, once=reads_kv)
 
     def pause(self) -> None:
-        """Take no more from the engine for now."""
+        """Stop reading from the engine."""
         if self._call is not None:
             self._call.pause()
 
     def resume(self) -> None:
-        """Take more again, unless what came is still held."""
-        if self._call is not None and self._held is None:
+        """Read from the engine again, unless its first bytes are still held."""
+        if self._call is not None and self._early_bytes is None:
             self._call.resume()
 
     def abort(self) -> None:
-        """Close the connection; hand on nothing more, not even from the callback under way."""
-        self._dropped = True
-        status = self._seen.status
+        """Close the connection, so that the engine aborts the request."""
+        self._aborted = True
+        status = self._leg.status
         result = Result.ABORTED if status is None or status < 500 else result_of(status)
-        self._seen.end(result, self._loop.time(), status=status)
-        self._pulse.leave(self)
-        self._wait_no_more()
+        self._leg.end(result, self._loop.time(), status=status)
+        self._liveness.unwatch(self)
+        self._cancel_first_byte_timer()
         if self._call is not None:
             self._call.abort()
             self._call = None
 
-    def pass_on(self) -> ResponseHead | None:
-        """Have bytes go to the side from now on. The head that they belong to, if one came."""
-        self._passing = True
-        if self._recode and self.answer is not None:
-            self._recoder = Recoder(self.answer, self.cached, chunks=not self._http10)
-            return self._recoder.head
+    def start_forwarding(self) -> ResponseHead | None:
+        """Send bytes to the listener from now on. Returns the answer's head, if it has arrived."""
+        self._forwarding = True
+        if self._rewrite_usage and self.answer is not None:
+            self._rewriter = UsageRewriter(self.answer, self.cached, chunked=not self._http10)
+            return self._rewriter.head
         return self.answer
 
-    def give_held(self) -> bool:
-        """Hand on what was held before `pass_on`. Whether that was all of it."""
-        held, self._held = self._held, None
-        if held is None:
+    def flush_early_bytes(self) -> bool:
+        """Send the held bytes. Returns whether they were the whole answer."""
+        early, self._early_bytes = self._early_bytes, None
+        if early is None:
             return False
-        self._hand_on(*held)
-        return held[1]
+        self._write(*early)
+        return early[1]
 
-    @property
-    def between_chunks(self) -> bool:
-        """Whether an error event may follow what was passed on."""
-        if self._recode:
+    def takes_event(self) -> bool:
+        """Whether an error event may follow what was sent; call it once, after the leg ended."""
+        if self._rewrite_usage:
             return not self._http10
-        return self._chunks is not None and self._chunks.between
+        return self._chunks is not None and self._chunks.takes_chunk()
 
-    def silent(self, detail: str) -> None:
-        """The engine hangs."""
-        self._seen.end(Result.SILENT, self._loop.time(), detail=detail)
+    def engine_hung(self, detail: str) -> None:
+        self._leg.end(Result.SILENT, self._loop.time(), detail=detail)
         self.abort()
-        self._side.decoded(DecodeLost(f"decode failed: {detail}"))
+        self._listener.on_decode_event(DecodeLost(f"decode failed: {detail}"))
 
-    # What the engine says.
+    # Receiver of the engine's answer.
 
     def head(self, head: ResponseHead) -> None:
         self.answer = head
         self.timing = read_timing(head)
-        seen = self._seen
-        seen.first_byte, seen.status, seen.timing = self._loop.time(), head.status, self.timing
+        leg = self._leg
+        leg.first_byte, leg.status, leg.timing = self._loop.time(), head.status, self.timing
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
-        self._pulse.alive = True
-        # Admission matters to KV that waits for it.
+        self._liveness.alive = True
+        # The head is an event only if KV depends on it (it tells that the engine admitted the
+        # request) or if it is an error. Otherwise the first bytes are the first event.
         if self._reads_kv or head.status >= 500:
-            self._side.decoded(decode_event(self._kind, head.status))
+            self._listener.on_decode_event(decode_event(self._kind, head.status))
 
     def body(self, data: bytes, last: bool) -> None:
-        self._pulse.alive = True
+        # Runs for every read from the engine: the frequent case, forwarding a stream, comes first.
+        self._liveness.alive = True
         if self._chunks is not None:
             data = self._chunks.take(data)
         if last:
-            self._pulse.leave(self)
+            self._liveness.unwatch(self)
             self._call = None
-        if self._passing:
-            if last or self._recoder is not None:
-                self._pass(data, last)
-            elif data and not self._dropped:
-                self._side.answer_bytes(data, last=False)
-        elif self._held is not None:
-            self._held = self._held[0] + data, last
-        elif (data or last) and not self._dropped:
-            self._begin(data, last)
+        if self._forwarding:
+            # The last bytes end the leg and a rewriter may hold bytes back, so both go through
+            # `_forward`; all other bytes go straight to the client.
+            if last or self._rewriter is not None:
+                self._forward(data, last)
+            elif data and not self._aborted:
+                self._listener.write_answer(data, last=False)
+        elif self._early_bytes is not None:
+            # The engine is paused, but a read that was already under way can still arrive.
+            self._early_bytes = self._early_bytes[0] + data, last
+        elif (data or last) and not self._aborted:
+            self._start_answer(data, last)
 
     def failed(self, failure: Failure, detail: str) -> None:
-        status = self._seen.status
-        self._seen.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
-        self._pulse.leave(self)
-        self._wait_no_more()
+        status = self._leg.status
+        self._leg.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
+        self._liveness.unwatch(self)
+        self._cancel_first_byte_timer()
         self._call = None
-        self._side.decoded(DecodeLost(f"decode failed: {detail}", failure is Failure.STALE))
+        lost = DecodeLost(f"decode failed: {detail}", failure is Failure.STALE)
+        self._listener.on_decode_event(lost)
 
-    def _waited(self, seconds: float) -> None:
-        """The KV does not come, though the engine lives."""
+    def _expire(self, seconds: float) -> None:
+        """The first byte did not come in time: the KV does not arrive, though the engine lives."""
         detail = f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off"
-        self._seen.end(Result.DEADLINE, self._loop.time(), detail=detail)
+        self._leg.end(Result.DEADLINE, self._loop.time(), detail=detail)
         self.abort()
-        self._side.decoded(DecodeLost(f"decode failed: {detail}", again=True))
+        lost = DecodeLost(f"decode failed: {detail}", engine_may_be_healthy=True)
+        self._listener.on_decode_event(lost)
 
-    def _wait_no_more(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _cancel_first_byte_timer(self) -> None:
+        if self._first_byte_timer is not None:
+            self._first_byte_timer.cancel()
+            self._first_byte_timer = None
 
-    def _begin(self, data: bytes, last: bool) -> None:
-        self._wait_no_more()
-        if self.answer is not None and tells_of_failure(self.answer, data):
+    def _start_answer(self, data: bytes, last: bool) -> None:
+        """Report the first bytes; within the call the listener forwards, waits or aborts."""
+        self._cancel_first_byte_timer()
+        if self.answer is not None and starts_with_error(self.answer, data):
             detail = "a stream that begins with an error"
-            self._seen.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
-            self._side.decoded(DecodeErrored())
+            self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
+            self._listener.on_decode_event(DecodeErrored())
         else:
-            self._side.decoded(DecodeStarted())
-        if self._dropped:
+            self._listener.on_decode_event(DecodeStarted())
+        if self._aborted:
             return
-        if self._passing:
-            self._pass(data, last)
+        if self._forwarding:
+            self._forward(data, last)
             return
-        self._held = data, last
+        # The prefill of concurrent legs has not answered yet: hold the bytes, pause the engine.
+        self._early_bytes = data, last
         if not last:
             self.pause()
 
-    def _pass(self, data: bytes, last: bool) -> None:
-        self._hand_on(data, last)
-        if last and not self._dropped:
-            self._side.decoded(DecodeEnded())
+    def _forward(self, data: bytes, last: bool) -> None:
+        self._write(data, last)
+        if last and not self._aborted:
+            self._listener.on_decode_event(DecodeEnded())
 
-    def _hand_on(self, data: bytes, last: bool) -> None:
-        if self._dropped:
+    def _write(self, data: bytes, last: bool) -> None:
+        if self._aborted:
             return
         if last:
-            status = self._seen.status or 0
-            self._seen.end(result_of(status), self._loop.time(), status=status)
-        if self._recoder is not None:
-            data = self._recoder.take(data, last=last)
+            status = self._leg.status or 0
+            self._leg.end(result_of(status), self._loop.time(), status=status)
+        if self._rewriter is not None:
+            data = self._rewriter.take(data, last=last)
             if not data and not last:
                 return
-        self._side.answer_bytes(data, last=last)
+        self._listener.write_answer(data, last=last)

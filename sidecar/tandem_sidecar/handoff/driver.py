@@ -1,9 +1,9 @@
 """Drives one hand-off through `machine` over real connections.
 
-    Exchange(tools, client, generation, engine, decode_name).start()
+    HandoffDriver(context, client, generation, engine, decode_name).start()
 
-Everything happens in callbacks of the event loop: an event goes to `machine.step`, whose actions
-are performed in `_do` and nowhere else.
+Everything happens in callbacks of the event loop: each event goes to `machine.step`, and `_act`
+alone performs the actions it returns.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Final
 from tandem_contract.commandline import HostPort
 from tandem_contract.timing import Timing
 
-from ..connectors.handover import Attempt, Handover
-from ..http.server import Client
+from ..connectors.protocol import HandoffAttempt, KvHold
+from ..http.answers import Relay
+from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
-from .classify import joined_timing
-from .context import Generation, Tools
+from .classify import merge_timing
+from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
-from .outbound import engine_request, fresh_id
-from .prefilling import Prefills
-from .release import release
-from .reply import Reply, Served
+from .outbound import engine_request, new_engine_id, release_kv
+from .prefilling import PrefillAttempts
+from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
 
 log = logging.getLogger(__name__)
 
@@ -35,213 +35,241 @@ _FAILURES: Final = frozenset(
         events_actions.PrefillUnusable,
     }
 )
-_BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.Pairing})
+_BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.BothLegs})
+_PHASES: Final = {
+    machine.Prefilling: "prefilling",
+    machine.BothLegs: "pairing",
+    machine.Decoding: "decoding",
+    machine.Answering: "answering",
+    machine.Ended: "ended",
+}
+"""The states as `/state` names them."""
 
 
-class Exchange:
-    """One generation to be split, from the request read to the response written."""
+class HandoffDriver:
+    """One generation that two engines serve, from the request read to the response written."""
 
     survives_half_close = False
 
     def __init__(
         self,
-        tools: Tools,
-        client: Client,
-        generation: Generation,
+        context: SidecarContext,
+        client: ClientConnection,
+        generation: GenerationRequest,
         engine: HostPort,
         decode_name: str,
     ) -> None:
-        self._tools = tools
-        self._gen = generation
+        self._context = context
+        self._generation = generation
         self._record = generation.record
         self._engine = engine
         self._decode_name = decode_name
         self._loop = asyncio.get_running_loop()
         self._state: machine.State
-        self._reply = Reply(client, generation.request)
-        self.answer_bytes = self._reply.body
-        self._prefills = Prefills(tools, generation, self)
+        self._client = client
+        self._relay = Relay(client, generation.request)
+        # The relay's own method, bound once, because every piece of the answer passes through it.
+        self.write_answer = self._relay.body
+        self._attempts = PrefillAttempts(context, generation, self)
         self._decode: DecodeLeg | None = None
         self._decode_id = ""
         self._full = False
 
     def start(self) -> None:
-        """Begin; the response is written to the client from callbacks."""
-        self._tools.lifecycle.enter(self)
-        self._tools.observer.on_request_start(self._record)
-        route, settings = self._gen.route, self._gen.settings
+        """Begin the hand-off; callbacks write the response to the client."""
+        self._context.lifecycle.add(self)
+        self._context.observer.on_request_start(self._record)
+        route, settings = self._generation.route, self._generation.settings
         self._perform(machine.begin(len(route.candidates), settings.policy, 1 + settings.retries))
 
-    # What the client's connection and the drain say.
+    # From the client's connection and the drain.
 
-    def client_left(self) -> None:
-        self._event(events_actions.ClientLeft())
+    def client_disconnected(self) -> None:
+        self._handle(events_actions.ClientDisconnected())
 
-    def client_full(self) -> None:
+    def pause_sending(self) -> None:
         self._full = True
         if self._decode is not None:
             self._decode.pause()
 
-    def client_ready(self) -> None:
+    def resume_sending(self) -> None:
         self._full = False
         if self._decode is not None:
             self._decode.resume()
 
     def drain_expired(self) -> None:
-        self._event(events_actions.DrainExpired())
+        self._handle(events_actions.DrainExpired())
 
     def describe(self) -> dict[str, object]:
         return {
-            "request_id": self._gen.request_id,
+            "request_id": self._generation.request_id,
             "path": self._state.path.value,
-            "phase": type(self._state).__name__.lower(),
+            "phase": _PHASES[type(self._state)],
             "age_seconds": round(self._loop.time() - self._record.received, 3),
         }
 
-    # What the legs say.
+    # From the legs.
 
-    def prefilled(self, event: events_actions.PrefillEvent) -> None:
+    def on_prefill_event(self, event: events_actions.PrefillEvent) -> None:
         if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
-            self._decode.cached = event.handover.cached_tokens
-        self._event(event)
+            self._decode.cached = event.kv_hold.cached_tokens
+        self._handle(event)
 
-    def decoded(self, event: events_actions.DecodeEvent) -> None:
-        self._event(event)
+    def on_decode_event(self, event: events_actions.DecodeEvent) -> None:
+        self._handle(event)
 
-    def unwanted(self, attempt: Attempt, handover: Handover) -> None:
-        """An aborted prefill had been answered already."""
-        release(self._tools, self._gen, self._engine, attempt.engine_id, handover)
+    def release_unused_kv(self, attempt: HandoffAttempt, kv_hold: KvHold) -> None:
+        release_kv(self._context, self._generation, self._engine, attempt.engine_id, kv_hold)
 
     # The machine.
 
-    def _event(self, event: events_actions.Event) -> None:
+    def _handle(self, event: events_actions.Event) -> None:
         if type(self._state) is not machine.Ended:
             if type(event) in _FAILURES:
                 self._log_failure(event)
             self._perform(machine.step(self._state, event))
 
     def _perform(self, step: machine.Step) -> None:
-        """Act on a step, and on what its last action found at once."""
-        found: events_actions.Event | None
+        """Perform the actions of a step, and of the steps that its last action causes at once."""
+        caused: events_actions.Event | None
         while True:
             self._state, actions = step
-            if self._prefills.deadline and type(self._state) not in _BEFORE_DECODE:
-                self._prefills.settled()
-            found = None
+            if self._attempts.deadline and type(self._state) not in _BEFORE_DECODE:
+                self._attempts.cancel_deadline()
+            caused = None
             for action in actions:
-                found = self._do(action)
-            if found is None:
+                caused = self._act(action)
+            if caused is None:
                 break
-            step = machine.step(self._state, found)
+            step = machine.step(self._state, caused)
         if type(self._state) is machine.Ended:
             self._end(self._state)
 
-    def _do(self, action: events_actions.Action) -> events_actions.Event | None:  # noqa: C901 - one line for each
+    def _act(self, action: events_actions.Action) -> events_actions.Event | None:  # noqa: C901 - one line for each
         match action:
-            case events_actions.PassDecode():
-                return self._pass_decode()
-            case events_actions.StartDecode(handover):
-                self._start_decode(handover)
+            case events_actions.ForwardDecodeAnswer():
+                return self._forward_decode_answer()
+            case events_actions.StartDecode(kv_hold):
+                self._start_decode(kv_hold)
             case events_actions.StartPrefill(candidate, last):
-                return self._prefills.start(candidate, last=last)
-            case events_actions.PassPrefill():
-                self._pass_prefill()
+                return self._attempts.start(candidate, last=last)
+            case events_actions.ForwardPrefillAnswer():
+                self._forward_prefill_answer()
             case events_actions.AbortPrefill():
-                self._prefills.abort()
+                self._attempts.abort()
             case events_actions.AbortDecode():
                 if self._decode is not None:
                     self._decode.abort()
-            case events_actions.Release(handover) if self._tools.connector.light_release:
-                release(self._tools, self._gen, self._engine, self._attempt_id, handover)
-            case events_actions.Fail(status, message, wait):
-                self._told(status)
-                self._reply.error(
-                    status, message, self._served(), close=self._closing, retry_after=wait
-                )
-            case events_actions.Cut(status, message):
-                between = self._decode is not None and self._decode.between_chunks
-                self._reply.cut(status, message, between_chunks=between)
+            case events_actions.ReleaseKv(kv_hold):
+                # A release that an engine runs would register a second time under the id of a
+                # decode leg that was sent; see `connectors.nixl_push`.
+                if self._context.connector.core.release_is_notification:
+                    engine_id = self._attempt_id
+                    release_kv(self._context, self._generation, self._engine, engine_id, kv_hold)
+            case events_actions.SendError(status, message, retry_after):
+                self._send_error(status, message, retry_after)
+            case events_actions.CutAnswer(status, message):
+                takes_event = self._decode is not None and self._decode.takes_event()
+                self._relay.cut(status, message, takes_event=takes_event)
             case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None
 
     @property
     def _attempt_id(self) -> str:
-        leg = self._prefills.leg
+        leg = self._attempts.leg
         return leg.attempt.engine_id if leg is not None else ""
 
-    def _start_decode(self, handover: Handover | None) -> None:
-        gen, record = self._gen, self._record
-        if handover is None:
-            engine_id, body = fresh_id(gen.request_id), gen.body.data
-            self._prefills.timing = None
-            cached, recode = None, False
+    def _start_decode(self, kv_hold: KvHold | None) -> None:
+        generation, record = self._generation, self._record
+        connector = self._context.connector
+        if kv_hold is None:
+            engine_id, body = new_engine_id(generation.request_id), generation.body.data
+            self._attempts.timing = None
+            cached, rewrite_usage = None, False
         else:
-            engine_id, connector = self._attempt_id, self._tools.connector
-            body = connector.decode(gen.kind, gen.body, handover)
-            cached = handover.cached_tokens
-            recode = cached is not None or connector.together
+            engine_id = self._attempt_id
+            body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
+            cached = kv_hold.cached_tokens
+            # With concurrent legs only the prefill's answer, which comes later, tells the count.
+            rewrite_usage = cached is not None or connector.concurrent is not None
         self._decode_id = engine_id
-        seen = record.leg(Phase.DECODE, self._decode_name, engine_id, self._loop.time())
+        leg = record.leg(Phase.DECODE, self._decode_name, engine_id, self._loop.time())
         self._decode = DecodeLeg(
-            self._tools,
+            self._context,
             self,
-            gen.kind,
+            generation.kind,
             self._engine,
-            seen,
-            http10=gen.request.http10,
-            recode=recode,
+            leg,
+            http10=generation.request.http10,
+            rewrite_usage=rewrite_usage,
         )
         self._decode.cached = cached
-        request = engine_request(gen.request, self._engine, seen, body)
-        reads_kv = handover is not None
-        waits = reads_kv and self._tools.connector.waits_without_end
-        patience = gen.settings.push_timeout if waits else None
-        self._decode.send(gen.request.method, request, reads_kv=reads_kv, patience=patience)
+        request = engine_request(generation.request, self._engine, leg, body)
+        reads_kv = kv_hold is not None
+        may_wait = reads_kv and connector.core.decode_may_wait_forever
+        timeout = generation.settings.push_timeout if may_wait else None
+        self._decode.send(
+            generation.request.method, request, reads_kv=reads_kv, first_byte_timeout=timeout
+        )
         if self._full:
             self._decode.pause()
 
     # The answer.
 
-    def _pass_decode(self) -> events_actions.Event | None:
-        """Pass the answer on; the event is its end, when that was held already."""
+    def _forward_decode_answer(self) -> events_actions.Event | None:
+        """Forward the answer; returns its end as an event if it has arrived completely."""
         leg = self._decode
-        head = leg.pass_on() if leg is not None else None
+        head = leg.start_forwarding() if leg is not None else None
         if leg is None or head is None:
             return None
-        self._told(head.status)
-        timing = joined_timing(self._prefills.timing, leg.timing)
-        self._reply.begin(head, self._served(timing), close=self._closing)
-        if leg.give_held():
+        self._record_response(head.status)
+        timing = merge_timing(self._attempts.timing, leg.timing)
+        lines = self._served_by(timing).encode()
+        self._relay.begin(head, ANSWER_DROPPED, lines, close=self._closing)
+        if leg.flush_early_bytes():
             return events_actions.DecodeEnded()
         if not self._full:
             leg.resume()
         return None
 
-    def _pass_prefill(self) -> None:
-        answer = self._prefills.answer
+    def _forward_prefill_answer(self) -> None:
+        answer = self._attempts.answer
         if answer is not None:
-            self._told(answer.head.status)
-            self._reply.whole(answer, self._served(), close=self._closing)
+            self._record_response(answer.head.status)
+            request, lines = self._generation.request, self._served_by().encode()
+            send_collected(self._client, request, answer, lines, close=self._closing)
 
-    def _told(self, status: int) -> None:
+    def _send_error(self, status: int, message: str, retry_after: int) -> None:
+        self._record_response(status)
+        send_error(
+            self._client,
+            self._generation.request,
+            status,
+            message,
+            self._served_by().encode(),
+            close=self._closing,
+            retry_after=retry_after,
+        )
+
+    def _record_response(self, status: int) -> None:
         self._record.status, self._record.first_byte = status, self._loop.time()
 
     @property
     def _closing(self) -> bool:
-        return self._tools.lifecycle.draining
+        return self._context.lifecycle.draining
 
-    def _served(self, timing: Timing | None = None) -> Served:
-        return Served(
-            request_id=self._gen.request_id,
+    def _served_by(self, timing: Timing | None = None) -> ServedBy:
+        return ServedBy(
+            request_id=self._generation.request_id,
             path=self._state.path,
             decode=self._decode_name,
-            prefill=self._prefills.name,
-            timing=timing if self._gen.route.routed else None,
+            prefill=self._attempts.backend,
+            timing=timing if self._generation.route.routed else None,
         )
 
     def _log_failure(self, event: events_actions.Event) -> None:
-        """One line for each failed attempt."""
+        """Log one line for each failed attempt."""
         if isinstance(event, events_actions.DecodeErrored):
             answer = self._decode.answer if self._decode is not None else None
             status = answer.status if answer is not None else 0
@@ -252,15 +280,16 @@ class Exchange:
         elif isinstance(event, events_actions.PrefillFailed | events_actions.PrefillUnusable):
             self._warn(self._attempt_id, event.detail)
 
-    def _warn(self, engine_id: str, what: str) -> None:
-        ids = {"request_id": self._gen.request_id, "engine_id": engine_id}
-        log.warning("%s", what, extra=ids)
+    def _warn(self, engine_id: str, detail: str) -> None:
+        ids = {"request_id": self._generation.request_id, "engine_id": engine_id}
+        log.warning("%s", detail, extra=ids)
 
     def _end(self, state: machine.Ended) -> None:
         record = self._record
         record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
-        self._tools.lifecycle.leave(self)
-        self._tools.observer.on_request_end(record)
-        # The parts know one another: only the collector would free them, and the bodies with them.
-        self._decode = self._prefills.leg = None
-        del self._prefills
+        self._context.lifecycle.remove(self)
+        self._context.observer.on_request_end(record)
+        # Break the reference cycles between the driver and its legs. Otherwise only the cycle
+        # collector would free the request and its bodies.
+        self._decode = self._attempts.leg = None
+        del self._attempts

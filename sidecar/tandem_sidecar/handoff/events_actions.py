@@ -1,7 +1,7 @@
-"""What can happen to a hand-off, and what can be done about it: the words of `machine`.
+"""Events that happen to a hand-off and actions that the driver performs: what `machine` works on.
 
-Structs rather than frozen dataclasses, which take several times as long to make: each request makes
-a dozen of them.
+They are msgspec Structs because each request creates about a dozen of them and frozen dataclasses
+take several times as long to create.
 """
 
 from enum import StrEnum
@@ -10,161 +10,170 @@ import msgspec
 
 from tandem_contract.paths import ErrorPhase
 
-from ..connectors.handover import Handover
+from ..connectors.protocol import KvHold
 
 
 class Cause(StrEnum):
-    """Why a prefill attempt failed without being the client's fault."""
+    """Why a prefill attempt failed although the client's request is valid."""
 
     UNREACHABLE = "unreachable"
-    """Connection refused, not made in time, or lost."""
+    """The connection was refused, not made in time, or lost."""
     ERROR = "error"
-    """5xx, or an answer that is no HTTP."""
+    """5xx, or an answer that is not HTTP."""
     BUSY = "busy"
     """429 or 503."""
     SILENT = "silent"
-    """Neither an answer nor a sign of life: the leg is still out."""
+    """The engine sent no byte and failed its health check. The leg is still in flight."""
     DEADLINE = "deadline"
-    """The time for all attempts together is used up: the leg is still out."""
-    HELD = "held"
-    """Not asked: it failed too often of late, or asked to be left alone."""
+    """The time for all attempts together is used up. The leg is still in flight."""
+    CIRCUIT_OPEN = "circuit_open"
+    """Not sent: the pod's circuit breaker is open, or its Retry-After has not passed."""
 
 
-# Events: what the driver saw.
+# Events, reported by the driver.
 
 
 class PrefillSent(msgspec.Struct, frozen=True, gc=False):
-    """The prefill leg is out, and the decode leg need not wait for its answer."""
+    """The prefill leg was sent, and the decode leg does not have to wait for its answer."""
 
-    handover: Handover
+    kv_hold: KvHold
 
 
 class PrefillAnswered(msgspec.Struct, frozen=True, gc=False):
-    """2xx with usable kv_transfer_params."""
+    """2xx with usable transfer parameters."""
 
-    handover: Handover
+    kv_hold: KvHold
 
 
 class PrefillUnusable(msgspec.Struct, frozen=True, gc=False):
-    """2xx with nothing a decode engine could read."""
+    """2xx that names no KV which a decode engine could read."""
 
     detail: str
 
 
 class PrefillRejected(msgspec.Struct, frozen=True, gc=False):
-    """4xx but 429: the client's fault, another engine would say the same."""
+    """4xx other than 429: the request is invalid, and another engine would answer the same."""
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, gc=False):
+    """The attempt failed for a reason in the pod or on the way to it."""
+
     cause: Cause
     detail: str
-    """For the client's error and the log; no prompt text."""
-    wait: float = 0.0
-    """Seconds until the target may be asked again; of BUSY and HELD."""
+    """For the client's error and the log; contains no prompt text."""
+    retry_after: float = 0.0
+    """Seconds until the pod may be sent requests again; for BUSY and CIRCUIT_OPEN."""
 
 
 class DecodeAdmitted(msgspec.Struct, frozen=True, gc=False):
-    """The decode engine's 2xx head came: it holds the request and reads the KV itself."""
+    """The decode engine sent a 2xx head: it owns the request and will read the KV itself."""
 
 
 class DecodeRefused(msgspec.Struct, frozen=True, gc=False):
-    """4xx: the client's fault, or too much at a time (429)."""
+    """4xx: the request is invalid, or there are too many requests (429)."""
 
-    released: bool
-    """Whether refusing made the engine have the KV freed."""
+    kv_released: bool
+    """Whether the refusal made the engine release the KV."""
 
 
 class DecodeErrored(msgspec.Struct, frozen=True, gc=False):
-    """5xx, or an error as the first event of a stream, before a byte went to the client."""
+    """5xx, or a stream whose first event is an error, before a byte was sent to the client."""
 
     busy: bool = False
-    """503: the engine takes no more; asking again would not help."""
+    """503: the engine takes no more requests, so sending another leg would not help."""
 
 
 class DecodeStarted(msgspec.Struct, frozen=True, gc=False):
-    """The first bytes of an answer to pass on are there."""
+    """The first bytes of an answer that can be forwarded have arrived."""
 
 
 class DecodeLost(msgspec.Struct, frozen=True, gc=False):
-    """Connection refused, lost before the answer's end, or without a sign of life."""
+    """Connection refused, or lost before the end of the answer, or the engine hangs."""
 
     detail: str
-    again: bool = False
-    """The engine may be well: a kept connection was closed, or KV never came."""
+    engine_may_be_healthy: bool = False
+    """The failure says nothing about the engine: a pooled connection was closed, or pushed KV never
+    arrived. The prompt can be computed there."""
 
 
 class DecodeEnded(msgspec.Struct, frozen=True, gc=False):
-    """The answer's last byte came."""
+    """The last byte of the answer arrived."""
 
 
-class ClientLeft(msgspec.Struct, frozen=True, gc=False):
-    pass
+class ClientDisconnected(msgspec.Struct, frozen=True, gc=False):
+    """The client closed its connection."""
 
 
 class DrainExpired(msgspec.Struct, frozen=True, gc=False):
-    """The drain timeout passed and this request is still running."""
+    """The drain timeout passed while this request was still running."""
 
 
 PrefillEvent = PrefillSent | PrefillAnswered | PrefillUnusable | PrefillRejected | PrefillFailed
 DecodeEvent = (
     DecodeAdmitted | DecodeRefused | DecodeErrored | DecodeStarted | DecodeLost | DecodeEnded
 )
-Event = PrefillEvent | DecodeEvent | ClientLeft | DrainExpired
+Event = PrefillEvent | DecodeEvent | ClientDisconnected | DrainExpired
 
-# Actions: what the driver is to do, in order.
+# Actions, performed by the driver in the order given.
 
 
 class StartPrefill(msgspec.Struct, frozen=True, gc=False):
+    """Send the prefill leg to a candidate."""
+
     candidate: int
-    """Index into the request's candidates."""
+    """Index into the request's prefill candidates."""
     last: bool
-    """No other candidate remains: it may use all the time that is left."""
+    """No other candidate remains, so this attempt may use all the time that is left."""
 
 
 class StartDecode(msgspec.Struct, frozen=True, gc=False):
-    handover: Handover | None
-    """What to read the KV by; None: the engine computes the prompt itself."""
+    """Send the decode leg to this pod's engine."""
+
+    kv_hold: KvHold | None
+    """The KV to read; None: the engine computes the prompt itself."""
 
 
 class AbortPrefill(msgspec.Struct, frozen=True, gc=False):
-    """Stop it; what it had already handed over is released."""
+    """Abort the attempt in flight; KV that its answer still hands over is released."""
 
 
 class AbortDecode(msgspec.Struct, frozen=True, gc=False):
-    """Close the connection: the engine stops."""
+    """Close the connection, so that the engine aborts the request."""
 
 
-class Release(msgspec.Struct, frozen=True, gc=False):
-    """Have the prefill pod free blocks that nobody will read."""
+class ReleaseKv(msgspec.Struct, frozen=True, gc=False):
+    """Make the prefill pod free blocks that will not be read."""
 
-    handover: Handover
-
-
-class PassPrefill(msgspec.Struct, frozen=True, gc=False):
-    """Give the client the prefill engine's own answer."""
+    kv_hold: KvHold
 
 
-class PassDecode(msgspec.Struct, frozen=True, gc=False):
-    """Give the client the decode engine's answer from here on, and what was held of it."""
+class ForwardPrefillAnswer(msgspec.Struct, frozen=True, gc=False):
+    """Send the prefill engine's own answer to the client."""
 
 
-class Fail(msgspec.Struct, frozen=True, gc=False):
-    """Answer with an error of ours."""
+class ForwardDecodeAnswer(msgspec.Struct, frozen=True, gc=False):
+    """Send the decode engine's answer to the client, from the bytes that already arrived on."""
+
+
+class SendError(msgspec.Struct, frozen=True, gc=False):
+    """Answer the client with an error of the sidecar."""
 
     status: int
     message: str
     retry_after: int = 1
-    """Seconds; told with a 503."""
+    """Seconds, for the Retry-After header of a 503."""
 
 
-class Cut(msgspec.Struct, frozen=True, gc=False):
-    """End a started answer so that nobody takes it for whole."""
+class CutAnswer(msgspec.Struct, frozen=True, gc=False):
+    """End a started answer so that the client cannot mistake it for complete."""
 
     status: int
     message: str
 
 
 class CountError(msgspec.Struct, frozen=True, gc=False):
+    """Count a failure in the metrics and the request's record."""
+
     phase: ErrorPhase
 
 
@@ -173,10 +182,10 @@ Action = (
     | StartDecode
     | AbortPrefill
     | AbortDecode
-    | Release
-    | PassPrefill
-    | PassDecode
-    | Fail
-    | Cut
+    | ReleaseKv
+    | ForwardPrefillAnswer
+    | ForwardDecodeAnswer
+    | SendError
+    | CutAnswer
     | CountError
 )

@@ -1,39 +1,51 @@
-"""One request to this pod's engine and its answer back, without a hand-off.
+"""Forwards one request to this pod's engine and its answer back, without a hand-off.
 
-Forward ─┬─ Alone         a generation that one engine serves
-         └─ Passthrough   what generates nothing, websockets included
+Forward ─┬─ SingleEngineGeneration   a generation that this engine serves alone
+         └─ Passthrough              a request that generates nothing; also websockets
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.timing import Timing
 
+from ..http.answers import EventChunks, Relay
 from ..http.messages import Request, ResponseHead
-from ..http.relay import EventChunks, Relay
-from ..http.server import Client
+from ..http.server import ClientConnection
+from ..http.tunnel import Tunnel
 from ..http.upstream import Call, Failure
-from ..observability.record import Leg, Outcome, Phase, Record, Result
-from .classify import result_of, result_of_failure
-from .context import Tools
-from .liveness import Pulse
-from .machine import DRAINED
-from .outbound import ANSWER_DROPPED, engine_request, fresh_id
-from .reply import refuse
+from ..observability.record import PASSTHROUGH, Leg, Outcome, Phase, Record, Result
+from .classify import read_timing, result_of, result_of_failure, starts_with_error
+from .context import SidecarContext
+from .liveness import EngineLiveness
+from .machine import DRAIN_EXPIRED_MESSAGE
+from .outbound import REQUEST_ID, client_request_id, engine_request, new_engine_id
+from .reply import ANSWER_DROPPED, ServedBy, encode_headers, new_record, send_error
+
+log = logging.getLogger(__name__)
 
 
 class Forward(ABC):
-    """Until its first bytes the answer may become an error of ours; then it is whole or cut."""
+    """A forwarded request, and the receiver of its answer.
+
+    Until the first bytes of the answer are written, an error of the sidecar can replace it. From
+    then on it ends completely or is cut.
+    """
 
     survives_half_close = False
     leg: Leg
     _head: ResponseHead
     _call: Call | None = None
-    _pulse: Pulse
+    _liveness: EngineLiveness
 
-    def __init__(self, tools: Tools, client: Client, request: Request, record: Record) -> None:
+    def __init__(
+        self, context: SidecarContext, client: ClientConnection, request: Request, record: Record
+    ) -> None:
         self.payload_only = request.http10
-        self.tools = tools
+        self.context = context
         self.record = record
         self._loop = asyncio.get_running_loop()
         self._client = client
@@ -42,14 +54,14 @@ class Forward(ABC):
         self._chunks: EventChunks | None = None
 
     def start(self, engine: HostPort, backend: str, body: bytes) -> None:
-        """Send `body` to `engine`, which is called `backend`; the rest is callbacks."""
-        tools, record, request = self.tools, self.record, self._request
-        tools.lifecycle.enter(self)
-        tools.observer.on_request_start(record)
-        ident = fresh_id(record.request_id)
-        self.leg = record.leg(Phase.DECODE, backend, ident, record.received)
-        self._pulse = tools.vigil.watch(engine, self)
-        self._call = tools.pool.send(
+        """Send `body` to `engine`, whose name is `backend`; callbacks write the response."""
+        context, record, request = self.context, self.record, self._request
+        context.lifecycle.add(self)
+        context.observer.on_request_start(record)
+        engine_id = new_engine_id(record.request_id)
+        self.leg = record.leg(Phase.DECODE, backend, engine_id, record.received)
+        self._liveness = context.liveness.watch(engine, self)
+        self._call = context.pool.send(
             engine,
             request.method,
             engine_request(request, engine, self.leg, body),
@@ -57,37 +69,37 @@ class Forward(ABC):
             switching=bool(request.upgrade),
         )
 
-    # For those below.
+    # For subclasses.
 
     @abstractmethod
-    def lines(self) -> bytes:
-        """Header lines of ours; `leg` knows what the engine said, if it did."""
+    def header_lines(self) -> bytes:
+        """The sidecar's header lines; `leg` holds what the engine's head said, if it came."""
 
     @abstractmethod
-    def first_bytes(self, head: ResponseHead, data: bytes) -> None:
-        """The answer begins."""
+    def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
+        """The answer begins with `data`."""
 
     @abstractmethod
-    def lost(self, detail: str) -> str:
-        """No answer comes, or no more of one; returns what the client is told."""
+    def report_loss(self, detail: str) -> str:
+        """The answer is lost; return the error message for the client."""
 
-    # What the client's connection and the drain say.
+    # From the client's connection and the drain.
 
-    def client_left(self) -> None:
+    def client_disconnected(self) -> None:
         self._abort()
         self.end(Outcome.ABANDONED)
 
-    def client_full(self) -> None:
+    def pause_sending(self) -> None:
         if self._call is not None:
             self._call.pause()
 
-    def client_ready(self) -> None:
+    def resume_sending(self) -> None:
         if self._call is not None:
             self._call.resume()
 
     def drain_expired(self) -> None:
         self._abort()
-        self._break(503, DRAINED)
+        self._break_off(503, DRAIN_EXPIRED_MESSAGE)
 
     def describe(self) -> dict[str, object]:
         return {
@@ -97,24 +109,26 @@ class Forward(ABC):
             "age_seconds": round(self._loop.time() - self.record.received, 3),
         }
 
-    # What the engine says.
+    # Receiver of the engine's answer.
 
     def head(self, head: ResponseHead) -> None:
         leg = self.leg
         leg.status, leg.first_byte = head.status, self._loop.time()
         self._head = head
-        self._pulse.alive = True
+        self._liveness.alive = True
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
 
     def body(self, data: bytes, last: bool) -> None:
-        self._pulse.alive = True
+        self._liveness.alive = True
         if self._chunks is not None:
             data = self._chunks.take(data)
         if not (data or last):
             return
         if not self._relay.written:
             self._begin(data)
+        # The end is recorded before the last bytes are written, which may start the client's next
+        # request within this call (pipelining).
         if last:
             self.end_leg(result_of(self.leg.status or 0))
             self.end(Outcome.ANSWERED)
@@ -123,37 +137,37 @@ class Forward(ABC):
     def failed(self, failure: Failure, detail: str) -> None:
         self._fail(result_of_failure(failure), detail)
 
-    def silent(self, detail: str) -> None:
-        """The engine hangs."""
+    def engine_hung(self, detail: str) -> None:
         if self._call is not None:
             self._call.abort()
         self._fail(Result.SILENT, detail)
 
-    # Ends.
+    # The end.
 
     def end_leg(self, result: Result, detail: str = "") -> None:
-        """The engine is done with, one way or another."""
-        self._pulse.leave(self)
+        """Record the end of the leg."""
+        self._liveness.unwatch(self)
         self.leg.end(result, self._loop.time(), status=self.leg.status, detail=detail)
 
     def end(self, outcome: Outcome) -> None:
-        """So is the request."""
+        """Record the end of the request."""
         self.record.outcome, self.record.ended = outcome, self._loop.time()
-        # Each knows the other: only the collector would free them, and the bodies with them.
+        # Break the reference cycle with the call. Otherwise only the cycle collector would free
+        # the request and its bodies.
         self._call = None
-        self.tools.lifecycle.leave(self)
-        self.tools.observer.on_request_end(self.record)
+        self.context.lifecycle.remove(self)
+        self.context.observer.on_request_end(self.record)
 
     def _begin(self, data: bytes) -> None:
         record, head = self.record, self._head
         record.status, record.first_byte = head.status, self._loop.time()
-        self.first_bytes(head, data)
-        closing = self.tools.lifecycle.draining
-        self._relay.begin(head, ANSWER_DROPPED, self.lines(), close=closing)
+        self.inspect_first_bytes(head, data)
+        closing = self.context.lifecycle.draining
+        self._relay.begin(head, ANSWER_DROPPED, self.header_lines(), close=closing)
 
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
-        self._break(502, self.lost(detail))
+        self._break_off(502, self.report_loss(detail))
 
     def _abort(self) -> None:
         status = self.leg.status
@@ -161,13 +175,115 @@ class Forward(ABC):
         if self._call is not None:
             self._call.abort()
 
-    def _break(self, status: int, message: str) -> None:
+    def _break_off(self, status: int, message: str) -> None:
+        """Cut an answer that was started; otherwise send an error instead."""
         if self._relay.written:
             self.end(Outcome.CUT)
-            between = self._chunks is not None and self._chunks.between
-            self._relay.cut(status, message, between_chunks=between)
+            takes_event = self._chunks is not None and self._chunks.takes_chunk()
+            self._relay.cut(status, message, takes_event=takes_event)
         else:
             self.record.status, self.record.first_byte = status, self._loop.time()
             self.end(Outcome.FAILED)
-            closing = self.tools.lifecycle.draining
-            refuse(self._client, self._request, status, message, self.lines(), close=closing)
+            closing = self.context.lifecycle.draining
+            lines = self.header_lines()
+            send_error(self._client, self._request, status, message, lines, close=closing)
+
+
+class SingleEngineGeneration(Forward):
+    """A generation that is not split: the engine's answer with the sidecar's headers."""
+
+    def __init__(
+        self,
+        context: SidecarContext,
+        client: ClientConnection,
+        request: Request,
+        record: Record,
+        *,
+        routed: bool,
+    ) -> None:
+        """`routed`: a router sent the request and reads the timing from the answer."""
+        super().__init__(context, client, request, record)
+        self._routed = routed
+
+    def header_lines(self) -> bytes:
+        leg, path = self.leg, self.record.path or RoutingPath.UNIFIED
+        timing: Timing | None = leg.timing if self._routed else None
+        return ServedBy(self.record.request_id, path, leg.backend, timing=timing).encode()
+
+    def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
+        self.leg.timing = read_timing(head)
+        if head.status >= 500:
+            self._count_error(
+                f"decode by {self.leg.backend}: answered with an error ({head.status})"
+            )
+        elif starts_with_error(head, data):
+            # The result is recorded now; the leg itself goes on, still monitored, to its end.
+            detail = "a stream that begins with an error"
+            self.leg.end(Result.ERROR, self._loop.time(), status=head.status, detail=detail)
+            self._count_error(f"decode by {self.leg.backend}: {detail}")
+
+    def report_loss(self, detail: str) -> str:
+        self._count_error(f"decode failed: {detail}")
+        return f"decode failed: {detail}"
+
+    def _count_error(self, detail: str) -> None:
+        self.record.errors += (ErrorPhase.DECODE,)
+        ids = {"request_id": self.record.request_id, "engine_id": self.leg.engine_id}
+        log.warning("%s", detail, extra=ids)
+
+
+class Passthrough(Forward):
+    """A request that generates nothing; it may switch to another protocol."""
+
+    def __init__(self, context: SidecarContext, client: ClientConnection, request: Request) -> None:
+        record = new_record(request, client_request_id(request), PASSTHROUGH)
+        super().__init__(context, client, request, record)
+        self.survives_half_close = request.method in (b"GET", b"HEAD")
+        self._tunnel: Tunnel | None = None
+
+    def header_lines(self) -> bytes:
+        """The client's request id, if the engine's answer carries a request id."""
+        if self.leg.status is None or not self._head.value(REQUEST_ID):
+            return b""
+        return encode_headers({REQUEST_ID.decode(): self.record.request_id})
+
+    def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
+        """Nothing to inspect: the sidecar does not interpret these answers."""
+
+    def report_loss(self, detail: str) -> str:
+        # Probes and scrapes would fill the log several times a second while an engine is down, and
+        # their senders see the error in the answer.
+        level = logging.DEBUG if self.record.method == "GET" else logging.WARNING
+        # The path is not logged: it may contain names that the client chose.
+        ids = {"request_id": self.record.request_id}
+        log.log(level, "passthrough of %s failed: %s", self.record.method, detail, extra=ids)
+        return detail
+
+    def describe(self) -> dict[str, object]:
+        phase = "passthrough" if self._tunnel is None else "tunnel"
+        return {"request_id": self.record.request_id, "phase": phase}
+
+    def drain_expired(self) -> None:
+        if self._tunnel is None:
+            super().drain_expired()
+        else:
+            self._tunnel.cut(DRAIN_EXPIRED_MESSAGE)
+
+    def head(self, head: ResponseHead) -> None:
+        super().head(head)
+        if head.status == 101 and self._call is not None:
+            self._switch(head, self._call)
+
+    def _switch(self, head: ResponseHead, call: Call) -> None:
+        """Hand both connections to a tunnel; a silent engine is normal from here on."""
+        self.record.status, self.record.first_byte = head.status, self.leg.first_byte
+        self._liveness.unwatch(self)
+        upgrade = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")
+        lines = upgrade + self.header_lines()
+        self._tunnel = Tunnel(self._client, call, self._tunnel_ended)
+        self._tunnel.begin(head.encode(ANSWER_DROPPED, lines, close=False, plain=False))
+
+    def _tunnel_ended(self, why: str) -> None:
+        self._tunnel = None
+        self.end_leg(Result.LOST if why else Result.ANSWERED, why)
+        self.end(Outcome.CUT if why else Outcome.ANSWERED)

@@ -1,12 +1,13 @@
-"""Tells a hung engine from a slow one: an engine that is silent on every leg is asked for a sign.
+"""Tells a hung engine from a slow one, by probing `/health` of engines that send nothing.
 
-    pulse = vigil.watch(address, leg)     # leg.silent(detail) is called should the engine hang
-    pulse.alive = True                    # with every byte
-    pulse.leave(leg)
+    liveness = monitor.watch(address, leg)    # calls leg.engine_hung(detail) if the engine hangs
+    liveness.alive = True                     # with every byte from the engine
+    liveness.unwatch(leg)
 
-After `silence` seconds without a byte from an engine, its `/health` is asked on a connection apart;
-any answer is a sign of life, and with none for as long again all its legs are told. One timer
-serves all legs; a leg costs a set's entry and its bytes an assignment.
+If an engine sends no byte on any leg for `silence` seconds, the monitor requests its `/health` on a
+separate connection. Any answer proves it alive; if none comes for another `silence` seconds, all
+its legs are told that it hangs. One timer serves all engines: a leg costs one set entry, and each
+of its reads one assignment.
 """
 
 import asyncio
@@ -15,125 +16,129 @@ from typing import Final, Protocol
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
-from ..http.collect import Answer, Collector, NoAnswer
+from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Call, Failure, Pool
 
 _TICKS: Final = 4
-"""In `silence` seconds: how much later than due an engine is asked or given up."""
+"""Checks in `silence` seconds: an engine is probed, or given up, up to a quarter of it late."""
 
 
-class Watched(Protocol):
-    """A leg that waits for its engine."""
+class MonitoredLeg(Protocol):
+    """A leg that waits for bytes from its engine."""
 
-    def silent(self, detail: str) -> None:
-        """The engine hangs. The leg is still out."""
+    def engine_hung(self, detail: str) -> None:
+        """The engine hangs. The leg is still in flight: abort it."""
 
 
-class Pulse:
-    """One engine's signs of life."""
+class EngineLiveness:
+    """What is known of one engine, and the legs that wait for it."""
 
-    __slots__ = ("alive", "asked", "call", "heard", "legs")
+    __slots__ = ("alive", "last_alive", "legs", "probe", "probed_at")
 
     def __init__(self, now: float) -> None:
         self.alive = False
-        """It sent something since the last tick."""
-        self.heard = now
-        self.asked: float | None = None
-        self.call: Call | None = None
-        self.legs: set[Watched] = set()
+        """Whether the engine sent something since the last check."""
+        self.last_alive = now
+        self.probed_at: float | None = None
+        """When `/health` was requested; None: no probe is in flight or unanswered."""
+        self.probe: Call | None = None
+        self.legs: set[MonitoredLeg] = set()
 
-    def leave(self, leg: Watched) -> None:
-        """The leg waits no more."""
+    def unwatch(self, leg: MonitoredLeg) -> None:
+        """Stop monitoring for `leg`."""
         self.legs.discard(leg)
 
 
-class Vigil:
-    """Every engine that is waited for."""
+class LivenessMonitor:
+    """Probes `/health` of engines that sent no byte for `silence` seconds."""
 
     def __init__(self, pool: Pool, silence: float) -> None:
         self.silence = silence
         """Seconds. Replaced by a reload."""
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._pulses: dict[HostPort, Pulse] = {}
+        self._engines: dict[HostPort, EngineLiveness] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
-    def watch(self, address: HostPort, leg: Watched) -> Pulse:
-        """Wait for `address` from now on; `leave` ends it."""
-        pulse = self._pulses.get(address)
-        if pulse is None:
-            pulse = self._pulses[address] = Pulse(self._loop.time())
-        elif not pulse.legs:
-            pulse.alive = True
-        pulse.legs.add(leg)
+    def watch(self, address: HostPort, leg: MonitoredLeg) -> EngineLiveness:
+        """Monitor the engine at `address` for `leg`, until `unwatch`."""
+        engine = self._engines.get(address)
+        if engine is None:
+            engine = self._engines[address] = EngineLiveness(self._loop.time())
+        elif not engine.legs:
+            # Without legs the engine had no reason to send anything: its silence starts now.
+            engine.alive = True
+        engine.legs.add(leg)
         if self._timer is None:
             self._schedule()
-        return pulse
+        return engine
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Stop monitoring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for pulse in self._pulses.values():
-            _stop_asking(pulse)
-        self._pulses.clear()
+        for engine in self._engines.values():
+            _cancel_probe(engine)
+        self._engines.clear()
 
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
-        # Timers run before what has arrived is read: after a stall of ours nobody is judged.
+        # Timers run before received data is processed. After a stall of the event loop, bytes that
+        # prove an engine alive may still be unread, so this check is skipped.
         if now - self._due < self.silence / _TICKS:
-            self._look(now)
-        if self._pulses and self._timer is None:
+            self._check_engines(now)
+        if self._engines and self._timer is None:
             self._schedule()
 
     def _schedule(self) -> None:
         self._due = self._loop.time() + self.silence / _TICKS
         self._timer = self._loop.call_at(self._due, self._tick)
 
-    def _look(self, now: float) -> None:
-        for address, pulse in list(self._pulses.items()):
-            if not pulse.legs:
-                _stop_asking(pulse)
-                del self._pulses[address]
-            elif pulse.alive:
-                pulse.alive, pulse.heard = False, now
-                _stop_asking(pulse)
-            elif pulse.asked is None:
-                if now - pulse.heard >= self.silence:
-                    self._ask(address, pulse, now)
-            elif now - pulse.asked >= self.silence:
-                self._give_up(address, pulse, now)
+    def _check_engines(self, now: float) -> None:
+        for address, engine in list(self._engines.items()):
+            if not engine.legs:
+                _cancel_probe(engine)
+                del self._engines[address]
+            elif engine.alive:
+                engine.alive, engine.last_alive = False, now
+                _cancel_probe(engine)
+            elif engine.probed_at is None:
+                if now - engine.last_alive >= self.silence:
+                    self._send_probe(address, engine, now)
+            elif now - engine.probed_at >= self.silence:
+                self._report_hung(address, engine, now)
 
-    def _ask(self, address: HostPort, pulse: Pulse, now: float) -> None:
+    def _send_probe(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
         def done(answer: Answer | NoAnswer) -> None:
-            pulse.call = None
-            # A connection that is not made says nothing. A refusal is a sign, and one that breaks
-            # off: an engine that ends takes no more, and a dead one's legs break by themselves.
+            engine.probe = None
+            # Without a connection nothing is known. A refused or broken connection counts as alive:
+            # an engine that shuts down closes its listener first and still finishes its requests,
+            # and the legs of an engine that died break by themselves.
             if isinstance(answer, Answer) or answer.failure is not Failure.UNREACHABLE:
-                pulse.alive = True
+                engine.alive = True
 
-        pulse.asked = now
+        engine.probed_at = now
         host = [(b"host", str(address).encode())]
         request = request_bytes(b"GET", endpoints.HEALTH.encode(), host, b"")
-        pulse.call = self._pool.send(address, b"GET", request, Collector(done))
+        engine.probe = self._pool.send(address, b"GET", request, Collector(done))
 
-    def _give_up(self, address: HostPort, pulse: Pulse, now: float) -> None:
-        _stop_asking(pulse)
-        pulse.heard = now
+    def _report_hung(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
+        _cancel_probe(engine)
+        engine.last_alive = now
         detail = f"{address}: no sign of life for {2 * self.silence:.3g}s"
-        for leg in list(pulse.legs):
-            # What follows one leg's end may be another's.
-            if leg in pulse.legs:
-                pulse.leave(leg)
-                leg.silent(detail)
+        for leg in list(engine.legs):
+            # Ending one leg may end another, which then must not be told.
+            if leg in engine.legs:
+                engine.unwatch(leg)
+                leg.engine_hung(detail)
 
 
-def _stop_asking(pulse: Pulse) -> None:
-    pulse.asked = None
-    if pulse.call is not None:
-        pulse.call.abort()
-        pulse.call = None
+def _cancel_probe(engine: EngineLiveness) -> None:
+    engine.probed_at = None
+    if engine.probe is not None:
+        engine.probe.abort()
+        engine.probe = None

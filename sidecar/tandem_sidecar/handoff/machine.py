@@ -1,19 +1,19 @@
-"""One request's hand-off as a state machine: no I/O, no clock, one place that decides.
+"""The state machine of one hand-off: pure, without I/O or clock. All decisions are made here.
 
-    state, actions = begin(candidates, policy, tries)
+    state, actions = begin(candidates, policy, max_attempts)
     state, actions = step(state, event)         # until state is Ended
 
-    Prefilling ──► Decoding ──► Answering ──► Ended, from each of them
+    Prefilling ──► Decoding ──► Answering ──► Ended, which every state can reach
       ▲   │         ▲  │  ▲         ▲
-      │   ▼         │  └──┘ once, locally
-      └ Pairing ────┴───────────────┘
+      │   ▼         │  └──┘ once, without the KV
+     BothLegs ──────┴───────────────┘
 
-`Pairing` is where both legs are out at once; a connector whose decode leg needs the prefill's
-answer never gets there. The driver performs the actions in their order and reports what happens as
-events. Until `Answering` nothing has gone to the client, so a failure may still become another
-attempt.
+In `BothLegs` the prefill and the decode leg are in flight at the same time; a hand-off whose decode
+leg needs the prefill's answer never gets there. The driver performs the actions in order and
+reports what happens as events. Nothing is sent to the client before `Answering`, so until then a
+failure can still lead to another attempt.
 
-Errors: `IllegalStep`, an event that cannot happen in a state: a mistake in the driver.
+Errors: `IllegalStep`: an event that cannot happen in this state, which is a bug in the driver.
 """
 
 from math import ceil, inf
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 
-from ..connectors.handover import Handover
+from ..connectors.protocol import KvHold
 from ..observability.record import Outcome
 from ..settings import Policy
 from .events_actions import (
@@ -32,9 +32,9 @@ from .events_actions import (
     AbortPrefill,
     Action,
     Cause,
-    ClientLeft,
+    ClientDisconnected,
     CountError,
-    Cut,
+    CutAnswer,
     DecodeAdmitted,
     DecodeEnded,
     DecodeErrored,
@@ -43,260 +43,292 @@ from .events_actions import (
     DecodeStarted,
     DrainExpired,
     Event,
-    Fail,
-    PassDecode,
-    PassPrefill,
+    ForwardDecodeAnswer,
+    ForwardPrefillAnswer,
     PrefillAnswered,
     PrefillFailed,
     PrefillRejected,
     PrefillSent,
     PrefillUnusable,
-    Release,
+    ReleaseKv,
+    SendError,
     StartDecode,
     StartPrefill,
 )
 
 
 class IllegalStep(RuntimeError):
-    """An event that the state does not allow."""
+    """An event that cannot happen in the current state."""
 
 
-# States. `path` is what the client is told, should the request end now.
+# States. `path` is the routing path that the client is told if the request ends in this state.
 
 
 class Prefilling(msgspec.Struct, frozen=True, gc=False):
+    """A prefill attempt is in flight, and no decode leg."""
+
     policy: Policy
     candidates: int
-    tries: int
-    """Candidates that may be asked; one that is held does not count."""
+    max_attempts: int
+    """Attempts that may be sent. A candidate with an open circuit breaker is skipped and does not
+    count."""
     attempt: int = 0
     failures: int = 0
-    soonest: float = inf
-    """Seconds until the first of those held may be asked again."""
+    earliest_retry: float = inf
+    """Seconds until the first of the skipped candidates may be sent requests again."""
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
 
 
-class Pairing(msgspec.Struct, frozen=True, gc=False):
-    """Both legs are out, and nothing of the decode leg is the client's before the prefill's 2xx."""
+class BothLegs(msgspec.Struct, frozen=True, gc=False):
+    """Both legs are in flight; nothing of the decode answer is sent before the prefill's 2xx."""
 
     prefilling: Prefilling
-    handover: Handover
+    kv_hold: KvHold
     admitted: bool = False
     started: bool = False
-    """Bytes of the answer wait."""
+    """Bytes of the decode answer have arrived and wait."""
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
 
 
 class Decoding(msgspec.Struct, frozen=True, gc=False):
-    """The decode leg is out and the client has nothing yet."""
+    """The decode leg is in flight, and nothing was sent to the client yet."""
 
     policy: Policy
     path: RoutingPath
-    handover: Handover | None = None
+    kv_hold: KvHold | None = None
     admitted: bool = False
 
 
 class Answering(msgspec.Struct, frozen=True, gc=False):
+    """The decode engine's answer is being sent to the client."""
+
     path: RoutingPath
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
+    """The request is over; further events change nothing."""
+
     path: RoutingPath
     outcome: Outcome
 
 
-Running = Prefilling | Pairing | Decoding | Answering
+Running = Prefilling | BothLegs | Decoding | Answering
 State = Running | Ended
 Step = tuple[State, tuple[Action, ...]]
 
-_STOPS: Final = frozenset({ClientLeft, DrainExpired})
-"""Looked up by type: isinstance takes long to say no of a struct. So frequent cases come first."""
-DRAINED: Final = "the pod is shutting down and the request did not finish in time"
+_STOPS: Final = frozenset({ClientDisconnected, DrainExpired})
+"""Looked up by type because a failing isinstance check of a Struct is slow. For the same reason
+`step` and the functions below test frequent cases first."""
+DRAIN_EXPIRED_MESSAGE: Final = "the pod is shutting down and the request did not finish in time"
 
 
-def begin(candidates: int, policy: Policy, tries: int) -> Step:
-    """Start a request that is to be split; `candidates` counts the prefill targets.
+def begin(candidates: int, policy: Policy, max_attempts: int) -> Step:
+    """Start a request that is to be split between engines; `candidates` counts the prefill pods.
 
-    A split without a candidate is a split that is impossible.
+    Without a candidate the request falls back to the decode engine or fails, as `policy` says.
     """
     if candidates == 0:
-        none = Fail(502, "no prefill backend is left to ask")
-        return _without_split(policy, RoutingPath.PREFILL_THEN_DECODE, none)
-    return Prefilling(policy, candidates, tries), (StartPrefill(0, candidates == 1 or tries == 1),)
+        error = SendError(502, "no prefill backend is left to ask")
+        return _fall_back_or_fail(policy, RoutingPath.PREFILL_THEN_DECODE, error)
+    return Prefilling(policy, candidates, max_attempts), (
+        StartPrefill(0, candidates == 1 or max_attempts == 1),
+    )
 
 
 def step(state: State, event: Event) -> Step:
-    """What follows `event`. Raises IllegalStep; past the end everything is without effect."""
+    """Return the next state and the actions that `event` causes.
+
+    Raises IllegalStep. Events after the end have no effect.
+    """
     if type(event) in _STOPS and not isinstance(state, Ended):
-        return _stopped(state, event)
+        return _stop(state, event)
     match state:
         case Decoding():
-            return _decoding(state, event)
+            return _step_decoding(state, event)
         case Answering():
-            return _answering(state, event)
+            return _step_answering(state, event)
         case Prefilling():
-            return _prefilling(state, event)
-        case Pairing():
-            return _pairing(state, event)
+            return _step_prefilling(state, event)
+        case BothLegs():
+            return _step_both_legs(state, event)
         case Ended():
             return state, ()
 
 
-def _stopped(state: Running, event: Event) -> Step:
-    """Whatever is out is stopped; KV that no engine has taken charge of is released."""
+def _stop(state: Running, event: Event) -> Step:
+    """Abort the legs in flight and release KV that no decode engine has admitted."""
     match state:
         case Prefilling():
             actions: tuple[Action, ...] = (AbortPrefill(),)
-        case Pairing():
-            actions = AbortPrefill(), AbortDecode(), Release(state.handover)
+        case BothLegs():
+            actions = AbortPrefill(), AbortDecode(), ReleaseKv(state.kv_hold)
         case Decoding():
-            actions = AbortDecode(), *_unread(state)
+            actions = AbortDecode(), *_release_if_not_admitted(state)
         case Answering():
             actions = (AbortDecode(),)
-    if isinstance(event, ClientLeft):
+    if isinstance(event, ClientDisconnected):
         return Ended(state.path, Outcome.ABANDONED), actions
     if isinstance(state, Answering):
-        return Ended(state.path, Outcome.CUT), (*actions, Cut(503, DRAINED))
-    return Ended(state.path, Outcome.FAILED), (*actions, Fail(503, DRAINED))
+        return Ended(state.path, Outcome.CUT), (*actions, CutAnswer(503, DRAIN_EXPIRED_MESSAGE))
+    return Ended(state.path, Outcome.FAILED), (*actions, SendError(503, DRAIN_EXPIRED_MESSAGE))
 
 
-def _prefilling(state: Prefilling, event: Event) -> Step:
+def _step_prefilling(state: Prefilling, event: Event) -> Step:
     match event:
-        case PrefillAnswered(handover):
-            return Decoding(state.policy, state.path, handover), (StartDecode(handover),)
-        case PrefillSent(handover):
-            return Pairing(state, handover), (StartDecode(handover),)
+        case PrefillAnswered(kv_hold):
+            return Decoding(state.policy, state.path, kv_hold), (StartDecode(kv_hold),)
+        case PrefillSent(kv_hold):
+            return BothLegs(state, kv_hold), (StartDecode(kv_hold),)
         case PrefillUnusable():
-            return _after_unusable(state, event)
+            return _after_unusable_prefill(state, event)
         case PrefillRejected():
-            return Ended(state.path, Outcome.ANSWERED), (PassPrefill(),)
+            return Ended(state.path, Outcome.ANSWERED), (ForwardPrefillAnswer(),)
         case PrefillFailed():
             return _after_failed_prefill(state, event)
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
-def _after_unusable(state: Prefilling, event: PrefillUnusable) -> Step:
+def _after_unusable_prefill(state: Prefilling, event: PrefillUnusable) -> Step:
     return _prepend(
         (CountError(ErrorPhase.KV_TRANSFER),),
-        _without_split(state.policy, state.path, Fail(502, event.detail)),
+        _fall_back_or_fail(state.policy, state.path, SendError(502, event.detail)),
     )
 
 
 def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
-    """The next candidate while there is one and time; then without the split."""
-    if event.cause is Cause.HELD:
-        return _next(replace(state, soonest=min(state.soonest, event.wait)), event)
+    """Try the next candidate while there is one and time; then fall back or fail."""
+    if event.cause is Cause.CIRCUIT_OPEN:
+        earliest_retry = min(state.earliest_retry, event.retry_after)
+        return _try_next_candidate(replace(state, earliest_retry=earliest_retry), event)
     failed: tuple[Action, ...] = (CountError(ErrorPhase.PREFILL),)
     if event.cause is Cause.DEADLINE:
-        late = _without_split(state.policy, state.path, Fail(504, event.detail))
-        return _prepend((*failed, AbortPrefill()), late)
+        timeout = SendError(504, event.detail)
+        return _prepend(
+            (*failed, AbortPrefill()), _fall_back_or_fail(state.policy, state.path, timeout)
+        )
+    # The other causes ended the leg; a hung engine's leg is still in flight.
     if event.cause is Cause.SILENT:
         failed = (*failed, AbortPrefill())
-    return _prepend(failed, _next(replace(state, failures=state.failures + 1), event))
+    state = replace(state, failures=state.failures + 1)
+    return _prepend(failed, _try_next_candidate(state, event))
 
 
-def _next(state: Prefilling, event: PrefillFailed) -> Step:
-    attempt, left = state.attempt + 1, state.tries - state.failures
+def _try_next_candidate(state: Prefilling, event: PrefillFailed) -> Step:
+    attempt, left = state.attempt + 1, state.max_attempts - state.failures
     if attempt < state.candidates and left > 0:
         last = attempt + 1 == state.candidates or left == 1
         return replace(state, attempt=attempt), (StartPrefill(attempt, last),)
     if state.failures == 0:
-        held = Fail(503, event.detail, retry_after=max(1, ceil(state.soonest)))
-        return _without_split(state.policy, state.path, held)
-    return _without_split(state.policy, state.path, Fail(502, event.detail))
+        # Every candidate was skipped: the client may retry when the first circuit closes.
+        retry_after = max(1, ceil(state.earliest_retry))
+        error = SendError(503, event.detail, retry_after=retry_after)
+    else:
+        error = SendError(502, event.detail)
+    return _fall_back_or_fail(state.policy, state.path, error)
 
 
-def _pairing(state: Pairing, event: Event) -> Step:
+def _step_both_legs(state: BothLegs, event: Event) -> Step:
     before = state.prefilling
-    drop: tuple[Action, ...] = (AbortDecode(), Release(state.handover))
+    drop: tuple[Action, ...] = (AbortDecode(), ReleaseKv(state.kv_hold))
     match event:
-        case PrefillAnswered(handover):
-            return _paired(state, handover)
+        case PrefillAnswered(kv_hold):
+            return _after_concurrent_prefill(state, kv_hold)
         case PrefillUnusable():
-            return _prepend(drop, _after_unusable(before, event))
+            return _prepend(drop, _after_unusable_prefill(before, event))
         case PrefillRejected():
-            return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), PassPrefill())
+            return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), ForwardPrefillAnswer())
         case PrefillFailed():
             return _prepend(drop, _after_failed_prefill(before, event))
         case DecodeAdmitted() | DecodeStarted():
             started = isinstance(event, DecodeStarted)
             return replace(state, admitted=True, started=started), ()
         case _:
-            decoding = Decoding(before.policy, state.path, state.handover)
-            return _prepend((AbortPrefill(),), _decoding(decoding, event))
+            # The decode leg failed or refused first: without it the prefill has no reader.
+            decoding = Decoding(before.policy, state.path, state.kv_hold)
+            return _prepend((AbortPrefill(),), _step_decoding(decoding, event))
 
 
-def _paired(state: Pairing, handover: Handover) -> Step:
-    """The prefill's 2xx is here: the decode leg is as if it had begun now."""
+def _after_concurrent_prefill(state: BothLegs, kv_hold: KvHold) -> Step:
+    """The prefill answered 2xx: go on as if the decode leg had been started only now."""
     if state.started:
-        return Answering(state.path), (PassDecode(),)
-    return Decoding(state.prefilling.policy, state.path, handover, state.admitted), ()
+        return Answering(state.path), (ForwardDecodeAnswer(),)
+    return Decoding(state.prefilling.policy, state.path, kv_hold, state.admitted), ()
 
 
-def _decoding(state: Decoding, event: Event) -> Step:
+def _step_decoding(state: Decoding, event: Event) -> Step:
     match event:
         case DecodeAdmitted():
-            return Decoding(state.policy, state.path, state.handover, admitted=True), ()
+            return Decoding(state.policy, state.path, state.kv_hold, admitted=True), ()
         case DecodeStarted():
-            return Answering(state.path), (PassDecode(),)
-        case DecodeRefused(released):
-            refused = replace(state, handover=None, admitted=True)
-            return refused, () if released else _unread(state)
+            return Answering(state.path), (ForwardDecodeAnswer(),)
+        case DecodeRefused(kv_released):
+            # The refusal is forwarded once its bytes arrive; until then there is no KV to release.
+            refused = replace(state, kv_hold=None, admitted=True)
+            return refused, () if kv_released else _release_if_not_admitted(state)
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)
-        case DecodeLost(_, again) if again and state.handover and state.policy.fallback_to_unified:
-            return _locally(state, state.handover)
+        case DecodeLost(_, True) if state.kv_hold and state.policy.fallback_to_unified:
+            return _decode_without_kv(state, state.kv_hold)
         case DecodeLost(detail):
             failed = Ended(state.path, Outcome.FAILED)
-            return failed, (CountError(ErrorPhase.DECODE), *_unread(state), Fail(502, detail))
+            release = _release_if_not_admitted(state)
+            return failed, (CountError(ErrorPhase.DECODE), *release, SendError(502, detail))
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
 def _after_decode_error(state: Decoding, busy: bool) -> Step:
-    """A 5xx of a leg that was to read KV is taken for a failed load: once more without."""
-    if state.handover is None:
-        return Answering(state.path), (CountError(ErrorPhase.DECODE), PassDecode())
-    release = Release(state.handover)
+    """Treat a 5xx of a leg that reads KV as a failed KV load: decode once more without the KV."""
+    if state.kv_hold is None:
+        return Answering(state.path), (CountError(ErrorPhase.DECODE), ForwardDecodeAnswer())
+    release = ReleaseKv(state.kv_hold)
     if busy:
-        return Answering(state.path), (CountError(ErrorPhase.DECODE), release, PassDecode())
+        return Answering(state.path), (
+            CountError(ErrorPhase.DECODE),
+            release,
+            ForwardDecodeAnswer(),
+        )
     if not state.policy.fallback_to_unified:
-        return Answering(state.path), (CountError(ErrorPhase.KV_TRANSFER), release, PassDecode())
-    return _locally(state, state.handover)
+        return Answering(state.path), (
+            CountError(ErrorPhase.KV_TRANSFER),
+            release,
+            ForwardDecodeAnswer(),
+        )
+    return _decode_without_kv(state, state.kv_hold)
 
 
-def _locally(state: Decoding, unread: Handover) -> Step:
-    """Once more, the engine computing the prompt itself."""
+def _decode_without_kv(state: Decoding, unread: KvHold) -> Step:
+    """Send a second decode leg, for which the engine computes the prompt itself."""
     return Decoding(state.policy, RoutingPath.FALLBACK), (
         CountError(ErrorPhase.KV_TRANSFER),
         AbortDecode(),
-        Release(unread),
+        ReleaseKv(unread),
         StartDecode(None),
     )
 
 
-def _answering(state: Answering, event: Event) -> Step:
+def _step_answering(state: Answering, event: Event) -> Step:
     match event:
         case DecodeEnded():
             return Ended(state.path, Outcome.ANSWERED), ()
         case DecodeLost(detail):
             cut = Ended(state.path, Outcome.CUT)
-            return cut, (CountError(ErrorPhase.DECODE), Cut(502, detail))
+            return cut, (CountError(ErrorPhase.DECODE), CutAnswer(502, detail))
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
-def _without_split(policy: Policy, path: RoutingPath, fail: Fail) -> Step:
-    """The split was wanted and is impossible."""
+def _fall_back_or_fail(policy: Policy, path: RoutingPath, error: SendError) -> Step:
+    """No prefill is possible: have the decode engine compute the prompt, or send `error`."""
     if policy.fallback_to_unified:
         return Decoding(policy, RoutingPath.FALLBACK), (StartDecode(None),)
-    return Ended(path, Outcome.FAILED), (fail,)
+    return Ended(path, Outcome.FAILED), (error,)
 
 
-def _unread(state: Decoding) -> tuple[Action, ...]:
-    """The release due when a decode leg ends that its engine has not taken charge of."""
-    return (Release(state.handover),) if state.handover and not state.admitted else ()
+def _release_if_not_admitted(state: Decoding) -> tuple[Action, ...]:
+    """The release that is due if a decode leg ends before its engine admitted the request."""
+    return (ReleaseKv(state.kv_hold),) if state.kv_hold and not state.admitted else ()
 
 
 def _prepend(actions: tuple[Action, ...], then: Step) -> Step:

@@ -1,68 +1,75 @@
-"""Headers and ids of what the sidecar sends: to the engines, and back to the client."""
+"""Requests that the sidecar sends to engines: their ids and headers, and the release of KV."""
 
 import asyncio
+import logging
 import random
-import re
 import secrets
-import time
 from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
+from tandem_contract.request_ids import usable_request_id
 
+from ..connectors.protocol import KvHold, ReleaseRequest
+from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from ..observability.record import MAX_TEXT, Leg, Record
+from ..http.upstream import Call
+from ..observability.record import Leg, Phase, Result
+from .classify import result_of_failure
+from .context import GenerationRequest, SidecarContext
+
+log = logging.getLogger(__name__)
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
-AUTHORIZATION: Final = b"authorization"
+_AUTHORIZATION: Final = b"authorization"
 _CONNECTION: Final = b"connection"
 INTERNAL: Final = frozenset(name.encode() for name in headers.INTERNAL)
-"""Not a client's to say, nor an engine's to tell the client."""
-
-ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID}
-"""Of an engine's answer to a generation: the sidecar says these itself."""
+"""Headers that neither a client may send to an engine nor an engine to a client."""
 
 _NOT_FORWARDED: Final = HOP_BY_HOP | INTERNAL | {REQUEST_ID, b"host"}
 _NOT_TO_PREFILL: Final = _NOT_FORWARDED | {b"accept-encoding", b"accept"}
-"""The prefill answer is read here: plain JSON."""
+"""The sidecar itself reads the prefill's answer, which must be uncompressed JSON."""
 _TRACED: Final = frozenset({_TRACEPARENT})
-"""Of a traced request: the engine's parent is our leg, not our caller."""
+"""Dropped from a traced request: the parent of the engine's span is the sidecar's leg."""
 _ids: Final = random.Random()
-"""Seeded by the system: unlike any other process's. That they cannot be guessed is not needed: no
-client can say one."""
-_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+"""Seeded by the system, so that processes generate different ids. They need not be unpredictable,
+because a client cannot set an engine id."""
 
 
-def request_id(request: Request) -> str:
-    """The client's id, or a new one when it gave none or none that may stand in a log line."""
+def client_request_id(request: Request) -> str:
+    """The client's request id, or a new one if the client sent none or an unusable one."""
     try:
-        given = request.one(REQUEST_ID)
+        given = request.single(REQUEST_ID)
     except ValueError:
         given = None
-    return given.decode() if given and _ID.fullmatch(given) else secrets.token_hex(16)
+    usable = usable_request_id(given.decode("latin-1")) if given else None
+    return usable or secrets.token_hex(16)
 
 
-def fresh_id(base: str) -> str:
-    """An engine's id for one attempt: engines match legs by it, and clients reuse theirs."""
+def new_engine_id(base: str) -> str:
+    """Make a request id for one attempt, unique because engines match legs by it.
+
+    A client's own id may repeat.
+    """
     return f"{base}-{_ids.getrandbits(48):012x}"
 
 
 def engine_request(
     request: Request, engine: HostPort, leg: Leg, body: bytes, *, prefill: bool = False
 ) -> bytes:
-    """The client's request for an engine as `leg`, with `body` in place of its own."""
+    """Encode the client's request for an engine as `leg`, with `body` instead of its own."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
     if _CONNECTION in request.values:
         skip |= listed_in_connection(request.headers)
     if leg.traceparent:
         skip |= _TRACED
-    kept: Headers = [_host(engine), *leg_headers(leg)]
-    kept += [pair for pair in request.headers if pair[0] not in skip]
+    sent: Headers = [_host(engine), *leg_headers(leg)]
+    sent += [pair for pair in request.headers if pair[0] not in skip]
     if request.upgrade:
-        kept += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
-    return request_bytes(request.method, request.target, kept, body)
+        sent += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
+    return request_bytes(request.method, request.target, sent, body)
 
 
 @lru_cache(maxsize=4096)
@@ -71,21 +78,97 @@ def _host(engine: HostPort) -> tuple[bytes, bytes]:
 
 
 def leg_headers(leg: Leg) -> Headers:
-    """What tells an engine which leg of which request it serves."""
-    ident = REQUEST_ID, leg.engine_id.encode()
-    return [ident, (_TRACEPARENT, leg.traceparent.encode())] if leg.traceparent else [ident]
+    """Headers that tell an engine the leg's request id and the parent of its spans."""
+    request_id = REQUEST_ID, leg.engine_id.encode()
+    if not leg.traceparent:
+        return [request_id]
+    return [request_id, (_TRACEPARENT, leg.traceparent.encode())]
 
 
-def new_record(request: Request, ident: str, kind: str) -> Record:
-    """The record of a request just read whole."""
-    record = Record(ident, kind, asyncio.get_running_loop().time(), time.time())
-    if request.method != b"POST":
-        record.method = request.method.decode("latin-1")
-    record.target = request.target.partition(b"?")[0][:MAX_TEXT].decode("latin-1")
-    record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
-    return record
+def release_kv(
+    context: SidecarContext,
+    generation: GenerationRequest,
+    engine: HostPort,
+    engine_id: str,
+    kv_hold: KvHold,
+) -> None:
+    """Have `engine` release the KV that the attempt `engine_id` made a prefill pod hold.
+
+    The release may outlive the request. Nothing is sent for connectors without a release.
+    """
+    connector = context.connector.core
+    release = connector.release_request(generation.kind, generation.body, kv_hold)
+    if release is not None:
+        ReleaseCall(context, generation, engine, engine_id).send(release)
 
 
-def header_lines(pairs: dict[str, str]) -> bytes:
-    """Header lines of ours; an empty value leaves its line out."""
-    return b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in pairs.items() if v)
+class ReleaseCall:
+    """One release in flight. A failure is only logged: the producer's lease frees the blocks later.
+
+    It is part of the running work, so that a drain waits for it.
+    """
+
+    def __init__(
+        self,
+        context: SidecarContext,
+        generation: GenerationRequest,
+        engine: HostPort,
+        engine_id: str,
+    ) -> None:
+        self._context = context
+        self._generation = generation
+        self._engine = engine
+        self._engine_id = engine_id
+        self._loop = asyncio.get_running_loop()
+        record = generation.record
+        self._leg = record.leg(Phase.RELEASE, str(engine), engine_id, self._loop.time())
+        self._expected_status = 0
+        self._call: Call | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, release: ReleaseRequest) -> None:
+        """POST the release."""
+        self._context.lifecycle.add(self)
+        self._expected_status = release.expected_status
+        generation = self._generation
+        sent = [
+            _host(self._engine),
+            (b"content-type", b"application/json"),
+            *leg_headers(self._leg),
+            *(pair for pair in generation.request.headers if pair[0] == _AUTHORIZATION),
+        ]
+        request = request_bytes(b"POST", release.target, sent, release.body)
+        timeout = generation.settings.kv_transfer_timeout
+        self._timer = self._loop.call_later(timeout, self.drain_expired)
+        self._call = self._context.pool.send(
+            self._engine, b"POST", request, Collector(self._take_answer)
+        )
+
+    def drain_expired(self) -> None:
+        """Stop waiting for the answer; also called when the release's own timeout passes."""
+        if self._call is not None:
+            self._call.abort()
+        self._end(Result.DEADLINE, "no answer in time")
+
+    def describe(self) -> dict[str, object]:
+        return {"request_id": self._generation.request_id, "phase": "release"}
+
+    def _take_answer(self, answer: Answer | NoAnswer) -> None:
+        match answer:
+            case Answer(head) if head.status == self._expected_status:
+                self._end(Result.ANSWERED, "", head.status)
+            case Answer(head):
+                detail = f"the engine answered {head.status}, expected {self._expected_status}"
+                self._end(Result.ERROR, detail, head.status)
+            case NoAnswer(failure, detail):
+                self._end(result_of_failure(failure), detail)
+
+    def _end(self, result: Result, problem: str, status: int | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._leg.end(result, self._loop.time(), status=status, detail=problem)
+        self._context.lifecycle.remove(self)
+        self._context.observer.on_release_end(self._generation.record, self._leg)
+        if problem:
+            ids = {"request_id": self._generation.request_id, "engine_id": self._engine_id}
+            log.warning("KV not released: %s", problem, extra=ids)

@@ -1,4 +1,4 @@
-"""The prefill side of one exchange: candidate after candidate, all within one deadline."""
+"""The prefill attempts of one hand-off: candidate after candidate, all within one deadline."""
 
 import asyncio
 import logging
@@ -9,14 +9,14 @@ from typing import Protocol
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import ParamsUnusable
 
-from ..connectors.handover import Attempt, Handover, Inquiry
-from ..http.collect import Answer, Collector, NoAnswer
+from ..connectors.protocol import HandoffAttempt, KvHold, PeerQuery
+from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Call
 from ..observability.record import Leg, Phase, Result
 from ..security.route import Candidate
 from .classify import prefill_event, read_timing, result_of, result_of_failure
-from .context import Generation, Tools
+from .context import GenerationRequest, SidecarContext
 from .events_actions import (
     Cause,
     PrefillAnswered,
@@ -25,249 +25,280 @@ from .events_actions import (
     PrefillSent,
     PrefillUnusable,
 )
-from .outbound import engine_request, fresh_id
+from .outbound import engine_request, new_engine_id
 
 log = logging.getLogger(__name__)
 
 
-class Side(Protocol):
-    """Who hears of the prefill."""
+class PrefillListener(Protocol):
+    """Is told of the prefill attempts: the driver."""
 
-    def prefilled(self, event: PrefillEvent) -> None:
-        """An attempt came to something."""
+    def on_prefill_event(self, event: PrefillEvent) -> None:
+        """The newest attempt caused `event`."""
 
-    def unwanted(self, attempt: Attempt, handover: Handover) -> None:
-        """An aborted attempt had been answered already: its KV waits for nobody."""
+    def release_unused_kv(self, attempt: HandoffAttempt, kv_hold: KvHold) -> None:
+        """An aborted attempt was answered nevertheless: release the KV, which has no reader."""
 
 
-class Prefills:
-    """The attempts of one exchange."""
+class PrefillAttempts:
+    """The attempts of one hand-off."""
 
-    def __init__(self, tools: Tools, gen: Generation, side: Side) -> None:
-        self.tools = tools
-        self.gen = gen
-        self.side = side
-        self.name = ""
-        """The backend asked last."""
+    def __init__(
+        self, context: SidecarContext, generation: GenerationRequest, listener: PrefillListener
+    ) -> None:
+        self.context = context
+        self.generation = generation
+        self.listener = listener
+        self.backend = ""
+        """Name of the newest attempt's prefill pod."""
         self.leg: PrefillLeg | None = None
         self.answer: Answer | None = None
-        """The newest whole one."""
+        """The newest complete answer."""
         self.timing: Timing | None = None
-        """What it said of itself."""
+        """The timing that this answer reports."""
         self._loop = asyncio.get_running_loop()
         self.deadline: asyncio.TimerHandle | None = None
-        """Of all attempts together; None: none is out, or they are settled."""
+        """Of all attempts together; None: no attempt was made, or no further one will be."""
 
     def start(self, index: int, *, last: bool) -> PrefillEvent | None:
-        """Ask candidate `index`, or say at once what comes of it.
+        """Send the prefill to candidate `index`; return an event that this causes at once.
 
-        Making a connection may take its share of the time left.
+        The attempt may use half of the remaining time to connect, and the `last` one all of it.
         """
-        gen, now = self.gen, self._loop.time()
+        generation, now = self.generation, self._loop.time()
         if self.deadline is None:
-            self.deadline = self._loop.call_later(gen.settings.prefill_timeout, self._missed)
-        candidate = gen.route.candidates[index]
-        self.name = candidate.name
-        wait = self.tools.breakers.wait(candidate.address, now)
+            timeout = generation.settings.prefill_timeout
+            self.deadline = self._loop.call_later(timeout, self._expire)
+        candidate = generation.route.candidates[index]
+        self.backend = candidate.name
+        wait = self.context.breakers.admit(candidate.address, now)
         if wait > 0:
-            leg = gen.record.leg(Phase.PREFILL, candidate.name, "", now)
-            detail = f"prefill by {candidate.name}: left alone for {wait:.3g}s more"
+            leg = generation.record.leg(Phase.PREFILL, candidate.name, "", now)
+            detail = f"prefill by {candidate.name}: circuit breaker open for {wait:.3g}s more"
             leg.end(Result.HELD, now, detail=detail)
-            return PrefillFailed(Cause.HELD, detail, wait)
-        left = self.deadline.when() - now
+            return PrefillFailed(Cause.CIRCUIT_OPEN, detail, wait)
+        remaining = self.deadline.when() - now
         self.leg = PrefillLeg(self, candidate, now)
-        return self.leg.start(connect_timeout=left + 1 if last else left / 2)
+        # The last attempt is bounded by the deadline itself, so its connection gets a second more.
+        return self.leg.start(connect_timeout=remaining + 1 if last else remaining / 2)
 
     def abort(self) -> None:
-        """Stop the attempt that is out, if one is."""
+        """Abort the attempt in flight, if there is one."""
         if self.leg is not None:
             self.leg.abort()
 
-    def settled(self) -> None:
-        """No other attempt comes: the deadline is met."""
+    def cancel_deadline(self) -> None:
+        """No further attempt will be made."""
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
-    def _missed(self) -> None:
-        timeout = self.gen.settings.prefill_timeout
-        detail = f"{self.name}: no prefill within {timeout:.3g}s"
+    def _expire(self) -> None:
+        timeout = self.generation.settings.prefill_timeout
+        detail = f"{self.backend}: no prefill within {timeout:.3g}s"
         if self.leg is not None:
             self.leg.fail(Result.DEADLINE, detail)
-        self.side.prefilled(PrefillFailed(Cause.DEADLINE, detail))
+        self.listener.on_prefill_event(PrefillFailed(Cause.DEADLINE, detail))
 
 
 class PrefillLeg:
-    """One attempt."""
+    """One attempt: an optional peer query, then the prefill leg.
 
-    def __init__(self, prefills: Prefills, candidate: Candidate, now: float) -> None:
-        gen = prefills.gen
-        self.attempt = Attempt(fresh_id(gen.request_id), candidate.address)
-        self._prefills = prefills
-        self._tools = prefills.tools
+    The attempt reports at most one result to the circuit breaker (`_reported`), whichever comes
+    first of its answer, its failure and its abort. After `abort` it may outlive the hand-off to
+    wait for an answer whose KV has to be released; it is then part of the running work
+    (`_aborting`).
+    """
+
+    def __init__(self, attempts: PrefillAttempts, candidate: Candidate, now: float) -> None:
+        generation = attempts.generation
+        engine_id = new_engine_id(generation.request_id)
+        self.attempt = HandoffAttempt(engine_id, candidate.address)
+        self._attempts = attempts
+        self._context = attempts.context
         self._loop = asyncio.get_running_loop()
-        self._name = candidate.name
-        self._seen: Leg = gen.record.leg(Phase.PREFILL, self._name, self.attempt.engine_id, now)
+        self._backend = candidate.name
+        self._leg: Leg = generation.record.leg(Phase.PREFILL, candidate.name, engine_id, now)
         self._call: Call | None = None
-        self._inquiring = False
-        self._left = False
-        self._judged = False
-        self._farewell: asyncio.TimerHandle | None = None
-        self._pulse = self._tools.vigil.watch(candidate.address, self)
+        self._querying = False
+        self._aborting = False
+        self._reported = False
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._liveness = self._context.liveness.watch(candidate.address, self)
 
     def start(self, *, connect_timeout: float) -> PrefillEvent | None:
-        """Send it, or first what the connector has to ask."""
-        inquiry = self._tools.connector.inquiry(self.attempt)
-        if inquiry is None:
+        """Send the leg, or first the peer query if the connector needs one."""
+        discovery = self._context.connector.discovery
+        query = discovery.peer_query(self.attempt) if discovery is not None else None
+        if query is None:
             return self._send(connect_timeout)
-        self._ask(inquiry, connect_timeout)
+        self._send_query(query, connect_timeout)
         return None
 
-    def silent(self, detail: str) -> None:
-        """The pod hangs."""
-        detail = f"prefill by {self._name}: {detail}"
+    def engine_hung(self, detail: str) -> None:
+        detail = f"prefill by {self._backend}: {detail}"
         self.fail(Result.SILENT, detail)
-        self._prefills.side.prefilled(PrefillFailed(Cause.SILENT, detail))
+        self._attempts.listener.on_prefill_event(PrefillFailed(Cause.SILENT, detail))
 
     def fail(self, result: Result, detail: str) -> None:
-        """Hold against the pod that no answer came; the leg stays out."""
+        """Count a missing answer as a failure of the pod; the leg stays in flight."""
         now = self._loop.time()
-        self._judged = True
-        self._seen.end(result, now, detail=detail)
-        self._hold_against(now, hung=result is Result.SILENT)
+        self._reported = True
+        self._leg.end(result, now, detail=detail)
+        self._report_failure(now, hung=result is Result.SILENT)
 
     def abort(self) -> None:
-        """Nobody waits for it any more: it ends within its grace, or is told to stop.
+        """End the attempt, but give its answer `prefill_grace` seconds to arrive.
 
-        vLLM has no answer for who closes, not even one that was ready: its blocks would wait for
-        their lease. What comes within the grace is released for certain. There is none in a drain,
-        and none for more at once than clients may be connected.
+        vLLM sends no answer to a client that closed, even if the answer was ready, and only the
+        answer names the KV. The blocks would then wait for the end of their lease. An answer that
+        arrives within the grace is released at once. There is no grace in a drain, for connectors
+        whose release is a request that an engine runs, or while more attempts linger than clients
+        may be connected.
         """
-        if self._call is None or self._left:
+        if self._call is None or self._aborting:
             return
-        self._pulse.leave(self)
-        self._seen.end(Result.ABORTED, self._loop.time())
-        if not self._judged:
-            self._tools.breakers.dropped(self.attempt.prefill)
-        # Legs that run together are released by the attempt, whatever the answer.
-        if self._inquiring or self._tools.connector.together or not self._call.settle():
+        # The record and the breaker are settled now; what follows concerns the KV only.
+        self._liveness.unwatch(self)
+        self._leg.end(Result.ABORTED, self._loop.time())
+        if not self._reported:
+            self._context.breakers.cancel(self.attempt.prefill)
+        # There is no answer to wait for in three cases: a peer query makes no KV, the driver has
+        # released the KV of concurrent legs already, and a request that was not sent yet (its
+        # connection is being made) makes none.
+        connector = self._context.connector
+        if self._querying or connector.concurrent is not None or not self._call.forbid_resend():
             self._call.abort()
             self._call = None
             return
-        self._left = True
-        lifecycle, settings = self._tools.lifecycle, self._prefills.gen.settings
+        self._aborting = True
+        lifecycle, settings = self._context.lifecycle, self._attempts.generation.settings
         crowded = len(lifecycle.work) >= settings.limits.connections
-        hurried = lifecycle.draining or crowded or not self._tools.connector.light_release
-        lifecycle.enter(self)
-        grace = 0.0 if hurried else settings.prefill_grace
-        self._farewell = self._loop.call_later(grace, self._part)
+        no_grace = lifecycle.draining or crowded or not connector.core.release_is_notification
+        lifecycle.add(self)
+        grace = 0.0 if no_grace else settings.prefill_grace
+        self._abort_timer = self._loop.call_later(grace, self._close_sending_side)
 
-    def _part(self) -> None:
-        """It takes long: have it stopped. An answer that crosses that is still taken."""
-        if self._call is None or not self._call.part():
+    def _close_sending_side(self) -> None:
+        """The grace is over: make the engine abort, but take an answer that is already on its way.
+
+        Over TLS one direction cannot be closed alone, so the connection is closed.
+        """
+        if self._call is None or not self._call.half_close():
             self.drain_expired()
             return
-        timeout = self._prefills.gen.settings.kv_transfer_timeout
-        self._farewell = self._loop.call_later(timeout, self.drain_expired)
+        timeout = self._attempts.generation.settings.kv_transfer_timeout
+        self._abort_timer = self._loop.call_later(timeout, self.drain_expired)
 
     def drain_expired(self) -> None:
-        """Wait no longer for what an aborted attempt may still say."""
+        """Stop waiting for the answer to an aborted attempt."""
         if self._call is not None:
             self._call.abort()
-        self._gone()
+        self._finish_abort()
 
     def describe(self) -> dict[str, object]:
-        return {"request_id": self._prefills.gen.request_id, "phase": "aborting"}
+        return {"request_id": self._attempts.generation.request_id, "phase": "aborting"}
 
-    def _ask(self, inquiry: Inquiry, connect_timeout: float) -> None:
-        self._inquiring = True
-        host = [(b"host", str(inquiry.address).encode())]
-        self._call = self._tools.pool.send(
-            inquiry.address,
+    def _send_query(self, query: PeerQuery, connect_timeout: float) -> None:
+        self._querying = True
+        host = [(b"host", str(query.address).encode())]
+        self._call = self._context.pool.send(
+            query.address,
             b"GET",
-            request_bytes(b"GET", inquiry.target, host, b""),
-            Collector(partial(self._learn, connect_timeout)),
+            request_bytes(b"GET", query.target, host, b""),
+            Collector(partial(self._take_query_answer, connect_timeout)),
             connect_timeout=connect_timeout,
             plain=True,
         )
 
-    def _learn(self, connect_timeout: float, answer: Answer | NoAnswer) -> None:
-        self._inquiring, self._call = False, None
+    def _take_query_answer(self, connect_timeout: float, answer: Answer | NoAnswer) -> None:
+        self._querying, self._call = False, None
+        discovery = self._context.connector.discovery
         event: PrefillEvent | None
         try:
             if isinstance(answer, NoAnswer):
                 raise ParamsUnusable(answer.detail)
             if not 200 <= answer.head.status < 300:
                 raise ParamsUnusable(f"answered {answer.head.status}")
-            self._tools.connector.learned(self.attempt, answer.body)
+            if discovery is not None:
+                discovery.record_peer(self.attempt, answer.body)
         except ParamsUnusable as err:
-            detail = f"inquiry at {self._name}: {err}"
-            self._pulse.leave(self)
+            detail = f"peer query at {self._backend}: {err}"
+            self._liveness.unwatch(self)
             self.fail(Result.UNREACHABLE, detail)
             event = PrefillFailed(Cause.UNREACHABLE, detail)
         else:
             event = self._send(connect_timeout)
         if event is not None:
-            self._prefills.side.prefilled(event)
+            self._attempts.listener.on_prefill_event(event)
 
     def _send(self, connect_timeout: float) -> PrefillEvent | None:
-        gen, connector, attempt = self._prefills.gen, self._tools.connector, self.attempt
-        body = connector.prefill(gen.kind, gen.body, attempt)
-        address = attempt.prefill
-        self._call = self._tools.pool.send(
+        generation, connector = self._attempts.generation, self._context.connector
+        body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
+        address = self.attempt.prefill
+        self._call = self._context.pool.send(
             address,
-            gen.request.method,
-            engine_request(gen.request, address, self._seen, body, prefill=True),
-            Collector(self._done),
+            generation.request.method,
+            engine_request(generation.request, address, self._leg, body, prefill=True),
+            Collector(self._take_answer),
             connect_timeout=connect_timeout,
         )
-        return PrefillSent(connector.expected(attempt)) if connector.together else None
+        if connector.concurrent is None:
+            return None
+        return PrefillSent(connector.concurrent.expected_kv_hold(self.attempt))
 
-    def _done(self, answer: Answer | NoAnswer) -> None:
+    def _take_answer(self, answer: Answer | NoAnswer) -> None:
         self._call = None
-        handover = partial(self._tools.connector.handover, self.attempt)
-        event = prefill_event(answer, handover, self._name, time.time())
-        if self._left:
-            self._gone()
+        read_kv_hold = partial(self._context.connector.core.kv_hold, self.attempt)
+        event = prefill_event(answer, read_kv_hold, self._backend, time.time())
+        if self._aborting:
+            self._finish_abort()
             if isinstance(event, PrefillAnswered):
-                self._prefills.side.unwanted(self.attempt, event.handover)
+                self._attempts.listener.release_unused_kv(self.attempt, event.kv_hold)
             return
-        self._pulse.leave(self)
-        self._judge(answer, event)
+        self._liveness.unwatch(self)
+        self._record_result(answer, event)
         if isinstance(answer, Answer):
-            self._pulse.alive = True
-            self._seen.timing = read_timing(answer.head)
-            self._prefills.answer, self._prefills.timing = answer, self._seen.timing
-        self._prefills.side.prefilled(event)
+            self._liveness.alive = True
+            self._leg.timing = read_timing(answer.head)
+            self._attempts.answer, self._attempts.timing = answer, self._leg.timing
+        self._attempts.listener.on_prefill_event(event)
 
-    def _judge(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
-        """What the answer says of the pod."""
+    def _record_result(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
+        """Record the result of the leg, and report it to the pod's circuit breaker."""
         now, detail = self._loop.time(), getattr(event, "detail", "")
         if isinstance(answer, NoAnswer):
             self.fail(result_of_failure(answer.failure), detail)
             return
         status, address = answer.head.status, self.attempt.prefill
         result = Result.UNUSABLE if isinstance(event, PrefillUnusable) else result_of(status)
-        self._judged = True
-        self._seen.end(result, now, status=status, detail=detail)
-        breakers = self._tools.breakers
+        self._reported = True
+        self._leg.end(result, now, status=status, detail=detail)
+        breakers = self._context.breakers
         match event:
             case PrefillFailed(Cause.BUSY, _, wait):
-                breakers.busy(address, now, wait)
+                breakers.record_busy(address, now, wait)
             case PrefillFailed():
-                self._hold_against(now)
+                self._report_failure(now)
             case _:
-                breakers.answered(address, now)
+                breakers.record_success(address, now)
 
-    def _hold_against(self, now: float, *, hung: bool = False) -> None:
+    def _report_failure(self, now: float, *, hung: bool = False) -> None:
         address = self.attempt.prefill
-        wait = self._tools.breakers.failed(address, now, hung=hung)
-        self._tools.connector.forget(address)
+        wait = self._context.breakers.record_failure(address, now, hung=hung)
+        discovery = self._context.connector.discovery
+        if discovery is not None:
+            discovery.forget_peer(address)
         if wait > 0:
-            log.warning("prefill pod %s (%s): left alone for %.3gs", self._name, address, wait)
+            log.warning(
+                "prefill pod %s (%s): circuit breaker open, no requests for %.3gs",
+                self._backend,
+                address,
+                wait,
+            )
 
-    def _gone(self) -> None:
+    def _finish_abort(self) -> None:
         self._call = None
-        if self._farewell is not None:
-            self._farewell.cancel()
-        self._tools.lifecycle.leave(self)
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        self._context.lifecycle.remove(self)

@@ -1,6 +1,7 @@
-"""What happens to each request: refused, handed off, or passed through.
+"""Entry of every client request: refuse it, hand it off, or forward it to this pod's engine.
 
-`Proxy.handle` is called by the HTTP server with every request, and returns at once.
+The HTTP server calls `Proxy.handle` with every request. It returns at once; callbacks of the event
+loop do the rest.
 """
 
 import logging
@@ -10,107 +11,111 @@ from msgspec.structs import replace
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.request_kinds import RequestKind
 
-from ..bodies.kinds import Kind, kind_of
+from ..bodies.kinds import kind_of, single_engine_reason
 from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
-from ..bodies.rules import unified_reason
-from ..http import server
 from ..http.messages import Request
-from ..http.server import Client
+from ..http.server import ActiveRequest, ClientConnection
 from ..security.credentials import PlanKeys
 from ..security.route import Route, route
-from .alone import Alone
-from .context import Generation, Tools
-from .driver import Exchange
-from .outbound import new_record, request_id
-from .passthrough import Passthrough
-from .reply import Served, refuse
+from .context import GenerationRequest, SidecarContext
+from .driver import HandoffDriver
+from .forward import Passthrough, SingleEngineGeneration
+from .outbound import client_request_id
+from .reply import ServedBy, new_record, send_error
 
 log = logging.getLogger(__name__)
 
-DRAINING = "the pod is shutting down: ask another"
+DRAINING_MESSAGE = "the pod is shutting down: send the request to another pod"
 
 
 class Proxy:
-    """The handler of every client request; its decode engine is given for each."""
+    """The handler of every client request."""
 
-    def __init__(self, tools: Tools, keys: PlanKeys) -> None:
-        self._tools = tools
+    def __init__(self, context: SidecarContext, keys: PlanKeys) -> None:
+        self._context = context
         self._keys = keys
 
-    def handle(self, request: Request, client: Client) -> server.Exchange | None:
-        """Serve `request` with this pod's engine."""
-        return self.serve(request, client, self._tools.settings.engine)
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
+        """Serve `request` with this pod's engine; None: it is already answered."""
+        return self.serve(request, client, self._context.settings.engine)
 
-    def serve(self, request: Request, client: Client, engine: HostPort) -> server.Exchange | None:
+    def serve(
+        self, request: Request, client: ClientConnection, engine: HostPort
+    ) -> ActiveRequest | None:
         """Serve `request`, decoding on `engine`."""
         kind = kind_of(request.method, request.target)
         if kind is not None:
             return self._generate(kind, request, client, engine)
-        if self._tools.lifecycle.draining:
-            refuse(client, request, 503, DRAINING, b"", close=True)
+        if self._context.lifecycle.draining:
+            send_error(client, request, 503, DRAINING_MESSAGE, b"", close=True)
             return None
         return self._pass_through(request, client, engine)
 
     def _generate(
-        self, kind: Kind, request: Request, client: Client, engine: HostPort
-    ) -> server.Exchange | None:
-        ident = request_id(request)
-        if self._tools.lifecycle.draining:
-            refuse(client, request, 503, DRAINING, self._lines(ident, engine), close=True)
+        self, kind: RequestKind, request: Request, client: ClientConnection, engine: HostPort
+    ) -> ActiveRequest | None:
+        request_id = client_request_id(request)
+        if self._context.lifecycle.draining:
+            lines = self._refusal_lines(request_id, engine)
+            send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
             return None
         try:
             body = parse_body(request.body)
-            chosen = _ruled(self._route(request, ident), kind, body)
+            chosen = _apply_single_engine_rules(self._route(request, request_id), kind, body)
         except BadBody as err:
-            refuse(client, request, 400, str(err), self._lines(ident, engine), close=False)
+            lines = self._refusal_lines(request_id, engine)
+            send_error(client, request, 400, str(err), lines, close=False)
             return None
-        record = new_record(request, ident, kind)
+        record = new_record(request, request_id, kind)
         record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
         if chosen.error is not None:
             record.errors = (ErrorPhase.ORCHESTRATION,)
-        settings = self._tools.settings
-        decode = settings.pod_name or chosen.decode_name or str(engine)
+        settings = self._context.settings
+        decode_name = settings.pod_name or chosen.decode_name or str(engine)
         if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
-            alone = Alone(self._tools, client, request, record, routed=chosen.routed)
-            alone.start(engine, decode, body.data)
-            return alone
-        generation = Generation(request, ident, kind, body, chosen, record, settings)
-        exchange = Exchange(self._tools, client, generation, engine, decode)
-        exchange.start()
-        return exchange
+            forward = SingleEngineGeneration(
+                self._context, client, request, record, routed=chosen.routed
+            )
+            forward.start(engine, decode_name, body.data)
+            return forward
+        generation = GenerationRequest(request, request_id, kind, body, chosen, record, settings)
+        driver = HandoffDriver(self._context, client, generation, engine, decode_name)
+        driver.start()
+        return driver
 
-    def _lines(self, ident: str, engine: HostPort) -> bytes:
-        """Headers of a generation that is refused."""
-        decode = self._tools.settings.pod_name or str(engine)
-        return Served(ident, RoutingPath.UNIFIED, decode).lines()
+    def _refusal_lines(self, request_id: str, engine: HostPort) -> bytes:
+        """Header lines of a refused generation."""
+        decode_name = self._context.settings.pod_name or str(engine)
+        return ServedBy(request_id, RoutingPath.UNIFIED, decode_name).encode()
 
-    def _route(self, request: Request, ident: str) -> Route:
-        allow = self._tools.settings.allow
-        chosen = route(request, ident, self._keys.current, allow, time.time())
+    def _route(self, request: Request, request_id: str) -> Route:
+        allow = self._context.settings.allow
+        chosen = route(request, request_id, self._keys.current, allow, time.time())
         if chosen.error is not None:
-            log.warning("%s", chosen.error, extra={"request_id": ident})
+            log.warning("%s", chosen.error, extra={"request_id": request_id})
         return chosen
 
     def _pass_through(
-        self, request: Request, client: Client, engine: HostPort
-    ) -> server.Exchange | None:
+        self, request: Request, client: ClientConnection, engine: HostPort
+    ) -> ActiveRequest | None:
         try:
-            content_type = request.one(b"content-type") or b""
+            content_type = request.single(b"content-type") or b""
             body = clean_passthrough(request.body, content_type)
         except ValueError as err:
-            refuse(client, request, 400, str(err), b"", close=False)
+            send_error(client, request, 400, str(err), b"", close=False)
             return None
-        exchange = Passthrough(self._tools, client, request)
-        exchange.start(engine, str(engine), body)
-        return exchange
+        forward = Passthrough(self._context, client, request)
+        forward.start(engine, str(engine), body)
+        return forward
 
 
-def _ruled(chosen: Route, kind: Kind, body: Body) -> Route:
-    """The route, without the split where one engine must serve the request. Raises BadBody."""
+def _apply_single_engine_rules(chosen: Route, kind: RequestKind, body: Body) -> Route:
+    """The route, without a split if one engine must serve the request alone. Raises BadBody."""
     if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
         return chosen
-    reason = unified_reason(kind, body)
+    reason = single_engine_reason(kind, body)
     if reason is None:
         return chosen
     return replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())

@@ -1,7 +1,10 @@
-"""What a client of a generation gets: an engine's answer or an error, under Tandem's headers."""
+"""What the sidecar writes to clients: its headers on answers, and its own errors."""
 
+import asyncio
+import time
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 
@@ -10,85 +13,74 @@ from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
-from ..http.collect import Answer
-from ..http.messages import Request, ResponseHead, response_bytes
-from ..http.relay import Relay
-from ..http.server import Client
-from .outbound import ANSWER_DROPPED, header_lines
+from ..http.answers import Answer
+from ..http.messages import Request, response_bytes
+from ..http.server import ClientConnection
+from ..observability.record import MAX_TEXT, Record
+from .outbound import INTERNAL, REQUEST_ID
+
+ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID}
+"""Headers of an engine's answer that the sidecar writes itself."""
+_COLLECTED_DROPPED: Final = ANSWER_DROPPED | {b"content-length"}
+_TRACEPARENT: Final = headers.TRACEPARENT.encode()
 
 
-class Served(msgspec.Struct, frozen=True, gc=False):
-    """By whom, as the headers tell it."""
+class ServedBy(msgspec.Struct, frozen=True, gc=False):
+    """Which backends served a generation, as the answer's headers report it."""
 
     request_id: str
     path: RoutingPath
     decode: str
     prefill: str = ""
-    """Empty when none was asked."""
+    """Empty if no prefill pod was sent the request."""
     timing: Timing | None = None
-    """For the router, which takes it off; None without one."""
+    """For the router, which removes it from the answer; None without a router."""
 
-    def lines(self) -> bytes:
-        """The headers on the wire."""
-        lines = f"{_by(self.path, self.prefill, self.decode)}{self.request_id}\r\n"
+    def encode(self) -> bytes:
+        """The header lines on the wire."""
+        lines = f"{_routing_lines(self.path, self.prefill, self.decode)}{self.request_id}\r\n"
         if timing := self.timing.encode() if self.timing is not None else "":
             lines += f"{headers.TIMING}: {timing}\r\n"
         return lines.encode()
 
 
 @lru_cache(maxsize=1024)
-def _by(path: RoutingPath, prefill: str, decode: str) -> str:
-    """The lines before the request's own, the last of them begun."""
+def _routing_lines(path: RoutingPath, prefill: str, decode: str) -> str:
+    """The lines that are the same for many requests, up to the name of the request id's line."""
     lines = f"{headers.ROUTING_PATH}: {path}\r\n"
     if path is RoutingPath.PREFILL_THEN_DECODE and prefill:
         lines += f"{headers.PREFILL_BACKEND}: {prefill}\r\n"
     return f"{lines}{headers.DECODE_BACKEND}: {decode}\r\n{headers.REQUEST_ID}: "
 
 
-class Reply:
-    """The one response to one request."""
-
-    def __init__(self, client: Client, request: Request) -> None:
-        self._client = client
-        self._request = request
-        self._relay = Relay(client, request)
-        self.body = self._relay.body
-        """Pass on bytes of the answer begun; `last` ends it."""
-
-    def begin(self, head: ResponseHead, served: Served, *, close: bool) -> None:
-        """Pass an engine's answer on from here; `close` the connection after it."""
-        self._relay.begin(head, ANSWER_DROPPED, served.lines(), close=close)
-
-    def cut(self, status: int, message: str, *, between_chunks: bool) -> None:
-        """End the answer begun so that nobody takes it for whole."""
-        self._relay.cut(status, message, between_chunks=between_chunks)
-
-    def whole(self, answer: Answer, served: Served, *, close: bool) -> None:
-        """Give an engine's collected answer."""
-        close = close or not self._request.keep_alive
-        drop = ANSWER_DROPPED | {b"content-length"}
-        extra = served.lines() + b"content-length: %d\r\n" % len(answer.body)
-        self._client.write(answer.head.encode(drop, extra, close=close, plain=True) + answer.body)
-        self._client.finish(keep=not close)
-
-    def error(
-        self, status: int, message: str, served: Served, *, close: bool, retry_after: int = 1
-    ) -> None:
-        """Give an error of ours; see `refuse`."""
-        lines = served.lines()
-        refuse(
-            self._client,
-            self._request,
-            status,
-            message,
-            lines,
-            close=close,
-            retry_after=retry_after,
-        )
+def encode_headers(pairs: dict[str, str]) -> bytes:
+    """Encode header lines; a pair with an empty value is left out."""
+    return b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in pairs.items() if v)
 
 
-def refuse(
-    client: Client,
+def new_record(request: Request, request_id: str, kind: str) -> Record:
+    """The record of a request that was just read."""
+    record = Record(request_id, kind, asyncio.get_running_loop().time(), time.time())
+    if request.method != b"POST":
+        record.method = request.method.decode("latin-1")
+    record.target = request.target.partition(b"?")[0][:MAX_TEXT].decode("latin-1")
+    record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
+    return record
+
+
+def send_collected(
+    client: ClientConnection, request: Request, answer: Answer, lines: bytes, *, close: bool
+) -> None:
+    """Send an engine's collected answer with header `lines` of the sidecar."""
+    close = close or not request.keep_alive
+    extra = lines + b"content-length: %d\r\n" % len(answer.body)
+    head = answer.head.encode(_COLLECTED_DROPPED, extra, close=close, plain=True)
+    client.write(head + answer.body)
+    client.finish(keep=not close)
+
+
+def send_error(
+    client: ClientConnection,
     request: Request,
     status: int,
     message: str,
@@ -97,12 +89,12 @@ def refuse(
     close: bool,
     retry_after: int = 1,
 ) -> None:
-    """Answer with an error of ours and `lines` of headers.
+    """Send an error of the sidecar with header `lines`.
 
-    A 503 tells the client when to come back: after `retry_after` seconds.
+    A 503 tells the client in how many seconds to retry: `retry_after`.
     """
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        lines += header_lines({headers.RETRY_AFTER: str(retry_after)})
+        lines += encode_headers({headers.RETRY_AFTER: str(retry_after)})
     close = close or not request.keep_alive
     body = error_body(status, message)
     head = request.method == b"HEAD"

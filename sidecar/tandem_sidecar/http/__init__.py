@@ -1,5 +1,9 @@
-"""HTTP/1.1 on asyncio protocols: requests through httptools, answers handed on unparsed.
+"""HTTP/1.1 on asyncio protocols, for clients and for engines.
 
-`server` is the client's side, `upstream` the pooled connections to engines, `framing` finds where
-an answer ends, `messages` holds heads and requests. It knows nothing of hand-offs.
+`server` accepts clients and `client` is one client's connection, whose requests `reader` parses
+with httptools. `upstream` pools the connections to engines and `connection` is one of them.
+`framing` finds where a body ends, `messages` holds requests and response heads, `answers` relays
+or collects an engine's answer, and `tunnel` carries upgraded connections such as websockets.
+
+Nothing here knows of prefill, decode or KV. Read `server` first, then `upstream`.
 """

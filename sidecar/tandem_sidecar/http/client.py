@@ -1,8 +1,9 @@
-"""One client's connection: hands requests on one at a time, writes what it is told.
+"""One client's connection: passes requests to the handler one at a time and writes the answers.
 
-Pipelined requests are answered in their order. A client that closes its sending side counts as
-gone, as in nginx and uvicorn: a closed connection looks the same, and an engine must not go on
-computing for nobody. Only an exchange that says it survives is finished.
+Pipelined requests are answered in order. A client that closes its sending side counts as
+disconnected, as in nginx and uvicorn: it cannot be told from a client that closed the connection,
+and an engine must not go on computing an answer that cannot be delivered. A request whose
+`survives_half_close` is true is finished nevertheless.
 """
 
 import asyncio
@@ -24,38 +25,40 @@ if TYPE_CHECKING:
     from .server import Server
 
 _LINGER: Final = 2.0
-"""Seconds a refused client's remaining bytes are discarded, so that it gets to read the answer."""
+"""Seconds for which a refused client's remaining bytes are discarded. Closing a socket with unread
+bytes sends a reset, which could reach the client before the error answer."""
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER on, for no time: closing sends a reset."""
+"""SO_LINGER on, with a timeout of 0 s: closing the socket sends a reset."""
 
 
-class Exchange(Protocol):
-    """A request being served."""
+class ActiveRequest(Protocol):
+    """A request that is being served."""
 
     survives_half_close: bool
-    """Cheap enough to finish for a client that may be gone."""
+    """Whether the request is cheap enough to finish after the client closed its sending side."""
 
-    def client_left(self) -> None:
-        """The connection is gone: stop; write nothing more."""
+    def client_disconnected(self) -> None:
+        """The connection is gone: stop, and write nothing more."""
 
-    def client_full(self) -> None:
-        """Write no more than what is under way until `client_ready`."""
+    def pause_sending(self) -> None:
+        """The client reads too slowly: write no further data until `resume_sending`."""
 
-    def client_ready(self) -> None: ...
+    def resume_sending(self) -> None:
+        """The client takes data again."""
 
 
-class Switched(Exchange, Protocol):
-    """An exchange that agreed with the client on another protocol: bytes from here."""
+class UpgradedRequest(ActiveRequest, Protocol):
+    """A request after which client and engine speak another protocol on the connection."""
 
     def client_data(self, data: bytes) -> None:
-        """What the client sent."""
+        """The client sent `data`."""
 
     def client_eof(self) -> None:
-        """It sends no more, but may go on reading."""
+        """The client closed its sending side; it may go on reading."""
 
 
-class Client(asyncio.Protocol):
-    """One client connection."""
+class ClientConnection(asyncio.Protocol):
+    """One client connection. While it has no deadline, `deadline` is infinite."""
 
     def __init__(self, server: "Server") -> None:
         self.deadline = inf
@@ -64,8 +67,8 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._reader = RequestReader(server.limits.head, server.limits.body)
         self._milestones = 0
-        self._exchange: Exchange | None = None
-        self._switched: Switched | None = None
+        self._active: ActiveRequest | None = None
+        self._upgraded: UpgradedRequest | None = None
         self._busy = False
         self._pumping = False
         self._closing = False
@@ -75,14 +78,15 @@ class Client(asyncio.Protocol):
         self._unsent = 0
         self._unsent_since = 0.0
 
-    # What an exchange uses.
+    # Called by the request being served.
 
     write: Callable[[bytes], None]
-    """Send these bytes: the transport's own, as each piece of a stream comes this way."""
+    """Send bytes to the client. It is the transport's own method, bound once, because every piece
+    of every stream passes through it."""
 
     def finish(self, *, keep: bool) -> None:
-        """The response is complete; `keep` the connection for another request."""
-        self._busy, self._exchange = False, None
+        """End the response; `keep` the connection open for the next request."""
+        self._busy, self._active = False, None
         if not keep or self._at_eof:
             self.close()
             return
@@ -91,8 +95,8 @@ class Client(asyncio.Protocol):
         self._pump()
 
     def abort(self) -> None:
-        """Break the connection off by a reset, so that no length is needed to see the break."""
-        self._busy, self._exchange, self._switched = False, None, None
+        """Reset the connection, so that the client sees a truncated body even without a length."""
+        self._busy, self._active, self._upgraded = False, None, None
         self._closing = True
         raw = self._transport.get_extra_info("socket")
         if raw is not None and not self._transport.is_closing():
@@ -100,33 +104,33 @@ class Client(asyncio.Protocol):
         self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was written is sent."""
+        """Close the connection once all written bytes are sent."""
         self._closing = True
         self.deadline = inf
         self._transport.close()
         self._watch_unsent()
 
-    def switch(self, switched: Switched) -> None:
-        """Hand the connection to the exchange being served, which agreed on another protocol."""
-        self._exchange = self._switched = switched
+    def switch(self, upgraded: UpgradedRequest) -> None:
+        """Pass all further bytes to `upgraded`, whose engine agreed to another protocol."""
+        self._active = self._upgraded = upgraded
         self.touch()
-        self.read(True)
-        if held := self._reader.take_held():
-            switched.client_data(held)
+        self.set_reading(True)
+        if data := self._reader.take_after_upgrade():
+            upgraded.client_data(data)
         if self._at_eof:
-            switched.client_eof()
+            upgraded.client_eof()
 
     def touch(self) -> None:
-        """The switched connection is not idle."""
+        """Extend the idle deadline of an upgraded connection."""
         self.deadline = self._loop.time() + self._server.limits.idle_seconds
 
     def write_eof(self) -> None:
-        """Send no more, but go on reading."""
+        """Close the sending side and go on reading."""
         if not self._transport.is_closing():
             self._transport.write_eof()
 
-    def read(self, on: bool) -> None:
-        """Whether to take more from the client."""
+    def set_reading(self, on: bool) -> None:
+        """Start or stop reading from the client."""
         if on == self._reading or self._transport.is_closing():
             return
         self._reading = on
@@ -135,11 +139,11 @@ class Client(asyncio.Protocol):
         else:
             self._transport.pause_reading()
 
-    # What the clock says.
+    # Called by the server's timer.
 
-    def expired(self) -> None:
-        """The deadline passed: 408 within a request, silence between two."""
-        if self._switched is not None:
+    def expire(self) -> None:
+        """The deadline passed: answer 408 within a request, close the connection between two."""
+        if self._upgraded is not None:
             self._transport.abort()
         elif self._reader.started and not self._closing and self._reader.refusal is None:
             self._reader.refuse(408, "the request did not arrive in time")
@@ -148,8 +152,8 @@ class Client(asyncio.Protocol):
             self.close()
 
     def check_unsent(self, now: float) -> None:
-        """Cut off a client that takes nothing of what waits for it."""
-        unsent = self._untaken()
+        """Disconnect a client that took none of the waiting bytes for `stall_seconds`."""
+        unsent = self._unsent_bytes()
         if unsent < self._unsent:
             self._unsent_since = now
         self._unsent = unsent
@@ -157,35 +161,35 @@ class Client(asyncio.Protocol):
             self._transport.abort()
 
     def _watch_unsent(self) -> None:
-        self._unsent = self._untaken()
+        self._unsent = self._unsent_bytes()
         self._unsent_since = self._loop.time()
         self._server.unsent.add(self)
 
-    def _untaken(self) -> int:
-        """Bytes that wait for the client, here and in the kernel.
+    def _unsent_bytes(self) -> int:
+        """Bytes that the client has not acknowledged, in the transport and in the kernel.
 
-        The kernel asks for more when a third of what may be megabytes is gone: a slow reader would
-        look like none for minutes.
+        The transport's buffer alone is not enough: the kernel asks for more data only when a third
+        of its buffer, which may hold megabytes, is free; until then a slow reader looks stalled.
         """
-        ours = self._transport.get_write_buffer_size()
+        buffered = self._transport.get_write_buffer_size()
         raw = self._transport.get_extra_info("socket")
         if raw is None or raw.fileno() < 0:
-            return ours
-        held = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
-        return ours + int.from_bytes(held, sys.byteorder)
+            return buffered
+        in_kernel = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
+        return buffered + int.from_bytes(in_kernel, sys.byteorder)
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.write = self._transport.write
-        self._server.opened(self)
+        self._server.add(self)
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
-        if self._switched is not None:
+        if self._upgraded is not None:
             self.touch()
-            self._switched.client_data(data)
+            self._upgraded.client_data(data)
             return
         reader = self._reader
         if self._closing or reader.refusal is not None:
@@ -198,35 +202,40 @@ class Client(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._at_eof = True
-        if self._switched is not None:
-            self._switched.client_eof()
+        if self._upgraded is not None:
+            self._upgraded.client_eof()
             return True
-        if self._exchange is not None and self._exchange.survives_half_close:
+        if self._active is not None and self._active.survives_half_close:
             return True
-        self._leave()
+        self._disconnect()
         return False
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._server.lost(self)
-        self._leave()
+        self._server.remove(self)
+        self._disconnect()
 
     def pause_writing(self) -> None:
         self._full = True
         self._watch_unsent()
-        if self._exchange is not None:
-            self._exchange.client_full()
+        if self._active is not None:
+            self._active.pause_sending()
 
     def resume_writing(self) -> None:
         self._full = False
+        # A closing connection stays watched: its client may stop reading the last bytes.
         if not self._closing:
             self._server.unsent.discard(self)
-        if self._exchange is not None:
-            self._exchange.client_ready()
+        if self._active is not None:
+            self._active.resume_sending()
 
     # Request after request
 
     def _pump(self) -> None:
-        """Serve what is queued; while one is served, read on only to see the client leave."""
+        """Serve the queued requests, then set reading and deadline to fit what comes next.
+
+        It is not reentrant: a request that is answered within `handle` calls `finish`, which comes
+        back here while the loop in `_serve_queued` is still running and takes the next one.
+        """
         if self._pumping:
             return
         reader = self._reader
@@ -234,13 +243,17 @@ class Client(asyncio.Protocol):
             self._serve_queued()
         if self._closing:
             return
-        on = not (self._busy and (reader.requests or reader.held))
+        # While a request is served, reading goes on only to notice that the client disconnects. It
+        # stops with the first pipelined bytes, or a client could fill the memory with requests.
+        on = not (self._busy and (reader.requests or reader.after_upgrade))
         if on != self._reading:
-            self.read(on)
+            self.set_reading(on)
+        # The deadline bounds the client, never an engine: there is none while a request is served.
+        # A refusal is written after the answers to the requests before it.
         if self._busy:
             self.deadline = inf
         elif reader.refusal is not None:
-            self._say(reader.refusal)
+            self._write_refusal(reader.refusal)
         elif not reader.started:
             self._await_request()
         else:
@@ -251,37 +264,39 @@ class Client(asyncio.Protocol):
         self._pumping = True
         while requests and not self._busy and not self._closing:
             self._busy = True
-            exchange = self._server.handler.handle(requests.popleft(), self)
-            if self._busy and exchange is not None:
-                self._exchange = exchange
+            active = self._server.handler.handle(requests.popleft(), self)
+            # `_busy` is false again if the request was answered, and ended, within `handle`.
+            if self._busy and active is not None:
+                self._active = active
                 if self._full:
-                    exchange.client_full()
+                    active.pause_sending()
         self._pumping = False
 
     def _await_request(self) -> None:
         self.deadline = self._loop.time() + self._server.limits.idle_seconds
 
     def _await_rest(self) -> None:
-        """Give a request that is partly read its time, and its client the word it waits for."""
+        """Set the deadline for the rest of a request; send `100 Continue` if the client waits."""
         if self.deadline == inf:
             self.deadline = self._loop.time() + self._server.limits.request_seconds
         if self._reader.expects:
             self._reader.expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _say(self, refusal: Refusal) -> None:
+    def _write_refusal(self, refusal: Refusal) -> None:
         body = error_body(refusal.status, refusal.message)
         self._transport.write(response_bytes(refusal.status, b"", body, close=True))
         self._closing = True
+        # `expire` closes the connection after the linger; see `_LINGER`.
         self.deadline = self._loop.time() + _LINGER
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
-    def _leave(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        self._switched = None
+    def _disconnect(self) -> None:
+        active, self._active = self._active, None
+        self._upgraded = None
         self._busy = False
         self._closing = True
         self._reader.requests.clear()
-        if exchange is not None:
-            exchange.client_left()
+        if active is not None:
+            active.client_disconnected()

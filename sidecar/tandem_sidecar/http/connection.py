@@ -1,4 +1,4 @@
-"""One connection to an engine: a request at a time, its answer handed on up to where it ends."""
+"""One connection to an engine: sends one request at a time and passes its answer to a receiver."""
 
 import asyncio
 import ssl
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
     from .upstream import Call, Pool
 
 MAX_HEAD: Final = 64 * 1024
-"""Bytes of a response head."""
+"""Largest response head, in bytes."""
 MAX_INTERIM: Final = 32
-"""Interim answers (1xx) before the final one."""
+"""Largest number of interim answers (1xx) before the final one."""
 _FLUSH_SECONDS: Final = 30.0
-"""For an engine to take the last bytes of a closed tunnel."""
+"""Seconds for an engine to take the last bytes of a closed tunnel."""
 
 
 class Failure(StrEnum):
-    """Why a call brought no whole answer."""
+    """Why a call got no complete answer."""
 
     UNREACHABLE = "unreachable"
-    """No connection was made; nothing was sent."""
+    """No connection was made, so nothing was sent."""
     REFUSED = "refused"
-    """Likewise: somebody is there, and says no."""
+    """The connection was refused: the host is up, and no process listens on the port."""
     STALE = "stale"
-    """A kept connection turned out to be closed, and the call may be sent once only."""
+    """A pooled connection turned out to be closed, and the call may be sent only once."""
     LOST = "lost"
     """The connection ended before the answer did."""
     MALFORMED = "malformed"
-    """The answer is no HTTP/1.1."""
+    """The answer is not valid HTTP/1.1."""
 
 
 class Receiver(Protocol):
-    """Who gets an answer."""
+    """Takes the answer to one call."""
 
     payload_only: bool
-    """Take the chunked coding off; else `body` gets the bytes as they were on the wire."""
+    """Whether `body` gets the payload only; otherwise bytes in wire form, with chunk framing."""
 
     def head(self, head: ResponseHead) -> None:
-        """The final head; interim ones (1xx) are skipped, but for the 101 of a call to switch."""
+        """The final head. Interim ones (1xx) are skipped, except 101 for a call that may switch."""
 
     def body(self, data: bytes, last: bool) -> None:
-        """Body bytes, in wire form unless `payload_only`; called at least once."""
+        """The next body bytes; `last` ends the answer. Called at least once."""
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """Nothing more comes; `detail` names engine and cause."""
+        """The call ended without a complete answer; `detail` names the engine and the cause."""
 
 
-class Connection(asyncio.Protocol):
-    """One connection: finds the answer's end and hands on what comes before it."""
+class EngineConnection(asyncio.Protocol):
+    """One connection: finds the end of each answer and passes the bytes before it on."""
 
     def __init__(self, pool: "Pool", address: HostPort, context: ssl.SSLContext | None) -> None:
         self.address = address
         self.context = context
-        """What its TLS was made with; None: it has none."""
+        """TLS context of the connection; None: no TLS."""
         self.idle_since = 0.0
         self._pool = pool
         self._transport: asyncio.Transport
@@ -70,37 +70,40 @@ class Connection(asyncio.Protocol):
         self._interim = 0
         self._switched = False
         self._ended = False
-        self._parted = False
+        self._half_closed = False
         self._paused = False
 
     @property
     def usable(self) -> bool:
-        """Whether the engine has not closed it meanwhile, as far as known."""
+        """Whether the connection is open, as far as the event loop knows."""
         return not self._transport.is_closing()
 
     def start(self, call: "Call") -> None:
-        """Send the call's request; the connection is idle."""
+        """Send the request of `call` on this idle connection."""
         self._call, self._framing, self._head, self._interim = call, None, b"", 0
         self._transport.write(call.request)
 
     def drop(self) -> None:
-        """Close at once, telling nobody."""
+        """Close at once without reporting to the call."""
         self._call = None
         self._transport.abort()
 
-    def part(self) -> bool:
-        """Tell the engine that nobody waits, and go on receiving; false: that cannot be told."""
-        if not self.half_closes or self._transport.is_closing():
+    def half_close(self) -> bool:
+        """Close the sending side, so that the engine aborts the request, and go on receiving.
+
+        Returns False if the connection cannot be half-closed: it uses TLS or is closing.
+        """
+        if not self.can_half_close or self._transport.is_closing():
             return False
-        self._parted = True
+        self._half_closed = True
         self._transport.write_eof()
         return True
 
-    # Of a connection that switched protocols.
+    # Used after the connection switched protocols.
 
     @property
-    def half_closes(self) -> bool:
-        """Whether either side may end before the other; over TLS they end together."""
+    def can_half_close(self) -> bool:
+        """Whether one direction can be closed alone; over TLS both close together."""
         return self._transport.can_write_eof()
 
     def write(self, data: bytes) -> None:
@@ -111,7 +114,7 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Close once what was written is sent, telling nobody."""
+        """Close once all written bytes are sent, without reporting to the call."""
         self._call = None
         self._transport.close()
         asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._transport.abort)
@@ -138,14 +141,18 @@ class Connection(asyncio.Protocol):
             self._call.engine_full(False)
 
     def eof_received(self) -> bool:
-        self._ended = self._end_announced()
+        self._ended = self._is_orderly_end()
         if not self._switched or self._call is None:
             return False
         self._call.receiver.body(b"", True)
-        return self.half_closes
+        return self.can_half_close
 
-    def _end_announced(self) -> bool:
-        """Whether the engine ended the connection: below TLS anybody on the way can."""
+    def _is_orderly_end(self) -> bool:
+        """Whether the engine itself ended the connection.
+
+        Over TLS only a close_notify proves it: without one, a host on the path may have sent the
+        FIN to truncate the answer.
+        """
         tls = self._transport.get_extra_info("ssl_object")
         try:
             return tls is None or tls.read(1) == b""
@@ -154,7 +161,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:
-            self._pool.forget(self)
+            # Bytes that answer no request: the connection is out of step.
+            self._pool.discard(self)
             self._transport.abort()
             return
         try:
@@ -163,6 +171,7 @@ class Connection(asyncio.Protocol):
                 if not self._read_head(self._call):
                     return
                 data, self._head = self._head, b""
+                # The receiver may have aborted the call when it got the head.
                 if self._call is None:
                     return
             self._read_body(self._call, data)
@@ -172,29 +181,31 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         call = self._call
         if call is None:
-            self._pool.forget(self)
+            self._pool.discard(self)
             return
+        # The engine closed a pooled connection before it sent a byte of this answer: it most likely
+        # never read the request, which is then sent once more on a fresh connection.
         stale = self._served and self._framing is None and not self._head and not call.retried
         if stale and call.once:
-            self._fail(Failure.STALE, "a kept connection turned out to be closed")
+            self._fail(Failure.STALE, "a pooled connection turned out to be closed")
         elif stale:
             self._call = None
             call.retried = True
             call.open()
-        elif exc is None and self._ended and self._whole_at_eof():
+        elif exc is None and self._ended and self._is_complete_at_eof():
             self._call = None
-            call.done()
+            call.detach()
             call.receiver.body(b"", True)
         else:
-            cause = f" ({cause_of(exc)})" if exc is not None else ""
+            cause = f" ({describe_error(exc)})" if exc is not None else ""
             self._fail(Failure.LOST, f"the connection ended before the answer did{cause}")
 
-    def _whole_at_eof(self) -> bool:
-        whole = self._framing is not None and self._framing.complete_at_eof()
-        return whole and not self._switched
+    def _is_complete_at_eof(self) -> bool:
+        complete = self._framing is not None and self._framing.complete_at_eof()
+        return complete and not self._switched
 
     def _read_head(self, call: "Call") -> bool:
-        """Whether the final head is read; what follows it is left in `_head`."""
+        """Read the final head; return whether it is complete. `_head` keeps the bytes after it."""
         while True:
             data = self._head
             end = data.find(b"\r\n\r\n")
@@ -208,13 +219,13 @@ class Connection(asyncio.Protocol):
                 break
             if head.status == 101:
                 if not call.switching:
-                    raise BadHead("it switched protocols unasked")
+                    raise BadHead("the engine switched protocols without an upgrade request")
                 break
             self._interim += 1
             if self._interim > MAX_INTERIM:
-                raise BadHead(f"more than {MAX_INTERIM} interim answers")
+                raise BadHead(f"the engine sent more than {MAX_INTERIM} interim answers")
         self._switched = head.status == 101
-        self._framing, self._reusable = head.framing, head.reusable and not self._parted
+        self._framing, self._reusable = head.framing, head.reusable and not self._half_closed
         call.receiver.head(head)
         return True
 
@@ -224,6 +235,8 @@ class Connection(asyncio.Protocol):
             return
         payload: list[bytes] | None = [] if call.receiver.payload_only else None
         end = framing.feed(data, payload)
+        # The connection goes back to the pool before the receiver gets the last bytes: the receiver
+        # may send its next request at once and can then use this connection.
         if framing.done:
             self._finish(call, surplus=end < len(data))
             data = data[:end]
@@ -233,15 +246,15 @@ class Connection(asyncio.Protocol):
             call.receiver.body(data, framing.done)
 
     def _finish(self, call: "Call", *, surplus: bool) -> None:
-        """Keep the connection, unless it is closing or out of step."""
+        """Return the connection to the pool, unless it is closing or out of step."""
         self._call = None
         self._served += 1
-        call.done()
+        call.detach()
         unsent = self._transport.get_write_buffer_size() > 0
         if self._reusable and not surplus and not unsent:
             if self._paused:
                 self.resume()
-            self._pool.keep(self)
+            self._pool.add_idle(self)
         else:
             self._transport.abort()
 
@@ -249,12 +262,12 @@ class Connection(asyncio.Protocol):
         call, self._call = self._call, None
         self._transport.abort()
         if call is not None:
-            call.done()
+            call.detach()
             call.receiver.failed(failure, f"{self.address}: {why}")
 
 
-def cause_of(err: Exception) -> str:
-    """Why a connection failed, as a person would say it."""
+def describe_error(err: Exception) -> str:
+    """Return why a connection failed, without Python's exception syntax."""
     if isinstance(err, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {err.verify_message.rstrip('.')}"
     if isinstance(err, ssl.SSLError) and err.reason:

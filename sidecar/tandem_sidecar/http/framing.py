@@ -1,8 +1,8 @@
-"""Where a message body ends (RFC 9112 §6.3), found without copying what is passed on.
+"""Finds where a message body ends (RFC 9112 §6.3) without copying the bytes that are relayed.
 
-A framing is fed each piece once and says how many of its bytes belong to the message.
+A framing gets each piece of the body once and returns how many of its bytes belong to the message.
 
-Errors: `BadFraming`: the peer broke the protocol, its connection is of no more use.
+Errors: `BadFraming`: the peer violated HTTP/1.1; its connection must be closed.
 """
 
 from typing import Final, Protocol
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import httptools
 
 _CHUNKED_HEAD: Final = b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-"""What the parser is told, so that it expects chunks and then nothing more."""
+"""Head fed to the parser so that it expects a chunked body and no second message."""
 
 
 class BadFraming(ValueError):
@@ -18,19 +18,19 @@ class BadFraming(ValueError):
 
 
 class Framing(Protocol):
-    """One body's progress."""
+    """Progress through one message body."""
 
     done: bool
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
-        """Bytes of `data` within the message; appends what they carry to `payload`."""
+        """Return how many bytes of `data` belong to the message; add their payload to `payload`."""
 
     def complete_at_eof(self) -> bool:
-        """Whether the message is whole when the connection ends now."""
+        """Whether the message is complete if the connection ends now."""
 
 
 class Sized:
-    """A body of known length, zero included."""
+    """A body with a Content-Length, zero included."""
 
     def __init__(self, length: int) -> None:
         self._left = length
@@ -50,7 +50,7 @@ class Sized:
 
 
 class UntilClose:
-    """A body that ends with the connection; a lost end cannot be told from a real one."""
+    """A body that ends with the connection: a truncated body cannot be told from a complete one."""
 
     def __init__(self) -> None:
         self.done = False
@@ -65,20 +65,20 @@ class UntilClose:
 
 
 class Chunked:
-    """The chunked coding, trailers included; read by llhttp, without a step of ours for each chunk.
+    """A chunked body, trailers included, parsed by llhttp: no Python code runs for each chunk.
 
-    Bytes after the message's end are refused like any other breach.
+    Bytes after the end of the message raise BadFraming.
     """
 
     def __init__(self) -> None:
         self.done = False
-        self._sink: _End | None = None
+        self._sink: _EndOfMessage | None = None
         self._parser: httptools.HttpResponseParser
         self._tail = b""
 
     def feed(self, data: bytes, payload: list[bytes] | None) -> int:
         if self._sink is None:
-            self._sink = _End() if payload is None else _Payload()
+            self._sink = _EndOfMessage() if payload is None else _Payload()
             self._parser = httptools.HttpResponseParser(self._sink)
             self._parser.feed_data(_CHUNKED_HEAD)
         try:
@@ -97,14 +97,39 @@ class Chunked:
     def complete_at_eof(self) -> bool:
         return self.done
 
+    def ends_between_chunks(self, unsent: bytes) -> bool:
+        """Whether a chunk may follow the bytes fed so far, less the `unsent` ones at their end.
+
+        Call it at most once, instead of further `feed` calls: it feeds the parser to learn its
+        state, which llhttp does not expose. So the question costs nothing until it is asked.
+        """
+        if self._sink is None:
+            return True
+        if unsent:
+            # A chunk begins with its size, so a parser that starts at `unsent` accepts the bytes
+            # if they begin a chunk and rejects text from the middle of one.
+            parser = httptools.HttpResponseParser(_EndOfMessage())
+            parser.feed_data(_CHUNKED_HEAD)
+            return _accepts(parser, unsent)
+        # Within a chunk the parser takes the last chunk for payload, and the message does not end.
+        return _accepts(self._parser, LAST_CHUNK) and self._sink.reached
+
     def _check_end(self) -> None:
-        """llhttp passes over line ends after a message, which would begin the next one."""
+        """Raise BadFraming for line ends after the message, which llhttp would skip silently."""
         if not self._tail.endswith(b"\r\n\r\n") or self._tail.endswith(b"\r\n\r\n\r\n"):
             raise BadFraming("line ends follow the end of the message")
 
 
-class _End:
-    """What the parser tells."""
+def _accepts(parser: httptools.HttpResponseParser, data: bytes) -> bool:
+    try:
+        parser.feed_data(data)
+    except httptools.HttpParserError:
+        return False
+    return True
+
+
+class _EndOfMessage:
+    """Callback target of the parser: records that the message ended."""
 
     def __init__(self) -> None:
         self.reached = False
@@ -113,8 +138,8 @@ class _End:
         self.reached = True
 
 
-class _Payload(_End):
-    """The same, and what the chunks carry."""
+class _Payload(_EndOfMessage):
+    """Records the end of the message and collects the chunks' payload."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +150,7 @@ class _Payload(_End):
 
 
 def chunk(data: bytes) -> bytes:
-    """`data` as one chunk."""
+    """Encode `data` as one chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

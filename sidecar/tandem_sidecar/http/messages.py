@@ -1,6 +1,6 @@
-"""Requests as the server read them, response heads as an engine wrote them, and both as bytes.
+"""A client's request, an engine's response head, and their encoding as bytes.
 
-Errors: `BadHead`: a response head that HTTP/1.1 does not allow.
+Errors: `BadHead`: an engine sent a response head that HTTP/1.1 does not allow.
 """
 
 import re
@@ -14,7 +14,7 @@ import msgspec
 from .framing import BadFraming, Chunked, Framing, Sized, UntilClose
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case; order and repetitions as sent."""
+"""Pairs of name and value; names in lower case, order and repetitions as sent."""
 
 HOP_BY_HOP: Final = frozenset(
     {
@@ -29,41 +29,42 @@ HOP_BY_HOP: Final = frozenset(
         b"content-length",
     }
 )
-"""Of a request: valid for one connection only, or written anew for the body that is sent."""
+"""Request headers that are not forwarded: valid for one connection only, or rewritten to fit the
+body that is sent."""
 
 _RESPONSE_HOP: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"upgrade"})
 _BARE: Final = re.compile(rb"[\r\n\0]")
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: |$)")
 _MAX_LENGTH: Final = 18
-"""Digits of a content-length."""
+"""Largest number of digits of a Content-Length."""
 _EVENT_STREAM: Final = b"text/event-stream"
 _NONE: Final[frozenset[bytes]] = frozenset()
 _REASONS: Final = {s.value: s.phrase.encode() for s in HTTPStatus}
 
 
 class BadHead(ValueError):
-    """A response head that cannot be read."""
+    """A response head that cannot be parsed."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A client's request, read whole."""
+    """A client's complete request."""
 
     method: bytes
     target: bytes
-    """As on the request line: path and query, undecoded."""
+    """Path and query as on the request line, not decoded."""
     headers: Headers
     values: dict[bytes, bytes]
-    """The headers by name, of a repeated one the last."""
+    """Headers by name; the last value of a repeated one."""
     body: bytes
     http10: bool
     keep_alive: bool
     upgrade: bytes = b""
-    """The protocols that the client would switch to, as its header names them."""
+    """Protocols that the client offers to switch to, from its Upgrade header; empty: none."""
 
-    def one(self, name: bytes) -> bytes | None:
-        """The value of a header that may stand once, `name` in lower case; None when absent.
+    def single(self, name: bytes) -> bytes | None:
+        """Return the value of a header that may occur once, `name` in lower case; None if absent.
 
-        Raises ValueError when it stands more than once: whose is it then?
+        Raises ValueError when it occurs more than once, because hops may pick different values.
         """
         value = self.values.get(name)
         if value is None:
@@ -71,12 +72,12 @@ class Request(msgspec.Struct, frozen=True):
         if len(self.values) < len(self.headers):
             times = sum(key == name for key, _ in self.headers)
             if times > 1:
-                raise ValueError(f"{name.decode()} stands {times} times")
+                raise ValueError(f"header {name.decode()} occurs {times} times: send it once")
         return value
 
 
 def listed_in_connection(headers: Headers) -> frozenset[bytes]:
-    """Names that `Connection` declares hop-by-hop."""
+    """Header names that the Connection header declares hop-by-hop."""
     values = [value for key, value in headers if key == b"connection"]
     if not values:
         return _NONE
@@ -86,7 +87,7 @@ def listed_in_connection(headers: Headers) -> frozenset[bytes]:
 def request_bytes(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
 ) -> bytes:
-    """A request on the wire; framing headers are added for `body`."""
+    """Encode a request; a Content-Length is added for `body`."""
     lines = [b"%b %b HTTP/1.1" % (method, target), *map(b": ".join, headers)]
     if body or method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
         lines.append(b"content-length: %d" % len(body))
@@ -96,7 +97,7 @@ def request_bytes(
 def response_bytes(
     status: int, lines: bytes, body: bytes, *, close: bool, head: bool = False
 ) -> bytes:
-    """A whole response of ours in JSON, with header `lines`; `head` leaves the body out."""
+    """Encode a JSON response of the sidecar with header `lines`; `head`: without the body."""
     return (
         b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
         % (
@@ -111,7 +112,7 @@ def response_bytes(
 
 
 class ResponseHead:
-    """An engine's response head; the lines to pass on are kept as they were written."""
+    """An engine's response head; the header lines that are relayed keep their original bytes."""
 
     __slots__ = (
         "_lines", "_listed", "_values", "event_stream", "framing", "headers", "reusable", "status",
@@ -119,7 +120,7 @@ class ResponseHead:
     )  # fmt: skip
 
     def __init__(self, block: bytes, method: bytes) -> None:
-        """Read the lines up to the empty one. Raises BadHead."""
+        """Parse `block`, the answer's head up to its empty line, for `method`. Raises BadHead."""
         first, *lines = block.split(b"\r\n")
         self.status, http10 = _status(first)
         self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
@@ -127,36 +128,37 @@ class ResponseHead:
         self.headers: Headers = [_field(line) for line in lines]
         values = self._values = dict(self.headers)
         self.event_stream = values.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
-        """Whether the body is server-sent events."""
+        """Whether the body is a stream of server-sent events."""
         framing = self.framing = self._framing(method)
         listed = self._listed = (
             listed_in_connection(self.headers) if b"connection" in values else _NONE
         )
         if http10 and type(framing) is Chunked:
-            raise BadHead("HTTP/1.0 has no transfer codings")
+            raise BadHead("an HTTP/1.0 answer has a transfer coding")
         ends = b"close" in listed or (http10 and b"keep-alive" not in listed)
         self.reusable = not ends and type(framing) is not UntilClose
 
     def value(self, name: bytes) -> bytes:
-        """The last value of a header, empty when absent."""
+        """Return the last value of a header, empty if absent."""
         return self._values.get(name, b"")
 
     def encode(self, drop: frozenset[bytes], extra: bytes, *, close: bool, plain: bool) -> bytes:
-        """The head for the client: our `extra` lines in, hop-by-hop and `drop` out.
+        """Encode the head for a client without hop-by-hop headers and `drop`, with `extra` lines.
 
-        `plain` says that the chunked coding is taken off, for clients of HTTP/1.0.
+        `close`: announce that the connection closes after this answer. `plain`: the body is sent
+        without the chunked coding, for clients of HTTP/1.0.
         """
         dropped = _dropped(drop, type(self.framing) is Chunked, plain)
         if self._listed:
             dropped |= self._listed
-        kept = [
+        lines = [
             line
             for line, (name, _) in zip(self._lines, self.headers, strict=True)
             if name not in dropped
         ]
         if close:
-            kept.append(b"connection: close")
-        return b"\r\n".join([self.status_line, *kept]) + b"\r\n" + extra + b"\r\n"
+            lines.append(b"connection: close")
+        return b"\r\n".join([self.status_line, *lines]) + b"\r\n" + extra + b"\r\n"
 
     def _framing(self, method: bytes) -> Framing:
         values = self._values
@@ -166,37 +168,38 @@ class ResponseHead:
             return Sized(0)
         if b"transfer-encoding" in values:
             if [value.lower() for value in self._all(b"transfer-encoding")] != [b"chunked"]:
-                raise BadHead("a transfer coding other than chunked")
+                raise BadHead("the answer has a transfer coding other than chunked")
             return Chunked()
         length = values.get(b"content-length")
         if length is None:
             return UntilClose()
-        twice = len(values) < len(self.headers) and len(self._all(b"content-length")) > 1
-        if twice or not length.isdigit() or len(length) > _MAX_LENGTH:
-            raise BadHead("content-length is no single number")
+        # Two lengths could be understood differently by the next hop, even where they agree.
+        repeated = len(values) < len(self.headers) and len(self._all(b"content-length")) > 1
+        if repeated or not length.isdigit() or len(length) > _MAX_LENGTH:
+            raise BadHead("the content-length is not a single number")
         return Sized(int(length))
 
     def _all(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.headers if key == name]
 
 
-# An engine says nearly the same each time: a line is looked at once.
+# An engine sends nearly the same lines each time, so that each distinct line is parsed once.
 
 
 @lru_cache(maxsize=64)
 def _status(line: bytes) -> tuple[int, bool]:
-    """The status, and whether it is of HTTP/1.0. Raises BadHead."""
-    found = _STATUS.match(line)
-    if found is None or _BARE.search(line):
-        raise BadHead("the status line is no HTTP/1.1")
-    return int(found[2]), found[1] == b"0"
+    """Return the status and whether the line says HTTP/1.0. Raises BadHead."""
+    match = _STATUS.match(line)
+    if match is None or _BARE.search(line):
+        raise BadHead("the status line is not HTTP/1.1")
+    return int(match[2]), match[1] == b"0"
 
 
 @lru_cache(maxsize=256)
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    """A header line's name in lower case, and its value. Raises BadHead."""
+    """Split a header line into its name, in lower case, and its value. Raises BadHead."""
     if _BARE.search(line):
-        raise BadHead("a line holds a bare CR, LF or NUL")
+        raise BadHead("a header line contains a bare CR, LF or NUL")
     name, colon, value = line.partition(b":")
     if not colon or not name or name != name.strip():
         raise BadHead("a header line is malformed")
@@ -205,7 +208,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 @lru_cache(maxsize=64)
 def _dropped(named: frozenset[bytes], chunked: bool, plain: bool) -> frozenset[bytes]:
-    """Names that no client gets of an answer; `plain` and `chunked` as in `encode`."""
+    """Names of the headers that are not relayed to a client; `chunked` is the engine's coding."""
     dropped = _RESPONSE_HOP | named
     if plain:
         dropped |= {b"transfer-encoding", b"trailer"}

@@ -1,8 +1,8 @@
-"""Requests found in a client's bytes by httptools, what is ambiguous or too much refused.
+"""Parses a client's bytes into requests with httptools; refuses ambiguous or oversized ones.
 
-A body's length must be beyond doubt, or a proxy before us and we may disagree about where the next
-request begins: of what llhttp lets pass, codings other than chunked, chunks under HTTP/1.0 and a
-missing or doubled Host are refused here.
+The length of a body must be unambiguous. Otherwise a proxy in front and the sidecar could disagree
+about where the next request begins (request smuggling). Beyond llhttp's own checks, this module
+refuses codings other than chunked, chunked bodies under HTTP/1.0 and a missing or repeated Host.
 """
 
 from collections import deque
@@ -14,58 +14,58 @@ import msgspec
 from .messages import Headers, Request, listed_in_connection
 
 MAX_HEADERS: Final = 128
-"""Header lines of a request; Envoy's own bound is 100."""
+"""Largest number of header lines of a request; Envoy's own limit is 100."""
 MAX_PIPELINED: Final = 64
-"""Requests of a client that waits for no answer; a read of small ones could hold thousands."""
+"""Largest number of requests waiting for an answer; one read could contain thousands."""
 PROGRESS: Final = 64 * 1024
-"""Bytes of a body that earn it time for as many more."""
+"""Bytes of a body after which the client's deadline is extended."""
 _LOOKED_AT: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 
 
 class Refusal(NamedTuple):
-    """Why a request is not served."""
+    """Error answer to a request that is not served."""
 
     status: int
     message: str
 
 
 class RequestReader:
-    """Fed a client's bytes; whole requests come out in `requests`, in order."""
+    """Turns the bytes of one client into complete requests, in order, in `requests`."""
 
     def __init__(self, max_head: int, max_body: int) -> None:
-        """Bounds in bytes, `max_head` for request line and headers together."""
+        """Limits in bytes; `max_head` covers the request line and the headers together."""
         self.requests: deque[Request] = deque()
         self.refusal: Refusal | None = None
-        """Set once, by the first request that cannot be served: nothing is read after it."""
+        """Set once, by the first request that cannot be served; later bytes are ignored."""
         self.switching = False
-        """A request to switch protocols was read, and not yet answered."""
-        self.held = b""
-        """What follows a request to switch protocols: whose language it is, the answer says."""
+        """Whether an upgrade request was read and is not answered yet."""
+        self.after_upgrade = b""
+        """Bytes after an upgrade request: the answer decides which protocol they belong to."""
         self.expects = False
-        """The client waits to be asked for its body."""
+        """Whether the client waits for `100 Continue` before it sends the body."""
         self.milestones = 0
-        """Grows when a request begins, its head ends, and with each `PROGRESS` of its body."""
+        """Grows when a request begins, when its head ends, and every `PROGRESS` bytes of body."""
         self._max_head = max_head
         self._max_body = max_body
         self._parser = httptools.HttpRequestParser(self)
-        self._asked: Request | None = None
+        self._upgrade_request: Request | None = None
         self._version = ""
         self._size = 0
-        """Bytes of the request being read, framing included, without those before it in a read."""
+        """Bytes of the current request in all reads so far, framing included."""
         self._read = self._began = 0
-        """Bytes of the read that the parser is at, and of that in which the request began."""
+        """Size of the current read, and of the read in which the current request began."""
         self._body_size = 0
         self._reset()
 
     @property
     def started(self) -> bool:
-        """Whether part of a request is read and the rest is not."""
+        """Whether a request is partly read."""
         return self._size > 0
 
     def feed(self, data: bytes) -> None:
-        """Read on."""
+        """Parse the next bytes from the client."""
         if self.switching:
-            self.held += data
+            self.after_upgrade += data
             return
         while data and self.refusal is None:
             self._read = len(data)
@@ -76,30 +76,31 @@ class RequestReader:
                 data = self._upgrade(data[err.args[0] :])
                 continue
             except httptools.HttpParserError as err:
-                self.refuse(400, f"the request is no HTTP/1.1: {err}")
+                self.refuse(400, f"the request is not valid HTTP/1.1: {err}")
             if self._in_head:
                 self._check_head(self._size)
+            # A body in tiny chunks costs more to parse than its size suggests.
             elif self._size - self._body_size > 2 * self._max_head + 8 * self._body_size:
-                self.refuse(400, "the request body is mostly framing")
+                self.refuse(400, "the request body consists mostly of chunk framing")
             return
 
     def refuse(self, status: int, message: str) -> None:
-        """Serve neither the request being read nor any after it."""
+        """Refuse the current request and ignore everything after it."""
         if self.refusal is None:
             self.refusal = Refusal(status, message)
             self._body.clear()
 
     def resume(self) -> None:
-        """The protocol was not switched: what was held is requests."""
+        """The engine did not switch protocols: parse the retained bytes as requests."""
         self.switching = False
-        self.feed(self.take_held())
+        self.feed(self.take_after_upgrade())
 
-    def take_held(self) -> bytes:
-        """What was held, as it is to go on in the new protocol."""
-        held, self.held = self.held, b""
-        return held
+    def take_after_upgrade(self) -> bytes:
+        """Remove and return the bytes that followed the upgrade request."""
+        data, self.after_upgrade = self.after_upgrade, b""
+        return data
 
-    # httptools
+    # Callbacks of httptools.
 
     def on_message_begin(self) -> None:
         self._headers: Headers = []
@@ -112,7 +113,7 @@ class RequestReader:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # a trailer is no header: Envoy has not looked at it
+        if self._in_head:  # trailers are dropped: Envoy has not checked them as headers
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -123,17 +124,18 @@ class RequestReader:
         self._values = values
         once = len(values) == len(headers)
         for name in _LOOKED_AT.intersection(values):
-            for value in (values[name],) if once else self._all(name):
+            for value in (values[name],) if once else self._values_of(name):
                 self._check_header(name, value)
-        if self._size + self._began > self._max_head:  # of which the head may be a part only
+        # The reads may hold more than this head, so it is measured only where it could be too long.
+        if self._size + self._began > self._max_head:
             self._check_head(len(self._target) + sum(len(n) + len(v) for n, v in headers))
         if len(headers) > MAX_HEADERS:
             self.refuse(431, f"the request has more than {MAX_HEADERS} header lines")
         if self._version not in ("1.1", "1.0"):
-            self.refuse(505, f"HTTP/{self._version} is not spoken here: use HTTP/1.1")
-        hosts = int(b"host" in values) if once else len(self._all(b"host"))
+            self.refuse(505, f"HTTP/{self._version} is not supported: use HTTP/1.1")
+        hosts = int(b"host" in values) if once else len(self._values_of(b"host"))
         if hosts > 1 or (hosts == 0 and self._version == "1.1"):
-            self.refuse(400, f"the request has {hosts} Host headers, not one")
+            self.refuse(400, f"the request has {hosts} Host headers: send exactly one")
         if not self._target.startswith(b"/") or b"#" in self._target:
             self._normalise_target()
 
@@ -158,15 +160,15 @@ class RequestReader:
             keep_alive=self._parser.should_keep_alive(),
         )
         if self._parser.should_upgrade():
-            self._asked = request
+            self._upgrade_request = request
         else:
-            self._take(request)
+            self._enqueue(request)
 
-    # Between the two
+    # Steps between two requests.
 
-    def _take(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         if self.refusal is None and len(self.requests) >= MAX_PIPELINED:
-            self.refuse(429, f"more than {MAX_PIPELINED} requests were sent ahead of an answer")
+            self.refuse(429, f"more than {MAX_PIPELINED} pipelined requests wait for an answer")
         if self.refusal is None:
             self.requests.append(request)
         self._reset()
@@ -179,12 +181,12 @@ class RequestReader:
         self._body_size = 0
 
     def _upgrade(self, rest: bytes) -> bytes:
-        """Take a request that asks for another protocol; returns what is to be read next.
+        """Handle a request with an Upgrade header; return the bytes to parse next.
 
-        llhttp passes over its body, whatever the head says, so one that has a body is read again
-        as the plain request that RFC 9110 §7.8 allows to make of it.
+        llhttp skips the body of such a request, whatever its head says. So a request with a body
+        is parsed again without the Upgrade header, which RFC 9110 §7.8 allows a server to ignore.
         """
-        request, self._asked = self._asked, None
+        request, self._upgrade_request = self._upgrade_request, None
         if request is None or self.refusal is not None:
             return b""
         if request.method == b"CONNECT":
@@ -192,8 +194,8 @@ class RequestReader:
             return b""
         protocols = _protocols(request.headers)
         if protocols and not request.http10 and not _has_body(request.headers):
-            self._take(msgspec.structs.replace(request, upgrade=protocols))
-            self.switching, self.held = True, rest
+            self._enqueue(msgspec.structs.replace(request, upgrade=protocols))
+            self.switching, self.after_upgrade = True, rest
             return b""
         self._reset()
         self._parser = httptools.HttpRequestParser(self)
@@ -201,7 +203,7 @@ class RequestReader:
         lines += [b"%b: %b" % pair for pair in request.headers if pair[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n" + rest
 
-    def _all(self, name: bytes) -> list[bytes]:
+    def _values_of(self, name: bytes) -> list[bytes]:
         return [value for key, value in self._headers if key == name]
 
     def _check_header(self, name: bytes, value: bytes) -> None:
@@ -212,18 +214,18 @@ class RequestReader:
             self.expects = value.lower() == b"100-continue"
         elif name == b"transfer-encoding":
             if self._version == "1.0":
-                self.refuse(400, "HTTP/1.0 has no transfer codings")
+                self.refuse(400, "an HTTP/1.0 request has a transfer coding")
             elif value.lower() != b"chunked":
                 self.refuse(501, "a transfer coding other than chunked is not supported")
 
     def _normalise_target(self) -> None:
-        """Make an absolute target a path: the engine is the origin, whatever it is called."""
+        """Reduce an absolute URL to its path: the engine is the origin, whatever host is named."""
         method, target = self._parser.get_method(), self._target
         if method == b"CONNECT" or (target == b"*" and method == b"OPTIONS"):
             return
         scheme, _, rest = target.partition(b"://")
         if b"#" in target or scheme.lower() not in (b"http", b"https"):
-            self.refuse(400, "the request target is neither a path nor a URL")
+            self.refuse(400, "the request target is neither a path nor an HTTP URL")
             return
         authority = rest.split(b"/", 1)[0].split(b"?", 1)[0]
         path = rest[len(authority) :]
@@ -248,8 +250,8 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _protocols(headers: Headers) -> bytes:
-    """What the client would switch to, without HTTP/2, which the engines do not speak."""
+    """Protocols of the Upgrade header, without HTTP/2, which the engines do not speak."""
     if b"upgrade" not in listed_in_connection(headers):
         return b""
-    asked = b",".join(value for name, value in headers if name == b"upgrade").split(b",")
-    return b", ".join(p.strip() for p in asked if p.strip().lower() not in (b"", b"h2c", b"h2"))
+    offered = b",".join(value for name, value in headers if name == b"upgrade").split(b",")
+    return b", ".join(p.strip() for p in offered if p.strip().lower() not in (b"", b"h2c", b"h2"))

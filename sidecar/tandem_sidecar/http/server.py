@@ -1,4 +1,4 @@
-"""The clients' side: accepts no more connections than it may hold, ends the ones that dawdle."""
+"""Accepts clients up to a limit and enforces the deadlines of their connections."""
 
 import asyncio
 import errno
@@ -8,104 +8,106 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from .client import Client, Exchange, Switched
+from .client import ActiveRequest, ClientConnection, UpgradedRequest
 from .messages import Request
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 64
-"""Connections accepted before others get a turn."""
-_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_ACCEPT_BATCH: Final = 64
+"""Connections accepted before the event loop runs other callbacks."""
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE: Final = 1.0
-"""Seconds until another try, where the system has no descriptor or memory for a connection."""
+"""Seconds without accepting after the system had no descriptor or memory for a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on a client; sizes in bytes, times in seconds."""
+    """Limits on one client; sizes in bytes, times in seconds."""
 
     body: int = 32 * 1024 * 1024
+    """Largest request body; a larger one gets a 413."""
     head: int = 64 * 1024
-    """Request line and headers."""
+    """Largest request line and headers together; longer ones get a 431."""
     request_seconds: float = 30.0
-    """From a request's first byte to the end of its head, and for each 64 KiB of its body: a
-    client may be as slow as 2 KiB/s, and no slower."""
+    """Time from a request's first byte to the end of its head, and for each 64 KiB of its body: a
+    client must send at least 2 KiB/s."""
     connections: int = 8192
-    """Clients connected at once; more wait in the backlog."""
+    """Clients connected at the same time; more wait in the listening socket's backlog."""
     idle_seconds: float = 3660.0
-    """Above Envoy's idle hour: the side that closes last loses no request to a race."""
+    """Time between two requests. It is above Envoy's idle timeout of an hour, so that Envoy closes
+    first and loses no request to a connection that the sidecar is closing."""
     stall_seconds: float = 300.0
-    """For a client that takes nothing of an answer; then the engine is stopped. Too low: readers
-    that stop to think are cut off."""
+    """Time in which a client must take some of its answer, or the request is aborted. Too low:
+    clients that pause while reading are disconnected."""
 
 
 class Handler(Protocol):
-    """Who serves requests."""
+    """Serves requests."""
 
-    def handle(self, request: Request, client: Client) -> Exchange | None:
-        """Serve `request` by `client.write` and one `client.finish`; None: it is done already."""
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
+        """Answer `request` by `client.write` and one `client.finish`; None: already answered."""
 
 
 class Server:
-    """Open connections, and the clock that ends the ones that dawdle."""
+    """The open client connections, and the timer that enforces their deadlines."""
 
     def __init__(self, handler: Handler, limits: Limits) -> None:
         self.handler = handler
         self.limits = limits
-        self.clients: set[Client] = set()
-        self.unsent: set[Client] = set()
-        """Those with more written to them than they took, or closing."""
-        self._none = asyncio.Event()
-        self._none.set()
-        self._sweeping: asyncio.TimerHandle | None = None
+        self.clients: set[ClientConnection] = set()
+        self.unsent: set[ClientConnection] = set()
+        """Connections with unsent bytes, and those that are closing."""
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+        self._timer: asyncio.TimerHandle | None = None
         self._sockets: tuple[socket.socket, ...] = ()
         self._accepting = False
         self._adopting: set[asyncio.Task[None]] = set()
 
     def listen(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept clients on `sockets`, which are listening and ours from here."""
+        """Accept clients on `sockets`, which are listening; the server owns them from here."""
         self._sockets = tuple(sockets)
         for sock in self._sockets:
             sock.setblocking(False)
         self._accept_on()
 
     def stop_listening(self) -> None:
-        """Accept no more, and close the sockets."""
+        """Stop accepting and close the listening sockets."""
         self._accept_off()
         for sock in self._sockets:
             sock.close()
         self._sockets = ()
 
-    def client(self) -> Client:
-        """A protocol for a new connection."""
-        if self._sweeping is None:
-            self._sweep()
-        return Client(self)
+    def new_connection(self) -> ClientConnection:
+        """Create the protocol of a connection (a protocol factory)."""
+        if self._timer is None:
+            self._check_deadlines()
+        return ClientConnection(self)
 
     def close(self) -> None:
         """Close every connection once what was written to it is sent."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for client in list(self.clients):
             client.close()
 
     async def closed(self) -> None:
-        """Return when no connection is left."""
-        await self._none.wait()
+        """Wait until no connection is left."""
+        await self._all_closed.wait()
 
-    def opened(self, client: Client) -> None:
+    def add(self, client: ClientConnection) -> None:
         self.clients.add(client)
-        self._none.clear()
+        self._all_closed.clear()
 
-    def lost(self, client: Client) -> None:
+    def remove(self, client: ClientConnection) -> None:
         self.clients.discard(client)
         self.unsent.discard(client)
         self._accept_on()
         if not self.clients:
-            self._none.set()
+            self._all_closed.set()
 
     def _accept_on(self) -> None:
-        if self._accepting or not self._has_room():
+        if self._accepting or not self._has_capacity():
             return
         self._accepting = bool(self._sockets)
         for sock in self._sockets:
@@ -116,13 +118,13 @@ class Server:
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         return len(self.clients) + len(self._adopting) < self.limits.connections
 
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(_AT_ONCE):
-            if not self._has_room():
+        for _ in range(_ACCEPT_BATCH):
+            if not self._has_capacity():
                 self._accept_off()
                 return
             try:
@@ -130,9 +132,9 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as err:
-                if err.errno not in _SCARCE:
+                if err.errno not in _OUT_OF_RESOURCES:
                     raise
-                log.error("no client is accepted for %.3gs: %s", _PAUSE, err.strerror)
+                log.error("cannot accept clients, retrying in %.3gs: %s", _PAUSE, err.strerror)
                 self._accept_off()
                 loop.call_later(_PAUSE, self._accept_on)
                 return
@@ -142,24 +144,24 @@ class Server:
 
     async def _adopt(self, sock: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self.client, sock)
-        except OSError:  # gone again meanwhile
+            await asyncio.get_running_loop().connect_accepted_socket(self.new_connection, sock)
+        except OSError:  # the client disconnected meanwhile
             sock.close()
 
     def _adopted(self, task: asyncio.Task[None]) -> None:
         self._adopting.discard(task)
         self._accept_on()
 
-    def _sweep(self) -> None:
+    def _check_deadlines(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for client in [c for c in self.clients if c.deadline < now]:
-            client.expired()
+            client.expire()
         for client in list(self.unsent):
             client.check_unsent(now)
         self._accept_on()
         interval = min(1.0, self.limits.request_seconds / 4)
-        self._sweeping = loop.call_later(interval, self._sweep)
+        self._timer = loop.call_later(interval, self._check_deadlines)
 
 
-__all__ = ["Client", "Exchange", "Handler", "Limits", "Server", "Switched"]
+__all__ = ["ActiveRequest", "ClientConnection", "Handler", "Limits", "Server", "UpgradedRequest"]

@@ -1,15 +1,15 @@
-"""A client and an engine that agreed on another protocol: bytes both ways until both ended.
+"""Carries bytes both ways between a client and an engine that switched to another protocol.
 
     tunnel = Tunnel(client, call, ended)
     tunnel.begin(head)
 
-Each side is read only as fast as the other takes it. Where the engine's connection is TLS, which
-has no half-closing here, the end of one side is the end of both.
+Each side is read only as fast as the other takes the bytes. Over TLS, where asyncio cannot close
+one direction alone, the end of one side ends both.
 """
 
 from collections.abc import Callable
 
-from .client import Client
+from .client import ClientConnection
 from .connection import Failure
 from .messages import ResponseHead
 from .upstream import Call
@@ -21,8 +21,8 @@ class Tunnel:
     payload_only = False
     survives_half_close = True
 
-    def __init__(self, client: Client, call: Call, ended: Callable[[str], None]) -> None:
-        """`ended` is called once, with why the engine or we broke it off, if one did."""
+    def __init__(self, client: ClientConnection, call: Call, ended: Callable[[str], None]) -> None:
+        """`ended` is called once, with the reason if the engine or the sidecar broke off."""
         self._client = client
         self._call = call
         self._ended: Callable[[str], None] | None = ended
@@ -30,44 +30,44 @@ class Tunnel:
         self._engine_done = False
 
     def begin(self, head: bytes) -> None:
-        """Give the client the engine's `head` and take both connections over."""
+        """Send the engine's `head` to the client and take over both connections."""
         self._call.receiver = self
         self._call.engine_full = self._engine_full
         self._client.write(head)
         self._client.switch(self)
 
     def cut(self, why: str) -> None:
-        """Break both off."""
+        """Break off both connections."""
         self._call.abort()
         self._client.abort()
         self._end(why)
 
-    # The client
+    # From the client
 
     def client_data(self, data: bytes) -> None:
         self._call.write(data)
 
     def client_eof(self) -> None:
         self._client_done = True
-        if self._engine_done or not self._call.half_closes:
+        if self._engine_done or not self._call.can_half_close:
             self._close()
         else:
             self._call.write_eof()
 
-    def client_left(self) -> None:
+    def client_disconnected(self) -> None:
         self._call.abort()
         self._end()
 
-    def client_full(self) -> None:
+    def pause_sending(self) -> None:
         self._call.pause()
 
-    def client_ready(self) -> None:
+    def resume_sending(self) -> None:
         self._call.resume()
 
-    # The engine
+    # From the engine
 
     def head(self, head: ResponseHead) -> None:
-        raise AssertionError("a connection that switched has no more heads")
+        raise AssertionError("a connection that switched protocols has no further heads")
 
     def body(self, data: bytes, last: bool) -> None:
         self._client.touch()
@@ -76,7 +76,7 @@ class Tunnel:
         if not last:
             return
         self._engine_done = True
-        if self._client_done or not self._call.half_closes:
+        if self._client_done or not self._call.can_half_close:
             self._close()
         else:
             self._client.write_eof()
@@ -86,7 +86,7 @@ class Tunnel:
         self._end(detail)
 
     def _engine_full(self, full: bool) -> None:
-        self._client.read(not full)
+        self._client.set_reading(not full)
 
     def _close(self) -> None:
         self._call.close()
@@ -94,6 +94,7 @@ class Tunnel:
         self._end()
 
     def _end(self, why: str = "") -> None:
+        # Both connections may report their end; the first one counts.
         ended, self._ended = self._ended, None
         if ended is not None:
             ended(why)

@@ -3,12 +3,12 @@
     call = pool.send(address, method, request, receiver, connect_timeout=5.0)
     call.pause(); call.resume(); call.abort()
 
-A call that is `switching` may be answered with 101: its connection then carries bytes both ways,
-what `call.write` is given and what the receiver's `body` gets, until each side ended.
+A call that is `switching` may be answered with 101. Its connection then carries bytes both ways,
+to the engine by `call.write` and from it by the receiver's `body`, until both sides ended.
 
-The receiver's methods are called from the event loop, `failed` or the last `body` ending the call;
-after `abort` none is called. A kept connection that turns out to be closed, before a byte of the
-answer came, is replaced once by a fresh one.
+The event loop calls the receiver's methods; `failed`, or `body` with `last`, ends the call, and
+after `abort` none is called. If a pooled connection turns out to be closed before a byte of the
+answer came, the request is sent once more on a fresh connection.
 """
 
 import asyncio
@@ -19,16 +19,17 @@ from typing import Final
 
 from tandem_contract.commandline import HostPort
 
-from .connection import Connection, Failure, Receiver, cause_of
+from .connection import EngineConnection, Failure, Receiver, describe_error
 
 MAX_IDLE: Final = 256
-"""Connections kept per engine; more concurrent requests connect anew."""
+"""Largest number of idle connections per engine; requests beyond it open new ones."""
 IDLE_SECONDS: Final = 4.0
-"""Below uvicorn's keep-alive of 5 s, so that we seldom meet a connection about to be closed."""
+"""Seconds after which an idle connection is closed: below uvicorn's keep-alive of 5 s, so that the
+engine seldom closes a connection just as a request is sent on it."""
 
 
 class Call:
-    """One request under way."""
+    """One request in flight."""
 
     def __init__(
         self,
@@ -53,14 +54,15 @@ class Call:
         self.once = once
         self.retried = False
         self.engine_full: Callable[[bool], None] | None = None
-        """Told, of a switched connection, when the engine takes no more and when it does again."""
+        """For an upgraded connection: called with True when the engine reads too slowly, and with
+        False when it takes data again."""
         self._pool = pool
         self._paused = False
-        self._connection: Connection | None = None
+        self._connection: EngineConnection | None = None
         self._opening: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
-        """Close the connection, so that the engine stops; nothing is reported any more."""
+        """Close the connection, so that the engine aborts the request; report nothing more."""
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None
@@ -69,7 +71,7 @@ class Call:
             self._connection = None
 
     def pause(self) -> None:
-        """Read no more until `resume`: the receiver cannot take it."""
+        """Stop reading from the engine until `resume`: the receiver cannot take more."""
         self._paused = True
         if self._connection is not None:
             self._connection.pause()
@@ -79,27 +81,31 @@ class Call:
         if self._connection is not None:
             self._connection.resume()
 
-    def settle(self) -> bool:
-        """Send it no more, whatever becomes of its connection. False: it was not sent yet."""
+    def forbid_resend(self) -> bool:
+        """Never send the request again, even if its connection turns out to be stale.
+
+        Returns False if the request was not sent yet.
+        """
         if self._connection is None:
             return False
         self.retried = True
         self.request = b""
         return True
 
-    def part(self) -> bool:
-        """Tell the engine that nobody waits, and go on receiving what it may have sent already.
+    def half_close(self) -> bool:
+        """Close the sending side, so that the engine aborts the request, and go on receiving.
 
-        False: that cannot be told, for there is no connection, or TLS on it; `abort` instead.
+        An answer that the engine has already sent still arrives. Returns False if there is no
+        connection, or TLS on it, which cannot be half-closed: use `abort` then.
         """
-        return self._connection is not None and self._connection.part()
+        return self._connection is not None and self._connection.half_close()
 
-    # Of a switched connection.
+    # Used after the connection switched protocols.
 
     @property
-    def half_closes(self) -> bool:
-        """Whether one side may end before the other."""
-        return self._connection is not None and self._connection.half_closes
+    def can_half_close(self) -> bool:
+        """Whether one direction can be closed alone."""
+        return self._connection is not None and self._connection.can_half_close
 
     def write(self, data: bytes) -> None:
         """Send `data` to the engine."""
@@ -107,31 +113,32 @@ class Call:
             self._connection.write(data)
 
     def write_eof(self) -> None:
-        """Send no more, but go on receiving."""
+        """Close the sending side and go on receiving."""
         if self._connection is not None:
             self._connection.write_eof()
 
     def close(self) -> None:
-        """End once what was written is sent; nothing is reported any more."""
+        """Close once all written bytes are sent; report nothing more."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    # What pool and connection use.
+    # Used by the pool and the connection.
 
     def open(self) -> None:
-        """Connect anew and send."""
+        """Open a new connection and send the request on it."""
         self._connection = None
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
-    def use(self, connection: Connection) -> None:
-        """Send on `connection`."""
+    def use(self, connection: EngineConnection) -> None:
+        """Send the request on `connection`."""
         self._connection = connection
         connection.start(self)
         if self._paused:
             connection.pause()
 
-    def done(self) -> None:
+    def detach(self) -> None:
+        """Drop the connection, which the pool owns again or which is gone."""
         self._connection = None
 
     async def _open(self) -> None:
@@ -139,16 +146,16 @@ class Call:
             async with asyncio.timeout(self.connect_timeout):
                 connection = await self._pool.connect(self.address, plain=self.plain)
         except TimeoutError:
-            self._unreachable(f"no connection within {self.connect_timeout:.3g}s")
+            self._report_unreachable(f"no connection within {self.connect_timeout:.3g}s")
         except ConnectionRefusedError as err:
-            self._unreachable(cause_of(err), Failure.REFUSED)
+            self._report_unreachable(describe_error(err), Failure.REFUSED)
         except OSError as err:
-            self._unreachable(cause_of(err))
+            self._report_unreachable(describe_error(err))
         else:
             self._opening = None
             self.use(connection)
 
-    def _unreachable(self, why: str, failure: Failure = Failure.UNREACHABLE) -> None:
+    def _report_unreachable(self, why: str, failure: Failure = Failure.UNREACHABLE) -> None:
         self._opening = None
         self.receiver.failed(failure, f"{self.address}: {why}")
 
@@ -157,12 +164,13 @@ class Pool:
     """Idle connections by address, the most recently used first."""
 
     def __init__(self, tls: Callable[[HostPort], ssl.SSLContext | None] | None = None) -> None:
-        """`tls` says with which certificates an address is spoken to; None: without TLS.
+        """`tls` returns the TLS context for an address, or None for plain TCP; no `tls`: never TLS.
 
-        It is asked for every call: a connection made with other certificates is not used again.
+        It is called for every request: once certificates change, connections made with the old
+        ones are not used again.
         """
         self._tls = tls
-        self._idle: defaultdict[HostPort, list[Connection]] = defaultdict(list)
+        self._idle: defaultdict[HostPort, list[EngineConnection]] = defaultdict(list)
         self._sweeping: asyncio.TimerHandle | None = None
 
     def send(
@@ -179,9 +187,9 @@ class Pool:
     ) -> Call:
         """Send `request` to `address`; `connect_timeout` is in seconds.
 
-        `plain`: this port speaks no TLS, whatever is said of others; `switching`: the request
-        asks for another protocol; `once`: it may not be sent again should a kept connection turn
-        out to be closed, which is reported as STALE.
+        `plain`: this port never uses TLS. `switching`: the request asks for another protocol.
+        `once`: do not send the request again if a pooled connection turns out to be closed; report
+        `Failure.STALE` instead.
         """
         call = Call(
             self,
@@ -206,20 +214,20 @@ class Pool:
         call.open()
         return call
 
-    async def connect(self, address: HostPort, *, plain: bool) -> Connection:
-        """A fresh connection. Raises OSError."""
+    async def connect(self, address: HostPort, *, plain: bool) -> EngineConnection:
+        """Open a connection. Raises OSError."""
         loop = asyncio.get_running_loop()
         context = self._context(address, plain=plain)
-        _, made = await loop.create_connection(
-            lambda: Connection(self, address, context), *address, ssl=context
+        _, connection = await loop.create_connection(
+            lambda: EngineConnection(self, address, context), *address, ssl=context
         )
-        return made
+        return connection
 
     def _context(self, address: HostPort, *, plain: bool) -> ssl.SSLContext | None:
         return None if plain or self._tls is None else self._tls(address)
 
-    def keep(self, connection: Connection) -> None:
-        """Take a connection whose answer is complete."""
+    def add_idle(self, connection: EngineConnection) -> None:
+        """Pool a connection whose answer is complete."""
         idle = self._idle[connection.address]
         if len(idle) >= MAX_IDLE:
             connection.drop()
@@ -230,13 +238,14 @@ class Pool:
         if self._sweeping is None:
             self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep)
 
-    def forget(self, connection: Connection) -> None:
+    def discard(self, connection: EngineConnection) -> None:
+        """Remove a closed connection."""
         idle = self._idle.get(connection.address, [])
         if connection in idle:
             idle.remove(connection)
 
     def close(self) -> None:
-        """Close what is idle; calls under way are their owners'."""
+        """Close the idle connections; calls in flight belong to their callers."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None

@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
 
-from ..bodies.kinds import Kind
 from .logs import log_requests
 from .metrics import Metrics, Sample
 from .record import MAX_TEXT, PASSTHROUGH, Leg, Outcome, Phase, Record, Result
@@ -146,7 +146,7 @@ class RequestObserver:
 
     def _in_flight(self) -> Iterable[Sample]:
         running = Counter(record.kind for record in self._history.running)
-        return [((kind,), float(running[kind])) for kind in (*Kind, PASSTHROUGH)]
+        return [((kind,), float(running[kind])) for kind in (*RequestKind, PASSTHROUGH)]
 
     def _count_generation(self, record: Record, path: RoutingPath) -> None:
         metrics = self._metrics

@@ -20,7 +20,7 @@ from tandem_contract import endpoints
 from tandem_contract.trace import trace_path
 
 from ..handoff.breaker import Breakers
-from ..handoff.lifecycle import Lifecycle
+from ..handoff.context import Lifecycle
 from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics
 from ..observability.observer import History, RequestObserver

@@ -6,7 +6,7 @@ from typing import Final
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
-from ..http.collect import Answer, Collector, NoAnswer
+from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Pool
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from tandem_contract.commandline import HostPort
 
-from ..handoff.lifecycle import Lifecycle
+from ..handoff.context import Lifecycle
 from ..http.server import Server
 from ..observability import logs
 from ..security.credentials import RELOAD_SECONDS, EngineTls, PlanKeys

@@ -10,12 +10,10 @@ from typing import Any
 from tandem_contract import metrics as names
 from tandem_contract import otlp
 
-from ..connectors import make
-from ..connectors.nixl import Nixl
-from ..handoff.breaker import Breakers, Condition
-from ..handoff.context import Tools
-from ..handoff.lifecycle import Lifecycle
-from ..handoff.liveness import Vigil
+from ..connectors import ConnectorOptions, make_connector
+from ..handoff.breaker import Breakers, BreakerState
+from ..handoff.context import Lifecycle, SidecarContext
+from ..handoff.liveness import LivenessMonitor
 from ..handoff.proxy import Proxy
 from ..http.server import Server
 from ..http.upstream import Pool
@@ -44,25 +42,23 @@ class Components:
         pool = Pool(self.engine_tls.for_address)
         stack.callback(pool.close)
         self._breakers = Breakers(settings.breaker)
-        self._vigil = Vigil(pool, settings.silence_timeout)
-        stack.callback(self._vigil.close)
-        self._connector = make(
-            settings.connector, tokenize_once=settings.tokenize_once, peer_port=settings.peer_port
-        )
+        self._liveness = LivenessMonitor(pool, settings.silence_timeout)
+        stack.callback(self._liveness.close)
+        self._connector_options = ConnectorOptions(settings.tokenize_once, settings.peer_port)
         metrics, self._history = Metrics(), History(settings.history)
         observer = RequestObserver(metrics, self._history, _tracer(settings, metrics, stack))
         # After the tracer was pushed, so that it runs first: the last requests get their spans.
         stack.callback(observer.catch_up)
-        self._tools = Tools(
+        self._context = SidecarContext(
             settings,
             pool,
-            self._connector,
+            make_connector(settings.connector, self._connector_options),
             observer,
             self.lifecycle,
             self._breakers,
-            self._vigil,
+            self._liveness,
         )
-        self.server = Server(Proxy(self._tools, keys), settings.limits)
+        self.server = Server(Proxy(self._context, keys), settings.limits)
         _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
         self.health = EngineHealth(pool, settings.engine)
 
@@ -91,14 +87,13 @@ class Components:
     def apply(self, new: Settings) -> None:
         """Use the settings that `reload.LIVE` names, from the next request on."""
         # A request keeps the Settings object it began with; only later requests read this one.
-        self._tools.settings = new
+        self._context.settings = new
         self.server.limits = new.limits
         self.lifecycle.timeout = new.drain_timeout
         self._breakers.settings = new.breaker
-        self._vigil.silence = new.silence_timeout
+        self._liveness.silence = new.silence_timeout
         self._history.resize(new.history)
-        if isinstance(self._connector, Nixl):
-            self._connector.tokenize_once = new.tokenize_once
+        self._connector_options.tokenize_once = new.tokenize_once
 
 
 def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:
@@ -147,7 +142,7 @@ def _add_gauges(metrics: Metrics, lifecycle: Lifecycle, server: Server, breakers
 def _open_breakers(breakers: Breakers) -> Iterable[Sample]:
     pods = breakers.snapshot(asyncio.get_running_loop().time())
     for address, breaker in pods.items():
-        yield (address,), float(breaker.condition is not Condition.CLOSED)
+        yield (address,), float(breaker.condition is not BreakerState.CLOSED)
 
 
 def _count_tunnels(lifecycle: Lifecycle) -> int:

@@ -106,8 +106,8 @@ def route(
     for, so that a plan cannot be used for another request.
     """
     try:
-        plan = request.one(_PLAN)
-        prefillers = request.one(_PREFILLERS)
+        plan = request.single(_PLAN)
+        prefillers = request.single(_PREFILLERS)
         if keys:
             if plan is None and prefillers is None:
                 return Route(RoutingPath.UNIFIED, UNROUTED)

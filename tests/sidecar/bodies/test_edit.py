@@ -1,12 +1,19 @@
-"""Edits that leave everything else as it was."""
+"""Edits of a body for its legs; they leave everything else as it was."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.bodies.edit import appended, with_member, with_members
+from tandem_contract.request_kinds import RequestKind
+from tandem_sidecar.bodies.edit import (
+    add_member,
+    add_member_to_object,
+    cap_to_one_token,
+    replace_members,
+)
 from tandem_sidecar.bodies.parse import parse_body
 
 EXACT = b' { "z":1, "n" :9007199254740993,"a":[ 1.0,2e5 ],\t"u\\u00e9":"\\/" }\n'
@@ -21,17 +28,17 @@ EXACT = b' { "z":1, "n" :9007199254740993,"a":[ 1.0,2e5 ],\t"u\\u00e9":"\\/" }\n
     ],
 )
 def test_a_member_is_added_without_touching_the_others(before: bytes, after: bytes) -> None:
-    assert with_member(parse_body(before), "k", b"[1]") == after
+    assert add_member(parse_body(before), "k", b"[1]") == after
 
 
 def test_members_are_set_in_place_and_dropped() -> None:
     body = parse_body(b'{"max_tokens": 100, "big": 9007199254740993, "stop": ["x"], "z": 1.50}')
-    edited = with_members(body.members, {"max_tokens": 1, "stream": False}, frozenset({"stop"}))
+    edited = replace_members(body.members, {"max_tokens": 1, "stream": False}, frozenset({"stop"}))
     assert edited == b'{"max_tokens":1,"big":9007199254740993,"z":1.50,"stream":false}'
 
 
 def test_a_member_is_added_to_an_object_of_an_engine() -> None:
-    assert appended(b'{"a": 1.50 }', "ids", b"[1, 2]") == b'{"a": 1.50 ,"ids":[1, 2]}'
+    assert add_member_to_object(b'{"a": 1.50 }', "ids", b"[1, 2]") == b'{"a": 1.50 ,"ids":[1, 2]}'
 
 
 TEXT = st.text('aZ_é"\\ \n\u2028\U0001f600', max_size=4)
@@ -44,9 +51,93 @@ JSON = SCALAR | st.lists(SCALAR, max_size=3) | st.dictionaries(TEXT, SCALAR, max
 def test_adding_and_setting_change_nothing_else(members: dict[str, object], indent: int) -> None:
     body = parse_body(json.dumps({"a": 1} | members, indent=indent).encode())
     before = json.loads(body.data)
-    added = with_member(body, "kv_transfer_params", b"7")
+    added = add_member(body, "kv_transfer_params", b"7")
     assert added.startswith(body.data[: body.data.rindex(b"}")])
     assert json.loads(added) == before | {"kv_transfer_params": 7}
-    edited = json.loads(with_members(body.members, {"max_tokens": 1}, {"a"}))
+    edited = json.loads(replace_members(body.members, {"max_tokens": 1}, {"a"}))
     before.pop("a")
     assert list(edited.items()) == list((before | {"max_tokens": 1}).items())
+
+
+CLIENT = {
+    "model": "m",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "stop": ["x"],
+    "stop_token_ids": [1],
+    "return_token_ids": True,
+    "tools": [{"type": "function"}],
+    "seed": 9007199254740993,
+    "thinking": {"type": "enabled", "budget_tokens": 2048},
+}
+KEPT = {"model": "m", "tools": [{"type": "function"}], "seed": 9007199254740993}
+
+
+def leg(kind: RequestKind, **more: Any) -> dict[str, Any]:
+    data = cap_to_one_token(kind, parse_body(json.dumps(CLIENT | more).encode()), {"added": 1})
+    parsed: dict[str, Any] = json.loads(data)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "cap"),
+    [
+        (
+            RequestKind.COMPLETIONS,
+            {"max_tokens": 100, "min_tokens": 5},
+            {"stream": False, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True},
+        ),
+        (
+            RequestKind.CHAT,
+            {"max_completion_tokens": 100},
+            {
+                "stream": False,
+                "max_tokens": 1,
+                "max_completion_tokens": 1,
+                "min_tokens": 1,
+                "ignore_eos": True,
+            },
+        ),
+    ],
+)
+def test_prefill_makes_one_token(
+    kind: RequestKind, given: dict[str, Any], cap: dict[str, Any]
+) -> None:
+    assert leg(kind, **given) == KEPT | {"thinking": CLIENT["thinking"], "added": 1} | cap
+
+
+def test_prefill_of_responses_stores_nothing() -> None:
+    made = leg(RequestKind.RESPONSES, max_output_tokens=100, store=True, background=False)
+    assert (made["max_output_tokens"], made["ignore_eos"], made["stream"]) == (1, True, False)
+    assert (made["store"], made["background"]) == (False, False)
+    assert "stop" not in made
+    assert "max_tokens" not in made
+
+
+def test_prefill_of_messages_keeps_to_their_schema() -> None:
+    made = leg(RequestKind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
+    assert (made["max_tokens"], made["stream"]) == (1, False)
+    assert made["thinking"] == CLIENT["thinking"]
+    assert not {"stop_sequences", "min_tokens", "ignore_eos"} & made.keys()
+
+
+def test_prefill_of_generate_is_capped_where_it_keeps_its_sampling() -> None:
+    sampling = {"seed": 9007199254740993, "max_tokens": 9, "stop": ["x"], "stop_token_ids": [1]}
+    made = leg(RequestKind.GENERATE, sampling_params=sampling, token_ids=[1, 2])
+    assert made["sampling_params"] == {
+        "seed": 9007199254740993,
+        "max_tokens": 1,
+        "min_tokens": 1,
+        "ignore_eos": True,
+    }
+    assert made["stream"] is False
+    assert not {"max_tokens", "stream_options", "return_token_ids"} & made.keys()
+    assert leg(RequestKind.GENERATE, sampling_params=7)["sampling_params"] == 7
+    assert "sampling_params" not in leg(RequestKind.GENERATE)
+
+
+def test_the_hand_offs_own_members_stand() -> None:
+    body = parse_body(b'{"return_token_ids":false,"stream":true}')
+    assert cap_to_one_token(RequestKind.CHAT, body, {"return_token_ids": True}).endswith(
+        b'"return_token_ids":true}'
+    )

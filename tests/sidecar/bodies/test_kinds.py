@@ -1,12 +1,10 @@
-"""What generates, and its prefill leg."""
-
-import json
-from typing import Any
+"""Which requests generate text, and which of them one engine must serve alone."""
 
 import pytest
 
-from tandem_sidecar.bodies.kinds import Kind, capped, kind_of
-from tandem_sidecar.bodies.parse import parse_body
+from tandem_contract.request_kinds import RequestKind as Kind
+from tandem_sidecar.bodies.kinds import kind_of, single_engine_reason
+from tandem_sidecar.bodies.parse import BadBody, parse_body
 
 
 @pytest.mark.parametrize(
@@ -29,81 +27,81 @@ def test_kind(method: bytes, target: bytes, kind: Kind | None) -> None:
     assert kind_of(method, target) is kind
 
 
-CLIENT = {
-    "model": "m",
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "stop": ["x"],
-    "stop_token_ids": [1],
-    "return_token_ids": True,
-    "tools": [{"type": "function"}],
-    "seed": 9007199254740993,
-    "thinking": {"type": "enabled", "budget_tokens": 2048},
-}
-KEPT = {"model": "m", "tools": [{"type": "function"}], "seed": 9007199254740993}
-
-
-def leg(kind: Kind, **more: Any) -> dict[str, Any]:
-    data = capped(kind, parse_body(json.dumps(CLIENT | more).encode()), {"added": 1})
-    parsed: dict[str, Any] = json.loads(data)
-    return parsed
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (Kind.COMPLETIONS, '{"prompt": "x"}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": 1, "best_of": null, "echo": false}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": 2}', "n"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "n": "2"}', "n"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "best_of": 3}', "best_of"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "use_beam_search": true}', "beam_search"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "prompt_logprobs": 0}', "prompt_logprobs"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true, "logprobs": 0}', "echo_logprobs"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "echo": true}', None),
+        (Kind.COMPLETIONS, '{"prompt": "x", "logprobs": 1}', None),
+        (Kind.COMPLETIONS, '{"prompt": [ 1, 2, 3]}', None),
+        (Kind.COMPLETIONS, '{"prompt": [[1, 2]]}', None),
+        (Kind.COMPLETIONS, '{"prompt": ["one"]}', None),
+        (Kind.COMPLETIONS, '{"prompt": [[1], [2]]}', "batch"),
+        (Kind.COMPLETIONS, '{"prompt": [\n "one", "two"]}', "batch"),
+        (Kind.COMPLETIONS, '{"prompt": []}', None),
+        (Kind.COMPLETIONS, '{"prompt_embeds": "AAAA"}', "prompt_embeds"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "truncate_prompt_tokens": -1}', "truncation"),
+        (Kind.COMPLETIONS, '{"prompt": "x", "truncate_prompt_tokens": 100}', None),
+        (Kind.CHAT, '{"messages": [], "prompt_logprobs": 1}', "prompt_logprobs"),
+        (Kind.CHAT, '{"messages": [], "echo": true}', "echo_logprobs"),
+        (Kind.CHAT, '{"messages": [], "logprobs": true, "top_logprobs": 3}', None),
+        (Kind.CHAT, '{"messages": [], "previous_response_id": "r"}', "previous_response"),
+        (Kind.RESPONSES, '{"input": "x", "previous_response_id": "r"}', "previous_response"),
+        (Kind.RESPONSES, '{"input": "x", "background": true}', "background"),
+        (Kind.RESPONSES, '{"input": "x", "background": false, "store": true}', None),
+        (Kind.RESPONSES, '{"input": "x", "truncation": "auto"}', "truncation"),
+        (Kind.RESPONSES, '{"input": "x", "truncation": "disabled"}', None),
+        (Kind.RESPONSES, '{"input": "x", "tools": [{"type": "function"}]}', None),
+        (Kind.RESPONSES, '{"input": "x", "tools": [{"type": "mcp"}]}', "builtin_tools"),
+        (Kind.MESSAGES, '{"messages": [], "tools": [{"name": "f"}]}', None),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": {"n": 2}}', "n"),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": {"n": 1}}', None),
+        (
+            Kind.GENERATE,
+            '{"token_ids": [1], "sampling_params": {"prompt_logprob_token_ids": [1]}}',
+            "prompt_logprobs",
+        ),
+        (Kind.GENERATE, '{"token_ids": [1], "sampling_params": 3}', None),
+    ],
+)
+def test_unified_by_rule(kind: Kind, text: str, reason: str | None) -> None:
+    assert single_engine_reason(kind, parse_body(text.encode())) == reason
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "cap"),
+    ("kind", "field", "value", "remote"),
     [
-        (
-            Kind.COMPLETIONS,
-            {"max_tokens": 100, "min_tokens": 5},
-            {"stream": False, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True},
-        ),
-        (
-            Kind.CHAT,
-            {"max_completion_tokens": 100},
-            {
-                "stream": False,
-                "max_tokens": 1,
-                "max_completion_tokens": 1,
-                "min_tokens": 1,
-                "ignore_eos": True,
-            },
-        ),
+        (Kind.CHAT, "messages", '[{"content": "see image_url"}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": {"url": "data:x"}}]}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": {"url": "http://h/i"}}]}]', True),
+        (Kind.CHAT, "messages", '[{"content": [{"image_url": null, "uuid": "a"}]}]', True),
+        (Kind.CHAT, "messages", r'[{"content": [{"video\u005furl": "https://h/i"}]}]', True),
+        (Kind.CHAT, "messages", r'[{"content": "caf\u00e9 \u0041"}]', False),
+        (Kind.CHAT, "messages", '[{"content": [{"type": "text", "url": "http://h"}]}]', False),
+        (Kind.MESSAGES, "messages", '[{"content": [{"type": "url", "url": "http://h"}]}]', True),
+        (Kind.MESSAGES, "messages", '[{"content": [{"source": {"type": "base64"}}]}]', False),
+        (Kind.RESPONSES, "input", '[{"content": [{"image_url": "https://h/i"}]}]', True),
+        (Kind.RESPONSES, "input", '[{"annotations": [{"type": "x", "url": "https://h"}]}]', False),
+        (Kind.GENERATE, "content_parts", '[{"type": "image_url", "url": "http://h/i"}]', True),
+        (Kind.GENERATE, "content_parts", '[{"type": "image_url", "url": "data:x"}]', False),
+        (Kind.COMPLETIONS, "prompt", '"my_url"', False),
     ],
-)
-def test_prefill_makes_one_token(kind: Kind, given: dict[str, Any], cap: dict[str, Any]) -> None:
-    assert leg(kind, **given) == KEPT | {"thinking": CLIENT["thinking"], "added": 1} | cap
+)  # fmt: skip
+def test_media_that_both_engines_would_fetch(
+    kind: Kind, field: str, value: str, remote: bool
+) -> None:
+    body = parse_body(f'{{"{field}": {value}}}'.encode())
+    assert single_engine_reason(kind, body) == ("media_by_url" if remote else None)
 
 
-def test_prefill_of_responses_stores_nothing() -> None:
-    made = leg(Kind.RESPONSES, max_output_tokens=100, store=True, background=False)
-    assert (made["max_output_tokens"], made["ignore_eos"], made["stream"]) == (1, True, False)
-    assert (made["store"], made["background"]) == (False, False)
-    assert "stop" not in made
-    assert "max_tokens" not in made
-
-
-def test_prefill_of_messages_keeps_to_their_schema() -> None:
-    made = leg(Kind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
-    assert (made["max_tokens"], made["stream"]) == (1, False)
-    assert made["thinking"] == CLIENT["thinking"]
-    assert not {"stop_sequences", "min_tokens", "ignore_eos"} & made.keys()
-
-
-def test_prefill_of_generate_is_capped_where_it_keeps_its_sampling() -> None:
-    sampling = {"seed": 9007199254740993, "max_tokens": 9, "stop": ["x"], "stop_token_ids": [1]}
-    made = leg(Kind.GENERATE, sampling_params=sampling, token_ids=[1, 2])
-    assert made["sampling_params"] == {
-        "seed": 9007199254740993,
-        "max_tokens": 1,
-        "min_tokens": 1,
-        "ignore_eos": True,
-    }
-    assert made["stream"] is False
-    assert not {"max_tokens", "stream_options", "return_token_ids"} & made.keys()
-    assert leg(Kind.GENERATE, sampling_params=7)["sampling_params"] == 7
-    assert "sampling_params" not in leg(Kind.GENERATE)
-
-
-def test_the_hand_offs_own_members_stand() -> None:
-    body = parse_body(b'{"return_token_ids":false,"stream":true}')
-    assert capped(Kind.CHAT, body, {"return_token_ids": True}).endswith(b'"return_token_ids":true}')
+def test_a_field_that_cannot_be_read_is_refused() -> None:
+    body = parse_body(b'{"n": "\xff"}')
+    with pytest.raises(BadBody):
+        single_engine_reason(Kind.CHAT, body)

@@ -1,4 +1,4 @@
-"""The count of cached tokens corrected, and nothing else."""
+"""The count of cached tokens correct_usage, and nothing else."""
 
 import json
 from itertools import pairwise
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.bodies.usage import Corrector, cached_tokens, corrected
+from tandem_sidecar.bodies.usage import UsageCorrector, correct_usage, read_cached_tokens
 
 CHAT = (
     b'{"id":"c", "choices":[{"message":{"content":"\\"usage\\":{\\"cached_tokens\\":9}"}}],'
@@ -18,7 +18,7 @@ CHAT = (
 
 @pytest.mark.parametrize("wrong", [b"1500", b"null", b"0"])
 def test_a_chat_says_what_the_prefill_found(wrong: bytes) -> None:
-    assert corrected(CHAT % wrong, 32) == CHAT % b"32"
+    assert correct_usage(CHAT % wrong, 32) == CHAT % b"32"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_chat_says_what_the_prefill_found(wrong: bytes) -> None:
     ],
 )
 def test_every_kind_counts_in_its_own_place(before: bytes, after: bytes) -> None:
-    assert corrected(before, 4) == after
+    assert correct_usage(before, 4) == after
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_kind_counts_in_its_own_place(before: bytes, after: bytes) -> None
     ],
 )
 def test_an_answer_that_counts_nothing_stays(answer: bytes) -> None:
-    assert corrected(answer, 4) == answer
+    assert correct_usage(answer, 4) == answer
 
 
 def test_the_same_bytes_elsewhere_stay() -> None:
@@ -70,7 +70,8 @@ def test_the_same_bytes_elsewhere_stay() -> None:
     answer = b'{"tools":[%b,%b],"usage":%b,"more":%b}' % (usage, usage, usage, usage)
     right = usage.replace(b"8", b"4")
     assert (
-        corrected(answer, 4) == answer[:-1].replace(b'"usage":' + usage, b'"usage":' + right) + b"}"
+        correct_usage(answer, 4)
+        == answer[:-1].replace(b'"usage":' + usage, b'"usage":' + right) + b"}"
     )
 
 
@@ -86,20 +87,20 @@ EVENTS = (
 @given(st.lists(st.integers(0, len(EVENTS)), max_size=6))
 def test_a_stream_is_corrected_however_it_is_cut(cuts: list[int]) -> None:
     stream = EVENTS % b"1500"
-    corrector = Corrector(32, stream=True)
+    corrector = UsageCorrector(32, stream=True)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     parts = [corrector.take(stream[a:b], last=False) for a, b in pairwise(places)]
     assert b"".join(parts) + corrector.take(b"", last=True) == EVENTS % b"32"
 
 
 def test_whole_lines_are_not_held_back() -> None:
-    corrector = Corrector(1, stream=True)
+    corrector = UsageCorrector(1, stream=True)
     assert corrector.take(b"data: a\n\nda", last=False) == b"data: a\n\n"
     assert corrector.take(b"ta: b\n", last=False) == b"data: b\n"
 
 
 def test_a_json_answer_is_held_until_it_is_whole() -> None:
-    corrector = Corrector(32, stream=False)
+    corrector = UsageCorrector(32, stream=False)
     answer = CHAT % b"1500"
     assert corrector.take(answer[:50], last=False) == b""
     assert corrector.take(answer[50:], last=True) == CHAT % b"32"
@@ -118,4 +119,4 @@ def test_a_json_answer_is_held_until_it_is_whole() -> None:
     ],
 )
 def test_what_a_prefill_answer_says(usage: object, cached: int) -> None:
-    assert cached_tokens(json.dumps({"usage": usage}).encode()) == cached
+    assert read_cached_tokens(json.dumps({"usage": usage}).encode()) == cached

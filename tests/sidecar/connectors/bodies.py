@@ -4,18 +4,18 @@ import json
 from typing import Any
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.bodies.kinds import Kind
+from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.bodies.parse import Body, parse_body
-from tandem_sidecar.connectors.handover import Attempt
+from tandem_sidecar.connectors.protocol import HandoffAttempt
 
-ATTEMPT = Attempt("r-1", HostPort("10.0.0.1", 8000))
+ATTEMPT = HandoffAttempt("r-1", HostPort("10.0.0.1", 8000))
 
 BODY = parse_body(
     b'{"model":"m","stop":["x"],"stop_token_ids":[1],"stream":true,"stream_options":{},'
     b'"min_tokens":5,"max_tokens":100,"tools":[{"a":1}],"seed":9007199254740993}'
 )
 
-KINDS = list(Kind)
+KINDS = list(RequestKind)
 
 
 def chat(content: object, **more: Any) -> Body:

@@ -1,31 +1,56 @@
-"""Connectors by name."""
+"""The registry of connectors, and which optional protocols each of them has."""
 
 import pytest
 
-from tandem_sidecar.connectors import COMING, NAMES, UnknownConnector, check, make
+from tandem_contract.connectors import ConnectorName
+from tandem_contract.request_kinds import RequestKind
+from tandem_sidecar.connectors import (
+    NAMES,
+    PLANNED,
+    ConnectorOptions,
+    UnknownConnector,
+    check_name,
+    make_connector,
+)
 
-from .bodies import ATTEMPT
+from .bodies import ATTEMPT, chat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_name_makes_a_connector(name: str) -> None:
-    connector = make(name, tokenize_once=True, peer_port=None)
-    assert check(name) == name
-    assert connector.together is (name in ("mooncake", "offloading"))
+def test_each_name_makes_a_connector_with_its_optional_protocols(name: str) -> None:
+    connector = make_connector(name, ConnectorOptions())
+    assert check_name(name) == name
+    assert (connector.concurrent is not None) is (name in ("mooncake", "offloading"))
+    assert (connector.discovery is not None) is (name == "mooncake")
 
 
-@pytest.mark.parametrize("name", COMING)
-def test_what_is_coming_says_so(name: str) -> None:
+def test_every_name_of_the_contract_is_supported_or_planned() -> None:
+    assert sorted(NAMES + PLANNED) == sorted(ConnectorName)
+    assert set(PLANNED) == {"storage", "lmcache", "p2p-nccl"}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_planned_connector_is_refused_as_not_supported_yet(name: str) -> None:
     with pytest.raises(UnknownConnector, match="not supported yet: use one of nixl"):
-        make(name, tokenize_once=True, peer_port=None)
+        make_connector(name, ConnectorOptions())
 
 
-def test_what_is_unknown_says_what_there_is() -> None:
+def test_an_unknown_connector_is_refused_with_the_supported_names() -> None:
     with pytest.raises(UnknownConnector, match="no connector 'nixxl': use one of nixl"):
-        check("nixxl")
+        check_name("nixxl")
 
 
-def test_the_peer_port_goes_to_who_asks_there() -> None:
-    inquiry = make("mooncake", tokenize_once=True, peer_port=1234).inquiry(ATTEMPT)
-    assert inquiry is not None
-    assert inquiry.address.port == 1234
+def test_the_peer_port_option_sets_the_port_of_the_peer_query() -> None:
+    discovery = make_connector("mooncake", ConnectorOptions(peer_port=1234)).discovery
+    assert discovery is not None
+    query = discovery.peer_query(ATTEMPT)
+    assert query is not None
+    assert query.address.port == 1234
+
+
+def test_tokenize_once_can_change_while_requests_run() -> None:
+    options = ConnectorOptions(tokenize_once=True)
+    connector = make_connector("nixl", options).core
+    assert b"return_token_ids" in connector.prefill_body(RequestKind.CHAT, chat("hi"), ATTEMPT)
+    options.tokenize_once = False
+    assert b"return_token_ids" not in connector.prefill_body(RequestKind.CHAT, chat("hi"), ATTEMPT)

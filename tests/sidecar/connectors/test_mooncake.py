@@ -3,10 +3,10 @@ import json
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
-from tandem_sidecar.bodies.kinds import Kind
-from tandem_sidecar.connectors.handover import Attempt, Inquiry
 from tandem_sidecar.connectors.mooncake import Mooncake
+from tandem_sidecar.connectors.protocol import HandoffAttempt, PeerQuery
 
 from .bodies import ATTEMPT, BODY, params_of
 
@@ -16,55 +16,54 @@ ENDED = b'{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens_detail
 
 def learned(answer: bytes = REGISTRY) -> Mooncake:
     connector = Mooncake()
-    connector.learned(ATTEMPT, answer)
+    connector.record_peer(ATTEMPT, answer)
     return connector
 
 
 def test_the_registry_is_asked_once_for_each_pod() -> None:
     connector = Mooncake()
-    asked = Inquiry(HostPort("10.0.0.1", 8998), b"/query")
-    assert connector.inquiry(ATTEMPT) == asked
+    asked = PeerQuery(HostPort("10.0.0.1", 8998), b"/query")
+    assert connector.peer_query(ATTEMPT) == asked
     with pytest.raises(ParamsUnusable):
-        connector.expected(ATTEMPT)
-    connector.learned(ATTEMPT, REGISTRY)
-    assert connector.inquiry(ATTEMPT) is None
-    assert connector.inquiry(Attempt("r-2", HostPort("10.0.0.2", 8000))) is not None
-    connector.forget(ATTEMPT.prefill)
-    assert connector.inquiry(ATTEMPT) == asked
+        connector.expected_kv_hold(ATTEMPT)
+    connector.record_peer(ATTEMPT, REGISTRY)
+    assert connector.peer_query(ATTEMPT) is None
+    assert connector.peer_query(HandoffAttempt("r-2", HostPort("10.0.0.2", 8000))) is not None
+    connector.forget_peer(ATTEMPT.prefill)
+    assert connector.peer_query(ATTEMPT) == asked
 
 
 def test_a_restart_under_the_same_address_is_found_out() -> None:
     now = 100.0
     connector = Mooncake(clock=lambda: now)
-    connector.learned(ATTEMPT, REGISTRY)
+    connector.record_peer(ATTEMPT, REGISTRY)
     now = 109.0
-    assert connector.inquiry(ATTEMPT) is None
+    assert connector.peer_query(ATTEMPT) is None
     now = 111.0
-    assert connector.inquiry(ATTEMPT) is not None
-    connector.learned(ATTEMPT, REGISTRY.replace(b"engine-p", b"engine-q"))
-    assert b"engine-q" in connector.expected(ATTEMPT).params
+    assert connector.peer_query(ATTEMPT) is not None
+    connector.record_peer(ATTEMPT, REGISTRY.replace(b"engine-p", b"engine-q"))
+    assert b"engine-q" in connector.expected_kv_hold(ATTEMPT).transfer_params
 
 
 def test_both_legs_have_one_transfer_id() -> None:
     connector = learned()
-    assert connector.together
-    assert params_of(connector.prefill(Kind.CHAT, BODY, ATTEMPT)) == {
+    assert params_of(connector.prefill_body(RequestKind.CHAT, BODY, ATTEMPT)) == {
         "do_remote_decode": True,
         "do_remote_prefill": False,
         "transfer_id": "r-1",
     }
-    handover = connector.expected(ATTEMPT)
-    assert params_of(connector.decode(Kind.CHAT, BODY, handover)) == {
+    kv_hold = connector.expected_kv_hold(ATTEMPT)
+    assert params_of(connector.decode_body(RequestKind.CHAT, BODY, kv_hold)) == {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "transfer_id": "r-1",
         "remote_bootstrap_addr": "http://10.0.0.1:8998",
         "remote_engine_id": "engine-p",
     }
-    release = connector.release(Kind.CHAT, BODY, handover)
+    release = connector.release_request(RequestKind.CHAT, BODY, kv_hold)
     assert release is not None
-    assert (release.target, release.expected) == (b"/v1/completions", 404)
-    assert params_of(release.body) == json.loads(handover.params)
+    assert (release.target, release.expected_status) == (b"/v1/completions", 404)
+    assert params_of(release.body) == json.loads(kv_hold.transfer_params)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +76,9 @@ def test_a_registry_that_does_not_say_one_engine_id_is_unusable(answer: bytes) -
 
 
 def test_a_prefill_that_ended_by_length_is_handed_over() -> None:
-    handover = learned().handover(ATTEMPT, ENDED)
-    assert handover.params == learned().expected(ATTEMPT).params
-    assert handover.cached_tokens == 0
+    kv_hold = learned().kv_hold(ATTEMPT, ENDED)
+    assert kv_hold.transfer_params == learned().expected_kv_hold(ATTEMPT).transfer_params
+    assert kv_hold.cached_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -93,9 +92,9 @@ def test_a_prefill_that_ended_by_length_is_handed_over() -> None:
 )
 def test_a_prefill_that_ended_otherwise_left_nothing(answer: bytes) -> None:
     with pytest.raises(ParamsUnusable):
-        learned().handover(ATTEMPT, answer)
+        learned().kv_hold(ATTEMPT, answer)
 
 
 @pytest.mark.parametrize("answer", [b'{"stop_reason":"max_tokens"}', b'{"status":"incomplete"}'])
 def test_each_kind_says_length_its_own_way(answer: bytes) -> None:
-    assert learned().handover(ATTEMPT, answer)
+    assert learned().kv_hold(ATTEMPT, answer)

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
-from tandem_sidecar.bodies.kinds import Kind
 from tandem_sidecar.bodies.parse import Body
+from tandem_sidecar.connectors import ConnectorOptions
 from tandem_sidecar.connectors.nixl import Nixl
 
 from ..peers import PARAMS
@@ -16,7 +17,7 @@ def answer(params: bytes = PARAMS, more: bytes = b"") -> bytes:
 
 
 def test_prefill_leg_is_capped_to_one_token() -> None:
-    data = Nixl().prefill(Kind.COMPLETIONS, BODY, ATTEMPT)
+    data = Nixl().prefill_body(RequestKind.COMPLETIONS, BODY, ATTEMPT)
     assert b'"seed":9007199254740993' in data
     leg = json.loads(data)
     assert leg == {
@@ -39,21 +40,21 @@ def test_prefill_leg_is_capped_to_one_token() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_asks_to_keep_the_kv_and_names_it_alike(kind: Kind) -> None:
-    assert params_of(Nixl().prefill(kind, BODY, ATTEMPT))["do_remote_decode"] is True
-    handover = Nixl().handover(ATTEMPT, answer())
-    assert Nixl().decode(kind, BODY, handover) == (
+def test_every_kind_asks_to_keep_the_kv_and_names_it_alike(kind: RequestKind) -> None:
+    assert params_of(Nixl().prefill_body(kind, BODY, ATTEMPT))["do_remote_decode"] is True
+    kv_hold = Nixl().kv_hold(ATTEMPT, answer())
+    assert Nixl().decode_body(kind, BODY, kv_hold) == (
         BODY.data[:-1] + b',"kv_transfer_params":' + PARAMS + b"}"
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_release_is_a_completion_that_is_refused(kind: Kind) -> None:
-    release = Nixl().release(kind, BODY, Nixl().handover(ATTEMPT, answer()))
+def test_release_is_a_completion_that_is_refused(kind: RequestKind) -> None:
+    release = Nixl().release_request(kind, BODY, Nixl().kv_hold(ATTEMPT, answer()))
     assert release is not None
     assert PARAMS in release.body
     assert json.loads(release.body)["model"] != "m"
-    assert (release.target, release.expected) == (b"/v1/completions", 404)
+    assert (release.target, release.expected_status) == (b"/v1/completions", 404)
 
 
 UNUSABLE = [b"null", b"3", b"[]", b'{"do_remote_prefill":true}', PARAMS[:-1] + b',"remote_port":0}']
@@ -62,14 +63,14 @@ UNUSABLE = [b"null", b"3", b"[]", b'{"do_remote_prefill":true}', PARAMS[:-1] + b
 @pytest.mark.parametrize("given", [b"", b"[]", b"{}", b"\xff", *map(answer, UNUSABLE)])
 def test_an_answer_without_params_is_unusable(given: bytes) -> None:
     with pytest.raises(ParamsUnusable):
-        Nixl().handover(ATTEMPT, given)
+        Nixl().kv_hold(ATTEMPT, given)
 
 
 def test_a_producer_that_pushes_is_unusable_to_one_that_pulls() -> None:
     pushed = PARAMS[:-1] + b',"transfer_mode":"push"}'
     with pytest.raises(ParamsUnusable, match="transfer_mode is push"):
-        Nixl().handover(ATTEMPT, answer(pushed))
-    assert Nixl().handover(ATTEMPT, answer(PARAMS[:-1] + b',"transfer_mode":"pull"}'))
+        Nixl().kv_hold(ATTEMPT, answer(pushed))
+    assert Nixl().kv_hold(ATTEMPT, answer(PARAMS[:-1] + b',"transfer_mode":"pull"}'))
 
 
 USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'
@@ -82,9 +83,9 @@ USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'
 def test_engines_that_do_not_say_what_was_cached_leave_it_to_the_usage(
     more: bytes, cached: int
 ) -> None:
-    assert Nixl().handover(ATTEMPT, answer(more=more)).cached_tokens == cached
+    assert Nixl().kv_hold(ATTEMPT, answer(more=more)).cached_tokens == cached
     says = PARAMS[:-1] + b',"remote_prefill_cached_tokens":5}'
-    assert Nixl().handover(ATTEMPT, answer(says, more)).cached_tokens is None
+    assert Nixl().kv_hold(ATTEMPT, answer(says, more)).cached_tokens is None
 
 
 IDS = b',"prompt_token_ids":[1, 22 ,333]'
@@ -92,11 +93,13 @@ IDS = b',"prompt_token_ids":[1, 22 ,333]'
 
 def test_a_chat_is_tokenized_once() -> None:
     body = chat("hi")
-    assert json.loads(Nixl().prefill(Kind.CHAT, body, ATTEMPT))["return_token_ids"] is True
-    handover = Nixl().handover(ATTEMPT, answer(more=IDS))
-    leg = Nixl().decode(Kind.CHAT, body, handover)
+    assert (
+        json.loads(Nixl().prefill_body(RequestKind.CHAT, body, ATTEMPT))["return_token_ids"] is True
+    )
+    kv_hold = Nixl().kv_hold(ATTEMPT, answer(more=IDS))
+    leg = Nixl().decode_body(RequestKind.CHAT, body, kv_hold)
     assert leg.endswith(PARAMS[:-1] + b',"prompt_token_ids":[1, 22 ,333]}}')
-    release = Nixl().release(Kind.CHAT, body, handover)
+    release = Nixl().release_request(RequestKind.CHAT, body, kv_hold)
     assert release is not None
     assert b"prompt_token_ids" not in release.body
 
@@ -104,26 +107,28 @@ def test_a_chat_is_tokenized_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.COMPLETIONS, chat("hi", return_token_ids=True)),
-        (Kind.MESSAGES, chat("hi")),
-        (Kind.CHAT, chat([{"type": "image_url", "image_url": {"url": "data:x"}}])),
-        (Kind.CHAT, chat([{"type": "input_audio"}, {"type": "text", "text": "x"}])),
-        (Kind.CHAT, chat([{"text": "x"}])),
-        (Kind.CHAT, chat("hi", echo=True)),
-        (Kind.CHAT, chat("hi", return_prompt_text=True)),
-        (Kind.CHAT, BODY),
+        (RequestKind.COMPLETIONS, chat("hi", return_token_ids=True)),
+        (RequestKind.MESSAGES, chat("hi")),
+        (RequestKind.CHAT, chat([{"type": "image_url", "image_url": {"url": "data:x"}}])),
+        (RequestKind.CHAT, chat([{"type": "input_audio"}, {"type": "text", "text": "x"}])),
+        (RequestKind.CHAT, chat([{"text": "x"}])),
+        (RequestKind.CHAT, chat("hi", echo=True)),
+        (RequestKind.CHAT, chat("hi", return_prompt_text=True)),
+        (RequestKind.CHAT, BODY),
     ],
 )
-def test_what_needs_its_messages_read_is_tokenized_twice(kind: Kind, body: Body) -> None:
-    assert "return_token_ids" not in json.loads(Nixl().prefill(kind, body, ATTEMPT))
+def test_what_needs_its_messages_read_is_tokenized_twice(kind: RequestKind, body: Body) -> None:
+    assert "return_token_ids" not in json.loads(Nixl().prefill_body(kind, body, ATTEMPT))
 
 
 @pytest.mark.parametrize("more", [b"", b',"prompt_token_ids":null', b',"prompt_token_ids":[ ]'])
 def test_ids_that_did_not_come_are_not_handed_on(more: bytes) -> None:
-    handover = Nixl().handover(ATTEMPT, answer(more=more))
-    assert b"prompt_token_ids" not in Nixl().decode(Kind.CHAT, chat("hi"), handover)
+    kv_hold = Nixl().kv_hold(ATTEMPT, answer(more=more))
+    assert b"prompt_token_ids" not in Nixl().decode_body(RequestKind.CHAT, chat("hi"), kv_hold)
 
 
 def test_tokenizing_once_can_be_left_out() -> None:
-    leg = Nixl(tokenize_once=False).prefill(Kind.CHAT, chat("x", return_token_ids=True), ATTEMPT)
+    leg = Nixl(ConnectorOptions(tokenize_once=False)).prefill_body(
+        RequestKind.CHAT, chat("x", return_token_ids=True), ATTEMPT
+    )
     assert "return_token_ids" not in json.loads(leg)

@@ -3,7 +3,7 @@
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.handoff.breaker import MAX_WAIT, Breakers, Condition
+from tandem_sidecar.handoff.breaker import MAX_WAIT, Breakers, BreakerState
 from tandem_sidecar.settings import Breaker
 
 POD, OTHER = HostPort("10.0.0.1", 8000), HostPort("10.0.0.2", 8000)
@@ -12,87 +12,87 @@ POD, OTHER = HostPort("10.0.0.1", 8000), HostPort("10.0.0.2", 8000)
 def opened(at: float = 0.0) -> Breakers:
     breakers = Breakers(Breaker(failures=3, cooldown=5.0))
     for _ in range(3):
-        assert breakers.wait(POD, at) == 0
-        breakers.failed(POD, at)
+        assert breakers.admit(POD, at) == 0
+        breakers.record_failure(POD, at)
     return breakers
 
 
-def condition(breakers: Breakers, now: float) -> Condition:
+def condition(breakers: Breakers, now: float) -> BreakerState:
     return breakers.snapshot(now)[str(POD)].condition
 
 
 def test_only_failures_in_a_row_open_it() -> None:
     breakers = Breakers(Breaker(failures=3, cooldown=5.0))
     for _ in range(4):
-        breakers.failed(POD, 0)
-        breakers.failed(POD, 0)
-        breakers.answered(POD, 0)
-    assert breakers.wait(POD, 0) == 0
-    assert condition(breakers, 0) is Condition.CLOSED
+        breakers.record_failure(POD, 0)
+        breakers.record_failure(POD, 0)
+        breakers.record_success(POD, 0)
+    assert breakers.admit(POD, 0) == 0
+    assert condition(breakers, 0) is BreakerState.CLOSED
 
 
 def test_open_it_is_left_alone_for_the_cooldown_and_others_are_not() -> None:
     breakers = opened()
-    assert breakers.wait(POD, 1.0) == 4.0
-    assert condition(breakers, 1.0) is Condition.OPEN
-    assert breakers.wait(OTHER, 1.0) == 0
+    assert breakers.admit(POD, 1.0) == 4.0
+    assert condition(breakers, 1.0) is BreakerState.OPEN
+    assert breakers.admit(OTHER, 1.0) == 0
 
 
 def test_half_open_lets_exactly_one_probe_through() -> None:
     breakers = opened()
-    assert condition(breakers, 5.0) is Condition.HALF_OPEN
-    assert breakers.wait(POD, 5.0) == 0
-    assert breakers.wait(POD, 5.0) > 0
-    assert breakers.wait(POD, 9.0) > 0
+    assert condition(breakers, 5.0) is BreakerState.HALF_OPEN
+    assert breakers.admit(POD, 5.0) == 0
+    assert breakers.admit(POD, 5.0) > 0
+    assert breakers.admit(POD, 9.0) > 0
 
 
 def test_a_probe_that_is_answered_closes_it() -> None:
     breakers = opened()
-    assert breakers.wait(POD, 5.0) == 0
-    breakers.answered(POD, 6.0)
-    assert [breakers.wait(POD, 6.0) for _ in range(3)] == [0, 0, 0]
-    assert condition(breakers, 6.0) is Condition.CLOSED
+    assert breakers.admit(POD, 5.0) == 0
+    breakers.record_success(POD, 6.0)
+    assert [breakers.admit(POD, 6.0) for _ in range(3)] == [0, 0, 0]
+    assert condition(breakers, 6.0) is BreakerState.CLOSED
 
 
 def test_a_probe_that_fails_opens_it_again_at_once() -> None:
     breakers = opened()
-    assert breakers.wait(POD, 5.0) == 0
-    breakers.failed(POD, 6.0)
-    assert breakers.wait(POD, 6.0) == 5.0
+    assert breakers.admit(POD, 5.0) == 0
+    breakers.record_failure(POD, 6.0)
+    assert breakers.admit(POD, 6.0) == 5.0
 
 
 def test_a_probe_without_a_verdict_leaves_room_for_the_next() -> None:
     breakers = opened()
-    assert breakers.wait(POD, 5.0) == 0
-    breakers.dropped(POD)
-    assert breakers.wait(POD, 5.0) == 0
+    assert breakers.admit(POD, 5.0) == 0
+    breakers.cancel(POD)
+    assert breakers.admit(POD, 5.0) == 0
 
 
 def test_a_hung_pod_is_left_alone_at_once() -> None:
     breakers = Breakers(Breaker(failures=3, cooldown=5.0))
-    breakers.failed(POD, 0, hung=True)
-    assert breakers.wait(POD, 0) == 5.0
+    breakers.record_failure(POD, 0, hung=True)
+    assert breakers.admit(POD, 0) == 5.0
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(0.0, 0.0), (7.0, 7.0), (3600.0, MAX_WAIT)])
 def test_a_busy_pod_gets_the_time_it_asks_for_and_is_no_failure(asked: float, kept: float) -> None:
     breakers = Breakers(Breaker(failures=1, cooldown=5.0))
-    breakers.busy(POD, 100.0, asked)
-    assert breakers.wait(POD, 100.0) == kept
-    assert breakers.wait(POD, 100.0 + kept) == 0
-    assert breakers.wait(POD, 100.0 + kept) == 0, "no probe: it did not fail"
+    breakers.record_busy(POD, 100.0, asked)
+    assert breakers.admit(POD, 100.0) == kept
+    assert breakers.admit(POD, 100.0 + kept) == 0
+    assert breakers.admit(POD, 100.0 + kept) == 0, "no probe: it did not fail"
 
 
 def test_pods_that_are_not_asked_for_long_are_forgotten() -> None:
     breakers = Breakers(Breaker())
     for i in range(1000):
-        breakers.failed(HostPort("10.0.0.9", i), float(i))
+        breakers.record_failure(HostPort("10.0.0.9", i), float(i))
     assert 500 < len(breakers.snapshot(1000.0)) < 800
     assert breakers.snapshot(5000.0) == {}
 
 
 def test_pods_that_never_failed_are_not_remembered() -> None:
     breakers = Breakers(Breaker())
-    assert breakers.wait(POD, 0) == 0
-    breakers.answered(POD, 0)
+    assert breakers.admit(POD, 0) == 0
+    breakers.record_success(POD, 0)
     assert breakers.snapshot(0) == {}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tandem_sidecar.bodies.kinds import Kind
-from tandem_sidecar.handoff.classify import decode_event, result_of, retry_after, tells_of_failure
+from tandem_contract.request_kinds import RequestKind
+from tandem_sidecar.handoff.classify import decode_event, result_of, retry_after, starts_with_error
 from tandem_sidecar.handoff.events_actions import (
     DecodeAdmitted,
     DecodeErrored,
@@ -48,19 +48,19 @@ def test_without_one_there_is_no_wish() -> None:
     ("status", "event", "result"),
     [
         (200, DecodeAdmitted(), Result.ANSWERED),
-        (400, DecodeRefused(released=False), Result.REJECTED),
-        (404, DecodeRefused(released=True), Result.REJECTED),
-        (429, DecodeRefused(released=False), Result.BUSY),
+        (400, DecodeRefused(kv_released=False), Result.REJECTED),
+        (404, DecodeRefused(kv_released=True), Result.REJECTED),
+        (429, DecodeRefused(kv_released=False), Result.BUSY),
         (500, DecodeErrored(), Result.ERROR),
         (503, DecodeErrored(busy=True), Result.BUSY),
     ],
 )
 def test_a_status_means_one_thing(status: int, event: DecodeEvent, result: Result) -> None:
-    assert (decode_event(Kind.CHAT, status), result_of(status)) == (event, result)
+    assert (decode_event(RequestKind.CHAT, status), result_of(status)) == (event, result)
 
 
 def test_a_generate_of_an_unknown_model_has_released_nothing() -> None:
-    assert decode_event(Kind.GENERATE, 404) == DecodeRefused(released=False)
+    assert decode_event(RequestKind.GENERATE, 404) == DecodeRefused(kv_released=False)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_a_generate_of_an_unknown_model_has_released_nothing() -> None:
 )
 def test_a_stream_may_begin_with_an_error(data: bytes) -> None:
     stream = head("content-type: text/event-stream")
-    assert tells_of_failure(stream, data) is (b"error" in data)
-    assert not tells_of_failure(head("content-type: application/json"), data)
+    assert starts_with_error(stream, data) is (b"error" in data)
+    assert not starts_with_error(head("content-type: application/json"), data)

@@ -1,6 +1,6 @@
 import asyncio
 
-from tandem_sidecar.handoff.lifecycle import Lifecycle
+from tandem_sidecar.handoff.context import Lifecycle
 
 
 class Job:
@@ -10,7 +10,7 @@ class Job:
 
     def drain_expired(self) -> None:
         self.expired += 1
-        self._lifecycle.leave(self)
+        self._lifecycle.remove(self)
 
     def describe(self) -> dict[str, object]:
         return {}
@@ -19,9 +19,9 @@ class Job:
 async def test_a_drain_waits_for_what_runs_and_ends_it_when_it_times_out() -> None:
     lifecycle = Lifecycle(drain_timeout=0.05)
     job, other = Job(lifecycle), Job(lifecycle)
-    lifecycle.enter(job)
-    lifecycle.enter(other)
-    lifecycle.leave(other)
+    lifecycle.add(job)
+    lifecycle.add(other)
+    lifecycle.remove(other)
     lifecycle.drain()
     lifecycle.drain()
     await asyncio.wait_for(lifecycle.idle(), 10)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tandem_sidecar.handoff.liveness import Pulse, Vigil
+from tandem_sidecar.handoff.liveness import EngineLiveness, LivenessMonitor
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker, Policy
 
@@ -101,23 +101,23 @@ async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(world: 
 async def test_a_leg_that_anothers_end_ended_is_not_told() -> None:
     class Twin:
         def __init__(self) -> None:
-            self.pulse: Pulse
+            self.liveness: EngineLiveness
             self.other: Twin
 
-        def silent(self, detail: str) -> None:
+        def engine_hung(self, detail: str) -> None:
             told.set_result(detail)
-            self.pulse.leave(self.other)
+            self.liveness.unwatch(self.other)
 
     told = asyncio.get_running_loop().create_future()
     pool, (one, other) = Pool(), (Twin(), Twin())
-    vigil = Vigil(pool, SILENCE)
+    monitor = LivenessMonitor(pool, SILENCE)
     async with FakeDecode() as engine:
         engine.health = hangs
         for leg, twin in ((one, other), (other, one)):
-            leg.other, leg.pulse = twin, vigil.watch(engine.address, leg)
+            leg.other, leg.liveness = twin, monitor.watch(engine.address, leg)
         assert "no sign of life" in await asyncio.wait_for(told, 10)
-        assert not one.pulse.legs
-        vigil.close()
+        assert not one.liveness.legs
+        monitor.close()
     pool.close()
 
 

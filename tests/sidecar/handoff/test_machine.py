@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
-from tandem_sidecar.connectors.handover import Handover
+from tandem_sidecar.connectors.protocol import KvHold
 from tandem_sidecar.handoff import events_actions as m
 from tandem_sidecar.handoff import machine as h
 from tandem_sidecar.handoff.events_actions import Cause
@@ -14,22 +14,22 @@ from tandem_sidecar.settings import Policy
 
 from ..peers import PARAMS
 
-P = Handover(PARAMS)
-TRIES = 9
+P = KvHold(PARAMS)
+MAX_ATTEMPTS = 9
 SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK
 YES, NO = Policy(True), Policy(False)
 
 
 def prefilling(policy: Policy = YES, attempt: int = 0, of: int = 1) -> h.Prefilling:
-    return h.Prefilling(policy, of, TRIES, attempt, failures=attempt)
+    return h.Prefilling(policy, of, MAX_ATTEMPTS, attempt, failures=attempt)
 
 
 def reading(policy: Policy = YES, *, admitted: bool = False) -> h.Decoding:
     return h.Decoding(policy, SPLIT, P, admitted)
 
 
-def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> h.Pairing:
-    return h.Pairing(prefilling(policy, of=of), P, admitted=started, started=started)
+def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> h.BothLegs:
+    return h.BothLegs(prefilling(policy, of=of), P, admitted=started, started=started)
 
 
 LOCAL = h.Decoding(YES, FALLBACK)
@@ -42,15 +42,15 @@ def ended(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
 
 
 def test_a_split_begins_with_its_first_candidate() -> None:
-    assert h.begin(3, YES, TRIES) == (prefilling(of=3), (m.StartPrefill(0, False),))
-    assert h.begin(1, YES, TRIES) == (prefilling(of=1), (m.StartPrefill(0, True),))
+    assert h.begin(3, YES, MAX_ATTEMPTS) == (prefilling(of=3), (m.StartPrefill(0, False),))
+    assert h.begin(1, YES, MAX_ATTEMPTS) == (prefilling(of=1), (m.StartPrefill(0, True),))
 
 
 def test_a_split_without_candidates_falls_back() -> None:
-    assert h.begin(0, YES, TRIES) == (LOCAL, (m.StartDecode(None),))
-    state, actions = h.begin(0, NO, TRIES)
+    assert h.begin(0, YES, MAX_ATTEMPTS) == (LOCAL, (m.StartDecode(None),))
+    state, actions = h.begin(0, NO, MAX_ATTEMPTS)
     assert state == ended(Outcome.FAILED)
-    assert actions == (m.Fail(502, "no prefill backend is left to ask"),)
+    assert actions == (m.SendError(502, "no prefill backend is left to ask"),)
 
 
 RETRYABLE = (Cause.UNREACHABLE, Cause.ERROR, Cause.BUSY)
@@ -70,7 +70,7 @@ def test_prefill_fails_with_a_candidate_left(cause: Cause) -> None:
 def test_prefill_fails_with_none_left(cause: Cause) -> None:
     event = m.PrefillFailed(cause, "why")
     assert h.step(prefilling(attempt=1, of=2), event) == (LOCAL, (PREFILL, m.StartDecode(None)))
-    failed = (ended(Outcome.FAILED), (PREFILL, m.Fail(502, "why")))
+    failed = (ended(Outcome.FAILED), (PREFILL, m.SendError(502, "why")))
     assert h.step(prefilling(NO, 1, 2), event) == failed
 
 
@@ -78,21 +78,21 @@ def test_prefill_deadline_asks_no_other_candidate() -> None:
     event = m.PrefillFailed(Cause.DEADLINE, "late")
     fallback = (LOCAL, (PREFILL, m.AbortPrefill(), m.StartDecode(None)))
     assert h.step(prefilling(of=5), event) == fallback
-    failed = (ended(Outcome.FAILED), (PREFILL, m.AbortPrefill(), m.Fail(504, "late")))
+    failed = (ended(Outcome.FAILED), (PREFILL, m.AbortPrefill(), m.SendError(504, "late")))
     assert h.step(prefilling(NO, of=5), event) == failed
 
 
 def test_prefill_4xx_is_the_clients() -> None:
     assert h.step(prefilling(of=3), m.PrefillRejected()) == (
         ended(Outcome.ANSWERED),
-        (m.PassPrefill(),),
+        (m.ForwardPrefillAnswer(),),
     )
 
 
 def test_unusable_params_count_and_decode_without() -> None:
     event = m.PrefillUnusable("nothing there")
     assert h.step(prefilling(of=2), event) == (LOCAL, (KV, m.StartDecode(None)))
-    failed = (ended(Outcome.FAILED), (KV, m.Fail(502, "nothing there")))
+    failed = (ended(Outcome.FAILED), (KV, m.SendError(502, "nothing there")))
     assert h.step(prefilling(NO, of=2), event) == failed
 
 
@@ -104,44 +104,44 @@ def test_usable_params_start_the_decode_leg() -> None:
 def test_failed_kv_load_is_decoded_once_locally(admitted: bool) -> None:
     state, actions = h.step(reading(admitted=admitted), m.DecodeErrored())
     assert state == LOCAL
-    assert actions == (KV, m.AbortDecode(), m.Release(P), m.StartDecode(None))
-    again = (h.Answering(FALLBACK), (DECODE, m.PassDecode()))
-    assert h.step(state, m.DecodeErrored()) == again
+    assert actions == (KV, m.AbortDecode(), m.ReleaseKv(P), m.StartDecode(None))
+    engine_may_be_healthy = (h.Answering(FALLBACK), (DECODE, m.ForwardDecodeAnswer()))
+    assert h.step(state, m.DecodeErrored()) == engine_may_be_healthy
 
 
 def test_failed_kv_load_without_fallback_is_passed_on() -> None:
-    passed = (h.Answering(SPLIT), (KV, m.Release(P), m.PassDecode()))
+    passed = (h.Answering(SPLIT), (KV, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
     assert h.step(reading(NO), m.DecodeErrored()) == passed
 
 
 @pytest.mark.parametrize("state", [reading(admitted=True), LOCAL])
 def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
-    failed = (ended(Outcome.FAILED, state.path), (DECODE, m.Fail(502, "gone")))
+    failed = (ended(Outcome.FAILED, state.path), (DECODE, m.SendError(502, "gone")))
     assert h.step(state, m.DecodeLost("gone")) == failed
 
 
 def test_decode_dies_before_it_took_charge_of_the_kv() -> None:
-    failed = (ended(Outcome.FAILED), (DECODE, m.Release(P), m.Fail(502, "gone")))
+    failed = (ended(Outcome.FAILED), (DECODE, m.ReleaseKv(P), m.SendError(502, "gone")))
     assert h.step(reading(), m.DecodeLost("gone")) == failed
 
 
 def test_a_busy_decode_engine_is_not_asked_again() -> None:
-    passed = (h.Answering(SPLIT), (DECODE, m.Release(P), m.PassDecode()))
+    passed = (h.Answering(SPLIT), (DECODE, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
     assert h.step(reading(), m.DecodeErrored(busy=True)) == passed
 
 
-@pytest.mark.parametrize("released", [True, False])
-def test_a_4xx_of_decode_is_the_clients_and_the_kv_is_released_once(released: bool) -> None:
-    state, actions = h.step(reading(), m.DecodeRefused(released))
-    assert actions == (() if released else (m.Release(P),))
-    assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.PassDecode(),))
+@pytest.mark.parametrize("kv_released", [True, False])
+def test_a_4xx_of_decode_is_the_clients_and_the_kv_is_released_once(kv_released: bool) -> None:
+    state, actions = h.step(reading(), m.DecodeRefused(kv_released))
+    assert actions == (() if kv_released else (m.ReleaseKv(P),))
+    assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
     gone = (ended(Outcome.ABANDONED), (m.AbortDecode(),))
-    assert h.step(state, m.ClientLeft()) == gone
+    assert h.step(state, m.ClientDisconnected()) == gone
 
 
 def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
-    state = h.Prefilling(YES, 3, tries=1)
-    held = m.PrefillFailed(Cause.HELD, "held", 4.2)
+    state = h.Prefilling(YES, 3, max_attempts=1)
+    held = m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 4.2)
     state, actions = h.step(state, held)  # type: ignore[assignment]  # still prefilling
     assert actions == (m.StartPrefill(1, True),)
     assert h.step(state, m.PrefillFailed(Cause.ERROR, "why"))[0] == LOCAL
@@ -151,14 +151,14 @@ def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
 def test_when_all_are_held_the_client_is_told_when_to_come_back(
     waits: tuple[float, float], told: int
 ) -> None:
-    state, _ = h.begin(2, NO, TRIES)
+    state, _ = h.begin(2, NO, MAX_ATTEMPTS)
     for wait in waits:
-        state, actions = h.step(state, m.PrefillFailed(Cause.HELD, "held", wait))
-    assert (state, actions) == (ended(Outcome.FAILED), (m.Fail(503, "held", told),))
+        state, actions = h.step(state, m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", wait))
+    assert (state, actions) == (ended(Outcome.FAILED), (m.SendError(503, "held", told),))
 
 
 def test_when_all_are_held_it_falls_back() -> None:
-    step = h.step(prefilling(), m.PrefillFailed(Cause.HELD, "held", 1.0))
+    step = h.step(prefilling(), m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 1.0))
     assert step == (LOCAL, (m.StartDecode(None),))
 
 
@@ -167,7 +167,8 @@ def test_a_silent_prefill_is_aborted() -> None:
     assert actions == (PREFILL, m.AbortPrefill(), m.StartPrefill(1, True))
 
 
-DROP = (m.AbortDecode(), m.Release(P))
+DRAINED = h.DRAIN_EXPIRED_MESSAGE
+DROP = (m.AbortDecode(), m.ReleaseKv(P))
 
 
 def test_together_both_legs_start() -> None:
@@ -179,7 +180,7 @@ def test_together_nothing_is_passed_on_before_the_prefills_2xx() -> None:
     assert actions == ()
     state, actions = h.step(state, m.DecodeStarted())
     assert (state, actions) == (pairing(started=True), ())
-    assert h.step(state, m.PrefillAnswered(P)) == (h.Answering(SPLIT), (m.PassDecode(),))
+    assert h.step(state, m.PrefillAnswered(P)) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
 
 
 def test_together_the_prefill_may_answer_first() -> None:
@@ -193,7 +194,7 @@ def test_together_a_failed_prefill_ends_the_decode_leg_and_the_next_is_asked() -
 
 
 def test_together_a_refused_prefill_is_the_clients() -> None:
-    passed = (ended(Outcome.ANSWERED), (m.AbortDecode(), m.PassPrefill()))
+    passed = (ended(Outcome.ANSWERED), (m.AbortDecode(), m.ForwardPrefillAnswer()))
     assert h.step(pairing(), m.PrefillRejected()) == passed
 
 
@@ -206,13 +207,13 @@ def test_together_decode_failing_first_ends_the_prefill() -> None:
     _, actions = h.step(pairing(), m.DecodeErrored())
     assert actions == (m.AbortPrefill(), KV, *DROP, m.StartDecode(None))
     _, actions = h.step(pairing(), m.DecodeLost("gone"))
-    assert actions == (m.AbortPrefill(), DECODE, m.Release(P), m.Fail(502, "gone"))
-    _, actions = h.step(pairing(), m.DecodeRefused(released=False))
-    assert actions == (m.AbortPrefill(), m.Release(P))
+    assert actions == (m.AbortPrefill(), DECODE, m.ReleaseKv(P), m.SendError(502, "gone"))
+    _, actions = h.step(pairing(), m.DecodeRefused(kv_released=False))
+    assert actions == (m.AbortPrefill(), m.ReleaseKv(P))
 
 
 def test_decode_dies_in_mid_stream() -> None:
-    cut = (ended(Outcome.CUT), (DECODE, m.Cut(502, "gone")))
+    cut = (ended(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone")))
     assert h.step(h.Answering(SPLIT), m.DecodeLost("gone")) == cut
 
 
@@ -222,24 +223,44 @@ def test_decode_dies_in_mid_stream() -> None:
         (prefilling(), (m.AbortPrefill(),)),
         (pairing(), (m.AbortPrefill(), *DROP)),
         (pairing(started=True), (m.AbortPrefill(), *DROP)),
-        (reading(), (m.AbortDecode(), m.Release(P))),
+        (reading(), (m.AbortDecode(), m.ReleaseKv(P))),
         (reading(admitted=True), (m.AbortDecode(),)),
         (LOCAL, (m.AbortDecode(),)),
         (h.Answering(SPLIT), (m.AbortDecode(),)),
     ],
 )
 def test_client_leaves(state: h.State, actions: tuple[m.Action, ...]) -> None:
-    assert h.step(state, m.ClientLeft()) == (ended(Outcome.ABANDONED, state.path), actions)
+    assert h.step(state, m.ClientDisconnected()) == (ended(Outcome.ABANDONED, state.path), actions)
 
 
 @pytest.mark.parametrize(
     ("state", "outcome", "actions"),
     [
-        (prefilling(), Outcome.FAILED, (m.AbortPrefill(), m.Fail(503, h.DRAINED))),
-        (pairing(), Outcome.FAILED, (m.AbortPrefill(), *DROP, m.Fail(503, h.DRAINED))),
-        (reading(), Outcome.FAILED, (m.AbortDecode(), m.Release(P), m.Fail(503, h.DRAINED))),
-        (reading(admitted=True), Outcome.FAILED, (m.AbortDecode(), m.Fail(503, h.DRAINED))),
-        (h.Answering(SPLIT), Outcome.CUT, (m.AbortDecode(), m.Cut(503, h.DRAINED))),
+        (
+            prefilling(),
+            Outcome.FAILED,
+            (m.AbortPrefill(), m.SendError(503, DRAINED)),
+        ),
+        (
+            pairing(),
+            Outcome.FAILED,
+            (m.AbortPrefill(), *DROP, m.SendError(503, DRAINED)),
+        ),
+        (
+            reading(),
+            Outcome.FAILED,
+            (m.AbortDecode(), m.ReleaseKv(P), m.SendError(503, DRAINED)),
+        ),
+        (
+            reading(admitted=True),
+            Outcome.FAILED,
+            (m.AbortDecode(), m.SendError(503, DRAINED)),
+        ),
+        (
+            h.Answering(SPLIT),
+            Outcome.CUT,
+            (m.AbortDecode(), m.CutAnswer(503, DRAINED)),
+        ),
     ],
 )
 def test_drain_expires(state: h.State, outcome: Outcome, actions: tuple[m.Action, ...]) -> None:
@@ -255,24 +276,24 @@ PREFILL_EVENTS: tuple[m.Event, ...] = (
 )
 DECODE_EVENTS: tuple[m.Event, ...] = (
     m.DecodeAdmitted(),
-    m.DecodeRefused(released=True),
-    m.DecodeRefused(released=False),
+    m.DecodeRefused(kv_released=True),
+    m.DecodeRefused(kv_released=False),
     m.DecodeErrored(),
     m.DecodeErrored(busy=True),
     m.DecodeStarted(),
     m.DecodeLost("why"),
 )
 ANSWER_EVENTS: tuple[m.Event, ...] = (m.DecodeLost("why"), m.DecodeEnded())
-ALWAYS: tuple[m.Event, ...] = (m.ClientLeft(), m.DrainExpired())
+ALWAYS: tuple[m.Event, ...] = (m.ClientDisconnected(), m.DrainExpired())
 
 
 def possible(state: h.State) -> tuple[m.Event, ...]:
     match state:
         case h.Prefilling():
             return PREFILL_EVENTS + SENT + ALWAYS
-        case h.Pairing(started=False):
+        case h.BothLegs(started=False):
             return PREFILL_EVENTS + DECODE_EVENTS + ALWAYS
-        case h.Pairing():
+        case h.BothLegs():
             return (*PREFILL_EVENTS, m.DecodeLost("why"), *ALWAYS)
         case h.Decoding():
             return DECODE_EVENTS + ALWAYS
@@ -290,8 +311,11 @@ def test_what_cannot_happen_is_refused(state: h.State) -> None:
             h.step(state, event)
 
 
-RESPONSES = (m.PassPrefill, m.PassDecode, m.Fail)
-TERMINAL_ENDS = {Outcome.ANSWERED: (m.PassPrefill, m.PassDecode), Outcome.FAILED: (m.Fail,)}
+RESPONSES = (m.ForwardPrefillAnswer, m.ForwardDecodeAnswer, m.SendError)
+TERMINAL_ENDS = {
+    Outcome.ANSWERED: (m.ForwardPrefillAnswer, m.ForwardDecodeAnswer),
+    Outcome.FAILED: (m.SendError,),
+}
 
 
 @given(
@@ -301,16 +325,16 @@ TERMINAL_ENDS = {Outcome.ANSWERED: (m.PassPrefill, m.PassDecode), Outcome.FAILED
     st.integers(1, 3),
 )
 def test_every_run_ends_in_exactly_one_outcome(
-    data: st.DataObject, candidates: int, fallback: bool, tries: int
+    data: st.DataObject, candidates: int, fallback: bool, max_attempts: int
 ) -> None:
-    state, actions = h.begin(candidates, Policy(fallback), tries)
+    state, actions = h.begin(candidates, Policy(fallback), max_attempts)
     done: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, h.Ended):
         event = data.draw(st.sampled_from(possible(state)))
         if (
             event == m.DecodeAdmitted()
-            and isinstance(state, h.Decoding | h.Pairing)
+            and isinstance(state, h.Decoding | h.BothLegs)
             and state.admitted
         ):
             event = m.DecodeStarted()
@@ -327,21 +351,21 @@ def check_run(end: h.Ended, done: list[m.Action]) -> None:
     responses = [a for a in done if isinstance(a, RESPONSES)]
     assert len(responses) <= 1, "two answers to one request"
     assert (end.outcome is Outcome.ABANDONED) or len(responses) == 1
-    assert sum(isinstance(a, m.Cut) for a in done) == (end.outcome is Outcome.CUT)
+    assert sum(isinstance(a, m.CutAnswer) for a in done) == (end.outcome is Outcome.CUT)
     if kinds := TERMINAL_ENDS.get(end.outcome):
         assert isinstance(responses[0], kinds)
     starts = [a for a in done if isinstance(a, m.StartDecode)]
-    handed = sum(a.handover is not None for a in starts)
+    handed = sum(a.kv_hold is not None for a in starts)
     assert len(starts) - handed <= 1, "at most once without the split"
-    assert all(a.handover is not None for a in starts[:-1]), "and then last"
+    assert all(a.kv_hold is not None for a in starts[:-1]), "and then last"
     assert sum(isinstance(a, m.AbortDecode) for a in done) >= len(starts) - 1
-    assert sum(isinstance(a, m.Release) for a in done) <= handed
+    assert sum(isinstance(a, m.ReleaseKv) for a in done) <= handed
     indices = [a.candidate for a in done if isinstance(a, m.StartPrefill)]
     assert indices == list(range(len(indices))), "each candidate once, in order"
 
 
 def test_fallback_is_never_taken_when_it_is_off() -> None:
-    level = {h.begin(candidates, NO, TRIES)[0] for candidates in range(4)}
+    level = {h.begin(candidates, NO, MAX_ATTEMPTS)[0] for candidates in range(4)}
     while level:
         assert {state.path for state in level} == {SPLIT}
         running = [s for s in level if not isinstance(s, h.Ended)]

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from tandem_sidecar.handoff.driver import Exchange
+from tandem_sidecar.handoff.driver import HandoffDriver
 from tandem_sidecar.handoff.forward import Forward
 from tandem_sidecar.http.messages import Request
 from tandem_sidecar.http.upstream import Call
@@ -15,7 +15,7 @@ BODY = b'{"model": "m", "prompt": "Hi"}'
 
 
 def left() -> list[object]:
-    kinds = (Forward, Exchange, Request, Call)
+    kinds = (Forward, HandoffDriver, Request, Call)
     # `isinstance` would ask each of everybody's objects for its class, some of which warn.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
 

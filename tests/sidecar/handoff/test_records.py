@@ -9,11 +9,10 @@ import aiohttp
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
-from tandem_sidecar.connectors import make
+from tandem_sidecar.connectors import ConnectorOptions, make_connector
 from tandem_sidecar.handoff.breaker import Breakers
-from tandem_sidecar.handoff.context import Tools
-from tandem_sidecar.handoff.lifecycle import Lifecycle
-from tandem_sidecar.handoff.liveness import Vigil
+from tandem_sidecar.handoff.context import Lifecycle, SidecarContext
+from tandem_sidecar.handoff.liveness import LivenessMonitor
 from tandem_sidecar.handoff.proxy import Proxy
 from tandem_sidecar.http.server import Server
 from tandem_sidecar.http.upstream import Pool
@@ -56,19 +55,19 @@ async def serving(
     allow = AllowList(addresses=frozenset(p.address for p in prefills))
     settings = Settings(LOOPBACK, LOOPBACK, decode.address, allow=allow, **changes)
     pool = Pool()
-    vigil = Vigil(pool, settings.silence_timeout)
-    connector = make("nixl", tokenize_once=True, peer_port=None)
-    tools = Tools(
-        settings, pool, connector, notes, Lifecycle(1.0), Breakers(settings.breaker), vigil
+    monitor = LivenessMonitor(pool, settings.silence_timeout)
+    connector = make_connector("nixl", ConnectorOptions())
+    context = SidecarContext(
+        settings, pool, connector, notes, Lifecycle(1.0), Breakers(settings.breaker), monitor
     )
-    clients = Server(Proxy(tools, PlanKeys(None)), settings.limits)
+    clients = Server(Proxy(context, PlanKeys(None)), settings.limits)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(clients.client, *LOOPBACK)
+    server = await loop.create_server(clients.new_connection, *LOOPBACK)
     try:
         yield f"http://{HostPort('127.0.0.1', server.sockets[0].getsockname()[1])}/v1/completions"
     finally:
         server.close()
-        vigil.close()
+        monitor.close()
         clients.close()
         await clients.closed()
         pool.close()

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.http.messages import Request, response_bytes
-from tandem_sidecar.http.server import Client, Exchange, Limits, Server
+from tandem_sidecar.http.server import ActiveRequest, ClientConnection, Limits, Server
 
 
 @dataclass
-class Exchanged:
+class ReceivedRequest:
     """One request handed to the test, which answers when it likes."""
 
     request: Request
-    client: Client
+    client: ClientConnection
     survives_half_close: bool = True
     left: asyncio.Event = field(default_factory=asyncio.Event)
     full: asyncio.Event = field(default_factory=asyncio.Event)
@@ -25,29 +25,29 @@ class Exchanged:
         self.client.write(response_bytes(200, b"", body, close=not keep))
         self.client.finish(keep=keep)
 
-    def client_left(self) -> None:
+    def client_disconnected(self) -> None:
         self.left.set()
 
-    def client_full(self) -> None:
+    def pause_sending(self) -> None:
         self.full.set()
 
-    def client_ready(self) -> None:
+    def resume_sending(self) -> None:
         self.full.clear()
 
 
 class Handler:
     """Hands requests to the test, or answers them at once by `reply`."""
 
-    def __init__(self, reply: Callable[[Exchanged], None] | None) -> None:
-        self.requests: asyncio.Queue[Exchanged] = asyncio.Queue()
+    def __init__(self, reply: Callable[[ReceivedRequest], None] | None) -> None:
+        self.requests: asyncio.Queue[ReceivedRequest] = asyncio.Queue()
         self._reply = reply
 
-    def handle(self, request: Request, client: Client) -> Exchange | None:
-        exchanged = Exchanged(request, client)
-        self.requests.put_nowait(exchanged)
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
+        received = ReceivedRequest(request, client)
+        self.requests.put_nowait(received)
         if self._reply is None:
-            return exchanged
-        self._reply(exchanged)
+            return received
+        self._reply(received)
         return None
 
 
@@ -57,7 +57,7 @@ class Serving:
     handler: Handler
     address: HostPort
 
-    async def next(self) -> Exchanged:
+    async def next(self) -> ReceivedRequest:
         """The next request a client sends."""
         async with asyncio.timeout(10):
             return await self.handler.requests.get()
@@ -65,7 +65,7 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    limits: Limits | None = None, reply: Callable[[Exchanged], None] | None = None
+    limits: Limits | None = None, reply: Callable[[ReceivedRequest], None] | None = None
 ) -> AsyncIterator[Serving]:
     handler = Handler(reply)
     server = Server(handler, limits or Limits())

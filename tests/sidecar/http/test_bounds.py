@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from tandem_sidecar.http.server import Client, Limits, Server
+from tandem_sidecar.http.server import ClientConnection, Limits, Server
 
 from ..wire import wire
-from .serving import Exchanged, Handler, serving
+from .serving import Handler, ReceivedRequest, serving
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 SOON = 0.1
@@ -18,7 +18,7 @@ SOON = 0.1
 async def test_more_clients_than_there_is_room_for_wait() -> None:
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(
-            serving(Limits(connections=2), reply=Exchanged.answer)
+            serving(Limits(connections=2), reply=ReceivedRequest.answer)
         )
         clients = [await stack.enter_async_context(wire(here.address)) for _ in range(5)]
         for client in clients:
@@ -35,7 +35,7 @@ async def test_more_clients_than_there_is_room_for_wait() -> None:
 async def test_room_made_by_a_higher_limit_is_used() -> None:
     limits = Limits(connections=1, request_seconds=SOON)
     async with contextlib.AsyncExitStack() as stack:
-        here = await stack.enter_async_context(serving(limits, reply=Exchanged.answer))
+        here = await stack.enter_async_context(serving(limits, reply=ReceivedRequest.answer))
         first, second = [await stack.enter_async_context(wire(here.address)) for _ in range(2)]
         first.send(GET)
         assert (await first.response()).status == 200
@@ -65,14 +65,14 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(keep: bool) 
     async with serving(limits) as here, wire(here.address) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
         client.send(GET)
-        exchanged = await here.next()
-        exchanged.client.write(b"x" * 2**25)
+        received = await here.next()
+        received.client.write(b"x" * 2**25)
         async with asyncio.timeout(10):
-            await exchanged.full.wait()
+            await received.full.wait()
             if keep:
-                await exchanged.left.wait()
+                await received.left.wait()
             else:
-                exchanged.client.finish(keep=False)
+                received.client.finish(keep=False)
             await here.server.closed()
 
 
@@ -104,7 +104,7 @@ async def test_a_slow_reader_is_not_one_that_takes_nothing() -> None:
     now = asyncio.get_running_loop().time()
     with contextlib.ExitStack() as stack:
         reader, writer = map(stack.enter_context, socket.socketpair())
-        sending, client = Sending(reader, writer), Client(server)
+        sending, client = Sending(reader, writer), ClientConnection(server)
         client.connection_made(sending)
         client.pause_writing()
         assert server.unsent == {client}
@@ -118,7 +118,7 @@ async def test_a_slow_reader_is_not_one_that_takes_nothing() -> None:
         assert sending.cut
 
 
-class Switched(Exchanged):
+class UpgradedRequest(ReceivedRequest):
     ended = False
 
     def client_data(self, data: bytes) -> None:
@@ -132,13 +132,13 @@ async def test_half_closing_before_the_protocol_is_switched() -> None:
     server = Server(handler := Handler(None), Limits())
     with contextlib.ExitStack() as stack:
         reader, writer = map(stack.enter_context, socket.socketpair())
-        client = Client(server)
+        client = ClientConnection(server)
         client.connection_made(Sending(reader, writer))
         client.data_received(
             b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: raw\r\n\r\n"
         )
         assert client.eof_received()
-        switched = Switched((await handler.requests.get()).request, client)
+        switched = UpgradedRequest((await handler.requests.get()).request, client)
         client.switch(switched)
         assert switched.ended
 
@@ -147,7 +147,7 @@ async def test_while_one_request_is_served_no_more_are_read() -> None:
     """Pipelining is bounded by one read: what comes after it stays with the client."""
     async with serving() as here, wire(here.address) as client:
         client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6))
-        exchanged = await here.next()
+        received = await here.next()
         many = (
             b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6)
         ) * 40
@@ -155,7 +155,7 @@ async def test_while_one_request_is_served_no_more_are_read() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(SOON * 2):
                 await client.writer.drain()
-        exchanged.answer()
+        received.answer()
         assert (await client.response()).status == 200
         for _ in range(40):
             (await here.next()).answer()
@@ -166,10 +166,10 @@ async def test_a_break_is_a_reset_and_not_an_end() -> None:
     """A body without a length must not look whole."""
     async with serving() as here, wire(here.address) as client:
         client.send(b"GET / HTTP/1.0\r\n\r\n")
-        exchanged = await here.next()
-        exchanged.client.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of i")
+        received = await here.next()
+        received.client.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of i")
         assert await client.reader.readuntil(b"half") != b""
-        exchanged.client.abort()
+        received.client.abort()
         with pytest.raises(ConnectionResetError):
             await client.closed()
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.http.collect import Answer, Collector, NoAnswer
+from tandem_sidecar.http.answers import Answer, Collector, NoAnswer
 from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.server import Limits
 from tandem_sidecar.http.upstream import Pool
 
-from .serving import Exchanged, serving
+from .serving import ReceivedRequest, serving
 
 REQUESTS = (
     b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -53,7 +53,7 @@ def watched() -> list[dict[str, Any]]:
 def test_clients_may_send_anything(changes: list[bytes | int]) -> None:
     async def run() -> None:
         complaints = watched()
-        async with serving(Limits(body=1000, head=500), Exchanged.answer) as here:
+        async with serving(Limits(body=1000, head=500), ReceivedRequest.answer) as here:
             reader, writer = await asyncio.open_connection(*here.address)
             writer.write(mutated(REQUESTS, changes))
             writer.write_eof()

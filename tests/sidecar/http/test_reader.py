@@ -150,7 +150,7 @@ def test_what_follows_a_request_to_switch_is_held(rest: bytes) -> None:
     reader = read(ask + rest)
     assert only(reader).upgrade == b"websocket"
     reader.feed(b"more")
-    assert reader.take_held() == rest + b"more"
+    assert reader.take_after_upgrade() == rest + b"more"
 
 
 def test_a_switch_that_was_refused_reads_on() -> None:

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
+from tandem_sidecar.http.answers import EventChunks, Relay
 from tandem_sidecar.http.framing import LAST_CHUNK, chunk
 from tandem_sidecar.http.messages import Request, ResponseHead, request_bytes
-from tandem_sidecar.http.relay import EventChunks, Relay
-from tandem_sidecar.http.server import Client, Exchange, Limits, Server
+from tandem_sidecar.http.server import ActiveRequest, ClientConnection, Limits, Server
 from tandem_sidecar.http.upstream import Failure, Pool
 
 RESET = struct.pack("ii", 1, 0)
@@ -30,7 +30,9 @@ class Relayed:
 
     survives_half_close = False
 
-    def __init__(self, pool: Pool, engine: HostPort, request: Request, client: Client) -> None:
+    def __init__(
+        self, pool: Pool, engine: HostPort, request: Request, client: ClientConnection
+    ) -> None:
         self.payload_only = request.http10
         self._client = client
         self._relay = Relay(client, request)
@@ -38,13 +40,13 @@ class Relayed:
         sent = request_bytes(request.method, request.target, request.headers, request.body)
         self._call = pool.send(engine, request.method, sent, self)
 
-    def client_left(self) -> None:
+    def client_disconnected(self) -> None:
         self._call.abort()
 
-    def client_full(self) -> None:
+    def pause_sending(self) -> None:
         self._call.pause()
 
-    def client_ready(self) -> None:
+    def resume_sending(self) -> None:
         self._call.resume()
 
     def head(self, head: ResponseHead) -> None:
@@ -57,8 +59,8 @@ class Relayed:
 
     def failed(self, failure: Failure, detail: str) -> None:
         if self._relay.written:
-            between = self._chunks is not None and self._chunks.between
-            self._relay.cut(502, detail, between_chunks=between)
+            takes_event = self._chunks is not None and self._chunks.takes_chunk()
+            self._relay.cut(502, detail, takes_event=takes_event)
         else:
             self._client.abort()
 
@@ -68,7 +70,7 @@ class Handler:
         self.pool = pool
         self.engine: HostPort
 
-    def handle(self, request: Request, client: Client) -> Exchange | None:
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         return Relayed(self.pool, self.engine, request, client)
 
 

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.http.collect import Answer, Collector, NoAnswer
+from tandem_sidecar.http.answers import Answer, Collector, NoAnswer
 from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.upstream import Failure, Pool
 from tandem_sidecar.security.credentials import BadCertificates, EngineTls, PlanKeys, Tls

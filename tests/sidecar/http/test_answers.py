@@ -2,9 +2,9 @@
 
 import pytest
 
+from tandem_sidecar.http.answers import EventChunks
 from tandem_sidecar.http.framing import LAST_CHUNK, chunk
 from tandem_sidecar.http.messages import ResponseHead
-from tandem_sidecar.http.relay import EventChunks
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
 EVENTS = [b"data: one\n\n", b"data: two\r\n\r\n", b": nothing\n\n", b"data: [DONE]\n\n"]
@@ -19,7 +19,7 @@ def test_only_whole_events_go_out_and_none_is_lost(size: int) -> None:
     data, chunks, out = b"".join(map(chunk, EVENTS)) + LAST_CHUNK, events(), b""
     for at in range(0, len(data), size):
         out += chunks.take(data[at : at + size])
-        assert chunks.between
+        assert chunks.between_events
         assert out == b"" or out.endswith(b"\n\r\n")
     assert out == data
 
@@ -33,11 +33,11 @@ def test_what_arrives_whole_goes_out_at_once() -> None:
 def test_an_event_too_long_to_hold_goes_out_in_parts() -> None:
     chunks, event = events(), chunk(b"data: " + b"x" * 200_000 + b"\n\n")
     assert chunks.take(event[:50_000]) == b""
-    assert chunks.between
+    assert chunks.between_events
     assert chunks.take(event[50_000:100_000]) == event[:100_000]
-    assert not chunks.between
+    assert not chunks.between_events
     assert chunks.take(event[100_000:]) == event[100_000:]
-    assert chunks.between
+    assert chunks.between_events
 
 
 def test_what_is_no_chunked_stream_is_passed_on_as_it_comes() -> None:

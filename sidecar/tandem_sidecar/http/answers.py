@@ -1,0 +1,171 @@
+"""What is done with an engine's answer: `Relay` sends it to a client, `Collector` gathers it.
+
+`Relay` edits the head and sends the body bytes as they came. The head waits for the first body
+bytes, so that both leave in one write; until then another answer, or an error, can still be sent
+instead. `EventChunks` releases only whole events of a stream, so that an error event can follow
+if the engine dies in the middle of one.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tandem_contract.openai_errors import error_event
+
+from .framing import LAST_CHUNK, Chunked, Sized, UntilClose, chunk
+from .messages import Request, ResponseHead
+from .server import ClientConnection
+from .upstream import Failure
+
+MAX_ANSWER: Final = 64 * 1024 * 1024
+"""Largest answer, in bytes, that is collected: a prefill's may list the prompt's token ids."""
+_MAX_HELD: Final = 64 * 1024
+"""Largest unfinished event, in bytes, that is held back. A larger one is sent in parts, and the
+connection is reset if the engine dies before its end."""
+_EVENT_END: Final = b"\n\r\n"
+"""The last line end of an event, followed by the line end of its chunk."""
+
+
+class EventChunks:
+    """Holds back the unfinished last event of a chunked event stream.
+
+    Engines end an event, a chunk and mostly a write together, so the line ends of both mark the end
+    of an event. A payload may happen to contain the same bytes; `takes_chunk` rules that out.
+    """
+
+    def __init__(self, head: ResponseHead, *, wire: bool) -> None:
+        """`wire`: the body is relayed in wire form, chunked coding included."""
+        self._chunked = head.framing if isinstance(head.framing, Chunked) else None
+        self._active = wire and self._chunked is not None and head.event_stream
+        self._held = b""
+        self.between_events = wire
+        """Whether the released bytes end, by their line ends, between two events."""
+
+    def take(self, data: bytes) -> bytes:
+        """Return the bytes that may be sent now; `data` are the newest ones in wire form."""
+        if not self._active:
+            return data
+        if self._held:
+            data, self._held = self._held + data, b""
+        if data.endswith(_EVENT_END):
+            self.between_events = True
+            return data
+        end = data.rfind(_EVENT_END) + len(_EVENT_END)
+        cut = end if end >= len(_EVENT_END) else 0
+        if len(data) - cut > _MAX_HELD:
+            self.between_events = False
+            return data
+        self._held = data[cut:]
+        self.between_events = self.between_events or cut > 0
+        return data[:cut]
+
+    def takes_chunk(self) -> bool:
+        """Whether a chunk may follow the released bytes; call it once, when nothing more comes."""
+        if not self.between_events or self._chunked is None:
+            return self.between_events
+        return self._chunked.ends_between_chunks(self._held)
+
+
+class Relay:
+    """Sends one answer to one client."""
+
+    def __init__(self, client: ClientConnection, request: Request) -> None:
+        self._client = client
+        self._request = request
+        self._head = b""
+        self._stream: ResponseHead | None = None
+        self._keep = False
+        self.written = False
+        """Whether the client has any of the answer: from then on no other can be sent."""
+
+    def begin(
+        self, head: ResponseHead, drop: frozenset[bytes], extra: bytes, *, close: bool
+    ) -> None:
+        """Prepare the client's head: without the names in `drop`, with `extra` header lines.
+
+        `close`: close the connection after this answer.
+        """
+        close = close or not self._request.keep_alive or self._request.http10
+        self._keep = not (close or isinstance(head.framing, UntilClose))
+        self._stream = head
+        self._head = head.encode(drop, extra, close=not self._keep, plain=self._request.http10)
+
+    def body(self, data: bytes, *, last: bool) -> None:
+        """Send `data` to the client; `last` ends the response."""
+        out, self._head = self._head + data if self._head else data, b""
+        if out:
+            self.written = True
+            self._client.write(out)
+        if last:
+            self._client.finish(keep=self._keep)
+
+    def cut(self, status: int, message: str, *, takes_event: bool) -> None:
+        """End a started answer early, in a way that every client notices.
+
+        A stream that can take another event (`takes_event`: its framing can) gets an error event
+        as its last. Any other answer would be truncated silently, so the connection is reset.
+        """
+        head = self._stream
+        if head is None or not takes_event or not self._can_contain_event(head):
+            self._client.abort()
+            return
+        event = error_event(status, message)
+        if isinstance(head.framing, Chunked) and not self._request.http10:
+            event = chunk(event) + LAST_CHUNK
+        self._client.write(event)
+        self._client.finish(keep=False)
+
+    @staticmethod
+    def _can_contain_event(head: ResponseHead) -> bool:
+        """Whether the sidecar can add an event: the body has no length and no compression."""
+        coded = head.value(b"content-encoding") not in (b"", b"identity")
+        return head.event_stream and not coded and not isinstance(head.framing, Sized)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A complete answer, its chunked coding removed."""
+
+    head: ResponseHead
+    body: bytes
+
+
+class NoAnswer(msgspec.Struct, frozen=True, gc=False):
+    """Why no complete answer came."""
+
+    failure: Failure
+    detail: str
+
+
+class Collector:
+    """Receiver for requests of the sidecar's own: calls `done` once, with Answer or NoAnswer."""
+
+    payload_only = True
+
+    def __init__(self, done: Callable[[Answer | NoAnswer], None]) -> None:
+        self._done: Callable[[Answer | NoAnswer], None] | None = done
+        self._head: ResponseHead | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def head(self, head: ResponseHead) -> None:
+        self._head = head
+
+    def body(self, data: bytes, last: bool) -> None:
+        self._size += len(data)
+        if self._size > MAX_ANSWER:
+            self._parts.clear()
+            self._report(NoAnswer(Failure.MALFORMED, f"the answer exceeds {MAX_ANSWER} bytes"))
+            return
+        self._parts.append(data)
+        if last and self._head is not None:
+            self._report(Answer(self._head, b"".join(self._parts)))
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        self._report(NoAnswer(failure, detail))
+
+    def _report(self, answer: Answer | NoAnswer) -> None:
+        # An answer above the limit goes on arriving after it was reported.
+        done, self._done = self._done, None
+        if done is not None:
+            done(answer)

@@ -31,7 +31,9 @@ class EventChunks:
     """Holds back the unfinished last event of a chunked event stream.
 
     Engines end an event, a chunk and mostly a write together, so the line ends of both mark the end
-    of an event. A payload may happen to contain the same bytes; `takes_chunk` rules that out.
+    of an event. A payload may happen to contain the same bytes; `takes_chunk` rules that out. An
+    error event in the middle of a chunk would be taken for payload, and a client whose connection
+    stays open would wait for the rest of the chunk.
     """
 
     def __init__(self, head: ResponseHead, *, wire: bool) -> None:
@@ -104,7 +106,10 @@ class Relay:
         """End a started answer early, in a way that every client notices.
 
         A stream that can take another event (`takes_event`: its framing can) gets an error event
-        as its last. Any other answer would be truncated silently, so the connection is reset.
+        as its last. Its body is then complete, so the connection stays open for the next request as
+        the head promised: a client or Envoy may reuse the connection at once, and would lose that
+        request if it were closed here. Any other answer would be truncated silently, so the
+        connection is reset.
         """
         head = self._stream
         if head is None or not takes_event or not self._can_contain_event(head):
@@ -114,7 +119,7 @@ class Relay:
         if isinstance(head.framing, Chunked) and not self._request.http10:
             event = chunk(event) + LAST_CHUNK
         self._client.write(event)
-        self._client.finish(keep=False)
+        self._client.finish(keep=self._keep)
 
     @staticmethod
     def _can_contain_event(head: ResponseHead) -> bool:

@@ -12,6 +12,7 @@ from tandem_sidecar.settings import Policy
 
 from ..conftest import World
 from ..peers import PARAMS, Script, Turn
+from ..wire import wire
 
 BODY = (
     b'{"model": "m", "prompt": "Hi", "seed": 9007199254740993,  "zeta": [1.0, 2e5], "alpha": null}'
@@ -276,6 +277,60 @@ async def test_decode_dying_in_mid_stream_ends_in_an_error_event(world: World, r
     assert event.endswith(b"\n\n")
     assert json.loads(event[6:])["error"]["code"] == 502
     assert b"half" not in event
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_a_connection_serves_the_next_request_after_a_stream_was_cut(
+    world: World, split: bool
+) -> None:
+    """The head promised a reusable connection: the client may send its next request at once."""
+
+    async def script(turn: Turn) -> None:
+        if b"stream" not in turn.request.body:
+            await world.decode.complete(turn)
+            return
+        turn.stream()
+        turn.event("first")
+        await turn.writer.drain()
+        await world.go.wait()
+        turn.die()
+
+    await world.prefill()
+    await world.start(script)
+    lines = [f"{k}: {v}" for k, v in world.split.items()] if split else []
+    async with wire(world.running.listen) as client:
+        client.post(STREAM, *lines)
+        client.post(BODY, *lines)
+        await world.decode.received(1)
+        world.go.set()
+        cut, complete = await client.response(), await client.response()
+    assert cut.headers.get("connection") != "close"
+    assert cut.body.startswith(b"data: first\n\n")
+    assert json.loads(cut.body.removeprefix(b"data: first\n\ndata: "))["error"]["code"] == 502
+    assert (complete.status, json.loads(complete.body)) == (200, {"choices": [{"text": "hello"}]})
+
+
+@pytest.mark.parametrize("rest", [b"", b"data: second"])
+async def test_a_stream_that_is_cut_within_a_chunk_resets_the_connection(
+    world: World, rest: bytes
+) -> None:
+    """An event that ends within a chunk cannot be followed by an event of the sidecar."""
+    first = b"data: first\r\n\r\n"
+
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        turn.send(b"400\r\n" + first + rest)
+        await turn.writer.drain()
+        await world.go.wait()
+        turn.die()
+
+    await world.start(script)
+    async with wire(world.running.listen) as client:
+        client.post(STREAM)
+        await client.reader.readuntil(first)
+        world.go.set()
+        with pytest.raises(ConnectionResetError):
+            await client.closed()
 
 
 @pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100"])

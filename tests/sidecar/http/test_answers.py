@@ -44,3 +44,25 @@ def test_what_is_no_chunked_stream_is_passed_on_as_it_comes() -> None:
     assert events(wire=False).take(b"data: on") == b"data: on"
     plain = ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 9", b"POST")
     assert EventChunks(plain, wire=True).take(b"data") == b"data"
+
+
+@pytest.mark.parametrize(
+    ("wire_bytes", "takes_chunk"),
+    [
+        (b"", True),
+        (chunk(EVENTS[0]), True),
+        (chunk(EVENTS[0]) + b"20\r\ndata: half an ev", True),
+        (chunk(EVENTS[0]) + b"2", True),
+        (b"400\r\ndata: one\r\n\r\n", False),
+        (b"400\r\ndata: one\r\n\r\ndata: tw", False),
+        (b"400\r\ndata: one\r\n\r\n: comment", False),
+        (b"20000\r\n" + b"x" * 70_000, False),
+    ],
+)
+def test_a_chunk_may_follow_only_between_two_chunks(wire_bytes: bytes, takes_chunk: bool) -> None:
+    head = ResponseHead(STREAM, b"POST")
+    chunks = EventChunks(head, wire=True)
+    if wire_bytes:
+        head.framing.feed(wire_bytes, None)
+    chunks.take(wire_bytes)
+    assert chunks.takes_chunk() is takes_chunk

@@ -21,7 +21,7 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class DecodeListener(Protocol):
-    """Is told of the decode leg: the driver."""
+    """Receives the events and the bytes of a decode leg: the driver."""
 
     def on_decode_event(self, event: DecodeEvent) -> None:
         """The leg caused `event`."""

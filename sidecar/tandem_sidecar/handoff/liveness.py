@@ -6,8 +6,8 @@
 
 If an engine sends no byte on any leg for `silence` seconds, the monitor requests its `/health` on a
 separate connection. Any answer proves it alive; if none comes for another `silence` seconds, all
-its legs are told that it hangs. One timer serves all engines: a leg costs one set entry, and each
-of its reads one assignment.
+its legs fail. One timer serves all engines: a leg costs one set entry, and each of its reads one
+assignment.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class LivenessMonitor:
         engine.last_alive = now
         detail = f"{address}: no sign of life for {2 * self.silence:.3g}s"
         for leg in list(engine.legs):
-            # Ending one leg may end another, which then must not be told.
+            # Ending one leg may end another, which must then not be reported.
             if leg in engine.legs:
                 engine.unwatch(leg)
                 leg.engine_hung(detail)

@@ -61,7 +61,7 @@ class IllegalStep(RuntimeError):
     """An event that cannot happen in the current state."""
 
 
-# States. `path` is the routing path that the client is told if the request ends in this state.
+# States. `path` is the routing path that the answer reports if the request ends in this state.
 
 
 class Prefilling(msgspec.Struct, frozen=True, gc=False):

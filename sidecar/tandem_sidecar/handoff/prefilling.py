@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class PrefillListener(Protocol):
-    """Is told of the prefill attempts: the driver."""
+    """Receives the events of the prefill attempts: the driver."""
 
     def on_prefill_event(self, event: PrefillEvent) -> None:
         """The newest attempt caused `event`."""
@@ -153,7 +153,7 @@ class PrefillLeg:
         vLLM sends no answer to a client that closed, even if the answer was ready, and only the
         answer names the KV. The blocks would then wait for the end of their lease. An answer that
         arrives within the grace is released at once. There is no grace in a drain, for connectors
-        whose release is a request that an engine runs, or while more attempts linger than clients
+        whose release is a request that an engine runs, or while as many requests run as clients
         may be connected.
         """
         if self._call is None or self._aborting:

@@ -1,7 +1,7 @@
 """One client's connection: passes requests to the handler one at a time and writes the answers.
 
 Pipelined requests are answered in order. A client that closes its sending side counts as
-disconnected, as in nginx and uvicorn: it cannot be told from a client that closed the connection,
+disconnected, as in nginx and uvicorn: it looks the same as a client that closed the connection,
 and an engine must not go on computing an answer that cannot be delivered. A request whose
 `survives_half_close` is true is finished nevertheless.
 """

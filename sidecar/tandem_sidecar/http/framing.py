@@ -50,7 +50,7 @@ class Sized:
 
 
 class UntilClose:
-    """A body that ends with the connection: a truncated body cannot be told from a complete one."""
+    """A body that ends with the connection: a truncated body looks like a complete one."""
 
     def __init__(self) -> None:
         self.done = False

@@ -250,7 +250,7 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _protocols(headers: Headers) -> bytes:
-    """Protocols of the Upgrade header, without HTTP/2, which the engines do not speak."""
+    """Protocols of the Upgrade header, without HTTP/2, which the engines do not support."""
     if b"upgrade" not in listed_in_connection(headers):
         return b""
     offered = b",".join(value for name, value in headers if name == b"upgrade").split(b",")

@@ -1,4 +1,4 @@
-"""A sidecar in this process, between scripted engines and real sockets."""
+"""A sidecar in the test's process, with scripted engines on real sockets."""
 
 import asyncio
 import ssl
@@ -26,7 +26,7 @@ class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.go = asyncio.Event()
-        """For a script to wait until the test says so."""
+        """Set by the test to let a waiting script continue."""
         self.prefills: list[FakePrefill] = []
         self.decode: FakeDecode
         self.running: RunningSidecar
@@ -61,12 +61,12 @@ class World:
         self.http = await self._stack.enter_async_context(session)
 
     async def stop(self) -> None:
-        """Have the sidecar end, before the engines do."""
+        """Stop the sidecar before the engines."""
         await self._serving.aclose()
 
     @property
     def split(self) -> dict[str, str]:
-        """Headers that ask for every prefill engine, in order."""
+        """Headers that name every prefill engine as a candidate, in order."""
         return {"x-prefiller-host-port": ",".join(str(p.address) for p in self.prefills)}
 
     def url(self, path: str = "/v1/completions") -> str:

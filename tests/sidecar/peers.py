@@ -1,4 +1,4 @@
-"""Engines with a script: real servers that speak the hand-off's protocol, or break it on cue."""
+"""Scripted engines: real servers that follow the hand-off's protocol, or break it on purpose."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ PARAMS = (
     b' "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1,'
     b' "remote_num_tokens": 9007199254740993, "unknown": 1.50}'
 )
-"""Odd in spacing and numbers, so that only a verbatim copy equals it."""
+"""Unusual spacing and numbers, so that only a verbatim copy is equal."""
 
 
 @dataclass
 class Received:
-    """One request as an engine got it."""
+    """One request as an engine received it."""
 
     method: str
     target: str
@@ -36,7 +36,7 @@ class Received:
 
 @dataclass
 class Turn:
-    """One request being answered; `gone` is set when the other side closes meanwhile."""
+    """One request being answered; `gone` is set when the peer closes meanwhile."""
 
     request: Received
     writer: asyncio.StreamWriter
@@ -77,7 +77,7 @@ async def healthy(turn: Turn) -> None:
 
 
 async def hangs(turn: Turn) -> None:
-    """Give no answer."""
+    """Send no answer; wait until the peer closes."""
     await turn.gone.wait()
 
 
@@ -89,10 +89,10 @@ class Peer:
         self.requests: list[Received] = []
         self.connections = 0
         self.tls: ssl.SSLContext | None = None
-        """What it serves with; to be set before it starts."""
+        """TLS context of the server; to be set before it starts."""
         self.health: Script = healthy
         self.metrics: Script = healthy
-        """What it says of itself: no page, until a test gives it one."""
+        """Script of `/metrics`: an empty page by default."""
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,7 +154,7 @@ class Peer:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _watch(self, reader: asyncio.StreamReader, turn: Turn) -> None:
-        """Nothing is pipelined, so what can be read is the end."""
+        """Nothing is pipelined, so a successful read means the end of the connection."""
         with contextlib.suppress(ConnectionError):
             await reader.read(1)
         turn.gone.set()

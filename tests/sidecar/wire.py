@@ -1,4 +1,4 @@
-"""A client that writes bytes and reads responses, for what HTTP libraries will not do."""
+"""A client that writes raw bytes and reads responses, for what HTTP libraries do not allow."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ class Wire:
         return Response(status, headers, body)
 
     async def closed(self) -> bytes:
-        """What comes before the end of the connection."""
+        """The bytes up to the end of the connection."""
         async with asyncio.timeout(10):
             return await self.reader.read()
 

@@ -48,7 +48,9 @@ JSON = SCALAR | st.lists(SCALAR, max_size=3) | st.dictionaries(TEXT, SCALAR, max
 
 @settings(max_examples=60)
 @given(st.dictionaries(TEXT, JSON, max_size=4), st.integers(0, 3))
-def test_adding_and_setting_change_nothing_else(members: dict[str, object], indent: int) -> None:
+def test_adding_and_replacing_members_change_nothing_else(
+    members: dict[str, object], indent: int
+) -> None:
     body = parse_body(json.dumps({"a": 1} | members, indent=indent).encode())
     before = json.loads(body.data)
     added = add_member(body, "kv_transfer_params", b"7")
@@ -100,7 +102,7 @@ def leg(kind: RequestKind, **more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_prefill_makes_one_token(
+def test_a_prefill_leg_generates_one_token(
     kind: RequestKind, given: dict[str, Any], cap: dict[str, Any]
 ) -> None:
     assert leg(kind, **given) == KEPT | {"thinking": CLIENT["thinking"], "added": 1} | cap
@@ -114,14 +116,14 @@ def test_prefill_of_responses_stores_nothing() -> None:
     assert "max_tokens" not in made
 
 
-def test_prefill_of_messages_keeps_to_their_schema() -> None:
+def test_prefill_of_messages_sets_only_fields_of_its_schema() -> None:
     made = leg(RequestKind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
     assert (made["max_tokens"], made["stream"]) == (1, False)
     assert made["thinking"] == CLIENT["thinking"]
     assert not {"stop_sequences", "min_tokens", "ignore_eos"} & made.keys()
 
 
-def test_prefill_of_generate_is_capped_where_it_keeps_its_sampling() -> None:
+def test_prefill_of_generate_is_capped_in_its_sampling_params() -> None:
     sampling = {"seed": 9007199254740993, "max_tokens": 9, "stop": ["x"], "stop_token_ids": [1]}
     made = leg(RequestKind.GENERATE, sampling_params=sampling, token_ids=[1, 2])
     assert made["sampling_params"] == {
@@ -136,7 +138,7 @@ def test_prefill_of_generate_is_capped_where_it_keeps_its_sampling() -> None:
     assert "sampling_params" not in leg(RequestKind.GENERATE)
 
 
-def test_the_hand_offs_own_members_stand() -> None:
+def test_members_set_by_the_hand_off_override_the_clients() -> None:
     body = parse_body(b'{"return_token_ids":false,"stream":true}')
     assert cap_to_one_token(RequestKind.CHAT, body, {"return_token_ids": True}).endswith(
         b'"return_token_ids":true}'

@@ -23,7 +23,7 @@ from tandem_sidecar.bodies.parse import BadBody, parse_body
         (b"POST", b"/v1/embeddings", None),
     ],
 )
-def test_kind(method: bytes, target: bytes, kind: Kind | None) -> None:
+def test_the_path_of_a_post_gives_the_kind(method: bytes, target: bytes, kind: Kind | None) -> None:
     assert kind_of(method, target) is kind
 
 
@@ -71,7 +71,7 @@ def test_kind(method: bytes, target: bytes, kind: Kind | None) -> None:
         (Kind.GENERATE, '{"token_ids": [1], "sampling_params": 3}', None),
     ],
 )
-def test_unified_by_rule(kind: Kind, text: str, reason: str | None) -> None:
+def test_single_engine_reason(kind: Kind, text: str, reason: str | None) -> None:
     assert single_engine_reason(kind, parse_body(text.encode())) == reason
 
 

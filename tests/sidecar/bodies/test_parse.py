@@ -1,4 +1,4 @@
-"""What a client may not say, at every place where vLLM would honour it."""
+"""Fields that a client may not set, at every place where vLLM would read them."""
 
 import json
 
@@ -11,7 +11,7 @@ from tandem_sidecar.bodies.parse import BadBody, clean_passthrough, parse_body
 EXACT = b' { "z":1, "n" :9007199254740993,"a":[ 1.0,2e5 ],\t"u\\u00e9":"\\/" }\n'
 
 
-def test_a_body_that_needs_nothing_stays_the_same_bytes() -> None:
+def test_a_body_without_forbidden_fields_keeps_its_bytes() -> None:
     assert parse_body(EXACT).data is EXACT
 
 
@@ -25,7 +25,7 @@ SMUGGLED = [
 
 
 @pytest.mark.parametrize("data", SMUGGLED)
-def test_forbidden_fields_go_at_every_occurrence(data: bytes) -> None:
+def test_every_occurrence_of_a_forbidden_field_is_removed(data: bytes) -> None:
     assert parse_body(data).data == b'{"a":12345678901234567890}'
     assert clean_passthrough(data, b"application/json") == b'{"a":12345678901234567890}'
 
@@ -44,7 +44,7 @@ NESTED = [
 
 
 @pytest.mark.parametrize(("outer", "said", "kept"), NESTED)
-def test_forbidden_fields_go_from_where_vllm_keeps_them(
+def test_forbidden_fields_are_removed_where_vllm_reads_them(
     outer: bytes, said: bytes, kept: bytes
 ) -> None:
     assert parse_body(outer % said).data == outer % kept
@@ -59,7 +59,7 @@ def test_forbidden_fields_go_from_where_vllm_keeps_them(
         b'{"messages": [{"content": "kv_transfer_params", "request_id": 1}]}',
     ],
 )
-def test_objects_that_hold_nothing_forbidden_stay_the_same_bytes(harmless: bytes) -> None:
+def test_nested_objects_without_forbidden_fields_keep_their_bytes(harmless: bytes) -> None:
     assert parse_body(harmless).data is harmless
 
 
@@ -77,12 +77,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("data", REFUSED)
-def test_what_an_engine_might_read_otherwise_is_refused(data: bytes) -> None:
+def test_ambiguous_json_is_refused(data: bytes) -> None:
     with pytest.raises(BadBody):
         parse_body(data)
 
 
-def test_passthrough_keeps_what_holds_no_member() -> None:
+def test_passthrough_keeps_json_that_is_not_an_object() -> None:
     form = b'--x\r\n{"kv_transfer_params": 1'
     assert clean_passthrough(form, b"multipart/form-data; boundary=x") is form
     assert clean_passthrough(b"[1, 2]", b"application/json") == b"[1, 2]"
@@ -102,25 +102,27 @@ OPAQUE = [b"application/octet-stream", b"audio/wav", b"application/gzip"]
 
 @pytest.mark.parametrize("data", FILES)
 @pytest.mark.parametrize("content_type", [*GUESSED, *OPAQUE])
-def test_a_file_is_passed_on_as_it_is(data: bytes, content_type: bytes) -> None:
+def test_a_file_passes_unchanged(data: bytes, content_type: bytes) -> None:
     assert clean_passthrough(data, content_type) is data
 
 
 @pytest.mark.parametrize("content_type", CLAIMED)
 @pytest.mark.parametrize("data", [*FILES, b'{"a": NaN}'])
-def test_what_an_engine_takes_for_json_must_be_it(data: bytes, content_type: bytes) -> None:
+def test_a_body_that_an_engine_parses_as_json_must_be_valid(
+    data: bytes, content_type: bytes
+) -> None:
     with pytest.raises(BadBody):
         clean_passthrough(data, content_type)
 
 
 @pytest.mark.parametrize("content_type", [*CLAIMED, *GUESSED])
-def test_what_may_be_read_as_json_is_cleaned(content_type: bytes) -> None:
+def test_a_body_that_may_be_parsed_as_json_is_cleaned(content_type: bytes) -> None:
     data = b'{"request_id": 7, "a": 1.50}'
     assert clean_passthrough(data, content_type) == b'{"a":1.50}'
 
 
 @pytest.mark.parametrize("content_type", OPAQUE)
-def test_a_file_of_json_keeps_its_members(content_type: bytes) -> None:
+def test_a_json_file_keeps_its_members(content_type: bytes) -> None:
     data = b'{"request_id": 7}'
     assert clean_passthrough(data, content_type) is data
 
@@ -153,8 +155,8 @@ def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
         (b'"utf\\-7"', False),
     ],
 )
-def test_a_form_names_its_parts_in_no_code_of_its_own(charset: bytes, taken: bool) -> None:
-    """Starlette decodes names by it: in UTF-7 this one is vllm_xargs."""
+def test_a_form_in_another_charset_is_refused(charset: bytes, taken: bool) -> None:
+    """Starlette decodes names by the charset: in UTF-7 this name is vllm_xargs."""
     form, said = FORM % b'name="vllm+AF8-xargs"', b"multipart/form-data; boundary=x; charset="
     if taken:
         assert clean_passthrough(form, said + charset) is form
@@ -175,7 +177,7 @@ FORBIDDEN = {"kv_transfer_params", "ec_transfer_params", "request_id"}
     st.dictionaries(TEXT | st.sampled_from(sorted(FORBIDDEN)), JSON, max_size=4),
     st.integers(0, 3),
 )
-def test_only_what_is_forbidden_goes(
+def test_only_forbidden_fields_are_removed(
     members: dict[str, object], inner: dict[str, object], indent: int
 ) -> None:
     sampling = {"top_p": 0.5, "extra_args": inner}

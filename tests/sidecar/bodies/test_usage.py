@@ -1,4 +1,4 @@
-"""The count of cached tokens correct_usage, and nothing else."""
+"""The count of cached tokens is corrected, and nothing else changes."""
 
 import json
 from itertools import pairwise
@@ -17,7 +17,7 @@ CHAT = (
 
 
 @pytest.mark.parametrize("wrong", [b"1500", b"null", b"0"])
-def test_a_chat_says_what_the_prefill_found(wrong: bytes) -> None:
+def test_the_cached_tokens_of_a_chat_are_corrected(wrong: bytes) -> None:
     assert correct_usage(CHAT % wrong, 32) == CHAT % b"32"
 
 
@@ -44,7 +44,7 @@ def test_a_chat_says_what_the_prefill_found(wrong: bytes) -> None:
         ),
     ],
 )
-def test_every_kind_counts_in_its_own_place(before: bytes, after: bytes) -> None:
+def test_the_count_is_corrected_in_every_api(before: bytes, after: bytes) -> None:
     assert correct_usage(before, 4) == after
 
 
@@ -61,11 +61,11 @@ def test_every_kind_counts_in_its_own_place(before: bytes, after: bytes) -> None
         b'{"usage":{"prompt_tokens_details":{"cached_tokens":1}',
     ],
 )
-def test_an_answer_that_counts_nothing_stays(answer: bytes) -> None:
+def test_an_answer_without_a_count_is_unchanged(answer: bytes) -> None:
     assert correct_usage(answer, 4) == answer
 
 
-def test_the_same_bytes_elsewhere_stay() -> None:
+def test_the_same_bytes_elsewhere_are_unchanged() -> None:
     usage = b'{"prompt_tokens_details":{"cached_tokens":8}}'
     answer = b'{"tools":[%b,%b],"usage":%b,"more":%b}' % (usage, usage, usage, usage)
     right = usage.replace(b"8", b"4")
@@ -93,13 +93,13 @@ def test_a_stream_is_corrected_however_it_is_cut(cuts: list[int]) -> None:
     assert b"".join(parts) + corrector.take(b"", last=True) == EVENTS % b"32"
 
 
-def test_whole_lines_are_not_held_back() -> None:
+def test_complete_lines_are_not_held_back() -> None:
     corrector = UsageCorrector(1, stream=True)
     assert corrector.take(b"data: a\n\nda", last=False) == b"data: a\n\n"
     assert corrector.take(b"ta: b\n", last=False) == b"data: b\n"
 
 
-def test_a_json_answer_is_held_until_it_is_whole() -> None:
+def test_a_json_answer_is_held_until_it_is_complete() -> None:
     corrector = UsageCorrector(32, stream=False)
     answer = CHAT % b"1500"
     assert corrector.take(answer[:50], last=False) == b""
@@ -118,5 +118,5 @@ def test_a_json_answer_is_held_until_it_is_whole() -> None:
         ("odd", 0),
     ],
 )
-def test_what_a_prefill_answer_says(usage: object, cached: int) -> None:
+def test_cached_tokens_of_a_prefill_answer(usage: object, cached: int) -> None:
     assert read_cached_tokens(json.dumps({"usage": usage}).encode()) == cached

@@ -52,22 +52,22 @@ async def test_fake_mooncake_hands_over(world: World, mooncake: FakeMooncakeProd
     assert (prefill.json["max_tokens"], decode.json["max_tokens"]) == (1, 5)
     asked = len(mooncake.registry.requests)
     assert await ask(world) == (REMOTE, "prefill_then_decode")
-    # The second time only the decode engine asks the registry.
+    # For the second hand-off only the decode engine queries the bootstrap server.
     assert len(mooncake.registry.requests) == asked + 1
     assert not mooncake.kept
 
 
-async def test_fake_mooncakes_client_is_told_what_the_prefill_found_cached(
+async def test_fake_mooncake_reports_the_prefills_cached_tokens(
     world: World, mooncake: FakeMooncakeProducer
 ) -> None:
-    """The decode engine counts all it received as cached."""
+    """The decode engine itself counts all received tokens as cached."""
     await start_mooncake(world, mooncake)
     async with world.http.post(world.url(), json=BODY, headers=world.split) as answer:
         usage = (await answer.json())["usage"]
     assert usage == {"prompt_tokens": 1500, "prompt_tokens_details": {"cached_tokens": 32}}
 
 
-async def test_fake_mooncakes_legs_run_together(
+async def test_fake_mooncake_runs_both_legs_at_once(
     world: World, mooncake: FakeMooncakeProducer
 ) -> None:
     mooncake.hold_until_pulled = True
@@ -103,10 +103,10 @@ async def test_fake_mooncake_without_a_registry_falls_back(
     assert not world.prefills[0].requests
 
 
-async def test_fake_mooncakes_consumer_has_kv_freed_by_what_releases_it(
+async def test_fake_mooncake_frees_kv_on_release(
     world: World, mooncake: FakeMooncakeProducer
 ) -> None:
-    """The release names what a refused request would have pulled, and so frees it."""
+    """The release carries the parameters of the KV that a refused request would have pulled."""
     await start_mooncake(world, mooncake)
     await ask(world)
     [decode] = world.decode.requests
@@ -139,7 +139,7 @@ async def test_fake_offloading_hands_over(world: World, offloading: FakeOffloadi
     assert fetched["remote_host"] == "127.0.0.1"
 
 
-async def test_fake_offloading_without_a_prefill_computes_itself(
+async def test_fake_offloading_without_a_prefill_falls_back(
     world: World, offloading: FakeOffloadingProducer
 ) -> None:
     async def fails(turn: Turn) -> None:
@@ -150,7 +150,7 @@ async def test_fake_offloading_without_a_prefill_computes_itself(
     assert await ask(world) == (LOCAL, "fallback")
 
 
-async def test_fake_multi_hands_over_what_every_connector_said(world: World) -> None:
+async def test_fake_multi_passes_on_the_params_of_every_connector(world: World) -> None:
     producer = FakeMultiProducer()
     await world.prefill(producer)
     await world.start(FakeMultiConsumer(producer), connector="multi")
@@ -158,7 +158,7 @@ async def test_fake_multi_hands_over_what_every_connector_said(world: World) -> 
     assert params_of(legs(world)[1])["second_tier"] == {"hit": 3}
 
 
-async def test_fake_push_writes_to_whom_registered_under_its_id(world: World) -> None:
+async def test_fake_push_writes_to_the_engine_registered_under_its_id(world: World) -> None:
     producer = FakePushProducer()
     await world.prefill(producer)
     await world.start(FakePushConsumer(producer), connector="nixl-push")
@@ -168,7 +168,7 @@ async def test_fake_push_writes_to_whom_registered_under_its_id(world: World) ->
 
 
 async def test_fake_push_is_released_by_running_the_request(world: World) -> None:
-    """The prefill's answer crosses the client's leaving: no decode leg went out."""
+    """The prefill's answer crosses the client's disconnect: no decode leg was sent."""
     producer = FakePushProducer()
 
     async def answers_too_late(turn: Turn) -> None:
@@ -188,7 +188,7 @@ async def test_fake_push_is_released_by_running_the_request(world: World) -> Non
 
 
 async def test_fake_push_registers_once_under_an_id(world: World) -> None:
-    """A decode engine that has not answered may have registered: a second time waits in vain."""
+    """A decode engine that has not answered may have registered; a second one would hang."""
     await world.prefill(FakePushProducer())
     await world.start(hangs, connector="nixl-push")
     asking = asyncio.create_task(ask(world))

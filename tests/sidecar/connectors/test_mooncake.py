@@ -20,7 +20,7 @@ def learned(answer: bytes = REGISTRY) -> Mooncake:
     return connector
 
 
-def test_the_registry_is_asked_once_for_each_pod() -> None:
+def test_the_bootstrap_server_of_each_pod_is_queried_once() -> None:
     connector = Mooncake()
     asked = PeerQuery(HostPort("10.0.0.1", 8998), b"/query")
     assert connector.peer_query(ATTEMPT) == asked
@@ -33,7 +33,7 @@ def test_the_registry_is_asked_once_for_each_pod() -> None:
     assert connector.peer_query(ATTEMPT) == asked
 
 
-def test_a_restart_under_the_same_address_is_found_out() -> None:
+def test_a_restart_under_the_same_address_is_detected() -> None:
     now = 100.0
     connector = Mooncake(clock=lambda: now)
     connector.record_peer(ATTEMPT, REGISTRY)
@@ -70,12 +70,12 @@ def test_both_legs_have_one_transfer_id() -> None:
     "answer",
     [b"", b"[]", b"{}", b'{"0":{}}', b'{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}', b"\xff"],
 )
-def test_a_registry_that_does_not_say_one_engine_id_is_unusable(answer: bytes) -> None:
+def test_a_bootstrap_answer_without_exactly_one_engine_id_is_unusable(answer: bytes) -> None:
     with pytest.raises(ParamsUnusable):
         learned(answer)
 
 
-def test_a_prefill_that_ended_by_length_is_handed_over() -> None:
+def test_a_prefill_that_ended_by_length_holds_kv() -> None:
     kv_hold = learned().kv_hold(ATTEMPT, ENDED)
     assert kv_hold.transfer_params == learned().expected_kv_hold(ATTEMPT).transfer_params
     assert kv_hold.cached_tokens == 0
@@ -90,11 +90,11 @@ def test_a_prefill_that_ended_by_length_is_handed_over() -> None:
         b"",
     ],
 )
-def test_a_prefill_that_ended_otherwise_left_nothing(answer: bytes) -> None:
+def test_a_prefill_that_ended_otherwise_is_unusable(answer: bytes) -> None:
     with pytest.raises(ParamsUnusable):
         learned().kv_hold(ATTEMPT, answer)
 
 
 @pytest.mark.parametrize("answer", [b'{"stop_reason":"max_tokens"}', b'{"status":"incomplete"}'])
-def test_each_kind_says_length_its_own_way(answer: bytes) -> None:
+def test_the_end_by_length_is_read_in_every_api(answer: bytes) -> None:
     assert learned().kv_hold(ATTEMPT, answer)

@@ -40,7 +40,7 @@ def test_prefill_leg_is_capped_to_one_token() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_asks_to_keep_the_kv_and_names_it_alike(kind: RequestKind) -> None:
+def test_every_kind_asks_for_a_kv_hold_and_reads_it_alike(kind: RequestKind) -> None:
     assert params_of(Nixl().prefill_body(kind, BODY, ATTEMPT))["do_remote_decode"] is True
     kv_hold = Nixl().kv_hold(ATTEMPT, answer())
     assert Nixl().decode_body(kind, BODY, kv_hold) == (
@@ -80,7 +80,7 @@ USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'
     ("more", "cached"),
     [(USAGE % b'{"cached_tokens":7}', 7), (USAGE % b"null", 0), (b"", 0)],
 )
-def test_engines_that_do_not_say_what_was_cached_leave_it_to_the_usage(
+def test_cached_tokens_come_from_the_usage_if_the_params_lack_them(
     more: bytes, cached: int
 ) -> None:
     assert Nixl().kv_hold(ATTEMPT, answer(more=more)).cached_tokens == cached
@@ -117,17 +117,17 @@ def test_a_chat_is_tokenized_once() -> None:
         (RequestKind.CHAT, BODY),
     ],
 )
-def test_what_needs_its_messages_read_is_tokenized_twice(kind: RequestKind, body: Body) -> None:
+def test_chats_that_must_be_rendered_are_tokenized_twice(kind: RequestKind, body: Body) -> None:
     assert "return_token_ids" not in json.loads(Nixl().prefill_body(kind, body, ATTEMPT))
 
 
 @pytest.mark.parametrize("more", [b"", b',"prompt_token_ids":null', b',"prompt_token_ids":[ ]'])
-def test_ids_that_did_not_come_are_not_handed_on(more: bytes) -> None:
+def test_missing_token_ids_are_not_sent_to_decode(more: bytes) -> None:
     kv_hold = Nixl().kv_hold(ATTEMPT, answer(more=more))
     assert b"prompt_token_ids" not in Nixl().decode_body(RequestKind.CHAT, chat("hi"), kv_hold)
 
 
-def test_tokenizing_once_can_be_left_out() -> None:
+def test_tokenize_once_can_be_turned_off() -> None:
     leg = Nixl(ConnectorOptions(tokenize_once=False)).prefill_body(
         RequestKind.CHAT, chat("x", return_token_ids=True), ATTEMPT
     )

@@ -22,7 +22,7 @@ def test_both_legs_have_one_id() -> None:
     assert connector.release_request(RequestKind.CHAT, BODY, kv_hold) is None
 
 
-def test_what_the_prefill_found_cached_is_told_when_it_is_done() -> None:
+def test_cached_tokens_come_from_the_prefills_answer() -> None:
     answer = b'{"usage":{"prompt_tokens_details":{"cached_tokens":32}}}'
     connector = Offloading(ConnectorOptions(peer_port=5600))
     kv_hold = connector.kv_hold(ATTEMPT, answer)

@@ -1,4 +1,4 @@
-"""When a prefill pod is left alone, and when it is asked again."""
+"""When the circuit breaker of a prefill pod opens, probes and closes."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def condition(breakers: Breakers, now: float) -> BreakerState:
     return breakers.snapshot(now)[str(POD)].condition
 
 
-def test_only_failures_in_a_row_open_it() -> None:
+def test_only_failures_in_a_row_open_the_circuit() -> None:
     breakers = Breakers(Breaker(failures=3, cooldown=5.0))
     for _ in range(4):
         breakers.record_failure(POD, 0)
@@ -31,7 +31,7 @@ def test_only_failures_in_a_row_open_it() -> None:
     assert condition(breakers, 0) is BreakerState.CLOSED
 
 
-def test_open_it_is_left_alone_for_the_cooldown_and_others_are_not() -> None:
+def test_an_open_circuit_refuses_requests_for_the_cooldown_to_that_pod_only() -> None:
     breakers = opened()
     assert breakers.admit(POD, 1.0) == 4.0
     assert condition(breakers, 1.0) is BreakerState.OPEN
@@ -46,7 +46,7 @@ def test_half_open_lets_exactly_one_probe_through() -> None:
     assert breakers.admit(POD, 9.0) > 0
 
 
-def test_a_probe_that_is_answered_closes_it() -> None:
+def test_a_successful_probe_closes_the_circuit() -> None:
     breakers = opened()
     assert breakers.admit(POD, 5.0) == 0
     breakers.record_success(POD, 6.0)
@@ -54,28 +54,28 @@ def test_a_probe_that_is_answered_closes_it() -> None:
     assert condition(breakers, 6.0) is BreakerState.CLOSED
 
 
-def test_a_probe_that_fails_opens_it_again_at_once() -> None:
+def test_a_failed_probe_opens_the_circuit_again_at_once() -> None:
     breakers = opened()
     assert breakers.admit(POD, 5.0) == 0
     breakers.record_failure(POD, 6.0)
     assert breakers.admit(POD, 6.0) == 5.0
 
 
-def test_a_probe_without_a_verdict_leaves_room_for_the_next() -> None:
+def test_a_cancelled_probe_allows_the_next_one() -> None:
     breakers = opened()
     assert breakers.admit(POD, 5.0) == 0
     breakers.cancel(POD)
     assert breakers.admit(POD, 5.0) == 0
 
 
-def test_a_hung_pod_is_left_alone_at_once() -> None:
+def test_a_hung_pod_opens_its_circuit_at_once() -> None:
     breakers = Breakers(Breaker(failures=3, cooldown=5.0))
     breakers.record_failure(POD, 0, hung=True)
     assert breakers.admit(POD, 0) == 5.0
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(0.0, 0.0), (7.0, 7.0), (3600.0, MAX_WAIT)])
-def test_a_busy_pod_gets_the_time_it_asks_for_and_is_no_failure(asked: float, kept: float) -> None:
+def test_a_retry_after_is_honoured_and_is_not_a_failure(asked: float, kept: float) -> None:
     breakers = Breakers(Breaker(failures=1, cooldown=5.0))
     breakers.record_busy(POD, 100.0, asked)
     assert breakers.admit(POD, 100.0) == kept
@@ -83,7 +83,7 @@ def test_a_busy_pod_gets_the_time_it_asks_for_and_is_no_failure(asked: float, ke
     assert breakers.admit(POD, 100.0 + kept) == 0, "no probe: it did not fail"
 
 
-def test_pods_that_are_not_asked_for_long_are_forgotten() -> None:
+def test_pods_that_are_not_used_for_long_are_evicted() -> None:
     breakers = Breakers(Breaker())
     for i in range(1000):
         breakers.record_failure(HostPort("10.0.0.9", i), float(i))

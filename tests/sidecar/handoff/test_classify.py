@@ -1,4 +1,4 @@
-"""What an answer's head tells."""
+"""Classification of engines' answers by their heads and first bytes."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_a_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
     assert retry_after(block, NOON) == seconds
 
 
-def test_without_one_there_is_no_wish() -> None:
+def test_without_a_retry_after_the_wait_is_zero() -> None:
     assert retry_after(head(), NOON) == 0.0
 
 
@@ -55,11 +55,13 @@ def test_without_one_there_is_no_wish() -> None:
         (503, DecodeErrored(busy=True), Result.BUSY),
     ],
 )
-def test_a_status_means_one_thing(status: int, event: DecodeEvent, result: Result) -> None:
+def test_a_status_maps_to_one_event_and_one_result(
+    status: int, event: DecodeEvent, result: Result
+) -> None:
     assert (decode_event(RequestKind.CHAT, status), result_of(status)) == (event, result)
 
 
-def test_a_generate_of_an_unknown_model_has_released_nothing() -> None:
+def test_a_404_of_generate_has_not_released_the_kv() -> None:
     assert decode_event(RequestKind.GENERATE, 404) == DecodeRefused(kv_released=False)
 
 

@@ -1,4 +1,4 @@
-"""Each row of the failure table, over real sockets."""
+"""Each failure of a hand-off, over real sockets."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ async def test_failed_prefill_goes_to_the_next_candidate(world: World, script: S
         assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
     ids = {world.prefills[0].requests[0].headers["x-request-id"]}
     ids.add(second.requests[0].headers["x-request-id"])
-    assert len(ids) == 2, "an engine id of its own for each attempt"
+    assert len(ids) == 2, "each attempt has its own engine id"
     assert world.decode.requests[0].headers["x-request-id"] in ids
     assert await world.metric('disaggregated_errors_total{phase="prefill"}') == 1
     assert await world.metric("tandem_sidecar_retries_total") == 1
@@ -154,7 +154,7 @@ async def test_silent_prefill_is_left_at_the_deadline(world: World, fallback: bo
         await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_prefill_4xx_is_passed_on_as_it_is(world: World) -> None:
+async def test_a_prefill_4xx_is_forwarded_unchanged(world: World) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(422, b'{"error":  "too long"}', "x-engine: yes", "x-request-id: engine")
 
@@ -183,7 +183,7 @@ async def test_prefill_4xx_is_passed_on_as_it_is(world: World) -> None:
         PARAMS[:-1] + b',"transfer_mode": "\xff"}',
     ],
 )
-async def test_unusable_params_are_left_out(world: World, params: bytes) -> None:
+async def test_unusable_transfer_params_fall_back(world: World, params: bytes) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(200, b'{"kv_transfer_params": ' + params + b"}")
 
@@ -225,7 +225,7 @@ async def test_failed_kv_load_is_retried_locally(world: World, failure: Script) 
     assert await world.metric("tandem_sidecar_retries_total") == 1
 
 
-async def test_engine_error_on_one_engine_is_passed_on(world: World) -> None:
+async def test_an_engine_error_of_a_single_engine_request_is_forwarded(world: World) -> None:
     await world.start(server_error)
     async with world.http.post(world.url(), data=BODY) as answer:
         assert (answer.status, answer.headers[PATH]) == (500, "unified")
@@ -474,7 +474,7 @@ async def test_internal_headers_of_engines_and_clients_are_replaced(world: World
         assert answer.headers.getall(PATH) == ["unified"]
         assert answer.headers.getall("x-request-id") == ["mine"]
         assert answer.headers["x-other"] == "kept"
-        assert "x-tandem-timing" not in answer.headers, "nobody routed it, nobody takes it off"
+        assert "x-tandem-timing" not in answer.headers, "no router is there to remove it"
     got = world.decode.requests[0].headers
     assert got["x-request-id"].startswith("mine-")
     assert not {"x-data-parallel-rank", "x-tandem-timing"} & set(got)

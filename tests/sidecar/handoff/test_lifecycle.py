@@ -16,7 +16,7 @@ class Job:
         return {}
 
 
-async def test_a_drain_waits_for_what_runs_and_ends_it_when_it_times_out() -> None:
+async def test_a_drain_waits_for_running_work_and_ends_it_at_the_timeout() -> None:
     lifecycle = Lifecycle(drain_timeout=0.05)
     job, other = Job(lifecycle), Job(lifecycle)
     lifecycle.add(job)

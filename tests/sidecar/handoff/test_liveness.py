@@ -1,4 +1,4 @@
-"""A hung engine is given up; one that is slow and lives is not."""
+"""Legs of a hung engine fail; those of a slow engine that answers health checks do not."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PATH = "X-Continuum-Routing-Path"
 SILENCE = 0.2
 
 
-async def test_a_hung_prefill_pod_is_left_for_the_next(world: World) -> None:
+async def test_a_hung_prefill_pod_is_replaced_by_the_next_candidate(world: World) -> None:
     first = await world.prefill(hangs)
     first.health = hangs
     second = await world.prefill()
@@ -27,7 +27,7 @@ async def test_a_hung_prefill_pod_is_left_for_the_next(world: World) -> None:
         async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
             assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
             assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
-    assert len(first.requests) == 1, "and left alone by the next request"
+    assert len(first.requests) == 1, "its circuit is open for the next request"
 
 
 async def test_a_hung_prefill_pod_without_another_falls_back(world: World) -> None:
@@ -40,7 +40,7 @@ async def test_a_hung_prefill_pod_without_another_falls_back(world: World) -> No
     assert len(prefill.requests) == 1
 
 
-async def test_a_slow_prefill_that_lives_is_waited_for(world: World) -> None:
+async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(world: World) -> None:
     asked = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
@@ -95,10 +95,10 @@ async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(world: 
     world.decode.health = hangs
     async with world.http.post(world.url(), data=STREAM) as answer:
         said = await asyncio.wait_for(answer.read(), 10)
-    assert said.count(b"error") == 2, "the engine's and ours"
+    assert said.count(b"error") == 2, "the engine's and the sidecar's"
 
 
-async def test_a_leg_that_anothers_end_ended_is_not_told() -> None:
+async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
     class Twin:
         def __init__(self) -> None:
             self.liveness: EngineLiveness
@@ -122,7 +122,7 @@ async def test_a_leg_that_anothers_end_ended_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-async def test_when_every_prefill_pod_is_left_alone(world: World, fallback: bool) -> None:
+async def test_when_the_circuit_of_every_prefill_pod_is_open(world: World, fallback: bool) -> None:
     async def fails(turn: Turn) -> None:
         turn.answer(500, b"{}")
 
@@ -138,7 +138,7 @@ async def test_when_every_prefill_pod_is_left_alone(world: World, fallback: bool
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_prefill_pod_is_left_alone_for_as_long_as_it_asks(
+async def test_a_busy_prefill_pod_gets_no_requests_until_its_retry_after(
     world: World, status: int
 ) -> None:
     async def busy(turn: Turn) -> None:
@@ -154,7 +154,7 @@ async def test_a_busy_prefill_pod_is_left_alone_for_as_long_as_it_asks(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_decode_engine_answers_for_itself(world: World, status: int) -> None:
+async def test_a_busy_decode_engine_s_answer_is_forwarded(world: World, status: int) -> None:
     async def busy(turn: Turn) -> None:
         turn.answer(status, b'{"error": "busy"}', "Retry-After: 17")
 
@@ -167,8 +167,10 @@ async def test_a_busy_decode_engine_answers_for_itself(world: World, status: int
     await asyncio.wait_for(world.decode.released.wait(), 10)
 
 
-async def test_an_engine_that_takes_no_more_and_finishes_is_waited_for(world: World) -> None:
-    """A server that shuts down closes its listener first: a refusal is no silence."""
+async def test_an_engine_that_shuts_down_and_finishes_its_requests_is_waited_for(
+    world: World,
+) -> None:
+    """A server that shuts down closes its listener first: a refused connection is alive."""
     asked = asyncio.Event()
 
     async def slow(turn: Turn) -> None:

@@ -1,4 +1,4 @@
-"""The failure table, row by row, and that every run ends once."""
+"""Each transition of the machine, and that every run ends exactly once."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_prefill_fails_with_a_candidate_left(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("cause", RETRYABLE)
-def test_prefill_fails_with_none_left(cause: Cause) -> None:
+def test_prefill_fails_with_no_candidate_left(cause: Cause) -> None:
     event = m.PrefillFailed(cause, "why")
     assert h.step(prefilling(attempt=1, of=2), event) == (LOCAL, (PREFILL, m.StartDecode(None)))
     failed = (ended(Outcome.FAILED), (PREFILL, m.SendError(502, "why")))
@@ -82,26 +82,26 @@ def test_prefill_deadline_asks_no_other_candidate() -> None:
     assert h.step(prefilling(NO, of=5), event) == failed
 
 
-def test_prefill_4xx_is_the_clients() -> None:
+def test_a_prefill_4xx_is_forwarded_to_the_client() -> None:
     assert h.step(prefilling(of=3), m.PrefillRejected()) == (
         ended(Outcome.ANSWERED),
         (m.ForwardPrefillAnswer(),),
     )
 
 
-def test_unusable_params_count_and_decode_without() -> None:
+def test_unusable_transfer_params_are_counted_and_fall_back() -> None:
     event = m.PrefillUnusable("nothing there")
     assert h.step(prefilling(of=2), event) == (LOCAL, (KV, m.StartDecode(None)))
     failed = (ended(Outcome.FAILED), (KV, m.SendError(502, "nothing there")))
     assert h.step(prefilling(NO, of=2), event) == failed
 
 
-def test_usable_params_start_the_decode_leg() -> None:
+def test_usable_transfer_params_start_the_decode_leg() -> None:
     assert h.step(prefilling(), m.PrefillAnswered(P)) == (reading(), (m.StartDecode(P),))
 
 
 @pytest.mark.parametrize("admitted", [True, False])
-def test_failed_kv_load_is_decoded_once_locally(admitted: bool) -> None:
+def test_a_failed_kv_load_is_decoded_once_without_the_kv(admitted: bool) -> None:
     state, actions = h.step(reading(admitted=admitted), m.DecodeErrored())
     assert state == LOCAL
     assert actions == (KV, m.AbortDecode(), m.ReleaseKv(P), m.StartDecode(None))
@@ -109,7 +109,7 @@ def test_failed_kv_load_is_decoded_once_locally(admitted: bool) -> None:
     assert h.step(state, m.DecodeErrored()) == engine_may_be_healthy
 
 
-def test_failed_kv_load_without_fallback_is_passed_on() -> None:
+def test_a_failed_kv_load_without_fallback_is_forwarded() -> None:
     passed = (h.Answering(SPLIT), (KV, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
     assert h.step(reading(NO), m.DecodeErrored()) == passed
 
@@ -120,18 +120,18 @@ def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
     assert h.step(state, m.DecodeLost("gone")) == failed
 
 
-def test_decode_dies_before_it_took_charge_of_the_kv() -> None:
+def test_decode_dies_before_it_admitted_the_request() -> None:
     failed = (ended(Outcome.FAILED), (DECODE, m.ReleaseKv(P), m.SendError(502, "gone")))
     assert h.step(reading(), m.DecodeLost("gone")) == failed
 
 
-def test_a_busy_decode_engine_is_not_asked_again() -> None:
+def test_a_busy_decode_engine_gets_no_second_leg() -> None:
     passed = (h.Answering(SPLIT), (DECODE, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
     assert h.step(reading(), m.DecodeErrored(busy=True)) == passed
 
 
 @pytest.mark.parametrize("kv_released", [True, False])
-def test_a_4xx_of_decode_is_the_clients_and_the_kv_is_released_once(kv_released: bool) -> None:
+def test_a_decode_4xx_is_forwarded_and_the_kv_is_released_once(kv_released: bool) -> None:
     state, actions = h.step(reading(), m.DecodeRefused(kv_released))
     assert actions == (() if kv_released else (m.ReleaseKv(P),))
     assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
@@ -139,7 +139,7 @@ def test_a_4xx_of_decode_is_the_clients_and_the_kv_is_released_once(kv_released:
     assert h.step(state, m.ClientDisconnected()) == gone
 
 
-def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
+def test_a_candidate_with_an_open_circuit_is_skipped_and_is_no_attempt() -> None:
     state = h.Prefilling(YES, 3, max_attempts=1)
     held = m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 4.2)
     state, actions = h.step(state, held)  # type: ignore[assignment]  # still prefilling
@@ -148,7 +148,7 @@ def test_a_held_candidate_is_passed_over_and_is_no_try() -> None:
 
 
 @pytest.mark.parametrize(("waits", "told"), [((4.2, 7), 5), ((30, 0.3), 1)])
-def test_when_all_are_held_the_client_is_told_when_to_come_back(
+def test_when_all_circuits_are_open_the_error_has_a_retry_after(
     waits: tuple[float, float], told: int
 ) -> None:
     state, _ = h.begin(2, NO, MAX_ATTEMPTS)
@@ -157,7 +157,7 @@ def test_when_all_are_held_the_client_is_told_when_to_come_back(
     assert (state, actions) == (ended(Outcome.FAILED), (m.SendError(503, "held", told),))
 
 
-def test_when_all_are_held_it_falls_back() -> None:
+def test_when_all_circuits_are_open_it_falls_back() -> None:
     step = h.step(prefilling(), m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 1.0))
     assert step == (LOCAL, (m.StartDecode(None),))
 
@@ -171,11 +171,11 @@ DRAINED = h.DRAIN_EXPIRED_MESSAGE
 DROP = (m.AbortDecode(), m.ReleaseKv(P))
 
 
-def test_together_both_legs_start() -> None:
+def test_concurrent_legs_both_start() -> None:
     assert h.step(prefilling(), m.PrefillSent(P)) == (pairing(), (m.StartDecode(P),))
 
 
-def test_together_nothing_is_passed_on_before_the_prefills_2xx() -> None:
+def test_concurrent_legs_forward_nothing_before_the_prefill_2xx() -> None:
     state, actions = h.step(pairing(), m.DecodeAdmitted())
     assert actions == ()
     state, actions = h.step(state, m.DecodeStarted())
@@ -183,27 +183,27 @@ def test_together_nothing_is_passed_on_before_the_prefills_2xx() -> None:
     assert h.step(state, m.PrefillAnswered(P)) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
 
 
-def test_together_the_prefill_may_answer_first() -> None:
+def test_concurrent_legs_the_prefill_may_answer_first() -> None:
     assert h.step(pairing(), m.PrefillAnswered(P)) == (reading(), ())
 
 
-def test_together_a_failed_prefill_ends_the_decode_leg_and_the_next_is_asked() -> None:
+def test_concurrent_legs_a_failed_prefill_aborts_decode_and_tries_the_next() -> None:
     state, actions = h.step(pairing(started=True, of=2), m.PrefillFailed(Cause.ERROR, "why"))
     assert state == prefilling(attempt=1, of=2)
     assert actions == (*DROP, PREFILL, m.StartPrefill(1, True))
 
 
-def test_together_a_refused_prefill_is_the_clients() -> None:
+def test_concurrent_legs_a_refused_prefill_is_forwarded() -> None:
     passed = (ended(Outcome.ANSWERED), (m.AbortDecode(), m.ForwardPrefillAnswer()))
     assert h.step(pairing(), m.PrefillRejected()) == passed
 
 
-def test_together_a_prefill_that_hands_nothing_over_falls_back() -> None:
+def test_concurrent_legs_an_unusable_prefill_falls_back() -> None:
     step = h.step(pairing(), m.PrefillUnusable("nothing"))
     assert step == (LOCAL, (*DROP, KV, m.StartDecode(None)))
 
 
-def test_together_decode_failing_first_ends_the_prefill() -> None:
+def test_concurrent_legs_a_decode_failure_aborts_the_prefill() -> None:
     _, actions = h.step(pairing(), m.DecodeErrored())
     assert actions == (m.AbortPrefill(), KV, *DROP, m.StartDecode(None))
     _, actions = h.step(pairing(), m.DecodeLost("gone"))
@@ -229,7 +229,7 @@ def test_decode_dies_in_mid_stream() -> None:
         (h.Answering(SPLIT), (m.AbortDecode(),)),
     ],
 )
-def test_client_leaves(state: h.State, actions: tuple[m.Action, ...]) -> None:
+def test_client_disconnects(state: h.State, actions: tuple[m.Action, ...]) -> None:
     assert h.step(state, m.ClientDisconnected()) == (ended(Outcome.ABANDONED, state.path), actions)
 
 
@@ -304,7 +304,7 @@ def possible(state: h.State) -> tuple[m.Event, ...]:
 
 
 @pytest.mark.parametrize("state", [prefilling(), LOCAL, h.Answering(SPLIT)])
-def test_what_cannot_happen_is_refused(state: h.State) -> None:
+def test_an_impossible_event_raises_illegal_step(state: h.State) -> None:
     events = set(PREFILL_EVENTS + SENT + DECODE_EVENTS + ANSWER_EVENTS) - set(possible(state))
     for event in events:
         with pytest.raises(h.IllegalStep):
@@ -341,7 +341,7 @@ def test_every_run_ends_in_exactly_one_outcome(
         state, actions = h.step(state, event)
         done += actions
         steps += 1
-        assert steps < 20, "it does not end"
+        assert steps < 20, "the run does not end"
     check_run(state, done)
     for event in possible(state):
         assert h.step(state, event) == (state, ())
@@ -356,8 +356,8 @@ def check_run(end: h.Ended, done: list[m.Action]) -> None:
         assert isinstance(responses[0], kinds)
     starts = [a for a in done if isinstance(a, m.StartDecode)]
     handed = sum(a.kv_hold is not None for a in starts)
-    assert len(starts) - handed <= 1, "at most once without the split"
-    assert all(a.kv_hold is not None for a in starts[:-1]), "and then last"
+    assert len(starts) - handed <= 1, "at most one decode leg without KV"
+    assert all(a.kv_hold is not None for a in starts[:-1]), "and it is the last"
     assert sum(isinstance(a, m.AbortDecode) for a in done) >= len(starts) - 1
     assert sum(isinstance(a, m.ReleaseKv) for a in done) <= handed
     indices = [a.candidate for a in done if isinstance(a, m.StartPrefill)]

@@ -1,4 +1,4 @@
-"""Whatever generates nothing reaches the engine, and its answer the client, byte for byte."""
+"""Requests that generate nothing reach the engine, and answers the client, byte for byte."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from ..wire import wire
 
 
 async def echo(turn: Turn) -> None:
-    """Answer with what came."""
+    """Echo the request."""
     turn.answer(200, turn.request.body, f"x-method: {turn.request.method}")
 
 
-async def test_header_values_and_their_order_are_kept(world: World) -> None:
+async def test_header_values_and_their_order_are_preserved(world: World) -> None:
     await world.start(echo)
     async with wire(world.running.listen) as client:
         client.send(
@@ -68,7 +68,7 @@ async def test_targets_reach_the_engine_as_paths(world: World) -> None:
     assert targets == ["/v1/models?x", "*", "//a/../b%2e"]
 
 
-async def test_an_absolute_target_is_no_way_round_the_hand_off(world: World) -> None:
+async def test_an_absolute_target_cannot_bypass_the_hand_off(world: World) -> None:
     await world.start()
     async with wire(world.running.listen) as client:
         client.post(b'{"prompt": "Hi"}', path="http://engine:8200/v1/completions")
@@ -76,8 +76,8 @@ async def test_an_absolute_target_is_no_way_round_the_hand_off(world: World) -> 
     assert answer.headers["x-continuum-routing-path"] == "unified"
 
 
-async def test_multipart_forms_are_not_touched(world: World) -> None:
-    """An audio file with a part that looks like what clients may not say."""
+async def test_multipart_forms_are_not_changed(world: World) -> None:
+    """An audio file with a part that looks like a forbidden field."""
     await world.start()
     world.decode.script = echo
     form = aiohttp.FormData()
@@ -94,7 +94,7 @@ async def test_multipart_forms_are_not_touched(world: World) -> None:
 
 
 async def test_a_request_keeps_its_id(world: World) -> None:
-    """As vLLM tells ids with --enable-request-id-headers: its own is the sidecar's, of one leg."""
+    """With --enable-request-id-headers vLLM returns the leg's id, which the sidecar made."""
 
     async def script(turn: Turn) -> None:
         turn.answer(200, b"{}", f"X-Request-Id: {turn.request.headers['x-request-id']}")
@@ -106,7 +106,7 @@ async def test_a_request_keeps_its_id(world: World) -> None:
     assert world.decode.requests[0].headers["x-request-id"] != "mine"
 
 
-async def test_files_are_not_touched(world: World) -> None:
+async def test_files_are_not_changed(world: World) -> None:
     await world.start()
     world.decode.script = echo
     for content_type in ("application/octet-stream", "text/plain"):
@@ -115,8 +115,8 @@ async def test_files_are_not_touched(world: World) -> None:
             assert (answer.status, await answer.read()) == (200, file)
 
 
-async def test_an_answer_is_passed_on_as_it_is_written(world: World) -> None:
-    """Casing, order, repetitions, chunk sizes and trailers; what concerns one hop stays there."""
+async def test_an_answer_is_relayed_in_its_original_bytes(world: World) -> None:
+    """Casing, order, repetitions, chunk sizes and trailers stay; hop-by-hop headers are removed."""
     body = b"4;ext=1\r\nWiki\r\n005\r\npedia\r\n0\r\nX-Checksum: abc\r\n\r\n"
     head = (
         b"X-One: 1\r\nSet-Cookie: a\r\nServer: uvicorn\r\nSet-Cookie: b\r\nTrailer: X-Checksum\r\n"
@@ -158,7 +158,7 @@ async def test_a_large_answer_waits_for_its_reader(world: World) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_hung_engine_is_waited_for_by_nobody(world: World, begun: bool) -> None:
+async def test_a_passthrough_to_a_hung_engine_is_given_up(world: World, begun: bool) -> None:
     async def script(turn: Turn) -> None:
         if begun:
             turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
@@ -178,7 +178,9 @@ async def test_a_hung_engine_is_waited_for_by_nobody(world: World, begun: bool) 
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
 
 
-async def test_a_slow_answer_of_an_engine_that_lives_is_waited_for(world: World) -> None:
+async def test_a_slow_answer_of_an_engine_that_answers_health_checks_is_waited_for(
+    world: World,
+) -> None:
     checks = 0
 
     async def healthy(turn: Turn) -> None:

@@ -1,4 +1,4 @@
-"""What is refused, passed through, and chosen before a hand-off begins."""
+"""Which requests are refused, passed through or handed off."""
 
 import asyncio
 import time
@@ -91,7 +91,7 @@ async def test_a_candidate_outside_the_allow_list_is_ignored_and_counted(world: 
     assert await world.metric("tandem_sidecar_ignored_candidates_total") == 1
 
 
-async def test_unified_by_rule_overrules_a_split(world: World) -> None:
+async def test_a_single_engine_rule_overrides_a_planned_split(world: World) -> None:
     await world.prefill()
     await world.start()
     body = b'{"prompt": "Hi", "n": 2}'
@@ -110,7 +110,7 @@ async def test_unified_by_rule_overrules_a_split(world: World) -> None:
         b'{"big": 9007199254740993, "kv_transfer\\u005fparams": 1, "kv_transfer_params": 2}',
     ],
 )
-async def test_nothing_is_smuggled_to_an_engine(world: World, path: str, body: bytes) -> None:
+async def test_forbidden_fields_never_reach_an_engine(world: World, path: str, body: bytes) -> None:
     await world.prefill()
     await world.start()
     headers = {"x-data-parallel-rank": "1", "x-encoder-hosts-ports": "evil:1"}
@@ -131,7 +131,7 @@ async def test_a_body_that_is_no_json_object_is_a_400(world: World, body: bytes)
     assert world.decode.requests == []
 
 
-async def test_other_requests_pass_through_as_they_are(world: World) -> None:
+async def test_other_requests_pass_through_unchanged(world: World) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(418, b"raw \xff body", "x-mine: 1", "set-cookie: a=1", "set-cookie: b=2")
 
@@ -180,7 +180,7 @@ async def test_a_client_leaving_a_passthrough_aborts_it(world: World) -> None:
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
 
 
-async def test_a_request_id_that_may_not_stand_in_a_log_is_replaced(world: World) -> None:
+async def test_an_unusable_request_id_is_replaced(world: World) -> None:
     await world.start()
     async with world.http.post(
         world.url(), data=BODY, headers={"x-request-id": "x" * 200}

@@ -1,4 +1,4 @@
-"""KV that is pushed, and never comes: vLLM's decode engine then waits without end."""
+"""Pushed KV that never arrives: vLLM's decode engine waits for it without limit."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def waits_for_kv(turn: Turn) -> None:
         turn.answer(200, b'{"mine": true}')
 
 
-async def test_it_is_computed_here_instead(world: World) -> None:
+async def test_kv_that_never_arrives_falls_back(world: World) -> None:
     await world.prefill()
     await world.start(waits_for_kv, **CONNECTOR)
     async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
@@ -32,7 +32,7 @@ async def test_it_is_computed_here_instead(world: World) -> None:
     assert await world.metric(legs) == 1
 
 
-async def test_or_it_is_an_error_where_nothing_else_is_wanted(world: World) -> None:
+async def test_kv_that_never_arrives_is_an_error_without_fallback(world: World) -> None:
     await world.prefill()
     await world.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
     async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
@@ -41,12 +41,12 @@ async def test_or_it_is_an_error_where_nothing_else_is_wanted(world: World) -> N
 
 
 async def given_up(world: World) -> None:
-    """A request of its own that waits out `push_timeout`."""
+    """Send another request and wait until its `push_timeout` passed."""
     async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
 
 
-async def test_an_answer_that_began_has_its_time(world: World) -> None:
+async def test_the_push_timeout_ends_with_the_first_byte(world: World) -> None:
     async def slow(turn: Turn) -> None:
         if b"stream" not in turn.request.body:
             await waits_for_kv(turn)
@@ -67,7 +67,7 @@ async def test_an_answer_that_began_has_its_time(world: World) -> None:
         assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_client_that_leaves_first_ends_it(world: World) -> None:
+async def test_a_client_that_disconnects_first_cancels_the_push_timeout(world: World) -> None:
     await world.prefill()
     await world.start(waits_for_kv, **CONNECTOR)
     lines = [f"{k}: {v}" for k, v in world.split.items()]

@@ -1,4 +1,4 @@
-"""What an exchange notes of itself, leg by leg."""
+"""What a request records about itself and its legs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ BODY = b'{"model": "m", "prompt": "Hi"}'
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """An observer that collects the records."""
 
     def __init__(self) -> None:
         self.begun: list[Record] = []
@@ -51,7 +51,7 @@ class Notes:
 async def serving(
     notes: Notes, decode: FakeDecode, prefills: list[FakePrefill], **changes: Any
 ) -> AsyncIterator[str]:
-    """The URL of a proxy that tells `notes`."""
+    """The URL of a proxy whose observer is `notes`."""
     allow = AllowList(addresses=frozenset(p.address for p in prefills))
     settings = Settings(LOOPBACK, LOOPBACK, decode.address, allow=allow, **changes)
     pool = Pool()
@@ -105,7 +105,7 @@ async def fails(turn: Turn) -> None:
     turn.answer(500, b"{}")
 
 
-async def test_a_hand_off_is_two_legs_under_one_engine_id() -> None:
+async def test_a_hand_off_records_two_legs_with_one_engine_id() -> None:
     record, _ = await record_of([None])
     prefill, decode = record.legs
     assert results(record) == [(Phase.PREFILL, Result.ANSWERED), (Phase.DECODE, Result.ANSWERED)]
@@ -125,7 +125,7 @@ async def test_a_hand_off_is_two_legs_under_one_engine_id() -> None:
     assert record.first_byte is not None
 
 
-async def test_a_failed_prefill_and_a_fallback_are_noted() -> None:
+async def test_a_failed_prefill_and_a_fallback_are_recorded() -> None:
     record, _ = await record_of([fails, fails])
     assert results(record) == [
         (Phase.PREFILL, Result.ERROR),
@@ -138,7 +138,7 @@ async def test_a_failed_prefill_and_a_fallback_are_noted() -> None:
     assert record.errors == (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
 
 
-async def test_a_pod_left_alone_is_noted() -> None:
+async def test_a_skipped_pod_with_an_open_circuit_is_recorded() -> None:
     async def busy(turn: Turn) -> None:
         turn.answer(503, b"{}", "retry-after: 20")
 
@@ -158,7 +158,7 @@ async def test_a_pod_left_alone_is_noted() -> None:
     assert seen == [Result.BUSY, Result.HELD]
 
 
-async def test_a_failed_load_and_its_release_are_noted() -> None:
+async def test_a_failed_kv_load_and_its_release_are_recorded() -> None:
     async def once(turn: Turn) -> None:
         if "kv_transfer_params" in turn.request.json:
             turn.answer(500, b"{}")
@@ -180,7 +180,7 @@ async def test_a_failed_load_and_its_release_are_noted() -> None:
     )
 
 
-async def test_a_lost_decode_is_noted() -> None:
+async def test_a_lost_decode_leg_is_recorded() -> None:
     async def dies(turn: Turn) -> None:
         turn.die()
 

@@ -1,4 +1,4 @@
-"""KV that nobody will read is released, whatever happened in between."""
+"""KV that will not be read is released, whatever ended the hand-off."""
 
 import asyncio
 import ssl
@@ -28,7 +28,7 @@ async def leave_during_prefill(world: World, prefill: FakePrefill) -> None:
 
 
 async def answers_too_late(turn: Turn) -> None:
-    """As an engine whose answer is under way when the other side closes."""
+    """Answer when the sidecar has closed, as if the answer had been on its way already."""
     await turn.gone.wait()
     turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
 
@@ -41,7 +41,7 @@ async def released(world: World) -> None:
 
 
 async def linger_after_leaving(world: World, prefill: FakePrefill) -> None:
-    """Return once the sidecar knows of it."""
+    """Disconnect, and wait until the sidecar is aborting the prefill."""
     await leave_during_prefill(world, prefill)
     phases: list[object] = []
     async with asyncio.timeout(10):
@@ -51,7 +51,7 @@ async def linger_after_leaving(world: World, prefill: FakePrefill) -> None:
 
 
 async def drops_for_who_closes(turn: Turn, go: asyncio.Event) -> None:
-    """As vLLM: who closes gets no answer, not even one that is ready."""
+    """Like vLLM, send no answer to a peer that closed, even if it is ready."""
     await go.wait()
     if not turn.gone.is_set():
         turn.answer(200, b'{"kv_transfer_params": ' + PARAMS + b"}")
@@ -70,8 +70,10 @@ async def test_a_prefill_that_ends_within_its_grace_is_released(world: World) ->
     await ends_within_the_grace(world, prefill)
 
 
-async def test_so_it_is_over_tls(world: World, tmp_path: Path) -> None:
-    """Which cannot end one side alone: there is no telling an engine, only closing."""
+async def test_a_prefill_that_ends_within_its_grace_is_released_over_tls(
+    world: World, tmp_path: Path
+) -> None:
+    """Over TLS one direction cannot be closed alone, so the grace is the only chance."""
     ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -80,8 +82,8 @@ async def test_so_it_is_over_tls(world: World, tmp_path: Path) -> None:
     await ends_within_the_grace(world, prefill)
 
 
-async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:
-    """A kept connection that ends without an answer is else replaced by a fresh one."""
+async def test_an_aborted_prefill_is_not_sent_again(world: World) -> None:
+    """Other requests are sent again if a pooled connection turns out to be closed."""
 
     async def dies_the_second_time(turn: Turn) -> None:
         if len(prefill.requests) == 1:
@@ -104,7 +106,9 @@ async def test_what_nobody_waits_for_is_not_sent_again(world: World) -> None:
 @pytest.mark.parametrize(
     "why", [{"limits": Limits(connections=1)}, {"connector": "nixl-push"}], ids=["crowd", "push"]
 )
-async def test_a_crowd_and_a_push_leave_no_grace(world: World, why: dict[str, object]) -> None:
+async def test_there_is_no_grace_for_many_requests_or_for_push(
+    world: World, why: dict[str, object]
+) -> None:
     left = asyncio.Event()
 
     async def goes_on(turn: Turn) -> None:
@@ -117,7 +121,7 @@ async def test_a_crowd_and_a_push_leave_no_grace(world: World, why: dict[str, ob
     await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_drain_leaves_no_grace(world: World) -> None:
+async def test_there_is_no_grace_in_a_drain(world: World) -> None:
     prefill = await world.prefill(hangs)
     await world.start(prefill_grace=1000.0, drain_timeout=0.2)
     lines = [f"{k}: {v}" for k, v in world.split.items()]
@@ -129,7 +133,7 @@ async def test_a_drain_leaves_no_grace(world: World) -> None:
 
 
 @pytest.mark.parametrize("grace", [0.0, 0.2])
-async def test_an_answer_that_crosses_the_clients_leaving_is_released(
+async def test_an_answer_that_crosses_the_disconnect_is_released(
     world: World, grace: float
 ) -> None:
     prefill = await world.prefill(answers_too_late)
@@ -150,7 +154,7 @@ async def test_an_answer_that_crosses_the_deadline_is_released(world: World) -> 
         await released(world)
 
 
-async def test_an_engine_that_goes_on_for_nobody_is_cut_off(world: World) -> None:
+async def test_an_engine_that_ignores_the_abort_is_disconnected(world: World) -> None:
     async def deaf(turn: Turn) -> None:
         await turn.gone.wait()
         await world.go.wait()
@@ -164,7 +168,7 @@ async def test_an_engine_that_goes_on_for_nobody_is_cut_off(world: World) -> Non
 
 
 @pytest.mark.parametrize("status", [400, 401, 422, 429])
-async def test_a_4xx_of_decode_passes_and_releases(world: World, status: int) -> None:
+async def test_a_decode_4xx_is_forwarded_and_releases(world: World, status: int) -> None:
     async def refuses(turn: Turn) -> None:
         turn.answer(status, b'{"error":  "yours"}')
 
@@ -177,7 +181,7 @@ async def test_a_4xx_of_decode_passes_and_releases(world: World, status: int) ->
     assert len(world.decode.requests) == 1
 
 
-async def test_a_404_of_decode_has_released_by_itself(world: World) -> None:
+async def test_a_decode_404_needs_no_release(world: World) -> None:
     async def unknown(turn: Turn) -> None:
         turn.answer(404, b"{}")
 
@@ -189,7 +193,7 @@ async def test_a_404_of_decode_has_released_by_itself(world: World) -> None:
     assert world.decode.releases == []
 
 
-async def test_a_decode_that_breaks_off_before_it_took_charge_releases(world: World) -> None:
+async def test_a_decode_lost_before_admission_releases(world: World) -> None:
     async def dies(turn: Turn) -> None:
         turn.die()
 

@@ -1,4 +1,4 @@
-"""Connectors whose legs run at once: nothing of decode is the client's before the prefill's 2xx."""
+"""Connectors with concurrent legs: no decode byte reaches the client before the prefill's 2xx."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def prefilled(turn: Turn) -> None:
     turn.answer(200, ENDED)
 
 
-async def test_both_legs_are_out_at_once_under_one_id(world: World) -> None:
+async def test_both_legs_are_sent_at_once_with_one_id(world: World) -> None:
     async def waits(turn: Turn) -> None:
         await world.go.wait()
         turn.answer(200, ENDED)
@@ -45,7 +45,7 @@ async def test_both_legs_are_out_at_once_under_one_id(world: World) -> None:
 
 
 async def test_decode_waits_for_the_prefills_2xx(world: World) -> None:
-    """The prefill is refused after decode began to answer: the client gets the refusal."""
+    """The prefill is refused after decode has answered: the client gets the refusal."""
 
     async def refuses(turn: Turn) -> None:
         await sent.wait()
@@ -67,7 +67,7 @@ async def test_decode_waits_for_the_prefills_2xx(world: World) -> None:
     await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_failed_prefill_ends_its_decode_leg_and_the_next_is_asked(world: World) -> None:
+async def test_a_failed_prefill_aborts_its_decode_leg_and_tries_the_next(world: World) -> None:
     left = asyncio.Event()
 
     async def decodes(turn: Turn) -> None:
@@ -91,7 +91,7 @@ async def test_a_failed_prefill_ends_its_decode_leg_and_the_next_is_asked(world:
     assert len({r.headers["x-request-id"] for r in world.decode.requests}) == 2
 
 
-async def test_decode_failing_first_ends_the_prefill(world: World) -> None:
+async def test_a_decode_failure_aborts_the_prefill(world: World) -> None:
     left = asyncio.Event()
 
     async def waits(turn: Turn) -> None:
@@ -105,7 +105,7 @@ async def test_decode_failing_first_ends_the_prefill(world: World) -> None:
     await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_client_that_leaves_ends_both_legs(world: World) -> None:
+async def test_a_disconnect_aborts_both_legs(world: World) -> None:
     prefill_left, decode_left = asyncio.Event(), asyncio.Event()
 
     async def waits(turn: Turn) -> None:
@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_ends_both_legs(world: World) -> None:
 
 
 class Registry(Peer):
-    """Mooncake's, on a prefill pod."""
+    """Mooncake's bootstrap server on a prefill pod."""
 
     async def default(self, turn: Turn) -> None:
         turn.answer(200, b'{"0": {"engine_id": "engine-p"}}')
@@ -141,7 +141,7 @@ async def with_registry(world: World, registry: Registry, prefill: FakePrefill) 
     await world.start(connector="mooncake", peer_port=port, policy=Policy(False))
 
 
-async def test_a_pod_is_asked_before_its_first_hand_off_and_again_after_it_failed(
+async def test_a_peer_query_precedes_the_first_hand_off_and_follows_a_failure(
     world: World,
 ) -> None:
     statuses = [200, 200, 500, 200]
@@ -162,7 +162,9 @@ async def test_a_pod_is_asked_before_its_first_hand_off_and_again_after_it_faile
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_a_pod_that_does_not_tell_is_unreachable(world: World, status: int) -> None:
+async def test_a_pod_that_does_not_answer_the_peer_query_is_unreachable(
+    world: World, status: int
+) -> None:
     async def nonsense(turn: Turn) -> None:
         turn.answer(status, b"nonsense")
 
@@ -185,7 +187,9 @@ async def prefill_with_usage(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("http10", [False, True])
-async def test_the_prefills_count_of_cached_tokens_is_told(world: World, http10: bool) -> None:
+async def test_the_usage_has_the_prefills_count_of_cached_tokens(
+    world: World, http10: bool
+) -> None:
     async def decodes(turn: Turn) -> None:
         turn.answer(200, usage(9))
 
@@ -202,7 +206,9 @@ async def test_the_prefills_count_of_cached_tokens_is_told(world: World, http10:
 
 
 @pytest.mark.parametrize("prefill_first", [False, True])
-async def test_it_is_told_in_a_stream_too(world: World, prefill_first: bool) -> None:
+async def test_the_usage_of_a_stream_has_the_prefills_count_too(
+    world: World, prefill_first: bool
+) -> None:
     async def prefills(turn: Turn) -> None:
         if not prefill_first:
             await sent.wait()
@@ -227,7 +233,7 @@ async def test_it_is_told_in_a_stream_too(world: World, prefill_first: bool) -> 
     assert text == b'data: {"text": "one"}\n\ndata: ' + usage(3) + b"\n\ndata: [DONE]\n\n"
 
 
-async def test_a_recoded_stream_that_breaks_off_ends_in_an_error_event(world: World) -> None:
+async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(world: World) -> None:
     async def decodes(turn: Turn) -> None:
         turn.stream()
         turn.event("first")

@@ -1,4 +1,4 @@
-"""A server alone, before a handler of the test's."""
+"""An HTTP server with a handler of the test."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from tandem_sidecar.http.server import ActiveRequest, ClientConnection, Limits, 
 
 @dataclass
 class ReceivedRequest:
-    """One request handed to the test, which answers when it likes."""
+    """One request, which the test answers when it wants to."""
 
     request: Request
     client: ClientConnection
@@ -36,7 +36,7 @@ class ReceivedRequest:
 
 
 class Handler:
-    """Hands requests to the test, or answers them at once by `reply`."""
+    """Passes requests to the test, or answers them at once by `reply`."""
 
     def __init__(self, reply: Callable[[ReceivedRequest], None] | None) -> None:
         self.requests: asyncio.Queue[ReceivedRequest] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""What of an event stream may be passed on."""
+"""Which bytes of an event stream are released."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def events(*, wire: bool = True) -> EventChunks:
 
 
 @pytest.mark.parametrize("size", range(1, 60))
-def test_only_whole_events_go_out_and_none_is_lost(size: int) -> None:
+def test_only_complete_events_are_released_and_none_is_lost(size: int) -> None:
     data, chunks, out = b"".join(map(chunk, EVENTS)) + LAST_CHUNK, events(), b""
     for at in range(0, len(data), size):
         out += chunks.take(data[at : at + size])
@@ -24,13 +24,13 @@ def test_only_whole_events_go_out_and_none_is_lost(size: int) -> None:
     assert out == data
 
 
-def test_what_arrives_whole_goes_out_at_once() -> None:
+def test_complete_events_are_released_at_once() -> None:
     chunks = events()
     for event in EVENTS:
         assert chunks.take(chunk(event)) == chunk(event)
 
 
-def test_an_event_too_long_to_hold_goes_out_in_parts() -> None:
+def test_an_event_too_long_to_hold_is_released_in_parts() -> None:
     chunks, event = events(), chunk(b"data: " + b"x" * 200_000 + b"\n\n")
     assert chunks.take(event[:50_000]) == b""
     assert chunks.between_events
@@ -40,7 +40,7 @@ def test_an_event_too_long_to_hold_goes_out_in_parts() -> None:
     assert chunks.between_events
 
 
-def test_what_is_no_chunked_stream_is_passed_on_as_it_comes() -> None:
+def test_a_body_that_is_not_a_chunked_stream_is_released_as_it_arrives() -> None:
     assert events(wire=False).take(b"data: on") == b"data: on"
     plain = ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 9", b"POST")
     assert EventChunks(plain, wire=True).take(b"data") == b"data"

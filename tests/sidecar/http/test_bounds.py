@@ -1,4 +1,4 @@
-"""Clients that take too much, too slowly, or nothing of what they asked for."""
+"""Clients that send too much, send too slowly, or do not read their answers."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 SOON = 0.1
 
 
-async def test_more_clients_than_there_is_room_for_wait() -> None:
+async def test_clients_above_the_limit_wait() -> None:
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(
             serving(Limits(connections=2), reply=ReceivedRequest.answer)
@@ -32,7 +32,7 @@ async def test_more_clients_than_there_is_room_for_wait() -> None:
         assert (await clients[4].response()).status == 200
 
 
-async def test_room_made_by_a_higher_limit_is_used() -> None:
+async def test_a_raised_limit_accepts_waiting_clients() -> None:
     limits = Limits(connections=1, request_seconds=SOON)
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(serving(limits, reply=ReceivedRequest.answer))
@@ -44,7 +44,7 @@ async def test_room_made_by_a_higher_limit_is_used() -> None:
         assert (await second.response()).status == 200
 
 
-async def test_a_body_that_dribbles_in_is_timed_out() -> None:
+async def test_a_slow_body_is_timed_out() -> None:
     async with serving(Limits(request_seconds=SOON)) as here, wire(here.address) as client:
 
         async def dribble() -> None:
@@ -60,7 +60,7 @@ async def test_a_body_that_dribbles_in_is_timed_out() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(keep: bool) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(keep: bool) -> None:
     limits = Limits(stall_seconds=SOON, request_seconds=SOON)
     async with serving(limits) as here, wire(here.address) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
@@ -77,7 +77,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(keep: bool) 
 
 
 class Sending(asyncio.Transport):
-    """A connection to `reader` whose kernel has taken all it can."""
+    """A connection to `reader` whose kernel buffers are full."""
 
     def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
         super().__init__({"socket": writer})
@@ -98,8 +98,8 @@ class Sending(asyncio.Transport):
         self.cut = True
 
 
-async def test_a_slow_reader_is_not_one_that_takes_nothing() -> None:
-    """Long before the kernel wants more to send."""
+async def test_a_slow_reader_is_not_taken_for_a_stalled_one() -> None:
+    """Progress is seen long before the kernel asks for more data."""
     server = Server(Handler(None), Limits(stall_seconds=100))
     now = asyncio.get_running_loop().time()
     with contextlib.ExitStack() as stack:
@@ -143,8 +143,8 @@ async def test_half_closing_before_the_protocol_is_switched() -> None:
         assert switched.ended
 
 
-async def test_while_one_request_is_served_no_more_are_read() -> None:
-    """Pipelining is bounded by one read: what comes after it stays with the client."""
+async def test_reading_stops_while_a_request_is_served() -> None:
+    """Pipelining is bounded by one read: further requests stay in the client's buffers."""
     async with serving() as here, wire(here.address) as client:
         client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6))
         received = await here.next()
@@ -162,8 +162,8 @@ async def test_while_one_request_is_served_no_more_are_read() -> None:
             assert (await client.response()).status == 200
 
 
-async def test_a_break_is_a_reset_and_not_an_end() -> None:
-    """A body without a length must not look whole."""
+async def test_an_aborted_answer_is_a_reset_and_not_an_orderly_end() -> None:
+    """A body without a length must not look complete."""
     async with serving() as here, wire(here.address) as client:
         client.send(b"GET / HTTP/1.0\r\n\r\n")
         received = await here.next()
@@ -187,7 +187,7 @@ async def test_half_closing_after_several_requests() -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"]
 )
-async def test_half_closing_before_a_request_is_whole(sent: bytes) -> None:
+async def test_half_closing_before_a_request_is_complete(sent: bytes) -> None:
     async with serving() as here, wire(here.address) as client:
         client.send(sent)
         client.writer.write_eof()

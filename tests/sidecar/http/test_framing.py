@@ -1,4 +1,4 @@
-"""Where a body ends, however it is cut up."""
+"""Where a body ends, however its bytes are split into reads."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, Chunked, Sized, 
     st.sampled_from([b"", b"x-a: b\r\n", b"x-a: b\r\nc: d\r\n"]),
     st.booleans(),
 )
-def test_chunked_ends_where_it_ends(
+def test_the_end_of_a_chunked_body_is_found(
     parts: list[bytes], cuts: list[int], trailers: bytes, wanted: bool
 ) -> None:
     data = b"".join(map(chunk, parts)) + b"0;ext=1\r\n" + trailers + b"\r\n"
@@ -36,8 +36,8 @@ def test_chunked_ends_where_it_ends(
     ),
     st.integers(0, 5),
 )
-def test_what_follows_the_last_chunk_is_refused(part: bytes, surplus: bytes, cut: int) -> None:
-    """It would be taken for the next answer."""
+def test_bytes_after_the_last_chunk_are_refused(part: bytes, surplus: bytes, cut: int) -> None:
+    """They would be parsed as the next answer."""
     data = (chunk(part) if part else b"") + LAST_CHUNK
     framing = Chunked()
     framing.feed(data[: len(data) - cut - 1], None)

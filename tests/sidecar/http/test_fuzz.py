@@ -1,4 +1,4 @@
-"""Noise on either side: no exception escapes, no connection and no call is left open."""
+"""Random bytes from either side: no exception escapes, no connection or call stays open."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ PIECES = st.lists(st.binary(max_size=8) | st.integers(0, 40), max_size=12)
 
 
 def mutated(data: bytes, changes: list[bytes | int]) -> bytes:
-    """`data` with noise in some places and bytes missing in others."""
+    """`data` with random bytes inserted and others removed."""
     step, parts, at = max(1, len(data) // (len(changes) + 1)), [], 0
     for change in changes:
         parts.append(data[at : at + step])
@@ -42,7 +42,7 @@ def mutated(data: bytes, changes: list[bytes | int]) -> bytes:
 
 
 def watched() -> list[dict[str, Any]]:
-    """What the loop has to complain of from now on."""
+    """The list of exceptions that the event loop reports from now on."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     return complaints

@@ -1,4 +1,4 @@
-"""Requests found in bytes, however they are cut; what could be read in two ways is refused."""
+"""Requests are parsed however the bytes are split; ambiguous ones are refused."""
 
 from itertools import repeat
 
@@ -14,7 +14,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 def read(data: bytes, cuts: list[int] | None = None) -> RequestReader:
-    """A reader that got `data`, in pieces of the sizes `cuts` over and over."""
+    """A reader that was fed `data` in pieces of the sizes `cuts`, repeated."""
     reader, at = RequestReader(max_head=4096, max_body=1000), 0
     for size in (cuts or [len(data)]) * len(data):
         if at >= len(data):
@@ -104,7 +104,7 @@ def test_requests_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
     ],
 )
 @pytest.mark.parametrize("cuts", [None, [1]])
-def test_what_is_in_doubt_or_too_much_is_refused(
+def test_ambiguous_or_oversized_requests_are_refused(
     data: bytes, status: int, cuts: list[int] | None
 ) -> None:
     reader = read(data, cuts)
@@ -134,8 +134,8 @@ def test_options_of_a_whole_server() -> None:
     assert only(read(b"OPTIONS http://x HTTP/1.1\r\nhost: x\r\n\r\n")).target == b"*"
 
 
-def test_a_body_earns_its_time() -> None:
-    """A dribble earns none: milestones come with the head and each full piece of the body."""
+def test_progress_of_a_body_extends_the_deadline() -> None:
+    """Single bytes extend nothing: milestones are the head and each full piece of the body."""
     reader = RequestReader(max_head=4096, max_body=10 * PROGRESS)
     reader.feed(POST + b"content-length: %d\r\n\r\n" % (4 * PROGRESS))
     begun = reader.milestones
@@ -145,7 +145,7 @@ def test_a_body_earns_its_time() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"", b"GET /n HTTP/1.1\r\nhost: x\r\n\r\n", b"\x81\x00"])
-def test_what_follows_a_request_to_switch_is_held(rest: bytes) -> None:
+def test_bytes_after_an_upgrade_request_are_retained(rest: bytes) -> None:
     ask = b"GET /w HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: h2c, websocket\r\n\r\n"
     reader = read(ask + rest)
     assert only(reader).upgrade == b"websocket"
@@ -153,7 +153,7 @@ def test_what_follows_a_request_to_switch_is_held(rest: bytes) -> None:
     assert reader.take_after_upgrade() == rest + b"more"
 
 
-def test_a_switch_that_was_refused_reads_on() -> None:
+def test_reading_resumes_after_a_refused_upgrade() -> None:
     ask = b"GET /w HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
     reader = read(ask * 3)
     for _ in repeat(None, 3):

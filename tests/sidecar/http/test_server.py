@@ -1,4 +1,4 @@
-"""What clients do to a connection, well and badly."""
+"""What well and badly behaved clients do to a connection."""
 
 import asyncio
 
@@ -94,7 +94,9 @@ async def test_expect_continue_is_answered_before_the_body(world: World) -> None
         ),
     ],
 )
-async def test_what_is_refused_says_so_and_closes(world: World, data: bytes, status: int) -> None:
+async def test_a_refused_request_gets_an_error_and_the_connection_closes(
+    world: World, data: bytes, status: int
+) -> None:
     await world.start(limits=Limits(body=1000))
     async with wire(world.running.listen) as client:
         client.send(data)
@@ -106,7 +108,7 @@ async def test_what_is_refused_says_so_and_closes(world: World, data: bytes, sta
     assert world.decode.requests == []
 
 
-async def test_a_refusal_waits_its_turn(world: World) -> None:
+async def test_a_refusal_follows_the_answers_before_it(world: World) -> None:
     await world.start()
     async with wire(world.running.listen) as client:
         client.post(b"{}")
@@ -132,7 +134,7 @@ async def test_an_idle_connection_is_closed(world: World) -> None:
         assert await client.closed() == b""
 
 
-async def test_a_long_answer_is_no_idle_time(world: World) -> None:
+async def test_a_long_answer_does_not_count_as_idle(world: World) -> None:
     async def script(turn: Turn) -> None:
         await world.go.wait()
         turn.answer(200, b"{}")

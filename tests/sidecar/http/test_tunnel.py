@@ -1,4 +1,4 @@
-"""Websockets through the sidecar, and what else asks for another protocol."""
+"""Websockets through the sidecar, and other requests to switch protocols."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +20,7 @@ LARGE = 4 * 2**20
 
 @asynccontextmanager
 async def talking(talk: Talk) -> AsyncIterator[HostPort]:
-    """An engine whose every websocket does `talk`."""
+    """An engine that serves every websocket by `talk`."""
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=2 * LARGE)
@@ -151,7 +151,7 @@ UPGRADE = (
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: raw\r\n\r\n"
 
 
-async def test_the_handshake_is_cleaned_and_passed_on(world: World) -> None:
+async def test_the_handshake_is_forwarded_without_forbidden_headers(world: World) -> None:
     async def script(turn: Turn) -> None:
         turn.send(SWITCH[:-2] + b"x-tandem-timing: queue=1\r\nx-mine: 1\r\n\r\nfrom the engine")
         await turn.gone.wait()
@@ -173,7 +173,7 @@ async def test_the_handshake_is_cleaned_and_passed_on(world: World) -> None:
 
 @pytest.mark.parametrize("first", ["client", "engine"])
 async def test_one_side_may_end_before_the_other(world: World, first: str) -> None:
-    """What the side that goes on says after the other's end still arrives."""
+    """Data sent after the other side ended still arrives."""
     reader_of: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
     writer_of: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
@@ -206,7 +206,7 @@ async def test_one_side_may_end_before_the_other(world: World, first: str) -> No
     server.close()
 
 
-async def test_a_refused_switch_is_an_ordinary_answer(world: World) -> None:
+async def test_a_refused_upgrade_is_an_ordinary_answer(world: World) -> None:
     await world.start()
     async with wire(world.running.listen) as client:
         client.send(UPGRADE)
@@ -224,7 +224,7 @@ async def test_a_refused_switch_is_an_ordinary_answer(world: World) -> None:
         (b"upgrade: h2c\r\ncontent-length: 0\r\n\r\n", b""),
     ],
 )
-async def test_what_cannot_be_switched_is_served_as_http_1_1(
+async def test_an_unsupported_upgrade_is_served_as_http_1_1(
     world: World, head: bytes, body: bytes
 ) -> None:
     async def script(turn: Turn) -> None:
@@ -241,7 +241,7 @@ async def test_what_cannot_be_switched_is_served_as_http_1_1(
     assert not {"connection", "upgrade"} & set(world.decode.requests[0].headers)
 
 
-async def test_an_unasked_101_is_a_broken_answer(world: World) -> None:
+async def test_a_101_without_an_upgrade_request_is_malformed(world: World) -> None:
     async def script(turn: Turn) -> None:
         turn.send(SWITCH)
         await turn.gone.wait()

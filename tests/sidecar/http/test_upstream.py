@@ -1,4 +1,4 @@
-"""Connections to engines: kept, replaced when stale, and answers of every framing."""
+"""Connections to engines: reused, replaced when stale, and answers of every framing."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from ..wire import wire
 BODY = b'{"prompt": "Hi"}'
 
 
-async def test_connections_are_kept(world: World) -> None:
+async def test_connections_are_reused(world: World) -> None:
     await world.start()
     for _ in range(5):
         async with world.http.post(world.url(), data=BODY) as answer:
@@ -20,7 +20,7 @@ async def test_connections_are_kept(world: World) -> None:
 
 
 async def test_a_stale_connection_is_replaced_once(world: World) -> None:
-    """The engine closes a kept connection just as the next request is sent on it."""
+    """The engine closes a pooled connection just as the next request is sent on it."""
     served: set[asyncio.StreamWriter] = set()
 
     async def script(turn: Turn) -> None:
@@ -36,7 +36,7 @@ async def test_a_stale_connection_is_replaced_once(world: World) -> None:
             assert answer.status == 200
 
 
-async def test_a_fresh_connection_that_is_lost_is_not_tried_again(world: World) -> None:
+async def test_a_request_on_a_new_connection_is_not_sent_again(world: World) -> None:
     async def script(turn: Turn) -> None:
         turn.die()
 
@@ -80,7 +80,7 @@ async def test_an_answer_that_ends_with_the_connection(world: World, path: str) 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 @pytest.mark.parametrize("status", [200, 204, 304])
-async def test_answers_without_a_body_leave_the_connection_in_step(
+async def test_a_connection_is_usable_after_an_answer_without_a_body(
     world: World, method: str, status: int
 ) -> None:
     async def script(turn: Turn) -> None:
@@ -126,7 +126,7 @@ async def test_interim_responses_are_skipped(world: World) -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
     ],
 )
-async def test_what_is_no_http_is_a_502(world: World, answer: bytes) -> None:
+async def test_an_invalid_http_answer_is_a_502(world: World, answer: bytes) -> None:
     async def script(turn: Turn) -> None:
         turn.send(answer)
         await turn.gone.wait()
@@ -136,8 +136,8 @@ async def test_what_is_no_http_is_a_502(world: World, answer: bytes) -> None:
         assert got.status == 502
 
 
-async def test_surplus_bytes_end_the_connection(world: World) -> None:
-    """What follows an answer unasked must not become the next one's head."""
+async def test_surplus_bytes_close_the_connection(world: World) -> None:
+    """Bytes after an answer must not be parsed as the head of the next one."""
 
     async def script(turn: Turn) -> None:
         turn.answer(200, b"{}")
@@ -195,8 +195,8 @@ async def test_large_bodies_both_ways(world: World) -> None:
     await asyncio.wait_for(world.running.lifecycle.idle(), 10)
 
 
-async def test_a_leg_that_reads_kv_goes_out_once(world: World) -> None:
-    """The engine may have read it before it closed: the blocks may be another prompt's by now."""
+async def test_a_leg_that_reads_kv_is_sent_once(world: World) -> None:
+    """The engine may have read the KV already: its blocks may belong to another prompt by now."""
     served: set[asyncio.StreamWriter] = set()
 
     async def script(turn: Turn) -> None:

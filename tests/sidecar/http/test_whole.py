@@ -1,5 +1,5 @@
-"""Whatever the engine's bytes, however cut up and wherever they end: the client gets the whole
-answer, or sees that it did not.
+"""However the engine's bytes are split and wherever they end, the client gets the complete answer
+or notices that it did not.
 
 One sidecar end runs for all examples: a server whose handler relays what a scripted engine says.
 """
@@ -26,7 +26,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Relayed:
-    """One request relayed as it is, the way the hand-off does it."""
+    """One request relayed unchanged, in the way the hand-off does it."""
 
     survives_half_close = False
 
@@ -76,7 +76,7 @@ class Handler:
 
 @asynccontextmanager
 async def engine(pieces: list[bytes], *, reset: bool) -> AsyncIterator[HostPort]:
-    """Says `pieces`, one read's worth each as far as that can be arranged, and ends."""
+    """Send `pieces`, if possible one for each read of the sidecar, and end the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -98,7 +98,7 @@ async def engine(pieces: list[bytes], *, reset: bool) -> AsyncIterator[HostPort]
 
 
 async def fetched(version: bytes, pieces: list[bytes], *, reset: bool) -> bytes | None:
-    """What a client of HTTP `version` gets, None when it sees a break."""
+    """The body that a client of HTTP `version` gets; None if it notices a truncation."""
     pool = Pool()
     handler = Handler(pool)
     server = Server(handler, Limits())
@@ -120,7 +120,7 @@ async def fetched(version: bytes, pieces: list[bytes], *, reset: bool) -> bytes 
 
 
 def understood(seen: bytes | None) -> bytes | None:
-    """The body as a careful client reads it: None for anything that is not whole."""
+    """The body as a strict client reads it; None for an incomplete one."""
     head, end, body = (seen or b"").partition(b"\r\n\r\n")
     if not end:
         return None
@@ -165,7 +165,7 @@ ANSWERS = {
 @pytest.mark.parametrize("shape", ANSWERS)
 @given(data=st.data())
 @settings(deadline=None, max_examples=12)
-def test_an_answer_cut_anywhere_is_whole_or_visibly_broken(
+def test_an_answer_cut_anywhere_is_complete_or_visibly_broken(
     shape: str, version: bytes, data: st.DataObject
 ) -> None:
     answer = ANSWERS[shape]
@@ -184,7 +184,7 @@ def test_an_answer_cut_anywhere_is_whole_or_visibly_broken(
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("reset", [True, False])
 async def test_a_body_without_a_length_is_broken_by_a_reset(version: bytes, reset: bool) -> None:
-    """An orderly end is all there is to go by; anything else reaches the client as a reset."""
+    """Only an orderly end proves the body complete; any other end reaches the client as a reset."""
     answer = HEAD % JSON + b"\r\n" + WHOLE
     seen = await fetched(version, [answer], reset=reset)
     if reset:

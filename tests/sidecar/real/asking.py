@@ -1,4 +1,4 @@
-"""A client of the sidecar that tells whole answers, clear errors and broken ones apart."""
+"""A client of the sidecar that tells complete answers, clear errors and broken ones apart."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -22,16 +22,16 @@ BROKEN: Final = "broken off"
 
 @dataclass(frozen=True)
 class Told:
-    """What a client was told."""
+    """The answer as a client sees it."""
 
     status: int = 0
     path: str = ""
     prefill: str = ""
-    """The backend that prefilled."""
+    """Name of the prefill backend."""
     retry_after: str = ""
     answer: Answer | None = None
     error: str = ""
-    """Empty for a whole answer; the server's words, or HUNG or BROKEN where it said none."""
+    """Empty for a complete answer; else the server's message, or HUNG or BROKEN without one."""
 
     @property
     def tokens(self) -> list[int]:
@@ -39,7 +39,7 @@ class Told:
 
 
 class Stream:
-    """A streamed answer on its way."""
+    """A streamed answer in progress."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -57,7 +57,7 @@ class Stream:
                 self._take(data)
             self._builder.finish()
         except AnswerError as err:
-            # The builder's own words for a stream that just stops begin so.
+            # The builder's message for a stream that stops without an end begins so.
             error = BROKEN if str(err).startswith("the stream ended") else str(err)
         except TimeoutError:
             error = HUNG
@@ -97,7 +97,7 @@ async def ask(
     prefills: Iterable[HostPort] = (),
     request_id: str = "",
 ) -> Told:
-    """Send it, and take what comes to the end."""
+    """Send the request and read the answer to its end."""
     try:
         async with asked(http, url, call, prefills, request_id) as response:
             if response.status == 200 and call.stream:
@@ -115,7 +115,7 @@ async def ask(
 
 
 def head(response: aiohttp.ClientResponse) -> Told:
-    """What the head of an answer tells."""
+    """The facts in the head of an answer."""
     return Told(
         response.status,
         response.headers.get(headers.ROUTING_PATH, ""),

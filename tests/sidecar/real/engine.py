@@ -1,4 +1,4 @@
-"""`tandem-engine` as a process: killed, stopped, and started again where it was."""
+"""`tandem-engine` as a process that tests kill, stop and start again at the same address."""
 
 import asyncio
 import json
@@ -21,19 +21,19 @@ from .page import figure, figures
 
 SERVED: Final = "tiny"
 LEASE: Final = 600.0
-"""Seconds: longer than any test, so that whatever is free again was released."""
+"""Seconds: longer than any test, so that free blocks must have been released."""
 _START: Final = 240.0
 """Seconds; importing torch takes two, on a loaded machine a hundred."""
 BUSY: Final = (
     *(metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING),
     *(metrics.ENGINE_KV_USAGE, metrics.ENGINE_HELD),
 )
-"""Zero when an engine has nothing to do; the usage counts blocks that requests hold."""
+"""Metrics that are zero for an idle engine; the usage counts blocks that requests hold."""
 
 
 @dataclass
 class Engine:
-    """One engine on an address of its own."""
+    """One engine with its own address."""
 
     host: str
     log: Path
@@ -43,7 +43,7 @@ class Engine:
     flags: tuple[str, ...] = ()
     process: BaseProcess | None = None
     serves: bool = False
-    """It did when last looked at, and was not killed since."""
+    """Whether the engine served at the last check and was not killed since."""
 
     @property
     def address(self) -> HostPort:
@@ -118,7 +118,7 @@ class Engine:
 
 
 def engines(directory: Path, **kinds: dict[str, Any]) -> list[Engine]:
-    """An engine for each name, none of them started, on addresses nobody else has."""
+    """An engine for each name, not started, each with an unused address."""
     wanted = dict.fromkeys(kinds, (ports.ENGINE_PREFILL, ports.SIDE_CHANNEL))
     found = allocate(wanted, f"{directory}-{os.getpid()}")
     return [Engine(found[name], directory / name, **kind) for name, kind in kinds.items()]

@@ -1,4 +1,4 @@
-"""Engines that a folder's tests share: each test finds those it asks for serving."""
+"""Engines that the tests of a folder share; those that a test requests are running."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from .engine import Engine, engines
 
 @pytest.fixture(scope="package")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
-    """One to decode, two to prefill, none started; the second soon forgets what is not read."""
+    """One decode and two prefill engines, not started; the second prefill has a short KV lease."""
     made = engines(
         tmp_path_factory.mktemp("engines"),
         decode={"role": "kv_consumer"},

@@ -1,4 +1,4 @@
-"""Engines as forks of one process that has imported torch: a start in a blink, not in seconds."""
+"""Engines as forks of one process that has imported torch, so that they start at once."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ _FORKS.set_forkserver_preload(["tandem_engine.main", "tandem_engine.process"])
 def engine(
     arguments: list[str], environment: dict[str, str], log: Path
 ) -> multiprocessing.process.BaseProcess:
-    """`tandem-engine` with `arguments`, a process of its own."""
+    """`tandem-engine` with `arguments` as a process."""
     process = _FORKS.Process(target=_run, args=(arguments, environment, str(log)), daemon=True)
     process.start()
     return process

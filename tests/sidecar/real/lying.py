@@ -1,4 +1,4 @@
-"""A prefill pod that passes a real engine's answers on, changed."""
+"""A prefill pod that forwards a real engine's answers with changed transfer parameters."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -13,11 +13,11 @@ from .engine import Engine
 
 Params = dict[str, Any]
 Change = Callable[[Params], Awaitable[Params | None]]
-"""Another object in place of the engine's; None: none at all."""
+"""Returns the object to send instead of the engine's; None: send none."""
 
 
 def liar(engine: Engine, change: Change) -> Peer:
-    """A server that asks `engine` and hands on what `change` makes of its params."""
+    """A server that forwards to `engine` and applies `change` to the parameters of its answers."""
 
     async def script(turn: Turn) -> None:
         url = engine.url + turn.request.target

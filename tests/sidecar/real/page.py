@@ -1,4 +1,4 @@
-"""A Prometheus page, read."""
+"""Reads a Prometheus metrics page."""
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families

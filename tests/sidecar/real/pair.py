@@ -1,4 +1,4 @@
-"""A real sidecar in front of a real decode engine, with real prefill engines beside them."""
+"""A real sidecar in front of a real decode engine, and real prefill engines."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,30 +23,30 @@ SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
 FALLBACK: Final = RoutingPath.FALLBACK
 TOKENS: Final = 6
 LONG: Final = 2000
-"""Tokens that no engine here says before a test has acted."""
+"""More tokens than an engine generates before the test has acted."""
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Return once it holds; fails after 60 s."""
+    """Wait until the condition is true; fail after 60 s."""
     async with asyncio.timeout(60):
         while not await condition():
             await asyncio.sleep(0.01)
 
 
 def call(seed: int, *, tokens: int = TOKENS, length: int = 100, stream: bool = False) -> Call:
-    """A prompt of its own for each seed."""
+    """A distinct prompt for each seed."""
     return Call(prompt(length, seed), max_tokens=tokens, stream=stream, ignore_eos=True)
 
 
 def alone(asked: Call) -> list[int]:
-    """What a model that never saw another's KV answers."""
+    """The answer of a model that computed the whole prompt itself."""
     ids = [int(str(token)) for token in asked.prompt]
     return expected(tuple(ids), asked.max_tokens)
 
 
 @dataclass
 class Pair:
-    """What a test has in its hands."""
+    """The processes of one test."""
 
     sidecar: Sidecar
     decode: Engine
@@ -112,7 +112,7 @@ class Pair:
 
 @asynccontextmanager
 async def paired(decode: Engine, *flags: str) -> AsyncIterator[Pair]:
-    """A sidecar with `flags` before `decode`, allowed to ask any address of this machine."""
+    """A sidecar with `flags` in front of `decode`; any local address may be a prefill pod."""
     fixed = ("--engine", decode.url, "--prefill-allow", "127.0.0.0/8", "--pod-name", "decode-0")
     timeout = aiohttp.ClientTimeout(total=60)
     async with (

@@ -17,13 +17,13 @@ AT_A_TIME = 16
 
 @dataclass
 class Storm:
-    """Random, and the same for the same seed, but for who is hit by a kill."""
+    """Random and reproducible by the seed, except which requests a kill hits."""
 
     pair: Pair
     prefills: Sequence[Engine]
     seed: int
     between_kills: tuple[int, int]
-    """Fewest and most answers from one kill to the next."""
+    """Smallest and largest number of answers between two kills."""
     kills: int = 0
     told: list[tuple[Call, Told]] = field(default_factory=list)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 SOON = ("--silence-timeout", "1s")
 
 
-async def test_before_the_first_byte_it_is_a_502(decode: Engine, prefill: Engine) -> None:
+async def test_a_hang_before_the_first_byte_is_a_502(decode: Engine, prefill: Engine) -> None:
     async with paired(decode, *SOON) as pair:
         decode.stop()
         told = await pair.ask(call(40), prefill.address)
@@ -26,7 +26,7 @@ async def test_before_the_first_byte_it_is_a_502(decode: Engine, prefill: Engine
         assert (await pair.ask(again, prefill.address)).tokens == alone(again)
 
 
-async def test_in_mid_stream_it_is_an_error_event(decode: Engine, prefill: Engine) -> None:
+async def test_a_hang_in_mid_stream_is_an_error_event(decode: Engine, prefill: Engine) -> None:
     async with paired(decode, *SOON) as pair:
         long = call(42, tokens=LONG, stream=True)
         async with pair.asked(long, prefill.address) as response:

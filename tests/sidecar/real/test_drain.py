@@ -14,7 +14,7 @@ from .pair import LONG, alone, call, paired
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 
-async def test_with_time_left_what_runs_is_finished(decode: Engine, prefill: Engine) -> None:
+async def test_a_drain_finishes_running_requests(decode: Engine, prefill: Engine) -> None:
     async with paired(decode) as pair:
         it = call(50, tokens=60, stream=True)
         async with pair.asked(it, prefill.address) as response:
@@ -26,7 +26,7 @@ async def test_with_time_left_what_runs_is_finished(decode: Engine, prefill: Eng
         assert await pair.sidecar.ended() == 0
 
 
-async def test_what_waits_for_its_prefill_is_finished_too(decode: Engine, prefill: Engine) -> None:
+async def test_a_drain_finishes_a_request_in_its_prefill(decode: Engine, prefill: Engine) -> None:
     async with paired(decode) as pair:
         it = call(51)
         prefill.stop()
@@ -43,7 +43,7 @@ async def test_what_waits_for_its_prefill_is_finished_too(decode: Engine, prefil
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_past_its_timeout_the_client_is_told(
+async def test_past_the_drain_timeout_the_client_gets_an_error(
     decode: Engine, prefill: Engine, stream: bool
 ) -> None:
     async with paired(decode, "--drain-timeout", "200ms") as pair:

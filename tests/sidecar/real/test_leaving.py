@@ -1,4 +1,4 @@
-"""A client that leaves at each of the three moments: the KV is back long before its lease ends."""
+"""A client disconnects at each of three moments: the KV is freed long before its lease ends."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 
 async def left_at(pair: Pair, phase: str, prefill: Engine, *, stream: bool) -> None:
-    """Ask, and close the connection when the request is at `phase`."""
+    """Send a request and close the connection when it is in `phase`."""
     client = asyncio.create_task(
         pair.ask(call(30, tokens=LONG, stream=stream), prefill.address, request_id="left")
     )
@@ -29,7 +29,7 @@ async def left_at(pair: Pair, phase: str, prefill: Engine, *, stream: bool) -> N
 
 
 async def nothing_kept(pair: Pair, prefill: Engine, decode: Engine, seed: int) -> None:
-    """Both engines have every block, no lease ran out, and the pair goes on."""
+    """Both engines have all blocks free, no lease expired, and the pair still serves."""
     await pair.at_rest(decode, prefill)
     assert await prefill.figure(metrics.ENGINE_KV_EXPIRED) == 0
     assert await pair.figure("tandem_sidecar_outcomes_total", outcome="abandoned") == 1

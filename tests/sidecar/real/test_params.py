@@ -1,4 +1,4 @@
-"""Answers that hand nothing over, or something else than the prompt's KV."""
+"""Prefill answers without usable parameters, or with those of another prompt's KV."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ async def fewer_blocks(params: Params) -> Params:
 
 
 @pytest.mark.parametrize("change", [none, with_(do_remote_prefill=False), with_(remote_host=None)])
-async def test_nothing_handed_over_is_served_without(
+async def test_an_answer_without_usable_params_falls_back(
     decode: Engine, second: Engine, change: Change
 ) -> None:
     it = call(20)
@@ -52,13 +52,13 @@ async def test_nothing_handed_over_is_served_without(
         with_(remote_port=1),
     ],
 )
-async def test_what_cannot_be_read_is_computed_again_and_counted(
+async def test_kv_that_cannot_be_read_is_recomputed_and_counted(
     decode: Engine, second: Engine, change: Change
 ) -> None:
     it = call(21)
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
     async with liar(second, change) as lying, paired(decode) as pair:
-        # Its counters are a difference from here on.
+        # From here on its counters are compared with their values at this moment.
         assert await pair.errors() == {}
         told = await pair.ask(it, lying.address)
         assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
@@ -68,7 +68,7 @@ async def test_what_cannot_be_read_is_computed_again_and_counted(
 
 
 async def test_kv_of_another_prompt_is_never_read(decode: Engine, second: Engine) -> None:
-    """Both prompts are equally long; the other's KV is really there to be read."""
+    """Both prompts have the same length, and the other's KV could really be read."""
     it, other = call(22), call(23)
     kept: list[Params] = []
 

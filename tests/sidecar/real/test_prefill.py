@@ -1,4 +1,4 @@
-"""The prefill pod errs, is busy, hangs or finds fault: a real engine, or one that lies."""
+"""The prefill pod fails, is busy, hangs or refuses: real engines, some with changed answers."""
 
 import signal
 
@@ -29,7 +29,7 @@ async def dies(turn: Turn) -> None:
 
 
 async def answered(pair: Pair, seed: int, path: RoutingPath, *prefills: HostPort) -> None:
-    """Ask, and be answered rightly on `path`."""
+    """Send a request and check that the answer is right and took `path`."""
     it = call(seed)
     told = await pair.ask(it, *prefills)
     assert (told.status, told.path, told.error) == (200, path.value, "")
@@ -50,7 +50,7 @@ async def test_a_failing_pod_costs_an_attempt_and_no_answer(
         await pair.at_rest(decode, prefill)
 
 
-async def test_a_pod_that_asks_to_be_left_alone_is(decode: Engine, prefill: Engine) -> None:
+async def test_a_retry_after_of_a_pod_is_honoured(decode: Engine, prefill: Engine) -> None:
     async with FakePrefill(says(503, "Retry-After: 30")) as busy, paired(decode) as pair:
         for seed in (3, 4):
             await answered(pair, seed, SPLIT, busy.address, prefill.address)
@@ -59,7 +59,7 @@ async def test_a_pod_that_asks_to_be_left_alone_is(decode: Engine, prefill: Engi
         await pair.at_rest(decode, prefill)
 
 
-async def test_without_fallback_the_client_is_told_when_to_come_back(decode: Engine) -> None:
+async def test_without_fallback_the_error_has_a_retry_after(decode: Engine) -> None:
     script = says(503, "Retry-After: 30")
     async with FakePrefill(script) as busy, paired(decode, NO_FALLBACK) as pair:
         first, held = [await pair.ask(call(seed), busy.address) for seed in (5, 6)]
@@ -71,7 +71,7 @@ async def test_without_fallback_the_client_is_told_when_to_come_back(decode: Eng
         await pair.at_rest(decode)
 
 
-async def test_the_engine_s_own_refusal_is_the_client_s(decode: Engine, prefill: Engine) -> None:
+async def test_the_engines_own_refusal_is_forwarded(decode: Engine, prefill: Engine) -> None:
     async with paired(decode) as pair:
         too_long = call(7, length=4000, tokens=200)
         alone_told = await pair.ask(too_long)
@@ -83,16 +83,16 @@ async def test_the_engine_s_own_refusal_is_the_client_s(decode: Engine, prefill:
         await pair.at_rest(decode, prefill)
 
 
-async def test_a_hung_pod_is_left_for_the_next_and_keeps_nothing(
+async def test_a_hung_pod_is_replaced_by_the_next_and_holds_no_kv(
     decode: Engine, prefill: Engine, second: Engine
 ) -> None:
     async with paired(decode, "--silence-timeout", "1s") as pair:
         prefill.stop()
         await answered(pair, 8, SPLIT, prefill.address, second.address)
         await answered(pair, 9, FALLBACK, prefill.address)
-        assert await pair.errors() == {"prefill": 1}, "hung once is enough to be left alone"
+        assert await pair.errors() == {"prefill": 1}, "one hang opens the circuit"
         prefill.signal(signal.SIGCONT)
-        # What it answers nobody now, if it does, is released: its lease is longer than any test.
+        # A late answer to the aborted prefill is released: the lease is longer than any test.
         await pair.at_rest(decode, prefill, second)
 
 

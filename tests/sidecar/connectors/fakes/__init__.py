@@ -1,8 +1,8 @@
 """Fakes of vLLM's connectors, true to the protocol as its 0.32 source has it; no vLLM runs here.
 
-Each is a pair of scripts for `peers.FakePrefill` and `peers.FakeDecode`, with real servers for what
-the engines say to each other. What the real one needs and does not get, it refuses as that does.
-The KV of a prompt is told by `computed`, so that an answer shows where it came from.
+Each is a pair of scripts for `peers.FakePrefill` and `peers.FakeDecode`, with real servers for the
+messages between the engines. They refuse incomplete requests as the real connector does. `computed`
+stands for the KV of a prompt, so that an answer shows where its KV came from.
 """
 
 import json
@@ -23,7 +23,7 @@ def params_of(request: Received) -> dict[str, Any]:
 
 
 def answer_text(turn: Turn, text: str, cached: int = 1500) -> None:
-    """A completion by a decode engine that counts as cached whatever it received."""
+    """A completion by a decode engine that counts all received tokens as cached."""
     usage = {"prompt_tokens": 1500, "prompt_tokens_details": {"cached_tokens": cached}}
     body = {"choices": [{"text": text, "finish_reason": "stop"}], "usage": usage}
     turn.answer(200, json.dumps(body).encode())
@@ -36,5 +36,5 @@ def answer_prefill(turn: Turn, more: dict[str, Any] | None = None, finish: str =
 
 
 def refuse(turn: Turn) -> None:
-    """How an engine ends on a failed assertion: everything it was doing ends with it."""
+    """End like an engine after a failed assertion: all its connections break."""
     turn.die()

@@ -1,7 +1,8 @@
-"""A fake of MooncakeConnector: registry, producer and consumer.
+"""A fake of MooncakeConnector: bootstrap server, producer and consumer.
 
-P: keeps under its transfer_id the KV of a request that finished by length; says nothing of it
-D: asks the registry for the engine, and the engine for the transfer_id; waits until it is there
+prefill: holds the KV of a request that ended by length under its transfer_id
+decode: queries the bootstrap server for the engine, and asks the engine for the transfer_id until
+the KV is there
 """
 
 import asyncio
@@ -18,7 +19,7 @@ PULLED = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
 
 
 class FakeMooncakeProducer:
-    """Script of a prefill engine; `registry` and `worker` are what D speaks to."""
+    """Script of a prefill engine; the decode engine connects to `registry` and `worker`."""
 
     def __init__(self) -> None:
         self.engine_id = "engine-p"

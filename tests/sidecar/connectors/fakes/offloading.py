@@ -1,7 +1,7 @@
 """A fake of OffloadingConnector with its peer-to-peer tier.
 
-P: parks the blocks of a request with `remote_decoder` under its id, until they are fetched
-D: fetches what `remote_prefiller` names; whatever does not come it computes itself
+prefill: stores the blocks of a request with `remote_decoder` under its id until they are fetched
+decode: fetches the blocks that `remote_prefiller` names, and computes the ones that do not come
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from . import LOCAL, answer_prefill, answer_text, computed, params_of
 
 
 class FakeOffloadingProducer:
-    """Script of a prefill engine; `tier` is what D speaks to."""
+    """Script of a prefill engine; the decode engine connects to `tier`."""
 
     def __init__(self) -> None:
         self.parked: dict[str, asyncio.Future[str]] = defaultdict(asyncio.Future)

@@ -1,7 +1,8 @@
 """A fake of NixlPushConnector.
 
-    P: keeps the KV of a finished request under its id, and writes it to whom registered under that
-    D: registers with the engine its object names, under its own request's id, and waits
+    prefill   holds the KV of a finished request under its id, and writes it to the engine that
+              registered with that id
+    decode    registers with the engine that its object names, with its request's id, and waits
 
 An id here is the endpoint's prefix and `X-Request-Id`: vLLM strips both sides' random suffixes.
 """
@@ -14,7 +15,7 @@ from ...peers import PARAMS, Received, Turn
 from . import LOCAL, answer_prefill, answer_text, computed, params_of, refuse
 
 READ = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
-"""What D looks up without asking whether it is there."""
+"""Fields that the decode engine reads without checking that they exist."""
 
 
 class FakePushProducer:

@@ -8,7 +8,7 @@ from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 
 from ..bodies.usage import UsageCorrector
-from ..http.answers import EventChunks
+from ..http.answers import CutPoint, EventChunks
 from ..http.framing import LAST_CHUNK, chunk
 from ..http.messages import ResponseHead
 from ..http.upstream import Call, Failure
@@ -159,11 +159,11 @@ class DecodeLeg:
         self._write(*early)
         return early[1]
 
-    def takes_event(self) -> bool:
-        """Whether an error event may follow what was sent; call it once, after the leg ended."""
+    def cut_point(self) -> CutPoint:
+        """Where the bytes end that were sent; call it once, after the leg ended."""
         if self._rewrite_usage:
-            return not self._http10
-        return self._chunks is not None and self._chunks.takes_chunk()
+            return CutPoint.WITHIN_EVENT if self._http10 else CutPoint.BETWEEN_CHUNKS
+        return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
     def engine_hung(self, detail: str) -> None:
         self._leg.end(Result.SILENT, self._loop.time(), detail=detail)

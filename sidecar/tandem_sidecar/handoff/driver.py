@@ -14,7 +14,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.timing import Timing
 
 from ..connectors.protocol import HandoffAttempt, KvHold
-from ..http.answers import Relay
+from ..http.answers import CutPoint, Relay
 from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
@@ -169,8 +169,9 @@ class HandoffDriver:
             case events_actions.SendError(status, message, retry_after):
                 self._send_error(status, message, retry_after)
             case events_actions.CutAnswer(status, message):
-                takes_event = self._decode is not None and self._decode.takes_event()
-                self._relay.cut(status, message, takes_event=takes_event)
+                decode = self._decode
+                at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
+                self._relay.cut(status, message, at)
             case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None

@@ -12,7 +12,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
-from ..http.answers import EventChunks, Relay
+from ..http.answers import CutPoint, EventChunks, Relay
 from ..http.messages import Request, ResponseHead
 from ..http.server import ClientConnection
 from ..http.tunnel import Tunnel
@@ -179,8 +179,8 @@ class Forward(ABC):
         """Cut an answer that was started; otherwise send an error instead."""
         if self._relay.written:
             self.end(Outcome.CUT)
-            takes_event = self._chunks is not None and self._chunks.takes_chunk()
-            self._relay.cut(status, message, takes_event=takes_event)
+            at = CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
+            self._relay.cut(status, message, at)
         else:
             self.record.status, self.record.first_byte = status, self._loop.time()
             self.end(Outcome.FAILED)

@@ -74,7 +74,7 @@ class PrefillAttempts:
         wait = self.context.breakers.admit(candidate.address, now)
         if wait > 0:
             leg = generation.record.leg(Phase.PREFILL, candidate.name, "", now)
-            detail = f"prefill by {candidate.name}: circuit breaker open for {wait:.3g}s more"
+            detail = f"prefill by {candidate.name}: no requests for {wait:.3g}s (circuit breaker)"
             leg.end(Result.HELD, now, detail=detail)
             return PrefillFailed(Cause.CIRCUIT_OPEN, detail, wait)
         remaining = self.deadline.when() - now
@@ -291,7 +291,7 @@ class PrefillLeg:
             discovery.forget_peer(address)
         if wait > 0:
             log.warning(
-                "prefill pod %s (%s): circuit breaker open, no requests for %.3gs",
+                "prefill pod %s (%s): no requests for %.3gs (circuit breaker)",
                 self._backend,
                 address,
                 wait,

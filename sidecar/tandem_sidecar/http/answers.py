@@ -7,6 +7,7 @@ if the engine dies in the middle of one.
 """
 
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -27,13 +28,22 @@ _EVENT_END: Final = b"\n\r\n"
 """The last line end of an event, followed by the line end of its chunk."""
 
 
+class CutPoint(Enum):
+    """Where the bytes end that were sent of an answer which has to be cut."""
+
+    WITHIN_EVENT = auto()
+    """Nothing of the sidecar can follow."""
+    BETWEEN_EVENTS = auto()
+    """By their line ends between two events, but perhaps within a chunk."""
+    BETWEEN_CHUNKS = auto()
+    """Between two events and, for certain, between two chunks."""
+
+
 class EventChunks:
     """Holds back the unfinished last event of a chunked event stream.
 
     Engines end an event, a chunk and mostly a write together, so the line ends of both mark the end
-    of an event. A payload may happen to contain the same bytes; `takes_chunk` rules that out. An
-    error event in the middle of a chunk would be taken for payload, and a client whose connection
-    stays open would wait for the rest of the chunk.
+    of an event. A payload may happen to contain the same bytes; `cut_point` finds that out.
     """
 
     def __init__(self, head: ResponseHead, *, wire: bool) -> None:
@@ -62,11 +72,13 @@ class EventChunks:
         self.between_events = self.between_events or cut > 0
         return data[:cut]
 
-    def takes_chunk(self) -> bool:
-        """Whether a chunk may follow the released bytes; call it once, when nothing more comes."""
-        if not self.between_events or self._chunked is None:
-            return self.between_events
-        return self._chunked.ends_between_chunks(self._held)
+    def cut_point(self) -> CutPoint:
+        """Where the released bytes end; call it once, when nothing more comes."""
+        if not self.between_events:
+            return CutPoint.WITHIN_EVENT
+        if self._chunked is None or self._chunked.ends_between_chunks(self._held):
+            return CutPoint.BETWEEN_CHUNKS
+        return CutPoint.BETWEEN_EVENTS
 
 
 class Relay:
@@ -102,24 +114,26 @@ class Relay:
         if last:
             self._client.finish(keep=self._keep)
 
-    def cut(self, status: int, message: str, *, takes_event: bool) -> None:
+    def cut(self, status: int, message: str, at: CutPoint) -> None:
         """End a started answer early, in a way that every client notices.
 
-        A stream that can take another event (`takes_event`: its framing can) gets an error event
-        as its last. Its body is then complete, so the connection stays open for the next request as
-        the head promised: a client or Envoy may reuse the connection at once, and would lose that
-        request if it were closed here. Any other answer would be truncated silently, so the
-        connection is reset.
+        An event stream gets an error event as its last. After it the chunked body is complete, and
+        the connection stays open as the head promised: a client or Envoy may send its next request
+        at once, which would be lost if the connection were closed here. If the event may stand
+        within a chunk, the client could take it for payload and wait for the rest, so the body is
+        left incomplete and the connection closed, which the client notices in both cases. An answer
+        that cannot contain an event would be truncated silently, so the connection is reset.
         """
         head = self._stream
-        if head is None or not takes_event or not self._can_contain_event(head):
+        if head is None or at is CutPoint.WITHIN_EVENT or not self._can_contain_event(head):
             self._client.abort()
             return
         event = error_event(status, message)
+        complete = at is CutPoint.BETWEEN_CHUNKS
         if isinstance(head.framing, Chunked) and not self._request.http10:
-            event = chunk(event) + LAST_CHUNK
+            event = chunk(event) + (LAST_CHUNK if complete else b"")
         self._client.write(event)
-        self._client.finish(keep=self._keep)
+        self._client.finish(keep=self._keep and complete)
 
     @staticmethod
     def _can_contain_event(head: ResponseHead) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_sidecar.http.answers import EventChunks
+from tandem_sidecar.http.answers import CutPoint, EventChunks
 from tandem_sidecar.http.framing import LAST_CHUNK, chunk
 from tandem_sidecar.http.messages import ResponseHead
 
@@ -47,22 +47,22 @@ def test_a_body_that_is_not_a_chunked_stream_is_released_as_it_arrives() -> None
 
 
 @pytest.mark.parametrize(
-    ("wire_bytes", "takes_chunk"),
+    ("wire_bytes", "point"),
     [
-        (b"", True),
-        (chunk(EVENTS[0]), True),
-        (chunk(EVENTS[0]) + b"20\r\ndata: half an ev", True),
-        (chunk(EVENTS[0]) + b"2", True),
-        (b"400\r\ndata: one\r\n\r\n", False),
-        (b"400\r\ndata: one\r\n\r\ndata: tw", False),
-        (b"400\r\ndata: one\r\n\r\n: comment", False),
-        (b"20000\r\n" + b"x" * 70_000, False),
+        (b"", CutPoint.BETWEEN_CHUNKS),
+        (chunk(EVENTS[0]), CutPoint.BETWEEN_CHUNKS),
+        (chunk(EVENTS[0]) + b"20\r\ndata: half an ev", CutPoint.BETWEEN_CHUNKS),
+        (chunk(EVENTS[0]) + b"2", CutPoint.BETWEEN_CHUNKS),
+        (b"400\r\ndata: one\r\n\r\n", CutPoint.BETWEEN_EVENTS),
+        (b"400\r\ndata: one\r\n\r\ndata: tw", CutPoint.BETWEEN_EVENTS),
+        (b"400\r\ndata: one\r\n\r\n: comment", CutPoint.BETWEEN_EVENTS),
+        (b"20000\r\n" + b"x" * 70_000, CutPoint.WITHIN_EVENT),
     ],
 )
-def test_a_chunk_may_follow_only_between_two_chunks(wire_bytes: bytes, takes_chunk: bool) -> None:
+def test_the_cut_point_of_a_stream(wire_bytes: bytes, point: CutPoint) -> None:
     head = ResponseHead(STREAM, b"POST")
     chunks = EventChunks(head, wire=True)
     if wire_bytes:
         head.framing.feed(wire_bytes, None)
     chunks.take(wire_bytes)
-    assert chunks.takes_chunk() is takes_chunk
+    assert chunks.cut_point() is point

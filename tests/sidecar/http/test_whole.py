@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.http.answers import EventChunks, Relay
+from tandem_sidecar.http.answers import CutPoint, EventChunks, Relay
 from tandem_sidecar.http.framing import LAST_CHUNK, chunk
 from tandem_sidecar.http.messages import Request, ResponseHead, request_bytes
 from tandem_sidecar.http.server import ActiveRequest, ClientConnection, Limits, Server
@@ -59,8 +59,8 @@ class Relayed:
 
     def failed(self, failure: Failure, detail: str) -> None:
         if self._relay.written:
-            takes_event = self._chunks is not None and self._chunks.takes_chunk()
-            self._relay.cut(502, detail, takes_event=takes_event)
+            at = CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
+            self._relay.cut(502, detail, at)
         else:
             self._client.abort()
 

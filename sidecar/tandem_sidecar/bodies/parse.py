@@ -70,6 +70,7 @@ def parse_body(data: bytes) -> Body:
     (NaN, UTF-16, a byte order mark).
     """
     try:
+        # Members stay encoded: only an edit costs an encoding, and numbers keep their digits.
         members = decode_members(data)
         if members.keys().isdisjoint(_INSPECTED):
             return Body(data, members)

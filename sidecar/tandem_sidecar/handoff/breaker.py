@@ -73,6 +73,7 @@ class Breakers:
         if now < target.until:
             return target.until - now
         if target.open:
+            # Half open: one request probes, and the others wait for its result.
             if target.probing:
                 return self.settings.cooldown
             target.probing = True
@@ -91,6 +92,8 @@ class Breakers:
         """
         target = self._remember(address, now)
         target.failures += 1
+        # A failed probe opens the circuit again, and a hang would cost every request its silence
+        # timeout, so neither has to repeat.
         if hung or target.probing or target.failures >= self.settings.failures:
             target.open, target.probing = True, False
             target.until = max(target.until, now + self.settings.cooldown)

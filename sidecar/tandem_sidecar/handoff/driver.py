@@ -111,6 +111,7 @@ class HandoffDriver:
     # From the legs.
 
     def on_prefill_event(self, event: events_actions.PrefillEvent) -> None:
+        # Concurrent legs: the decode leg was sent before the prefill knew its cached tokens.
         if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
             self._decode.cached = event.kv_hold.cached_tokens
         self._handle(event)
@@ -125,6 +126,7 @@ class HandoffDriver:
 
     def _handle(self, event: events_actions.Event) -> None:
         if type(self._state) is not machine.Ended:
+            # By type, because a failing isinstance check of a Struct is slow.
             if type(event) in _FAILURES:
                 self._log_failure(event)
             self._perform(machine.step(self._state, event))
@@ -136,6 +138,7 @@ class HandoffDriver:
             self._state, actions = step
             if self._attempts.deadline and type(self._state) not in _BEFORE_DECODE:
                 self._attempts.cancel_deadline()
+            # Only the last action of a step starts something that can fail at once.
             caused = None
             for action in actions:
                 caused = self._act(action)
@@ -185,6 +188,7 @@ class HandoffDriver:
         generation, record = self._generation, self._record
         connector = self._context.connector
         if kv_hold is None:
+            # The prefill, if there was one, had no part in this answer: drop its timing.
             engine_id, body = new_engine_id(generation.request_id), generation.body.data
             self._attempts.timing = None
             cached, rewrite_usage = None, False

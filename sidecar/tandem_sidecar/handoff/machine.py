@@ -161,6 +161,7 @@ def _stop(state: Running, event: Event) -> Step:
         case Prefilling():
             actions: tuple[Action, ...] = (AbortPrefill(),)
         case BothLegs():
+            # Admission does not matter here: the prefill may still be computing the KV.
             actions = AbortPrefill(), AbortDecode(), ReleaseKv(state.kv_hold)
         case Decoding():
             actions = AbortDecode(), *_release_if_not_admitted(state)
@@ -230,6 +231,7 @@ def _try_next_candidate(state: Prefilling, event: PrefillFailed) -> Step:
 
 def _step_both_legs(state: BothLegs, event: Event) -> Step:
     before = state.prefilling
+    # A failed prefill takes the decode leg with it, which waits for KV that may never come.
     drop: tuple[Action, ...] = (AbortDecode(), ReleaseKv(state.kv_hold))
     match event:
         case PrefillAnswered(kv_hold):
@@ -268,6 +270,7 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
             return refused, () if kv_released else _release_if_not_admitted(state)
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)
+        # The engine itself may be healthy: compute the prompt there, once (then without KV).
         case DecodeLost(_, True) if state.kv_hold and state.policy.fallback_to_unified:
             return _decode_without_kv(state, state.kv_hold)
         case DecodeLost(detail):
@@ -283,6 +286,8 @@ def _after_decode_error(state: Decoding, busy: bool) -> Step:
     if state.kv_hold is None:
         return Answering(state.path), (CountError(ErrorPhase.DECODE), ForwardDecodeAnswer())
     release = ReleaseKv(state.kv_hold)
+    # A busy engine takes no more requests, so a second leg would not help: its answer is forwarded,
+    # and the client may retry.
     if busy:
         return Answering(state.path), (
             CountError(ErrorPhase.DECODE),

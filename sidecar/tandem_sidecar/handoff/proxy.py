@@ -68,6 +68,7 @@ class Proxy:
             lines = self._refusal_lines(request_id, engine)
             send_error(client, request, 400, str(err), lines, close=False)
             return None
+        # A refused request gets no record: it never reached an engine.
         record = new_record(request, request_id, kind)
         record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
         if chosen.error is not None:

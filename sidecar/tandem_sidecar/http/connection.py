@@ -142,6 +142,7 @@ class EngineConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._ended = self._is_orderly_end()
+        # Without an upgrade the end closes the connection; `connection_lost` judges the answer.
         if not self._switched or self._call is None:
             return False
         self._call.receiver.body(b"", True)
@@ -250,6 +251,8 @@ class EngineConnection(asyncio.Protocol):
         self._call = None
         self._served += 1
         call.detach()
+        # An engine may answer before it read the whole request: the rest of the request would be
+        # parsed as the next one.
         unsent = self._transport.get_write_buffer_size() > 0
         if self._reusable and not surplus and not unsent:
             if self._paused:

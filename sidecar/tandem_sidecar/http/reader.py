@@ -123,6 +123,7 @@ class RequestReader:
         headers, values = self._headers, dict(self._headers)
         self._values = values
         once = len(values) == len(headers)
+        # The dict holds one value for each name, so repeated names are looked up in the list.
         for name in _LOOKED_AT.intersection(values):
             for value in (values[name],) if once else self._values_of(name):
                 self._check_header(name, value)

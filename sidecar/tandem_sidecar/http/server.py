@@ -123,6 +123,7 @@ class Server:
 
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        # A bounded batch: a burst of new clients must not stall the streams that are running.
         for _ in range(_ACCEPT_BATCH):
             if not self._has_capacity():
                 self._accept_off()
@@ -138,6 +139,8 @@ class Server:
                 self._accept_off()
                 loop.call_later(_PAUSE, self._accept_on)
                 return
+            # A strong reference: the event loop keeps only a weak one. It also counts towards the
+            # limit until the connection is made.
             task = loop.create_task(self._adopt(sock))
             self._adopting.add(task)
             task.add_done_callback(self._adopted)
@@ -155,6 +158,8 @@ class Server:
     def _check_deadlines(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # One pass over all connections is cheaper than a timer for each of them, whose deadline
+        # moves with every request.
         for client in [c for c in self.clients if c.deadline < now]:
             client.expire()
         for client in list(self.unsent):

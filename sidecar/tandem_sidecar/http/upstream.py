@@ -204,9 +204,10 @@ class Pool:
         )
         context = self._context(address, plain=plain)
         idle = self._idle.get(address)
+        # The most recently used connection first: the engine is least likely to have closed it.
         while idle:
             connection = idle.pop()
-            if connection.context is not context:
+            if connection.context is not context:  # made with certificates that changed since
                 connection.drop()
             elif connection.usable:
                 call.use(connection)

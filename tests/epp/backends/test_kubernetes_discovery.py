@@ -306,7 +306,8 @@ def test_the_documented_example_is_accepted_by_the_api_server(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "epp.md").read_text()
-    example = page.split("```yaml\n")[1].split("```")[0]
+    section = page.partition("## vLLM pods without the operator")[2]
+    example = section.split("```yaml\n")[1].split("```")[0]
     flags = ("--validate=strict", f"--namespace={namespace}", "--dry-run=server", "-f", "-")
     applied = control_plane.kubectl("apply", *flags, input=example)
     assert len(applied.splitlines()) == 7

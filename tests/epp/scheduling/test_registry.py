@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem_contract.config import DisaggregatedServing
+from tandem_contract.config import DisaggregatedServing, router_config
 from tandem_contract.documents import parse_documents
 from tandem_epp.scheduling.config import load_scheduling
 from tandem_epp.scheduling.decider import DeciderSettings
@@ -97,6 +97,15 @@ def test_the_default_weights_are_those_of_the_documentation() -> None:
 def test_the_table_in_the_documentation_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_table(page), "docs/epp.md is stale: run make generate"
+
+
+def test_the_example_in_the_documentation_loads() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Scheduling")[2]
+    example = section.split("```yaml\n")[1].split("```")[0]
+    document = parse_documents(example, "router.yaml")[0]
+    config = router_config(document, {})
+    scheduling = load_scheduling(document, config.extra, config.disaggregated_serving)
+    assert scheduling.decider == DeciderSettings(non_cached_tokens=256)
 
 
 def test_the_table_has_a_row_for_every_plugin_with_an_effect() -> None:

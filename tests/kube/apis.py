@@ -1,4 +1,4 @@
-"""Something to talk to: a scripted API server, and a TCP proxy before a real one."""
+"""A scripted API server, and a TCP proxy before a real one."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def pod(name: str, version: int, **labels: str) -> dict[str, Any]:
-    """A pod of namespace `n` as small as the API would never send it."""
+    """A minimal pod of namespace `n`."""
     metadata = {"name": name, "namespace": "n", "resourceVersion": str(version), "labels": labels}
     return {"metadata": metadata}
 
@@ -39,7 +39,7 @@ def bookmark(version: int) -> dict[str, Any]:
 
 
 def refusal(status: int, message: str = "no") -> dict[str, Any]:
-    """A `Status` object that says so."""
+    """A `Status` object with this code and message."""
     return {"kind": "Status", "status": "Failure", "code": status, "message": message}
 
 
@@ -157,7 +157,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self.port = 0
         self.stalled = False
-        """While true, what arrives is lost in silence."""
+        """While true, all bytes are dropped silently."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Proxy"]:
@@ -168,13 +168,13 @@ class Proxy:
             await self.refuse()
 
     async def accept(self) -> None:
-        """Take connections, on the port had before."""
+        """Accept connections, on the same port as before."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Side(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
-        """Take no connections any more, and drop those there are."""
+        """Stop accepting connections and close the open ones."""
         if self._server is not None:
             self._server.close()
         await self.drop()

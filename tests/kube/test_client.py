@@ -1,4 +1,4 @@
-"""The client against a real API server, and against answers that no API server should give."""
+"""The client against a real API server, and against broken responses."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ async def api(control_plane: ControlPlane) -> AsyncIterator[Api]:
 
 
 @pytest.mark.control_plane
-async def test_an_object_is_made_read_changed_and_deleted(api: Api, namespace: str) -> None:
+async def test_an_object_is_created_read_changed_and_deleted(api: Api, namespace: str) -> None:
     made = await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"))
     with pytest.raises(AlreadyExists):
         await api.create(CONFIG_MAPS, config_map(namespace, "a"))
@@ -74,7 +74,7 @@ async def test_apply_owns_its_fields_and_takes_them_by_force(api: Api, namespace
 
 
 @pytest.mark.control_plane
-async def test_a_list_comes_whole_however_small_its_pages(api: Api, namespace: str) -> None:
+async def test_a_list_is_complete_for_any_page_size(api: Api, namespace: str) -> None:
     for name in "abcde":
         body = config_map(namespace, name)
         body["metadata"]["labels"] = {"half": str(name in "abc")}
@@ -86,7 +86,7 @@ async def test_a_list_comes_whole_however_small_its_pages(api: Api, namespace: s
 
 
 @pytest.mark.control_plane
-async def test_a_watch_tells_what_happens_after_a_list(api: Api, namespace: str) -> None:
+async def test_a_watch_delivers_changes_after_a_list(api: Api, namespace: str) -> None:
     listed = await api.list(CONFIG_MAPS, namespace, labels="w")
     async with api.watch(
         CONFIG_MAPS, namespace, resource_version=listed.resource_version, labels="w"
@@ -112,7 +112,9 @@ async def test_a_watch_from_long_ago_has_expired(tmp_path: Path) -> None:
 
 
 @pytest.mark.control_plane
-async def test_refusals_say_why(api: Api, control_plane: ControlPlane, namespace: str) -> None:
+async def test_errors_have_the_servers_message(
+    api: Api, control_plane: ControlPlane, namespace: str
+) -> None:
     with pytest.raises(Invalid, match="Invalid value"):
         await api.create(CONFIG_MAPS, config_map(namespace, "Not_A_Name"))
     with pytest.raises(NotFound):
@@ -124,7 +126,7 @@ async def test_refusals_say_why(api: Api, control_plane: ControlPlane, namespace
 
 
 @pytest.mark.control_plane
-async def test_every_call_is_told_to_the_observer(
+async def test_the_observer_is_called_for_every_call(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     calls: list[tuple[str, int]] = []
@@ -140,7 +142,7 @@ async def test_every_call_is_told_to_the_observer(
     assert calls == [("list", 200), ("delete", 404), ("create", 201), ("get", 404)]
 
 
-async def test_without_any_configuration_it_says_what_to_set(
+async def test_a_missing_configuration_error_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -182,20 +184,20 @@ async def at(url: str, folder: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+async def test_a_missing_server_is_unreachable(tmp_path: Path) -> None:
     async with at(f"http://127.0.0.1:{PORT_NOBODY_HAS}", tmp_path) as api:
         with pytest.raises(Unreachable, match="cannot reach the API server"):
             await api.list(PODS)
 
 
 @pytest.mark.parametrize("body", ["<html>", "", "[1", "null"])
-async def test_an_answer_that_is_no_object_is_unreachable(tmp_path: Path, body: str) -> None:
+async def test_a_response_that_is_no_object_is_unreachable(tmp_path: Path, body: str) -> None:
     async with answering(web.Response(text=body), tmp_path) as api:
         with pytest.raises(Unreachable):
             await api.get(PODS, "a", "n")
 
 
-async def test_a_wait_that_is_asked_for_is_told(tmp_path: Path) -> None:
+async def test_retry_after_is_in_the_error(tmp_path: Path) -> None:
     busy = web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "7"})
     async with answering(busy, tmp_path) as api:
         with pytest.raises(TooManyRequests, match="busy") as caught:
@@ -219,7 +221,7 @@ async def test_a_wait_that_is_asked_for_is_told(tmp_path: Path) -> None:
         (504, {}, Unreachable),
     ],
 )
-def test_errors_by_what_a_caller_can_do(status: int, body: object, kind: type[ApiError]) -> None:
+def test_each_status_has_its_error_class(status: int, body: object, kind: type[ApiError]) -> None:
     err = error_of(status, body)
     assert type(err) is kind
     assert err.status == status

@@ -1,4 +1,4 @@
-"""Lists kept current: by a script for what a healthy server does not say, and by a real one."""
+"""The reflector against a scripted API server, for rare failures, and against a real one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,13 +20,13 @@ Labels = dict[str, str]
 
 
 def labels_of(body: dict[str, Any]) -> Labels | None:
-    """What the tests keep of a pod; nothing of one labelled `skip`."""
+    """The value kept for a pod; None for a pod labelled `skip`."""
     found: Labels = body["metadata"].get("labels") or {}
     return None if "skip" in found else found
 
 
 class Watched:
-    """A running reflector and the keys it told of."""
+    """A running reflector and the keys for which it called `changed`."""
 
     def __init__(self, api: Api, namespace: str, **options: Any) -> None:
         self.told: list[str] = []
@@ -56,7 +56,7 @@ async def watching(api: Api, namespace: str = "n", **options: Any) -> AsyncItera
             await task
 
 
-async def test_changes_are_told_once_and_only_when_the_value_differs(tmp_path: Path) -> None:
+async def test_changed_is_called_once_and_only_when_the_value_differs(tmp_path: Path) -> None:
     events = [
         event("MODIFIED", pod("a", 6, x="1")),
         event("MODIFIED", pod("a", 7, x="2")),
@@ -76,7 +76,7 @@ async def test_changes_are_told_once_and_only_when_the_value_differs(tmp_path: P
         assert script.watched == ["5"]
 
 
-async def test_a_list_of_several_pages_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_a_list_of_several_pages_is_applied_completely_or_not_at_all(tmp_path: Path) -> None:
     halves = listing(5, pod("lost", 1)), listing(6, pod("a", 2), pod("s", 3, skip=""))
     for half in halves:
         half["metadata"]["continue"] = "more"
@@ -88,7 +88,7 @@ async def test_a_list_of_several_pages_is_taken_whole_or_not_at_all(tmp_path: Pa
         assert (script.listed, script.watched) == (4, ["6"])
 
 
-async def test_a_page_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
+async def test_a_page_is_freed_before_the_next_is_read(tmp_path: Path) -> None:
     first = listing(5, pod("a", 1))
     first["metadata"]["continue"] = "more"
     script = Script([first, listing(5, pod("b", 3))], [[]])
@@ -106,7 +106,7 @@ async def test_a_page_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
         pytest.param((event("ADDED", pod("b", 9)), event("ERROR", refusal(500))), id="failed"),
     ],
 )
-async def test_a_watch_goes_on_from_the_last_version(tmp_path: Path, first: Any) -> None:
+async def test_a_watch_resumes_from_the_last_version(tmp_path: Path, first: Any) -> None:
     script = Script([listing(5)], [first, [event("ADDED", pod("c", 10))]])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
         await until(lambda: watched.told == ["b", "c"])
@@ -121,7 +121,7 @@ async def test_a_watch_goes_on_from_the_last_version(tmp_path: Path, first: Any)
         pytest.param([event("ERROR", refusal(410))], id="in the watch"),
     ],
 )
-async def test_a_version_too_old_lists_anew_and_tells_the_difference(
+async def test_an_expired_version_causes_a_relist_that_reports_differences(
     tmp_path: Path, expired: Any
 ) -> None:
     before = listing(5, pod("gone", 1), pod("same", 2), pod("moved", 3))
@@ -135,14 +135,14 @@ async def test_a_version_too_old_lists_anew_and_tells_the_difference(
         assert sorted(watched.told[3:]) == ["gone", "moved", "new"]
 
 
-async def test_a_version_that_is_refused_again_and_again_is_given_up(tmp_path: Path) -> None:
+async def test_a_version_refused_repeatedly_causes_a_relist(tmp_path: Path) -> None:
     script = Script([listing(500), listing(7, pod("a", 1))], [*[refusal(504)] * 3, []])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
         await until(lambda: watched.reflector.connected)
         assert script.watched == ["500", "500", "500", "7"]
 
 
-async def test_what_is_forbidden_is_said_once_and_asked_again(
+async def test_a_forbidden_watch_is_logged_once_and_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = Script([*[refusal(403, "pods is forbidden")] * 3, listing(1, pod("a", 1))], [[]])
@@ -157,7 +157,7 @@ async def test_what_is_forbidden_is_said_once_and_asked_again(
     assert "pods is forbidden" in caplog.text
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_stormed(tmp_path: Path) -> None:
+async def test_a_server_that_ends_every_watch_is_retried_with_backoff(tmp_path: Path) -> None:
     script = Script([listing(1)], [()])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
         await until(lambda: isinstance(watched.reflector.last_error, Unreachable))
@@ -175,7 +175,7 @@ def body(name: str, **labels: str) -> dict[str, Any]:
 
 
 class Cluster:
-    """Pods of one namespace of a real cluster, changed directly."""
+    """Pods of one namespace of a real cluster, which the tests change directly."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
@@ -193,7 +193,7 @@ class Cluster:
 
 
 @pytest.mark.control_plane
-async def test_a_real_server_is_followed_by_label(
+async def test_a_real_server_is_watched_by_label(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     async with await connect(control_plane.kubeconfig) as api:
@@ -212,7 +212,7 @@ async def test_a_real_server_is_followed_by_label(
 
 
 @pytest.mark.control_plane
-async def test_connections_may_break_stall_and_be_refused(
+async def test_broken_stalled_and_refused_connections_are_survived(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with await connect(control_plane.kubeconfig) as direct:

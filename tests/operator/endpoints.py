@@ -1,4 +1,4 @@
-"""Endpoints for tests: pools that name one, as the operator would see them."""
+"""Endpoints for tests: DecodePools that name endpoint chat, as observed by the operator."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -36,14 +36,14 @@ def unified(name: str = "u", **spec: Any) -> DecodePool:
 
 
 def endpoint(*pools: DecodePool, **fields: Any) -> ObservedEndpoint:
-    """An endpoint that `pools` (one by default) name and of which nothing is there yet."""
+    """An endpoint that `pools` (one by default) name and that has no objects yet."""
     named = tuple(EndpointPool(f"uid-{pool.name}", pool) for pool in pools or (decode(),))
     known: dict[str, Any] = {"key": KEY, "now": NOW, "pools": named, "secret": SECRET}
     return ObservedEndpoint(**(known | fields))
 
 
 def with_children(observed: ObservedEndpoint, bodies: Iterable[Body]) -> ObservedEndpoint:
-    """The same with these objects there, and no random bytes at hand."""
+    """The endpoint with these objects, and without random bytes for a new key."""
     children = {**observed.children, **{ObjectRef.of(body): body for body in bodies}}
     return replace(observed, children=children, secret=b"")
 

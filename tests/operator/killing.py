@@ -1,5 +1,5 @@
-"""An HTTP proxy before the API server. It ends its client's process after the nth write: the write
-has happened, its answer never arrives. And it can forget where watches were."""
+"""An HTTP proxy before the API server. It kills its client after the nth write, whose response the
+client never gets, and it can interrupt watches and let their versions expire."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,13 @@ _HOP = ("transfer-encoding", "connection", "content-length", "content-encoding",
 
 
 class Proxy:
-    """Speaks plain HTTP to the operator, and as an administrator to the API server."""
+    """Forwards the operator's plain HTTP to the API server, with an administrator's credentials."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self._url, self._session = url, session
         self.kubeconfig = Path()
         self.writes = 0
-        """Requests that may have changed something, since `kill_after`."""
+        """Number of write requests since `kill_after`."""
         self._last: int | None = None
         self._kill: Callable[[], None] = lambda: None
         self._watches: set[asyncio.Task[None]] = set()
@@ -34,18 +34,18 @@ class Proxy:
         self._told: set[str] = set()
 
     def cut_watches(self) -> None:
-        """End every watch, and let none begin, until `forget`."""
+        """End every watch, and block new ones until `forget`."""
         self._connected.clear()
         for watch in self._watches:
             watch.cancel()
 
     def forget(self) -> None:
-        """Let watches begin again, and answer the first of each that its version is too old."""
+        """Let watches start again, and answer the first of each with Expired."""
         self._forgetful = True
         self._connected.set()
 
     def kill_after(self, writes: int | None, kill: Callable[[], None]) -> None:
-        """Call `kill` once so many writes have happened; None: never."""
+        """Call `kill` after `writes` writes; None: never."""
         self.writes, self._last, self._kill = 0, writes, kill
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""A real `tandem-operator` process against a real API server, and a stand-in for the kubelet."""
+"""A real `tandem-operator` process against a real API server, and a substitute for the kubelet."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def _main(flags: list[str], log: Path) -> None:
 
 
 class Operator:
-    """One process; `flags` as on its command line."""
+    """One operator process with `flags` on its command line."""
 
     def __init__(self, log: Path, *flags: str) -> None:
         self._log = log
@@ -51,7 +51,7 @@ class Operator:
         return (f"--health=127.0.0.1:{self._health}", f"--metrics=127.0.0.1:{self._metrics}")
 
     async def figure(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 while there is none, or no answer."""
+        """The sum of a metric over its labels; 0 while it is missing or there is no answer."""
         try:
             async with aiohttp.request("GET", f"http://127.0.0.1:{self._metrics}/metrics") as page:
                 lines = (await page.text()).splitlines()
@@ -62,7 +62,7 @@ class Operator:
         )
 
     async def ready(self) -> bool:
-        """What its readiness probe says."""
+        """Whether its readiness probe succeeds."""
         try:
             async with aiohttp.request("GET", f"http://127.0.0.1:{self._health}/readyz") as answer:
                 return answer.status == 200
@@ -82,7 +82,7 @@ class Operator:
             (self._process.kill if number == signal.SIGKILL else self._process.terminate)()
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the process has ended; returns its exit code."""
         await until(lambda: not self.running, self)
         self._process.join()
         return self._process.exitcode or 0
@@ -90,7 +90,7 @@ class Operator:
 
 @contextmanager
 def operating(log: Path, *flags: str) -> Iterator[Operator]:
-    """An operator that has ended when the block has."""
+    """Run an operator until the block ends."""
     operator = Operator(log, *flags)
     try:
         yield operator
@@ -107,7 +107,7 @@ async def api_of(kubeconfig: Path) -> AsyncIterator[Api]:
 async def until(
     holds: Callable[[], bool | Awaitable[bool]], operator: Operator | None = None
 ) -> None:
-    """Wait until `holds`; what the operator said is in the failure."""
+    """Wait until `holds`; a failure shows the operator's log."""
     try:
         async with asyncio.timeout(DEADLINE):
             while not (await found if isinstance(found := holds(), Awaitable) else found):
@@ -136,7 +136,7 @@ _MODEL: dict[str, Any] = {
 
 
 async def pods(api: Api, namespace: str) -> list[Object]:
-    """The pools' pods that are not on their way out, by name."""
+    """The pools' pods that are not being deleted, by name."""
     found = await api.list(PODS, namespace, labels=labels.POOL)
     staying = [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
     return sorted(staying, key=lambda pod: str(pod["metadata"]["name"]))
@@ -147,7 +147,7 @@ async def names(api: Api, namespace: str) -> list[str]:
 
 
 async def set_status(api: Api, namespace: str, name: str, status: Object) -> None:
-    """What a kubelet would write."""
+    """Write a pod's status as the kubelet would."""
     try:
         await api.patch(PODS, name, {"status": status}, namespace, subresource="status")
     except NotFound:
@@ -155,7 +155,7 @@ async def set_status(api: Api, namespace: str, name: str, status: Object) -> Non
 
 
 def ready_status() -> Object:
-    """Of a pod that is ready from now on."""
+    """The status of a pod that has just become ready."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
     return {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
@@ -163,7 +163,7 @@ def ready_status() -> Object:
 
 @asynccontextmanager
 async def kubelet(api: Api, namespace: str) -> AsyncIterator[None]:
-    """Every pod of the namespace is ready soon, until the block ends."""
+    """Make every pod of the namespace ready, until the block ends."""
 
     async def run() -> None:
         while True:
@@ -187,7 +187,7 @@ def condition(pool: Object, kind: str) -> dict[str, Any]:
 
 
 def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
-    """What `user` changed, Leases left out, from the API server's audit log."""
+    """The writes of `user` except to Leases, from the API server's audit log."""
     events = (json.loads(line) for line in audit_log.read_text().splitlines())
     return [
         event
@@ -199,7 +199,7 @@ def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
+    """Different ports that are free now."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     found = [each.getsockname()[1] for each in held]
     for each in held:

@@ -47,7 +47,9 @@ def cache() -> ClusterCache:
     return made
 
 
-def test_a_set_is_its_pools_and_all_that_carries_their_labels(cache: ClusterCache) -> None:
+def test_observe_returns_the_pools_of_a_set_and_objects_with_their_labels(
+    cache: ClusterCache,
+) -> None:
     cache.upsert_pod(pod("d-1", "d", "decode"))
     cache.upsert_pod(pod("d-0", "d", "decode"))
     cache.upsert_pod(pod("p-0", "p", "prefill"))
@@ -64,13 +66,13 @@ def test_a_set_is_its_pools_and_all_that_carries_their_labels(cache: ClusterCach
     assert found.now == 1000.0
 
 
-def test_keys_are_what_there_is_to_work_on(cache: ClusterCache) -> None:
+def test_work_keys_are_all_sets_and_endpoints(cache: ClusterCache) -> None:
     assert set(cache.work_keys()) == {SET, ENDPOINT}
     assert cache.pool_keys(SET) == (DECODE, PREFILL)
     assert cache.pool_keys(SetKey("n", "nobody")) == (PoolKey("n", "PrefillPool", "nobody"),)
 
 
-def test_only_what_matters_is_a_change(cache: ClusterCache) -> None:
+def test_only_relevant_changes_affect_a_key(cache: ClusterCache) -> None:
     assert cache.upsert_pool(prefill(2)) == set()
     assert cache.upsert_pool(prefill(3, replicas=2)) == {SET}
     assert cache.upsert_pod(pod("p-0", "p", "prefill", 4)) == {SET}
@@ -80,14 +82,14 @@ def test_only_what_matters_is_a_change(cache: ClusterCache) -> None:
     assert cache.remove("Pod-p-0") == set()
 
 
-def test_a_pool_that_moves_concerns_both_sets_and_both_endpoints(cache: ClusterCache) -> None:
+def test_a_pool_that_moves_affects_both_sets_and_both_endpoints(cache: ClusterCache) -> None:
     moved = decode(2, reference="q", routing={"endpoint": "e"})
     assert cache.upsert_pool(moved) == {SET, SetKey("n", "q"), ENDPOINT, EndpointKey("n", "e")}
     assert cache.observe(SET).decodes == ()
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"prefillRef": 3}, {"routing": {"endpoint": []}}])
-def test_a_pool_that_cannot_be_read_has_a_set_of_its_own(spec: object) -> None:
+def test_an_invalid_pool_has_a_set_of_its_own(spec: object) -> None:
     cache = ClusterCache(nodes=False)
     keys = cache.upsert_pool(body("DecodePool", "d", 1, spec=spec))
     assert ENDPOINT in keys
@@ -96,14 +98,14 @@ def test_a_pool_that_cannot_be_read_has_a_set_of_its_own(spec: object) -> None:
     assert [one.name for one in cache.observe_endpoint(ENDPOINT, b"").unreadable_pools] == ["d"]
 
 
-def test_what_the_router_says_concerns_the_sets_of_its_pools(cache: ClusterCache) -> None:
+def test_a_router_state_affects_the_sets_of_its_pools(cache: ClusterCache) -> None:
     state = RouterState(True, "Ready", "", "http://d")
     assert cache.set_router_state(ENDPOINT, state) == {SET}
     assert cache.set_router_state(ENDPOINT, state) == set()
     assert cache.observe(SET).routers == {"d": state}
 
 
-def test_bytes_that_moved_are_told_once(cache: ClusterCache) -> None:
+def test_kv_bytes_affect_a_set_only_when_they_change(cache: ClusterCache) -> None:
     assert cache.set_kv_bytes_moved(DECODE, 0.0) == {SET}
     assert cache.set_kv_bytes_moved(DECODE, 0.0) == set()
     assert cache.set_kv_bytes_moved(DECODE, 7.0) == {SET}
@@ -112,7 +114,7 @@ def test_bytes_that_moved_are_told_once(cache: ClusterCache) -> None:
     assert cache.kv_bytes_moved == {}
 
 
-def test_a_node_that_comes_or_goes_concerns_every_set() -> None:
+def test_adding_or_removing_a_node_affects_every_set() -> None:
     cache = ClusterCache(nodes=True)
     cache.upsert_pool(prefill())
     node = body("Node", "big", 1, spec={}, status={"allocatable": {"cpu": "8"}})

@@ -1,4 +1,4 @@
-"""What a pass does when others were there first, against an API server that says so."""
+"""Cluster against a scripted API server: conflicts, replaced objects and concurrent watches."""
 
 import json
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ def pod(uid: str, version: int = 1, name: str = NAME) -> dict[str, Any]:
 
 
 class Server:
-    """Pods and pools to read; every change of a pod is answered with 409, or with the pod."""
+    """Serves pods and pools; answers every write to a pod with 409, or with the pod."""
 
     def __init__(self) -> None:
         self.pods = [pod("a")]
@@ -100,7 +100,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("plan", CHANGES)
-async def test_a_pod_changed_by_another_at_the_same_moment_stays_known(
+async def test_a_pod_changed_concurrently_stays_in_the_cache(
     plan: SetPlan, cache: ClusterCache, tmp_path: Path
 ) -> None:
     async with serving(Server(), tmp_path) as api:
@@ -111,7 +111,7 @@ async def test_a_pod_changed_by_another_at_the_same_moment_stays_known(
 
 
 @pytest.mark.parametrize("plan", CHANGES)
-async def test_a_pod_whose_name_another_has_by_now_is_gone(
+async def test_a_pod_replaced_by_one_of_its_name_leaves_the_cache(
     plan: SetPlan, cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
@@ -121,7 +121,7 @@ async def test_a_pod_whose_name_another_has_by_now_is_gone(
     assert cache.observe(SET).pods == ()
 
 
-async def test_a_pod_that_a_watch_brings_during_the_live_list_stays(
+async def test_a_pod_added_by_a_watch_during_the_live_list_stays(
     cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
@@ -141,7 +141,7 @@ async def test_a_pod_that_a_watch_brings_during_the_live_list_stays(
         ([pool(deletionTimestamp="2026-01-01T00:00:00Z")], 0),
     ],
 )
-async def test_orphans_of_a_pool_that_is_gone_are_left_alone(
+async def test_orphans_of_a_deleted_pool_are_not_adopted(
     there: list[dict[str, Any]], writes: int, cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()

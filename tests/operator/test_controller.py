@@ -1,4 +1,4 @@
-"""The operator against a real API server: what pools become, and what goes wrong on the way."""
+"""The operator as a process against a real API server: normal operation and failures."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def operator(crds: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[ope
         yield made
 
 
-async def test_pools_become_pods_children_and_status_and_all_go_with_them(
+async def test_pools_get_pods_children_and_status_and_deletion_removes_them(
     api: Api, operator: operating.Operator, namespace: str, crds: ControlPlane
 ) -> None:
     await api.create(PREFILL_POOLS, prefill("p", namespace))
@@ -74,7 +74,7 @@ async def test_pools_become_pods_children_and_status_and_all_go_with_them(
 async def at_rest(
     api: Api, cluster: ControlPlane, namespace: str, operator: operating.Operator
 ) -> None:
-    """Three passes in a row, each about a change of no importance, write nothing."""
+    """Three reconciliations in a row, each after an irrelevant change, write nothing."""
     quiet, number = 0, 0
     while quiet < 3:
         before = operating.writes(cluster.audit_log, f"operator-{namespace}")
@@ -117,7 +117,7 @@ async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
     await until(adopted, operator)
 
 
-async def test_a_pod_that_lost_its_label_is_missed_and_known_again_with_it(
+async def test_a_pod_without_its_label_is_missing_until_the_label_returns(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:
     await api.create(PREFILL_POOLS, prefill("p", namespace))
@@ -139,7 +139,7 @@ async def test_a_pod_that_lost_its_label_is_missed_and_known_again_with_it(
     await until(counted, operator)
 
 
-async def test_a_full_quota_is_said_in_its_own_words_and_gone_once_lifted(
+async def test_a_quota_error_is_in_the_status_until_the_quota_is_lifted(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:
     quota = {"metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"pods": "1"}}}
@@ -160,7 +160,7 @@ async def test_a_full_quota_is_said_in_its_own_words_and_gone_once_lifted(
     await until(lambda: count(api, namespace, 3), operator)
 
 
-async def test_a_refused_admission_stalls_its_own_set_only(
+async def test_a_denied_admission_stalls_only_its_own_set(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:
     enforce = {"pod-security.kubernetes.io/enforce": "baseline"}
@@ -180,7 +180,7 @@ async def test_a_refused_admission_stalls_its_own_set_only(
     await until(lambda: count(api, namespace, 1), operator)
 
 
-async def test_a_template_that_is_refused_costs_no_pod_that_serves(
+async def test_a_refused_template_removes_no_serving_pod(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:
     one_by_one = {"maxSurge": 0, "maxUnavailable": 1}
@@ -220,7 +220,7 @@ async def count(api: Api, namespace: str, wanted: int) -> bool:
 
 
 async def replaced(api: Api, namespace: str, pod: Object) -> bool:
-    """Two pods again, without this one."""
+    """Whether there are two pods again, without this one."""
     uids = {one["metadata"]["uid"] for one in await operating.pods(api, namespace)}
     return len(uids) == 2 and pod["metadata"]["uid"] not in uids
 

@@ -47,37 +47,39 @@ async def server(
     await runner.cleanup()
 
 
-async def test_crds_of_this_version_are_not_worth_a_word(tmp_path: Path) -> None:
+async def test_crds_of_this_version_cause_no_warning(tmp_path: Path) -> None:
     async with server(tmp_path, 200, str(schema_version())) as api:
         assert not await check_crds(api)
 
 
 @pytest.mark.parametrize("version", ["0", None, "draft"])
-async def test_older_ones_come_with_the_command(tmp_path: Path, version: str | None) -> None:
+async def test_older_crds_cause_a_warning_with_the_command(
+    tmp_path: Path, version: str | None
+) -> None:
     async with server(tmp_path, 200, version) as api:
         lines = await check_crds(api)
     assert len(lines) == len(KINDS)
     assert all("kubectl apply --server-side" in line and "helm upgrade" in line for line in lines)
 
 
-async def test_newer_ones_ask_for_a_newer_operator(tmp_path: Path) -> None:
+async def test_newer_crds_ask_for_a_newer_operator(tmp_path: Path) -> None:
     async with server(tmp_path, 200, str(schema_version() + 1)) as api:
         assert all("upgrade the operator" in line for line in await check_crds(api))
 
 
-async def test_missing_ones_end_it(tmp_path: Path) -> None:
+async def test_missing_crds_raise(tmp_path: Path) -> None:
     async with server(tmp_path, 404) as api:
         with pytest.raises(CrdsMissing, match=r"prefillpools\.tandem\.dev.*kubectl apply"):
             await check_crds(api)
 
 
-async def test_where_they_may_not_be_read_that_is_said_once(tmp_path: Path) -> None:
+async def test_unreadable_crds_cause_one_warning(tmp_path: Path) -> None:
     async with server(tmp_path, 403) as api:
         (line,) = await check_crds(api)
     assert "RBAC does not let the operator read CustomResourceDefinitions" in line
 
 
-async def test_where_they_may_not_be_read_discovery_tells_that_they_are_there(
+async def test_unreadable_crds_are_found_by_discovery(
     tmp_path: Path,
 ) -> None:
     async with server(tmp_path, 403, served=KINDS) as api:
@@ -86,7 +88,7 @@ async def test_where_they_may_not_be_read_discovery_tells_that_they_are_there(
 
 
 @pytest.mark.parametrize("served", [(), KINDS[:1]])
-async def test_where_they_may_not_be_read_missing_ones_end_it_too(
+async def test_unreadable_crds_missing_from_discovery_raise(
     tmp_path: Path, served: Sequence[str]
 ) -> None:
     async with server(tmp_path, 403, served=served) as api:

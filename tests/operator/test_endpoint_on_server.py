@@ -1,4 +1,4 @@
-"""The objects of an endpoint on a real API server: accepted, and found again as they were meant."""
+"""The objects of an endpoint on a real API server: accepted, and read back as written."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ async def api(crds: ControlPlane) -> AsyncIterator[Api]:
 
 
 async def observed_in(api: Api, namespace: str, **spec: Any) -> ObservedEndpoint:
-    """Endpoint chat of a DecodePool that is there: garbage collection asks for the owner."""
+    """Endpoint chat of a DecodePool that exists, because garbage collection checks the owner."""
     body = decode_pool(routing={"endpoint": "chat"})
     body["metadata"]["namespace"] = namespace
     made = await api.create(DECODE_POOLS, body)
@@ -77,14 +77,14 @@ async def observed_in(api: Api, namespace: str, **spec: Any) -> ObservedEndpoint
 
 
 async def applied(api: Api, bodies: Iterable[Body]) -> dict[ObjectRef, Body]:
-    """What the API server holds once `bodies` are applied; a field it does not know is refused."""
+    """Apply `bodies` and return the stored objects; unknown fields are an error."""
     answers = [
         await api.apply(resource_of(body), dict(body), manager="tandem-operator") for body in bodies
     ]
     return {ObjectRef.of(answer): answer for answer in answers}
 
 
-async def test_what_is_applied_is_found_again_and_nothing_more_is_written(
+async def test_applied_objects_are_up_to_date_and_need_no_second_write(
     api: Api, namespace: str
 ) -> None:
     observed = await observed_in(api, namespace)
@@ -99,7 +99,7 @@ async def test_what_is_applied_is_found_again_and_nothing_more_is_written(
     assert (again.apply, again.delete) == ((), ())
 
 
-async def test_a_change_is_written_and_found_again(api: Api, namespace: str) -> None:
+async def test_a_changed_object_is_written_once(api: Api, namespace: str) -> None:
     observed = await observed_in(api, namespace)
     live = await applied(api, plan_endpoint(observed, SETTINGS).apply)
     later = replace(observed, children=live, now=NOW + 3 * 86400)
@@ -113,7 +113,7 @@ async def test_a_change_is_written_and_found_again(api: Api, namespace: str) -> 
     assert plan_endpoint(replace(later, children=live, secret=b""), changed).apply == ()
 
 
-async def test_pods_pass_the_restricted_profile_and_leave_with_the_last_pool(
+async def test_pods_pass_the_restricted_profile_and_are_deleted_with_the_last_pool(
     crds: ControlPlane, api: Api, namespace: str
 ) -> None:
     enforce = "pod-security.kubernetes.io/enforce=restricted"
@@ -130,7 +130,7 @@ async def test_pods_pass_the_restricted_profile_and_leave_with_the_last_pool(
     crds.kubectl("wait", kinds, where, ours, "--for=delete", "--timeout=60s")
 
 
-async def test_a_service_of_somebody_else_stays_theirs(
+async def test_a_foreign_service_is_not_taken_over(
     crds: ControlPlane, api: Api, namespace: str
 ) -> None:
     where = f"--namespace={namespace}"
@@ -146,7 +146,7 @@ async def test_a_service_of_somebody_else_stays_theirs(
     assert json.loads(selector) == {"app": "chat"}
 
 
-async def test_the_picker_starts_with_what_it_is_given_and_may_see_its_pods(
+async def test_the_epp_starts_with_its_rendered_flags_and_may_list_its_pods(
     crds: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     live = await applied(api, plan_endpoint(await observed_in(api, namespace), SETTINGS).apply)
@@ -201,7 +201,7 @@ def gateway_crds(crds: ControlPlane) -> ControlPlane:
 
 @pytest.mark.parametrize("pool_kind", [INFERENCE_POOL, INFERENCE_POOL_ALPHA])
 @pytest.mark.usefixtures("gateway_crds")
-async def test_inference_pool_and_route_are_what_their_definitions_ask_for(
+async def test_inference_pool_and_route_match_their_crds(
     api: Api, namespace: str, pool_kind: tuple[str, str]
 ) -> None:
     routing = {

@@ -1,4 +1,4 @@
-"""What is planned for an endpoint, and what is said of it."""
+"""plan_endpoint and router_state: what is written for an endpoint and what is reported."""
 
 import json
 from base64 import b64decode
@@ -39,7 +39,7 @@ def planned(observed: ObservedEndpoint) -> dict[ObjectRef, Any]:
 
 
 def settled(observed: ObservedEndpoint, **status: int) -> ObservedEndpoint:
-    """All written, the Deployments with these numbers of available pods."""
+    """The endpoint after all writes, its Deployments with these numbers of available pods."""
     bodies: list[Body] = []
     for ref, body in planned(observed).items():
         available = status.get(ref.name.removeprefix("chat-"), 1)
@@ -52,7 +52,7 @@ def bootstrap(objects: dict[ObjectRef, Any]) -> Any:
     return json.loads(objects[ObjectRef("v1", "ConfigMap", "chat-envoy")]["data"]["envoy.json"])
 
 
-def test_every_object_of_the_table_is_there_what_others_need_first() -> None:
+def test_all_objects_are_planned_with_dependencies_first() -> None:
     names = [(ref.kind, ref.name) for ref in planned(endpoint())]
     assert names == [
         ("Secret", "chat-plan-keys"),
@@ -72,7 +72,7 @@ def test_every_object_of_the_table_is_there_what_others_need_first() -> None:
     ]
 
 
-def test_all_are_of_known_kinds_labelled_and_owned_by_every_pool() -> None:
+def test_all_objects_are_watched_kinds_labelled_and_owned_by_every_pool() -> None:
     pools = (decode("b"), unified("a"))
     observed = endpoint(
         *pools, unreadable_pools=(UnreadablePool("uid-c", "c"),), kinds=frozenset(OPTIONAL_KINDS)
@@ -87,14 +87,14 @@ def test_all_are_of_known_kinds_labelled_and_owned_by_every_pool() -> None:
         assert not any("controller" in owner for owner in metadata["ownerReferences"])
 
 
-def test_once_all_is_written_nothing_is() -> None:
+def test_a_complete_endpoint_needs_no_writes() -> None:
     observed = settled(endpoint())
     plan = plan_endpoint(observed, SETTINGS)
     assert (plan.apply, plan.delete) == ((), ())
     assert plan.requeue_after == pytest.approx(24 * 3600 - 300)
 
 
-def test_a_pool_that_comes_or_goes_changes_owners_alone() -> None:
+def test_adding_or_removing_a_pool_changes_only_owners() -> None:
     before = settled(endpoint(decode("a"), decode("b")))
     after = endpoint(decode("b"), children=before.children)
     changed = planned(after)
@@ -104,7 +104,7 @@ def test_a_pool_that_comes_or_goes_changes_owners_alone() -> None:
         assert {**body["metadata"], "ownerReferences": None} == was
 
 
-def test_the_first_key_signs_now_and_the_next_is_added_beside_it() -> None:
+def test_the_first_key_signs_at_once_and_the_next_is_added_to_it() -> None:
     observed = endpoint()
     (secret,) = (body for ref, body in planned(observed).items() if ref == KEYS)
     assert {name: b64decode(v) for name, v in secret["data"].items()} == {
@@ -116,7 +116,7 @@ def test_the_first_key_signs_now_and_the_next_is_added_beside_it() -> None:
     assert set(changed[KEYS]["data"]) == {key_id(NOW), key_id(NOW + 24 * 3600)}
 
 
-def test_what_no_pool_asks_for_any_more_goes() -> None:
+def test_objects_that_no_pool_requires_are_deleted() -> None:
     routing = {"epp": {"enabled": False}}
     observed = endpoint(decode(routing=routing), children=settled(endpoint()).children)
     plan = plan_endpoint(observed, SETTINGS)
@@ -130,7 +130,7 @@ def test_what_no_pool_asks_for_any_more_goes() -> None:
     assert plan.requeue_after is None
 
 
-def test_with_the_last_pool_everything_goes() -> None:
+def test_the_last_pools_deletion_deletes_every_object() -> None:
     children = settled(endpoint()).children
     observed = replace(endpoint(), pools=(), children=children)
     plan = plan_endpoint(observed, SETTINGS)
@@ -138,7 +138,7 @@ def test_with_the_last_pool_everything_goes() -> None:
     assert set(plan.delete) == set(children)
 
 
-def test_a_pool_that_cannot_be_read_keeps_what_may_be_its_own() -> None:
+def test_an_unreadable_pool_prevents_deletions() -> None:
     children = settled(endpoint()).children
     unread = (UnreadablePool("uid-x", "x"),)
     alone = replace(endpoint(), pools=(), unreadable_pools=unread, children=children)
@@ -148,7 +148,7 @@ def test_a_pool_that_cannot_be_read_keeps_what_may_be_its_own() -> None:
     assert plan_endpoint(beside, SETTINGS).delete == ()
 
 
-def test_the_picker_reads_its_file(tmp_path: Path) -> None:
+def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     config = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
     routing = {"epp": {"config": config, "replicas": 3}}
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
@@ -161,7 +161,7 @@ def test_the_picker_reads_its_file(tmp_path: Path) -> None:
     assert objects[EPP]["spec"]["replicas"] == 3
 
 
-def test_a_changed_bootstrap_rolls_envoy_and_a_changed_file_does_not_roll_the_picker() -> None:
+def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_epp() -> None:
     def templates(observed: ObservedEndpoint) -> tuple[Any, Any]:
         objects = planned(observed)
         return tuple(objects[ref]["spec"]["template"] for ref in (ENVOY, EPP))  # type: ignore[return-value]  # two of them
@@ -178,7 +178,7 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_file_does_not_roll_the_pi
     assert templates(endpoint(patient)) == (envoy, epp)
 
 
-def test_our_envoy_knows_every_picker_and_another_one_by_the_same_name() -> None:
+def test_envoy_resolves_our_epp_pods_or_a_foreign_epps_service() -> None:
     def epp(observed: ObservedEndpoint) -> Any:
         clusters = {
             c["name"]: c for c in bootstrap(planned(observed))["static_resources"]["clusters"]
@@ -191,13 +191,13 @@ def test_our_envoy_knows_every_picker_and_another_one_by_the_same_name() -> None
     assert epp(other) == {"address": "chat-epp.default.svc", "port_value": 9002}
 
 
-def test_plain_balancing_finds_the_decode_pods_by_label() -> None:
+def test_the_fallback_service_selects_decode_pods_by_label() -> None:
     service = planned(endpoint())[ObjectRef("v1", "Service", "chat-decode")]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"] == {"endpoint.tandem.dev/chat": "decode"}
 
 
-def test_envoy_gets_the_time_that_the_most_patient_pool_gives_its_answers() -> None:
+def test_envoys_grace_period_follows_the_longest_drain_timeout() -> None:
     observed = endpoint(decode("a", drain={"timeout": "10m"}), decode("b"))
     spec = planned(observed)[ENVOY]["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 615
@@ -211,7 +211,7 @@ ASKED = {"inferencePool": {"enabled": True}, "gatewayRef": {"name": "g"}}
 
 
 @pytest.mark.parametrize("kind", [INFERENCE_POOL, INFERENCE_POOL_ALPHA])
-def test_an_inference_pool_of_the_version_there_is(kind: tuple[str, str]) -> None:
+def test_the_inference_pool_has_a_version_that_the_cluster_serves(kind: tuple[str, str]) -> None:
     observed = endpoint(decode(routing=ASKED), kinds=frozenset({kind, HTTP_ROUTE}))
     objects = planned(observed)
     assert ObjectRef(*kind, "chat") in objects
@@ -220,7 +220,7 @@ def test_an_inference_pool_of_the_version_there_is(kind: tuple[str, str]) -> Non
     assert backend["group"] == kind[0].split("/")[0]
 
 
-def test_no_inference_pool_unless_asked_for_and_known() -> None:
+def test_no_inference_pool_unless_enabled_and_served() -> None:
     both = frozenset(OPTIONAL_KINDS)
     assert not {r.kind for r in planned(endpoint(kinds=both))} & {"InferencePool", "HTTPRoute"}
     unknown = endpoint(decode(routing=ASKED))
@@ -251,21 +251,21 @@ URL = "http://chat.default.svc:8080"
         ),
     ],
 )
-def test_the_state_says_what_is_missing(
+def test_router_state_names_what_is_missing(
     observed: ObservedEndpoint, ready: bool, reason: str, url: str | None
 ) -> None:
     state = router_state(observed)
     assert (state.ready, state.reason, state.url) == (ready, reason, url)
 
 
-def test_pools_that_differ_are_served_and_told() -> None:
+def test_conflicting_pools_are_served_and_reported() -> None:
     observed = settled(endpoint(decode("a"), decode("b", routing={"split": "off"})))
     state = router_state(observed)
     assert (state.ready, state.reason) == (True, "SettingsDiffer")
     assert state.message.startswith('routing.split is "auto" in a, "off" in b')
 
 
-def test_a_refused_write_is_told_in_the_api_servers_words() -> None:
+def test_a_refused_write_is_reported_with_the_servers_message() -> None:
     failures = {ENVOY: Failure("QuotaExceeded", "no room for pods")}
     state = router_state(replace(settled(endpoint()), failures=failures))
     assert (state.ready, state.reason) == (False, "QuotaExceeded")

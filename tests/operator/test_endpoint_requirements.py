@@ -1,4 +1,4 @@
-"""Several pools behind one endpoint: what is done, and what they are told."""
+"""Several pools behind one endpoint: combined requirements and reported conflicts."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def together(*made: DecodePool) -> EndpointRequirements:
     return combine_requirements(pools(*made))
 
 
-def test_the_most_patient_pool_and_the_strictest_fallback_decide() -> None:
+def test_the_longest_timeouts_and_the_strictest_fallback_count() -> None:
     patient = decode("a", sidecar={"prefillTimeout": "90s"}, drain={"timeout": "10s"})
     strict = decode("b", sidecar={"kvTransferTimeout": "20s", "fallbackToUnified": False})
     wanted = together(patient, strict)
@@ -44,7 +44,7 @@ def test_nothing_is_split_without_a_pool_that_splits() -> None:
     assert together(off, decode("b")).disaggregated_serving["enabled"] is True
 
 
-def test_a_part_is_there_when_any_pool_asks_for_it() -> None:
+def test_a_component_is_required_when_any_pool_enables_it() -> None:
     neither = {"epp": {"enabled": False}, "envoy": {"enabled": False}}
     alone = together(decode("a", routing=neither))
     assert (alone.epp, alone.envoy, alone.inference_pool) == (False, False, False)
@@ -52,7 +52,7 @@ def test_a_part_is_there_when_any_pool_asks_for_it() -> None:
     assert (both.epp, both.envoy) == (True, True)
 
 
-def test_the_most_replicas_and_the_first_configuration_by_name() -> None:
+def test_the_most_replicas_and_the_first_configuration_by_name_count() -> None:
     wanted = together(
         decode("b", routing={"epp": {"replicas": 2, "config": CONFIG}}),
         decode("a", routing={"epp": {"replicas": 3}}),
@@ -61,7 +61,7 @@ def test_the_most_replicas_and_the_first_configuration_by_name() -> None:
     assert (wanted.epp_replicas, wanted.epp_config) == (3, CONFIG)
 
 
-def test_gateways_are_all_of_those_named_once_each() -> None:
+def test_each_gateway_is_listed_once() -> None:
     def via(pool: str, **gateway: Any) -> DecodePool:
         routing = {"inferencePool": {"enabled": True}, "gatewayRef": gateway}
         return decode(pool, routing=routing)
@@ -79,13 +79,11 @@ def test_gateways_are_all_of_those_named_once_each() -> None:
         ({"inferencePool": {"enabled": True}}, {}),
     ],
 )
-def test_pools_that_can_both_be_served_do_not_disagree(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_compatible_settings_are_no_conflict(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert find_conflicts(pools(decode("a", routing=one), decode("b", routing=other))) == ()
 
 
-def test_who_disagrees_is_told_with_values_and_what_is_done() -> None:
+def test_a_conflict_names_pools_values_and_the_value_used() -> None:
     lines = find_conflicts(
         pools(
             decode("b", routing={"epp": {"enabled": False}}),
@@ -101,7 +99,7 @@ def test_who_disagrees_is_told_with_values_and_what_is_done() -> None:
     )
 
 
-def test_two_configurations_are_named_and_not_shown() -> None:
+def test_conflicting_configurations_are_named_but_not_printed() -> None:
     (line,) = find_conflicts(
         pools(
             decode("a", routing={"epp": {"config": CONFIG}}),

@@ -1,4 +1,4 @@
-"""The file of --router-settings: what it sets, and what is wrong with it, said in one line."""
+"""The file of --router-settings: what it sets, and one-line errors."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def settings_of(text: str, folder: Path) -> RouterSettings:
     return load_router_settings(file, RouterSettings(envoy_image="mine"))
 
 
-def test_all_of_it_reaches_the_pods(tmp_path: Path) -> None:
+def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
     settings = settings_of(FULL, tmp_path)
     deployments = {
         body["metadata"]["name"]: body["spec"]
@@ -53,13 +53,13 @@ def test_all_of_it_reaches_the_pods(tmp_path: Path) -> None:
     assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "2"
 
 
-def test_what_is_left_out_stays(tmp_path: Path) -> None:
+def test_omitted_fields_keep_their_defaults(tmp_path: Path) -> None:
     assert settings_of("epp: {replicas: 2}", tmp_path) == RouterSettings(
         envoy_image="mine", epp_replicas=2
     )
 
 
-def test_the_page_shows_a_file_that_can_be_used(tmp_path: Path) -> None:
+def test_the_documented_file_is_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/routing.md").read_text()
     (text,) = (part for part in page.split("```") if part.startswith("yaml\nenvoy:"))
     assert settings_of(text.removeprefix("yaml\n"), tmp_path).priority_class
@@ -79,14 +79,14 @@ def test_the_page_shows_a_file_that_can_be_used(tmp_path: Path) -> None:
         ("envoy: [", "not YAML"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text: str, said: str, tmp_path: Path) -> None:
+def test_errors_name_file_line_and_field(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as refused:
         settings_of(text, tmp_path)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_the_operator_does_not_start_with_a_file_it_cannot_use(tmp_path: Path) -> None:
+def test_the_operator_refuses_to_start_with_an_invalid_file(tmp_path: Path) -> None:
     file = tmp_path / "none.yaml"
     result = CliRunner().invoke(main, ["--all-namespaces", "--router-settings", str(file)])
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Envoy's bootstrap configuration: what it says, and that Envoy takes it."""
+"""Envoy's bootstrap configuration: its content, and that Envoy accepts it."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() ->
     ]
 
 
-def test_the_stream_lives_as_long_as_the_request() -> None:
+def test_the_ext_proc_stream_has_no_timeout() -> None:
     filters = {f["name"]: f for f in manager(envoy_bootstrap(PLAIN))["http_filters"]}
     ext_proc = filters["envoy.filters.http.ext_proc"]["typed_config"]
     mode = ext_proc["processing_mode"]
@@ -58,14 +58,14 @@ def test_the_stream_lives_as_long_as_the_request() -> None:
     assert ext_proc["failure_mode_allow"] is True
 
 
-def test_an_epp_of_another_make_sees_the_answers_too() -> None:
+def test_a_foreign_epp_gets_response_bodies() -> None:
     settings = replace(PLAIN, body_mode="FULL_DUPLEX_STREAMED", response_bodies=True)
     filters = {f["name"]: f for f in manager(envoy_bootstrap(settings))["http_filters"]}
     mode = filters["envoy.filters.http.ext_proc"]["typed_config"]["processing_mode"]
     assert mode["response_body_mode"] == "FULL_DUPLEX_STREAMED"
 
 
-def test_only_what_no_pod_has_read_is_sent_again() -> None:
+def test_only_requests_that_no_pod_has_read_are_retried() -> None:
     (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
     picked, other = (route["route"]["retry_policy"] for route in host["routes"])
     unsent = {"connect-failure", "refused-stream", "reset-before-request"}
@@ -74,7 +74,7 @@ def test_only_what_no_pod_has_read_is_sent_again() -> None:
     assert other["retriable_status_codes"] == [503]
 
 
-def test_probes_have_a_listener_of_their_own_that_no_limit_closes() -> None:
+def test_the_health_listener_is_exempt_from_limits() -> None:
     assert len(envoy_bootstrap(PLAIN)["static_resources"]["listeners"]) == 1
     settings = replace(PLAIN, health_port=9902, max_heap=1 << 30)
     clients, health = envoy_bootstrap(settings)["static_resources"]["listeners"]
@@ -83,19 +83,19 @@ def test_probes_have_a_listener_of_their_own_that_no_limit_closes() -> None:
     assert "ignore_global_conn_limit" not in clients
 
 
-def test_no_access_log_unless_asked_for() -> None:
+def test_the_access_log_is_off_by_default() -> None:
     assert "access_log" not in manager(envoy_bootstrap(PLAIN))
 
 
 @pytest.mark.parametrize("fallback", [(), ("10.0.0.1",), ("10.0.0.1:99999",)])
-def test_a_useless_fallback_is_refused(fallback: tuple[str, ...]) -> None:
+def test_an_invalid_fallback_address_raises(fallback: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"fall back|HOST:PORT"):
         envoy_bootstrap(EnvoySettings(epp_address="epp", fallback=fallback))
 
 
 @pytest.mark.component
 @pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
-async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
+async def test_envoy_accepts_the_bootstrap(tmp_path: Path, mode: BodyMode) -> None:
     settings = EnvoySettings(
         epp_address="127.0.0.1",
         fallback=("127.0.0.1:8000", "localhost:8001"),
@@ -117,7 +117,7 @@ async def test_envoy_takes_it(tmp_path: Path, mode: BodyMode) -> None:
 
 
 @pytest.mark.component
-async def test_past_its_connections_clients_are_turned_away_and_probes_are_not(
+async def test_the_connection_limit_rejects_clients_but_not_probes(
     tmp_path: Path,
 ) -> None:
     health = free_port(HOST)

@@ -1,4 +1,4 @@
-"""SIGKILL after each single write: whoever comes next goes on from there to the same end."""
+"""SIGKILL after each single write: the next operator continues to the same final state."""
 
 import signal
 from pathlib import Path
@@ -34,13 +34,13 @@ from .operating import (
 
 pytestmark = pytest.mark.control_plane
 MOST = 60
-"""Writes that one change may take here."""
+"""Upper limit on the writes of one change."""
 
 State = dict[str, Any]
 
 
 @pytest.mark.timeout(300)
-async def test_killed_after_each_write_of_a_create_a_scale_and_a_delete(
+async def test_an_operator_killed_after_any_write_leaves_a_recoverable_state(
     crds: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with api_of(crds.kubeconfig) as api, proxy(crds.kubeconfig, tmp_path) as between:
@@ -77,7 +77,7 @@ async def _delete(api: Api, namespace: str, prefix: str) -> None:
 
 
 async def kill_after_each_write(between: Proxy, api: Api, namespace: str, log: Path) -> int:
-    """Operators that may each write once, until one has nothing to write; how many were killed."""
+    """Run operators, each killed after one write, until one needs none; how many were killed."""
     for kills in range(MOST):
         if not await run(between, api, namespace, log, 1):
             return kills
@@ -85,7 +85,7 @@ async def kill_after_each_write(between: Proxy, api: Api, namespace: str, log: P
 
 
 async def run(between: Proxy, api: Api, namespace: str, log: Path, writes: int | None) -> bool:
-    """An operator that is killed after `writes` writes, or that comes to rest. True: killed."""
+    """Run an operator until it is killed after `writes` writes (True) or comes to rest (False)."""
     flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
     with operating(log, *flags) as operator:
         between.kill_after(writes, lambda: operator.signal(signal.SIGKILL))
@@ -97,7 +97,7 @@ async def run(between: Proxy, api: Api, namespace: str, log: Path, writes: int |
 
 
 async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> None:
-    """Until the operator has ended, or has looked twice at every set without writing."""
+    """Wait until the operator has ended, or has reconciled every set twice without writing."""
     quiet = number = 0
     while operator.running and quiet < 2:
         number += 1
@@ -115,7 +115,7 @@ async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> 
 
 
 async def state(api: Api, namespace: str, prefix: str) -> State:
-    """Everything the operator made for the pools of a prefix, with names that do not tell which."""
+    """All objects of the pools with a prefix, without prefix and revision in their names."""
     found: State = {}
     for resource in (CONTROLLER_REVISIONS, POD_DISRUPTION_BUDGETS, DEPLOYMENTS, SERVICES, SECRETS):
         listed = (await api.list(resource, namespace)).items
@@ -142,7 +142,7 @@ def _anonymous(name: str, body: Object, prefix: str) -> str:
 
 
 def _told(status: Object) -> Object:
-    """A pool's counters and conditions, without times and words."""
+    """A pool's counters and conditions, without times and messages."""
     counters = {name: value for name, value in status.items() if isinstance(value, int)}
     conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
     counters.pop("observedGeneration")

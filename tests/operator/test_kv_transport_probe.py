@@ -12,15 +12,15 @@ vllm:nixl_bytes_transferred_sum{engine="1"} 8.0
 """
 
 
-def test_the_bytes_of_all_ranks_count() -> None:
+def test_the_counter_sums_all_ranks() -> None:
     assert counter_total(PAGE) == 2097160.0
 
 
-def test_an_engine_that_does_not_say_has_not_moved_none() -> None:
+def test_a_missing_counter_is_none_and_not_zero() -> None:
     assert counter_total(b"vllm:num_requests_running 1.0\n") is None
     assert counter_total(b"vllm:nixl_bytes_transferred_sum 0.0\n") == 0.0
 
 
-def test_a_page_that_is_none() -> None:
+def test_a_malformed_counter_raises() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         counter_total(b"vllm:nixl_bytes_transferred_sum many\n")

@@ -1,4 +1,4 @@
-"""Two replicas: one acts, and when it dies the other goes on."""
+"""Two replicas: one leads, and when it dies the other takes over."""
 
 import signal
 from pathlib import Path
@@ -19,7 +19,7 @@ async def leads(operator: Operator) -> bool:
     return await operator.figure(OPERATOR_LEADER) == 1
 
 
-async def test_one_leads_the_other_takes_over_and_no_pod_is_made_twice(
+async def test_a_follower_takes_over_and_creates_no_pod_twice(
     crds: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     flags = (
@@ -57,7 +57,7 @@ async def test_one_leads_the_other_takes_over_and_no_pod_is_made_twice(
                 assert lease["spec"]["leaseTransitions"] == 1
 
 
-def test_a_lease_lasts_longer_than_its_renewal_may_take() -> None:
+def test_the_lease_outlasts_the_renew_deadline() -> None:
     times = LeaseTimes.for_duration(3.0)
     assert times.duration > times.renew > 1.2 * times.retry >= 1.2
     assert LeaseTimes.for_duration(15.0) == LeaseTimes()

@@ -1,4 +1,4 @@
-"""Names of an endpoint's objects that somebody else has, on a real API server."""
+"""An endpoint's object names that are taken by other objects, on a real API server."""
 
 from collections.abc import AsyncIterator
 
@@ -30,7 +30,7 @@ def body(namespace: str, kind: str, endpoint: str = "chat", **data: str) -> Obje
 
 
 @pytest.mark.parametrize(("kind", "resource"), [("ConfigMap", CONFIG_MAPS), ("Secret", SECRETS)])
-async def test_an_object_of_somebody_else_is_not_merged_into(
+async def test_a_foreign_object_is_not_modified(
     api: Api, namespace: str, kind: str, resource: Resource
 ) -> None:
     theirs = body(namespace, kind, theirs="eA==")
@@ -48,7 +48,7 @@ async def test_an_object_of_somebody_else_is_not_merged_into(
     assert not cluster.cache.child_failures[key]
 
 
-async def test_one_of_ours_whose_label_was_taken_off_is_put_right(api: Api, namespace: str) -> None:
+async def test_our_object_without_its_label_gets_the_label_back(api: Api, namespace: str) -> None:
     key, wanted = EndpointKey(namespace, "chat"), body(namespace, "ConfigMap", ours="x")
     assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
         key, EndpointPlan(apply=(wanted,))
@@ -62,9 +62,7 @@ async def test_one_of_ours_whose_label_was_taken_off_is_put_right(api: Api, name
     assert live["metadata"]["labels"] == {labels.ENDPOINT: "chat"}
 
 
-async def test_an_endpoint_called_like_another_ones_object_does_not_take_it(
-    api: Api, namespace: str
-) -> None:
+async def test_an_endpoint_does_not_take_another_endpoints_object(api: Api, namespace: str) -> None:
     first, second = EndpointKey(namespace, "chat"), EndpointKey(namespace, "chat-x")
     cluster = Cluster(api, ClusterCache(nodes=False))
     mine, other = body(namespace, "ConfigMap"), body(namespace, "ConfigMap", "chat-x")
@@ -76,9 +74,7 @@ async def test_an_endpoint_called_like_another_ones_object_does_not_take_it(
     assert live["metadata"]["labels"] == {labels.ENDPOINT: "chat"}
 
 
-async def test_plan_keys_that_are_there_and_not_known_yet_are_kept(
-    api: Api, namespace: str
-) -> None:
+async def test_existing_plan_keys_missing_from_the_cache_are_kept(api: Api, namespace: str) -> None:
     key, secret = EndpointKey(namespace, "chat"), body(namespace, "Secret", old="eA==")
     assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
         key, EndpointPlan(apply=(secret,))

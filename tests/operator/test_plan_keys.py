@@ -1,4 +1,4 @@
-"""Rotation: a key is there before it signs, and until nothing it signed is under way."""
+"""Key rotation: a key is in the Secret before it signs, and until its last plan has expired."""
 
 import pytest
 from hypothesis import given
@@ -32,20 +32,20 @@ def test_the_next_key_is_added_ahead_and_does_not_sign_yet() -> None:
     assert second.next == START + DAY
 
 
-def test_the_previous_key_goes_when_the_one_after_the_next_has_come() -> None:
+def test_a_key_is_dropped_when_the_second_one_after_it_signs() -> None:
     names = [key_id(START + i * DAY) for i in range(3)]
     keys = dict.fromkeys(names, b"k" * 32)
     assert set(rotate(keys, START + 2 * DAY - 1, b"", DAY).keys) == set(names)
     assert set(rotate(keys, START + 2 * DAY, b"", DAY).keys) == set(names[1:])
 
 
-def test_after_a_long_time_without_an_operator_the_new_key_still_comes_ahead() -> None:
+def test_after_a_long_outage_the_new_key_is_still_added_ahead() -> None:
     late = START + 30 * DAY
     found = rotate({key_id(START): b"k" * 32}, late, SECRET, DAY)
     assert set(found.keys) == {key_id(START), key_id(late + AHEAD)}
 
 
-def test_a_key_of_a_wrong_clock_is_dropped_and_one_by_hand_stays() -> None:
+def test_a_key_from_a_wrong_clock_is_dropped_and_a_manual_key_stays() -> None:
     keys = {"mine": b"m" * 32, key_id(START): b"k" * 32, key_id(START + 400 * DAY): b"w" * 32}
     assert set(rotate(keys, START + 1, b"", DAY).keys) == {"mine", key_id(START)}
 
@@ -59,10 +59,10 @@ def test_a_key_that_is_due_needs_a_secret() -> None:
     steps=st.lists(st.floats(min_value=1.0, max_value=3 * DAY), max_size=30),
     period=st.floats(min_value=3600.0, max_value=7 * DAY),
 )
-def test_whoever_reads_the_secret_within_ahead_verifies_what_is_signed(
+def test_a_verifier_that_is_ahead_seconds_late_verifies_every_plan(
     steps: list[float], period: float
 ) -> None:
-    """Passes at any times; a verifier that is AHEAD late knows the key a signer uses."""
+    """Rotates at arbitrary times; a verifier AHEAD seconds late has the key that signs."""
     now, keys = START, dict(rotate({}, START, SECRET, period).keys)
     history = [(now, keys)]
     for step in steps:
@@ -77,7 +77,7 @@ def test_whoever_reads_the_secret_within_ahead_verifies_what_is_signed(
         assert len(keys) <= 3
 
 
-def test_due_passes_follow_each_other_to_the_end_of_time() -> None:
+def test_rotations_at_their_due_times_never_stop() -> None:
     rotation = rotate({}, START, SECRET, DAY)
     for _ in range(20):
         later = rotate(rotation.keys, rotation.next, SECRET, DAY)
@@ -86,7 +86,7 @@ def test_due_passes_follow_each_other_to_the_end_of_time() -> None:
     assert all(signs_from(name) is not None for name in rotation.keys)
 
 
-def test_a_secret_is_read_back_without_what_no_epp_could_load() -> None:
+def test_keys_that_no_epp_could_load_are_left_out() -> None:
     keys = {"b": b"k" * 32, "a": b"j" * 32}
     data = secret_data(keys)
     assert list(data) == ["a", "b"]

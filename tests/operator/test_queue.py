@@ -23,7 +23,7 @@ class Timer:
 
 @dataclass
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test advances."""
 
     now: float = 0.0
     timers: list[Timer] = field(default_factory=list)
@@ -50,14 +50,14 @@ def queue(clock: Clock) -> Queue[str]:
     return Queue(clock.schedule, jitter=lambda: 1.0)
 
 
-async def test_a_key_added_often_is_given_once_and_in_order(queue: Queue[str]) -> None:
+async def test_a_key_added_repeatedly_is_delivered_once_and_in_order(queue: Queue[str]) -> None:
     for key in "abaab":
         queue.add(key)
     assert len(queue) == 2
     assert [await queue.get(), await queue.get()] == ["a", "b"]
 
 
-async def test_a_key_added_while_worked_on_comes_again_and_only_afterwards(
+async def test_a_key_added_while_active_is_delivered_again_after_done(
     queue: Queue[str],
 ) -> None:
     queue.add("a")
@@ -72,9 +72,7 @@ async def test_a_key_added_while_worked_on_comes_again_and_only_afterwards(
     assert len(queue) == 0
 
 
-async def test_of_two_times_to_come_back_the_earlier_one_counts(
-    queue: Queue[str], clock: Clock
-) -> None:
+async def test_the_earlier_of_two_timers_counts(queue: Queue[str], clock: Clock) -> None:
     queue.add_after("a", 10.0)
     queue.add_after("a", 2.0)
     queue.add_after("a", 5.0)
@@ -85,9 +83,7 @@ async def test_of_two_times_to_come_back_the_earlier_one_counts(
     assert len(queue) == 0
 
 
-async def test_a_key_that_always_fails_comes_ever_later_and_delays_no_other(
-    queue: Queue[str], clock: Clock
-) -> None:
+async def test_a_failing_key_backs_off_and_delays_no_other(queue: Queue[str], clock: Clock) -> None:
     waits = []
     for _ in range(9):
         queue.add("bad")
@@ -103,7 +99,7 @@ async def test_a_key_that_always_fails_comes_ever_later_and_delays_no_other(
     assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
-async def test_a_success_counts_failures_from_none_and_the_server_may_ask_for_more(
+async def test_success_resets_backoff_and_at_least_extends_it(
     queue: Queue[str],
 ) -> None:
     assert queue.retry("a") < queue.retry("a")
@@ -112,7 +108,7 @@ async def test_a_success_counts_failures_from_none_and_the_server_may_ask_for_mo
     assert queue.retry("a", at_least=30.0) == 30.0
 
 
-async def test_a_closed_queue_ends_its_workers_and_takes_nothing(
+async def test_a_closed_queue_ends_its_workers_and_accepts_nothing(
     queue: Queue[str], clock: Clock
 ) -> None:
     queue.add("a")

@@ -1,4 +1,4 @@
-"""What is deleted while the API server is away and forgets where the watches were."""
+"""The relist finds objects deleted while the watches were broken and their versions expired."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from .operating import PREFILL_POOLS, api_of, names, operating, pods, prefill, u
 pytestmark = pytest.mark.control_plane
 
 
-async def test_a_pod_deleted_behind_a_forgotten_watch_is_replaced(
+async def test_a_pod_deleted_while_no_watch_was_open_is_replaced(
     crds: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with api_of(crds.kubeconfig) as api, proxy(crds.kubeconfig, tmp_path) as between:

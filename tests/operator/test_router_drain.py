@@ -1,4 +1,4 @@
-"""Envoy whose picker does not exist: it serves, and it leaves without cutting an answer."""
+"""Envoy without an EPP: it serves requests, and drains without cutting a response."""
 
 import asyncio
 import sys
@@ -41,7 +41,7 @@ class Running:
             return await response.read()
 
     async def slow_request(self) -> "asyncio.Task[bytes]":
-        """One that the backend has begun to answer and goes on with when told to."""
+        """A request whose response the backend has started and finishes when the test says so."""
         request = asyncio.create_task(self.ask("/slow"))
         await until(self.asked)
         return request
@@ -72,17 +72,17 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
         yield Running(url, f"http://{HOST}:{health}", settings.admin_port, backend, session)
 
 
-async def test_the_health_port_tells_and_changes_nothing(running: Running) -> None:
+async def test_the_health_port_is_read_only(running: Running) -> None:
     assert [await running.status(path) for path in (READY, LIVE, STATS)] == [200, 200, 200]
     for path in ("/", "/quitquitquit", "/config_dump", f"{STATS}/../quitquitquit"):
         assert await running.status(path) == 404
 
 
-async def test_without_a_picker_by_that_name_a_decode_pod_serves(running: Running) -> None:
+async def test_without_an_epp_a_decode_pod_serves(running: Running) -> None:
     assert await running.ask("/v1/completions") == b"first last"
 
 
-async def test_it_is_drained_when_the_last_answer_has_ended(running: Running) -> None:
+async def test_draining_ends_after_the_last_response(running: Running) -> None:
     request = await running.slow_request()
     draining = asyncio.create_task(
         asyncio.to_thread(drain, HOST, running.admin, settle=0.0, limit=60.0)
@@ -101,14 +101,14 @@ async def test_it_is_drained_when_the_last_answer_has_ended(running: Running) ->
     assert await draining == 0
 
 
-async def test_past_its_limit_it_says_how_many_are_left(running: Running) -> None:
+async def test_draining_returns_the_remaining_requests_at_its_limit(running: Running) -> None:
     request = await running.slow_request()
     assert await asyncio.to_thread(drain, HOST, running.admin, settle=0.0, limit=0.1) == 1
     running.backend.release.set()
     await request
 
 
-async def test_the_program_drains_when_it_is_told_to_stop(running: Running) -> None:
+async def test_the_program_drains_on_sigterm(running: Running) -> None:
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", DRAIN, "0", f"{HOST}:{running.admin}"),
         stderr=asyncio.subprocess.PIPE,
@@ -123,7 +123,7 @@ async def test_the_program_drains_when_it_is_told_to_stop(running: Running) -> N
 
 
 @pytest.mark.parametrize("words", [(), ("soon",), ("1", "2", "3"), ("1", "nowhere")])
-async def test_usage_is_told(words: tuple[str, ...]) -> None:
+async def test_wrong_arguments_print_the_usage(words: tuple[str, ...]) -> None:
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", DRAIN, *words),
         stderr=asyncio.subprocess.PIPE,

@@ -23,7 +23,7 @@ def test_only_a_newer_and_different_value_is_a_change() -> None:
     assert pods.put("u", 7, ["a"], "w") == {"a"}
 
 
-def test_a_value_that_moves_is_a_change_for_both_keys() -> None:
+def test_a_value_that_moves_affects_both_keys() -> None:
     pods = store()
     pods.put("u", 1, ["a"], "v")
     assert pods.put("u", 2, ["b"], "v") == {"a", "b"}
@@ -31,7 +31,7 @@ def test_a_value_that_moves_is_a_change_for_both_keys() -> None:
     assert pods.all_keys() == ["b"]
 
 
-def test_what_is_deleted_does_not_come_back_with_a_late_answer() -> None:
+def test_a_late_answer_does_not_restore_a_deleted_object() -> None:
     pods = store()
     pods.put("u", 1, ["a"], "v")
     assert pods.remove("u") == {"a"}
@@ -40,7 +40,7 @@ def test_what_is_deleted_does_not_come_back_with_a_late_answer() -> None:
     assert len(pods) == 0
 
 
-def test_what_left_the_selector_comes_back_with_its_label_but_with_nothing_older() -> None:
+def test_only_a_newer_version_restores_an_object_that_left_the_selector() -> None:
     pods = store()
     pods.put("u", 1, ["a"], "v")
     assert pods.remove("u", 5) == {"a"}
@@ -50,7 +50,7 @@ def test_what_left_the_selector_comes_back_with_its_label_but_with_nothing_older
     assert pods.by_key("a") == ["v"]
 
 
-def test_objects_of_one_name_are_told_apart() -> None:
+def test_objects_are_identified_by_uid() -> None:
     pods = store()
     pods.put("u", 1, ["a"], "v")
     pods.put("w", 2, ["a"], "v")

@@ -18,7 +18,7 @@ from tandem_operator.runtime.write_errors import failure_from_error, template_fa
         (409, "AlreadyExists", 'pods "p-0" already exists', "NameTaken"),
     ],
 )  # fmt: skip
-def test_the_reason_is_one_word_and_the_message_the_servers(
+def test_failure_has_a_reason_and_the_servers_message(
     status: int, reason: str, message: str, wanted: str
 ) -> None:
     failure = failure_from_error(error_of(status, {"reason": reason, "message": message}))
@@ -36,7 +36,7 @@ def test_the_reason_is_one_word_and_the_message_the_servers(
         (400, "BadRequest", 'admission webhook "x" does not support dry run', False),
     ],
 )
-def test_a_pod_tried_out_tells_what_is_wrong_with_all_like_it(
+def test_only_lasting_dry_run_errors_are_template_failures(
     status: int, reason: str, message: str, lasts: bool
 ) -> None:
     err = error_of(status, {"reason": reason, "message": message})

@@ -100,6 +100,7 @@ class Reflector(Generic[T]):
             await asyncio.sleep(self._pause())
 
     async def _list(self) -> str:
+        # Replace `items` only after the last page: an interrupted list must not remove anything.
         fresh: dict[Key, T] = {}
         version = ""
         async for page in self._api.pages(self._resource, self._namespace, labels=self._labels):
@@ -135,6 +136,7 @@ class Reflector(Generic[T]):
                 raise Unreachable(0, "the watch ended right after it had started")
 
     def _apply(self, kind: str, body: Object) -> None:
+        # Bookmarks too: they keep the version young enough to resume from on a quiet collection.
         self._version = body["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return

@@ -45,6 +45,7 @@ class Transport:
         headers = {"Accept": JSON, "Content-Type": content}
         try:
             with network(path):
+                # Adds the token, after refreshing it if necessary.
                 await self.client.update_params_for_auth(
                     headers, [], ["BearerToken"], path, _METHODS[verb], body
                 )
@@ -59,6 +60,7 @@ class Transport:
                     raise error_of(status, _status(data), retry_after=_retry_after(response))
                 yield response
         finally:
+            # After the caller has read the body, so that the seconds include it.
             if self._observer is not None:
                 self._observer(verb, status, time.monotonic() - started)
 
@@ -95,6 +97,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
             chunk = await anext(chunks, b"")
         if not chunk:
             return
+        # A chunk may end within a line; keep the rest for the next one.
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             event = decode(200, line)

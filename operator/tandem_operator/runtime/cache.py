@@ -120,6 +120,7 @@ class ClusterCache:
         """A snapshot of an endpoint; `secret` becomes the next plan key if one is due."""
         pools, unreadable = [], []
         for resource in sorted(self.pools.by_key(key), key=lambda pool: pool.key):
+            # A pool that is being deleted needs no routing and must not own new objects.
             if resource.deleting:
                 continue
             pool = self._read(resource)
@@ -140,6 +141,7 @@ class ClusterCache:
 
     def _read(self, resource: PoolResource) -> DecodePool | None:
         """The DecodePool with what it inherits from its PrefillPool; None when it is invalid."""
+        # The DecodePool alone is not enough: it inherits fields from the PrefillPool of its set.
         members = self.pools.by_key(set_key(resource.body))
         prefill = next((pool.body for pool in members if pool.key.kind == PREFILL_POOL), None)
         reading = validate_set(prefill, [resource.body], self._defaults).decodes[resource.key.name]
@@ -193,6 +195,7 @@ class ClusterCache:
         if self.nodes is None:
             return set()
         uid = body["metadata"]["uid"]
+        # Any node may decide whether a replica of any set fits.
         changed = self.nodes.put(uid, _version(body), (None,), node_state(body))
         return self._all_sets() if changed else set()
 
@@ -211,6 +214,8 @@ class ClusterCache:
 
     def remove(self, uid: str, version: float = math.inf) -> set[WorkKey]:
         """Remove an object of any kind; with a `version` only if it is not newer than that."""
+        # The caller does not know the kind of object. A store ignores a uid that it does not have,
+        # except that it remembers the deletion.
         keys = self.pools.remove(uid, version)
         pool_keys = self.pods.remove(uid, version) | self.revisions.remove(uid, version)
         pool_keys |= self.budgets.remove(uid, version)

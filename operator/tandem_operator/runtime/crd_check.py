@@ -46,6 +46,7 @@ async def check_crds(api: Api) -> Sequence[str]:
                 f" that they have schema version {_version(packaged)}"
             ]
         except NotFound:
+            # Go on, so that the error names every CRD that is missing.
             missing.append(name)
             continue
         if (line := _difference(name, _version(installed), _version(packaged))) is not None:

@@ -103,11 +103,13 @@ class LeaseLock(BaseLock):
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {**before, "leaseDurationSeconds": int(float(record.lease_duration or 0))}
         spec |= {"holderIdentity": record.holder_identity, "renewTime": now}
+        # Only a change of the holder counts as a transition, not a renewal.
         if before.get("holderIdentity") != record.holder_identity:
             spec |= {"acquireTime": now, "leaseTransitions": before.get("leaseTransitions", -1) + 1}
         return {"spec": spec}
 
     async def _succeeds(self, write: Any) -> bool:
+        # The election retries on False until its deadline; an exception would end it at once.
         with contextlib.suppress(ApiError):
             self._lease = await write
             return True
@@ -144,6 +146,7 @@ class Leadership:
 
     async def __aexit__(self, *_: object) -> None:
         if self._running is not None:
+            # End the election first, or it could renew the Lease right after its release.
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         if self.gained.is_set() and not self.lost.is_set():

@@ -80,6 +80,7 @@ class Queue(Generic[K]):
         if self._closed:
             return
         timer = self._schedule(seconds, lambda: self._on_timer(key))
+        # One timer per key. The earlier of two wins: a requeue must not postpone a due retry.
         if (running := self._timers.get(key)) is not None:
             if running.when() <= timer.when():
                 timer.cancel()
@@ -101,6 +102,7 @@ class Queue(Generic[K]):
 
     async def get(self) -> K:
         """The key that has waited longest; it is active until `done`. Raises QueueClosed."""
+        # A loop, because the event wakes every worker although there may be a single key.
         while not self._order:
             if self._closed:
                 raise QueueClosed
@@ -121,6 +123,7 @@ class Queue(Generic[K]):
     def close(self) -> None:
         """Drop all waiting keys and timers, and end workers at their next `get`."""
         self._closed = True
+        # Active keys stay: their workers still call `done`, which then finds nothing waiting.
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -1,8 +1,9 @@
-"""What the operator costs: 5 sets, then 50, of 20 pods each, on a real control plane.
+"""Cost of the operator: time, API calls, CPU and memory for 5 sets, then 50, of 20 pods each.
 
-kwok plays the nodes: pods are scheduled by the real kube-scheduler and become ready at once, so
-what is timed is the operator and the control plane, which share this machine's cores. The 20 pods
-are those of a set's pools; Envoy and EPP of each endpoint come on top.
+Runs against a real control plane. kwok simulates the nodes: the real kube-scheduler places the
+pods, and they become ready at once. So the benchmark times the operator and the control plane,
+which share this machine's cores. The 20 pods are those of a set's pools; each endpoint adds Envoy
+and EPP.
 """
 
 import asyncio
@@ -39,12 +40,12 @@ NODE_COUNT = 10
 PREFILLS, DECODES = 8, 12
 FEW, MANY = 5, 50
 REST = 60.0
-"""Seconds watched at rest."""
+"""Seconds for which the operator is measured at rest."""
 DEADLINE = 900.0
 CRDS = Path(__file__).parents[1] / "crds"
 PROGRAMS = (*tools.CONTROL_PLANE, "kube-scheduler", "kwok")
 LEASES = "--node-lease-duration-seconds=40"
-"""Without them the controllers take the nodes for lost."""
+"""kwok renews node leases; without them the control plane marks the nodes as lost."""
 STAGES = Path(__file__).parent / "kwok.yaml"
 PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
 DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
@@ -52,7 +53,7 @@ DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
 
 @dataclass(frozen=True)
 class Cost:
-    """What bringing up a number of sets took."""
+    """The cost of bringing up a number of sets."""
 
     sets: int
     seconds: float
@@ -62,25 +63,25 @@ class Cost:
 
 
 class Operator:
-    """The process, and what the kernel and the API server know of it."""
+    """The operator process, measured through /proc and the API server's audit log."""
 
     def __init__(self, process: subprocess.Popen[bytes], audit_log: Path) -> None:
         self._process = process
         self._audit_log = audit_log
 
     def cpu(self) -> float:
-        """Seconds used so far."""
+        """CPU seconds used so far."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def megabytes(self) -> float:
-        """Resident now."""
+        """Resident memory."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def calls(self) -> Counter[str]:
-        """By verb and resource, watches and Leases left out."""
-        found: Counter[str] = Counter()
+        """API calls by verb and resource, without watches and Leases."""
+        counts: Counter[str] = Counter()
         with self._audit_log.open() as lines:
             for line in lines:
                 if USER not in line:
@@ -88,8 +89,8 @@ class Operator:
                 event = json.loads(line)
                 resource = event.get("objectRef", {}).get("resource", "-")
                 if event["verb"] != "watch" and resource != "leases":
-                    found[f"{event['verb']} {resource}"] += 1
-        return found
+                    counts[f"{event['verb']} {resource}"] += 1
+        return counts
 
 
 def missing_programs() -> list[str]:
@@ -152,7 +153,7 @@ def install(cluster: ControlPlane) -> None:
 
 @contextmanager
 def running(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that the kernel ends with this one, however that ends."""
+    """Run a process, which the kernel kills when this one ends in any way."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig=KILL", *map(str, command)], stdout=file, stderr=file
@@ -194,7 +195,7 @@ async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figur
 
 
 async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
-    """Create sets, wait until every pool is Ready."""
+    """Create sets and wait until every pool is Ready."""
     progress(f"bringing up {len(numbers)} sets")
     started, cpu, calls = time.monotonic(), operator.cpu(), operator.calls().total()
     for number in numbers:
@@ -209,7 +210,7 @@ async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
 
 
 async def scale_one(api: Api, operator: Operator) -> int:
-    """Calls for one more pod, to its last word in the status."""
+    """API calls for one more pod, up to the last status write."""
     calls = operator.calls()
     await api.patch(DECODE_POOLS, "d0", {"spec": {"replicas": DECODES + 1}}, NAMESPACE)
     while not await has_pods(api, DECODES + 1):  # noqa: ASYNC110 - another process makes them
@@ -221,32 +222,33 @@ async def scale_one(api: Api, operator: Operator) -> int:
     return spent.total()
 
 
-async def has_pods(api: Api, wanted: int) -> bool:
-    return len((await api.list(PODS, NAMESPACE, labels=f"{labels.POOL}=d0")).items) == wanted
+async def has_pods(api: Api, count: int) -> bool:
+    return len((await api.list(PODS, NAMESPACE, labels=f"{labels.POOL}=d0")).items) == count
 
 
 async def all_ready(api: Api, numbers: range) -> None:
-    wanted = {f"{kind}{number}" for kind in "pd" for number in numbers}
+    expected = {f"{kind}{number}" for kind in "pd" for number in numbers}
     async with asyncio.timeout(DEADLINE):
         while True:
             pools = [
                 *(await api.list(PREFILL_POOLS, NAMESPACE)).items,
                 *(await api.list(DECODE_POOLS, NAMESPACE)).items,
             ]
-            if wanted <= {one["metadata"]["name"] for one in pools if is_ready(one)}:
+            if expected <= {pool["metadata"]["name"] for pool in pools if is_ready(pool)}:
                 return
             await asyncio.sleep(0.5)
 
 
-def is_ready(one: dict[str, Any]) -> bool:
-    status = one.get("status", {})
-    return status.get("observedGeneration") == one["metadata"]["generation"] and any(
-        found["type"] == "Ready" and found["status"] == "True" for found in status["conditions"]
+def is_ready(pool: dict[str, Any]) -> bool:
+    status = pool.get("status", {})
+    return status.get("observedGeneration") == pool["metadata"]["generation"] and any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in status["conditions"]
     )
 
 
 async def quiet(operator: Operator) -> None:
-    """Until the operator has called nothing for three seconds."""
+    """Wait until the operator has made no call for three seconds."""
     before = -1
     while (now := operator.calls().total()) != before:
         before = now

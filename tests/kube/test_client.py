@@ -28,7 +28,7 @@ from tandem_kube.resources import CONFIG_MAPS, NODES, PODS, Object, Resource, re
 
 from ..cluster.control_plane import ControlPlane
 
-PORT_NOBODY_HAS = 1
+UNUSED_PORT = 1
 
 
 def config_map(namespace: str, name: str, **data: str) -> Object:
@@ -119,9 +119,9 @@ async def test_errors_have_the_servers_message(
         await api.create(CONFIG_MAPS, config_map(namespace, "Not_A_Name"))
     with pytest.raises(NotFound):
         await api.list(Resource("example.com/v1", "nothings"))
-    nobody = control_plane.kubeconfig_for("nobody")
-    async with await connect(nobody) as other:
-        with pytest.raises(Forbidden, match='User "nobody" cannot list resource "nodes"'):
+    stranger = control_plane.kubeconfig_for("stranger")
+    async with await connect(stranger) as other:
+        with pytest.raises(Forbidden, match='User "stranger" cannot list resource "nodes"'):
             await other.list(NODES)
 
 
@@ -185,7 +185,7 @@ async def at(url: str, folder: Path) -> AsyncIterator[Api]:
 
 
 async def test_a_missing_server_is_unreachable(tmp_path: Path) -> None:
-    async with at(f"http://127.0.0.1:{PORT_NOBODY_HAS}", tmp_path) as api:
+    async with at(f"http://127.0.0.1:{UNUSED_PORT}", tmp_path) as api:
         with pytest.raises(Unreachable, match="cannot reach the API server"):
             await api.list(PODS)
 

@@ -69,7 +69,7 @@ def test_observe_returns_the_pools_of_a_set_and_objects_with_their_labels(
 def test_work_keys_are_all_sets_and_endpoints(cache: ClusterCache) -> None:
     assert set(cache.work_keys()) == {SET, ENDPOINT}
     assert cache.pool_keys(SET) == (DECODE, PREFILL)
-    assert cache.pool_keys(SetKey("n", "nobody")) == (PoolKey("n", "PrefillPool", "nobody"),)
+    assert cache.pool_keys(SetKey("n", "missing")) == (PoolKey("n", "PrefillPool", "missing"),)
 
 
 def test_only_relevant_changes_affect_a_key(cache: ClusterCache) -> None:

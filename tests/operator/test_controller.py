@@ -167,7 +167,7 @@ async def test_a_denied_admission_stalls_only_its_own_set(
     await api.patch(NAMESPACES, namespace, {"metadata": {"labels": enforce}})
     refused = prefill("refused", namespace, template={"spec": {"hostNetwork": True}})
     await api.create(PREFILL_POOLS, refused)
-    lonely = decode("lonely", namespace, prefillRef={"name": "nobody"})
+    lonely = decode("lonely", namespace, prefillRef={"name": "missing"})
     await api.create(DECODE_POOLS, lonely)
 
     async def said(resource: Resource, name: str, text: str) -> bool:
@@ -175,7 +175,7 @@ async def test_a_denied_admission_stalls_only_its_own_set(
         return any(text in one["message"] for one in pool.get("status", {}).get("conditions", ()))
 
     await until(lambda: said(PREFILL_POOLS, "refused", "violates PodSecurity"), operator)
-    await until(lambda: said(DECODE_POOLS, "lonely", "no PrefillPool nobody"), operator)
+    await until(lambda: said(DECODE_POOLS, "lonely", "no PrefillPool missing"), operator)
     await api.create(PREFILL_POOLS, prefill("fine", namespace))
     await until(lambda: count(api, namespace, 1), operator)
 
@@ -197,9 +197,9 @@ async def test_a_refused_template_removes_no_serving_pod(
     async with kubelet(api, namespace):
         await until(complete, operator)
         serving = [pod["metadata"]["uid"] for pod in await operating.pods(api, namespace)]
-        template = {"spec": {"priorityClassName": "nobody"}}
+        template = {"spec": {"priorityClassName": "missing"}}
         await api.patch(PREFILL_POOLS, "p", {"spec": {"template": template}}, namespace)
-        await until(lambda: is_stalled("no PriorityClass with name nobody"), operator)
+        await until(lambda: is_stalled("no PriorityClass with name missing"), operator)
 
         pool = await api.get(PREFILL_POOLS, "p", namespace)
         assert condition(pool, "Ready")["status"] == "True"

@@ -71,9 +71,12 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._on_event = on_event
+        # Sequences and holds that use a block; 0: it is in `_free` or in `_evictable`.
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
+        # The prefix cache, both ways: `_hashes[_by_hash[h]] == h` for every cached hash.
         self._by_hash: dict[bytes, int] = {}
+        # Unused blocks: `_free` without content, `_evictable` with cached content, oldest first.
         self._free = deque(range(num_blocks))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, _Table] = {}
@@ -117,6 +120,7 @@ class BlockManager:
         if blocks - len(matched) > self.free_count - unused:
             return False
         for block in matched:
+            # In use again, so it must not be evicted.
             self._evictable.pop(block, None)
             self._refs[block] += 1
         table = _Table(list(matched), len(matched))
@@ -209,6 +213,7 @@ class BlockManager:
                 removed.append(self._evict(block))
             self._refs[block] = 1
             table.ids.append(block)
+        # Before the sequence computes anything, so that subscribers never see a stale prefix.
         if removed:
             self._emit(BlocksRemoved(tuple(removed)))
 

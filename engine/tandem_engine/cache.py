@@ -59,6 +59,7 @@ class KvCache:
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Store `kv` [tokens, 2, kv_heads, head_dim] in the rows `slots` [tokens, 2] name."""
+        # A row is one token's keys or values of all heads.
         rows = self.layers[layer].view(-1, kv.shape[2] * kv.shape[3])
         rows.index_put_((slots,), kv.flatten(2))
 
@@ -69,6 +70,7 @@ class KvCache:
         They are copied into a reused buffer: new pages would cost more than the copy itself.
         """
         stored = self.layers[layer]
+        # A row is one half of a block: its keys or its values.
         rows = stored.view(2 * self.num_blocks, -1)
         shape = (halves.numel(), rows.shape[1])
         if self._gathered.numel() < shape[0] * shape[1]:

@@ -61,6 +61,7 @@ class Engine:
         self.config = config
         self._observer = observer
         self._random = random.Random(config.seed)
+        # One thread: steps never overlap, and only this thread writes computed KV to the cache.
         self._worker = ThreadPoolExecutor(1, "engine-step")
         self._wake = asyncio.Event()
         self._hold_released = asyncio.Event()
@@ -237,6 +238,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             while self._stop_reason is None:
+                # Clear before scheduling: whatever changes after this line wakes the loop again.
                 self._wake.clear()
                 step = self._scheduler.schedule()
                 self._prepare_step(step)
@@ -262,6 +264,7 @@ class Engine:
         now = time.perf_counter()
         self._step_sequences = frozenset(chunk.sequence for chunk in step.chunks)
         for seq in self._step_sequences:
+            # Kept through preemption: the time in the queue is measured once.
             seq.start_time = seq.start_time or now
         for seq in step.preempted:
             self._observer.record_preemption()
@@ -289,6 +292,7 @@ class Engine:
         is_stop = sampled.token in seq.stops
         is_last = is_stop or seq.generated_tokens >= seq.max_tokens
         holds = self._holds_for(seq)
+        # The parameters name the blocks, so they are read before `_remove` turns these into a hold.
         delta = Delta(
             token_ids=(sampled.token,),
             logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),

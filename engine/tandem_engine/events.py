@@ -186,14 +186,17 @@ class KvEventPublisher:
         sequence = self._sequence.to_bytes(8, "big")
         self._sequence += 1
         self._replay_buffer.append((sequence, payload))
+        # PUB drops at its high-water mark, so NOBLOCK never fails here.
         self._pub.send_multipart((self._topic, sequence, payload), zmq.NOBLOCK)
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
         while True:
             frames = await router.recv_multipart()
+            # Ignored rather than answered: the socket must stay usable for other subscribers.
             if len(frames) != 3 or len(frames[2]) != 8:
                 continue
             client, _, first = frames
+            # A copy: sends yield to the event loop, which may append batches meanwhile.
             for sequence, payload in list(self._replay_buffer):
                 if sequence >= first:
                     await router.send_multipart((client, b"", self._topic, sequence, payload))

@@ -80,6 +80,7 @@ class Llama:
         for index, layer in enumerate(self._weights.layers):
             normed = F.rms_norm(hidden, width, layer.input_norm, eps)
             q, kv = self._project(layer, normed, cos, sin)
+            # Before the attention: decodes read their own key and value from the cache, too.
             self._cache.write(index, batch.slots, kv)
             if on_layer is not None:
                 on_layer(index + 1)
@@ -88,6 +89,7 @@ class Llama:
             normed = F.rms_norm(hidden, width, layer.post_norm, eps)
             gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             hidden = hidden + _linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        # The vocabulary projection is the largest product: only the rows that are sampled.
         last = hidden.index_select(0, batch.logit_rows)
         return _linear(F.rms_norm(last, width, self._weights.norm, eps), self._weights.head)
 

@@ -53,6 +53,7 @@ class OutputText:
         texts = []
         for position, token_id in enumerate(delta.token_ids):
             self.tokens += 1
+            # A stop token ends the answer and is not part of its text.
             if position == len(delta.token_ids) - 1 and self._is_silent_stop(delta):
                 break
             out = self._stops.push(
@@ -68,6 +69,7 @@ class OutputText:
         stop_reason: str | int | None = None
         finish_reason = delta.finish_reason
         if finish_reason is not None:
+            # Text that was held back for incomplete characters may still complete a stop string.
             last = self._stops.push(self._detokenizer.flush(), can_stop=self._can_stop())
             texts.append(last.text)
             if last.stop is not None:

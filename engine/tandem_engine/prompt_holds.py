@@ -74,6 +74,7 @@ class PromptHolds:
 
     def reopen(self, seq: Sequence) -> None:
         """Restart a preempted prompt: it gets other blocks, so its present reader is refused."""
+        # The old blocks may be overwritten from now on: the new hold knows none of them.
         self._producer.discard(seq.id)
         self._producer.open(seq.id)
 
@@ -125,6 +126,7 @@ class PromptHolds:
         ).encode()
 
     def _on_hold_end(self, request_id: str, reason: FreeReason) -> None:
+        # Before `_on_release`, which wakes the loop to use the free blocks.
         self._blocks.release_hold(request_id)
         if reason is FreeReason.EXPIRED:
             _log.warning("%s: the lease ended before a decode engine read the KV", request_id)

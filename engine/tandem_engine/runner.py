@@ -49,6 +49,7 @@ class Runner:
 
         `on_layer` as in `Llama.forward`, called from this thread.
         """
+        # Stable, so that the chunks of one token come first and the others keep their order.
         order = sorted(range(len(chunks)), key=lambda i: len(chunks[i].token_ids) > 1)
         batch = self._batch([chunks[i] for i in order])
         logits = self._model.forward(batch, on_layer)
@@ -96,6 +97,7 @@ class Runner:
     def _decode_rows(self, chunks: Sequence[Chunk]) -> DecodeRows:
         lengths = np.array([chunk.end for chunk in chunks])
         tables = np.zeros((len(chunks), max(len(chunk.blocks) for chunk in chunks)), np.int64)
+        # Rows of the padding are block 0, whose positions the mask hides.
         for row, chunk in zip(tables, chunks, strict=True):
             row[: len(chunk.blocks)] = chunk.blocks
         places = np.arange(tables.shape[1] * self.cache.layout.block_size)

@@ -79,9 +79,12 @@ class Scheduler:
         step = Step(self._max_tokens)
         decodes = [seq for seq in self._running if seq.pending_tokens == 1]
         prefills = [seq for seq in self._running if seq.pending_tokens > 1]
+        # Decodes first, for a steady time between tokens. A preemption removes sequences from
+        # `_running` meanwhile; the phase tells which ones.
         for seq in (*decodes, *prefills):
             if step.budget and seq.phase is Phase.RUNNING and self._extend_or_preempt(seq, step):
                 self._add_chunk(seq, step)
+        # Their blocks are allocated and their KV is here: only a place in the step is needed.
         while self._loaded and self._has_slot(step):
             self._start(self._loaded.pop(0), step)
         # A preempted sequence is older than any other that waits: it must get the next free blocks.
@@ -120,6 +123,7 @@ class Scheduler:
         seq.computed_tokens = computed
         if computed // self._blocks.block_size > len(seq.chain):
             extend_hash_chain(seq.chain, seq.tokens, self._blocks.block_size)
+        # From now on other prompts find these blocks, also while this sequence runs.
         self._blocks.register(seq.id, seq.chain, seq.tokens, computed)
 
     def _has_slot(self, step: Step) -> bool:
@@ -145,6 +149,7 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self._waiting:
             seq = self._waiting[0]
+            # A pull needs blocks, but no place in the step: it starts while the step is full.
             if seq.transfer_params is None and not self._has_slot(step):
                 return
             if not self._allocate(seq, step):
@@ -170,6 +175,7 @@ class Scheduler:
         if not self._blocks.allocate(seq.id, matched, self._blocks.blocks_for(len(seq.tokens))):
             return False
         seq.computed_tokens = len(matched) * size
+        # Metrics count a prompt once, at its first admission.
         if not seq.preemptions:
             seq.cached_tokens = seq.computed_tokens
             step.admitted.append(seq)

@@ -106,6 +106,7 @@ class RunningSequence:
 
     def close(self) -> None:
         """Abort the sequence if it still runs; its pieces are not read any more."""
+        # Engines ignore an abort of an ended request, but it must be counted once only.
         if not self._ended:
             self._engine.abort(self._request_id)
             self._end("abort")
@@ -123,6 +124,7 @@ async def merge_pieces(
     sequences: Sequence[RunningSequence],
 ) -> AsyncGenerator[tuple[RunningSequence, Piece], None]:
     """The pieces of all `sequences` in order of arrival, until each has ended. Raises ApiError."""
+    # The common case, without a task for each piece.
     if len(sequences) == 1:
         sequence, is_last = sequences[0], False
         while not is_last:
@@ -140,6 +142,7 @@ async def merge_pieces(
                     turns[asyncio.ensure_future(sequence.next())] = sequence
                 yield sequence, piece
     finally:
+        # Also after an error in one sequence: the pending reads of the others must end.
         for turn in turns:
             turn.cancel()
         await asyncio.gather(*turns, return_exceptions=True)

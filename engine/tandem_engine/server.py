@@ -137,6 +137,7 @@ class EngineServer:
             call = parse(raw, kv)
             sequences = await self._admit(call, request_id)
         except (ApiError, asyncio.CancelledError):
+            # The engine never got the request: without this, its KV would be held for the lease.
             if isinstance(kv, TransferParams):
                 self._start_release(kv)
             raise
@@ -163,6 +164,7 @@ class EngineServer:
         """Submit every sequence of `call`, or none. Raises ApiError."""
         self._model.check_name(call.model)
         prompts = await self._model.prompt_ids(call)
+        # After the last await above: no request slips in behind the drain.
         if self._draining:
             raise ApiError(503, "the engine is shutting down")
         samplings = [
@@ -173,6 +175,7 @@ class EngineServer:
         try:
             for prompt, sampling in zip(prompts, samplings, strict=True):
                 for copy in range(call.n):
+                    # A client may repeat its request id; the engine needs a unique one.
                     engine_id = f"{request_id}-{secrets.token_hex(4)}"
                     request = Request(engine_id, prompt, _seeded(sampling, copy), call.kv)
                     sequences.append(self._submit(request, call, len(sequences)))
@@ -232,6 +235,7 @@ class EngineServer:
         except ApiError as err:
             if not response.prepared:
                 raise
+            # The status is sent already: an error event, and a closed connection without [DONE].
             await response.write(error_event(err.status, err.message))
             response.force_close()
             return response

@@ -115,6 +115,7 @@ class Detokenizer:
         """Keep only the last tokens, so that a push's cost does not grow with the answer."""
         held = len(self._text) - self._given
         self._window = self._window[-(_PENDING_CONTEXT if held else _CONTEXT) :]
+        # The shorter window may decode to another text, but not to another end.
         self._text = self._decode(self._window)
         self._given = len(self._text) - held
 
@@ -156,9 +157,9 @@ class StopStrings:
         self._pending += text
         if not can_stop:
             self._exempt = len(self._pending)
-        found = self._first()
-        if found is not None:
-            start, stop = found
+        first = self._first()
+        if first is not None:
+            start, stop = first
             out = self._pending[: start + len(stop) * self._keep]
             self._pending = ""
             return StopOutput(out, stop)
@@ -174,14 +175,14 @@ class StopStrings:
 
     def _first(self) -> tuple[int, str] | None:
         """Start and text of the earliest stop string; of two at one place, the first listed."""
-        found = []
+        matches = []
         for order, stop in enumerate(self._stops):
             start = self._pending.find(stop, max(0, self._exempt - len(stop) + 1))
             if start >= 0:
-                found.append((start, order, stop))
-        if not found:
+                matches.append((start, order, stop))
+        if not matches:
             return None
-        start, _, stop = min(found)
+        start, _, stop = min(matches)
         return start, stop
 
     def _possible_tail(self) -> int:

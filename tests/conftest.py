@@ -1,25 +1,50 @@
-"""What every test shares."""
+"""Fixtures and hooks of all tests."""
 
+from typing import Any
+
+import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadGroupScheduling
 
 from .cluster.fixtures import (
     control_plane,
     crds,
+    helm,
     namespace,
     node,
+    promtool,
     pytest_collection_finish,
+    pytest_collection_modifyitems,
     pytest_terminal_summary,
+    toxiproxy_program,
 )
 
 __all__ = [
     "control_plane",
     "crds",
+    "helm",
     "namespace",
     "node",
+    "promtool",
     "pytest_collection_finish",
+    "pytest_collection_modifyitems",
     "pytest_terminal_summary",
+    "toxiproxy_program",
 ]
 
-# How long an example takes is the machine's load, not a finding.
-settings.register_profile("house", deadline=None)
-settings.load_profile("house")
+# No deadline: how long an example takes depends on the machine's load.
+settings.register_profile("tandem", deadline=None)
+settings.load_profile("tandem")
+
+
+class FileScheduling(LoadGroupScheduling):
+    """Gives each worker whole groups (`xdist_group`) and whole files, for shared fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group: str = super()._split_scope(nodeid)  # the whole node id when it has no group
+        return group.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    """Schedule by file under `--dist loadgroup`."""
+    return FileScheduling(config, log) if config.getoption("dist") == "loadgroup" else None

@@ -7,7 +7,6 @@ import pytest
 from tandem_contract import metrics, ports
 from tandem_contract.commandline import HostPort
 
-from ..cluster import tools
 from ..sidecar.real.engine import Engine
 from ..sidecar.real.lying import Params, liar
 from ..sidecar.real.pair import FALLBACK, SPLIT, alone, call, paired
@@ -16,16 +15,8 @@ from .toxiproxy import Toxiproxy, toxiproxy
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def built() -> None:
-    try:
-        tools.ensure(("toxiproxy",), print)
-    except tools.MissingTool as missing:
-        pytest.skip(f"THE TESTS WITH A BAD NETWORK DID NOT RUN: {missing}")
-
-
 @pytest.fixture
-async def network(built: None) -> AsyncIterator[Toxiproxy]:
+async def network(toxiproxy_program: None) -> AsyncIterator[Toxiproxy]:
     async with toxiproxy() as it:
         yield it
 

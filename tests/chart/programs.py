@@ -1,7 +1,6 @@
 """helm and promtool, as the tests call them."""
 
 import json
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tests.cluster import tools
-from tests.cluster.tools import MissingTool
 
 CHART = Path(__file__).parents[2] / "charts/tandem"
 RELEASE = "tandem"
@@ -62,36 +60,8 @@ def kinds(manifests: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Raises Refused, and MissingTool where promtool is not there."""
-    return run(find_promtool(), *arguments)
-
-
-def find_promtool() -> Path:
-    """Raises MissingTool."""
-    if installed := shutil.which("promtool"):
-        return Path(installed)
-    if not (unpacked := tools.cache() / "prometheus/usr/bin/promtool").exists():
-        raise MissingTool("no promtool: on Debian, apt-get install prometheus")
-    return unpacked
-
-
-def ensure_promtool() -> None:
-    """Unpack Debian's prometheus into the cache, which starts no service as installing it would.
-
-    Raises MissingTool.
-    """
-    try:
-        find_promtool()
-    except MissingTool as missing:
-        into = tools.cache() / "prometheus"
-        into.mkdir(parents=True, exist_ok=True)
-        download = ["apt-get", "download", "-qq", "prometheus"]
-        try:
-            subprocess.run(download, cwd=into, check=True, capture_output=True)
-            (package,) = into.glob("prometheus_*.deb")
-            subprocess.run(["dpkg-deb", "-x", package, into], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as err:
-            raise missing from err
+    """Raises Refused, and MissingTool if promtool is not installed."""
+    return run(tools.path("promtool"), *arguments)
 
 
 def dashboard() -> dict[str, Any]:

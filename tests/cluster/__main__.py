@@ -1,4 +1,4 @@
-"""`python -m tests.cluster tools|up|load|describe|down`: what `make cluster-…` calls."""
+"""`python -m tests.cluster tools|up|load|describe|down`, for `make cluster-…` and `make e2e`."""
 
 import argparse
 import sys
@@ -10,15 +10,21 @@ from .node import CannotStart, Node
 
 
 def main() -> int:
-    """0, 2 when this machine cannot, 1 when something did not start."""
+    """Exit status: 0, 1 if a process did not start, 2 if this machine lacks something."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster")
     commands = parser.add_subparsers(dest="command", required=True)
-    needed = commands.add_parser("tools", help="build what make test needs")
-    needed.add_argument("--node", action="store_true", help="and what make e2e needs")
-    up = commands.add_parser("up", help="start the node and print how to reach it")
-    up.add_argument("--gpus", type=int, default=0, help="show so many nvidia.com/gpu on the node")
-    commands.add_parser("down", help="stop the node and remove what it left")
-    commands.add_parser("describe", help="print what the node's pods are at")
+    needed = commands.add_parser("tools", help="build or install the programs that tests need")
+    needed.add_argument("program", nargs="*", type=_program, help="default: what make test needs")
+    needed.add_argument("--node", action="store_true", help="also what make e2e needs")
+    up = commands.add_parser("up", help="start the node and print its KUBECONFIG line")
+    up.add_argument(
+        "--gpus",
+        type=int,
+        default=0,
+        help="number of nvidia.com/gpu that the node reports; none exist",
+    )
+    commands.add_parser("down", help="stop the node; remove its namespaces, mounts and interfaces")
+    commands.add_parser("describe", help="print the state and events of the node's pods")
     load = commands.add_parser("load", help="import OCI archives into the node")
     load.add_argument("archive", type=Path, nargs="+")
     arguments = parser.parse_args()
@@ -37,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> None:
     node = Node()
     match arguments.command:
         case "tools":
-            tools.ensure((*tools.CONTROL_PLANE, "helm"), _say)
+            tools.ensure(arguments.program or tools.MAKE_TEST, _say)
             if arguments.node:
                 tools.ensure_packages(tools.NODE_PACKAGES, _say)
                 tools.ensure(tools.NODE, _say)
@@ -53,6 +59,12 @@ def _run(arguments: argparse.Namespace) -> None:
         case "load":
             for archive in arguments.archive:
                 node.load_image(archive)
+
+
+def _program(name: str) -> str:
+    if name not in tools.ALL:
+        raise argparse.ArgumentTypeError(f"{name}: not one of {', '.join(tools.ALL)}")
+    return name
 
 
 def _say(line: str) -> None:

@@ -1,7 +1,7 @@
-"""The fixtures every tests folder sees, and what they say when a cluster cannot be had.
+"""Fixtures of the tests' Kubernetes, for every tests folder, and the skips where programs lack.
 
-What is missing is built before the first test, outside any test's time limit; when that cannot
-be done the tests are skipped and the summary says so.
+A test run builds and installs nothing. A test that needs a program which is not there is skipped,
+and a section in capitals at the end of the run says what was left out and which command gets it.
 """
 
 import uuid
@@ -15,50 +15,67 @@ from .control_plane import ControlPlane
 from .node import Node
 
 CRDS = Path(__file__).parents[2] / "crds"
-_MISSING = pytest.StashKey[str]()
-_NO_NODE = pytest.StashKey[bool]()
+_LEFT_OUT = "LEFT OUT: "
+"""Prefix of a skip reason that the summary repeats in a section of its own."""
+_TO_GET = "TO RUN THEM: {} (ONCE; BUILDS WITH GO 1.26 OR NEWER, UP TO 15 MINUTES)"
+_PROGRAMS = {
+    "control_plane": tools.CONTROL_PLANE,
+    "helm": ("helm",),
+    "promtool": ("promtool",),
+    "toxiproxy_program": ("toxiproxy",),
+}
+"""Programs that each fixture needs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep all users of the control plane on one pytest worker, so that it is started once."""
+    for item in items:
+        if "control_plane" in _fixtures(item):
+            item.add_marker(pytest.mark.xdist_group("control-plane"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    config = session.config
-    wanted = any("control_plane" in item.fixturenames for item in _functions(session))
-    if config.option.collectonly or not wanted:
-        return
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    try:
-        tools.ensure(tools.CONTROL_PLANE, reporter.write_line if reporter else print)
-    except tools.MissingTool as missing:
-        config.stash[_MISSING] = str(missing)
+    """Skip selected tests whose programs are not there."""
+    for fixture, programs in _PROGRAMS.items():
+        users = [item for item in session.items if fixture in _fixtures(item)]
+        if users and (missing := tools.missing(programs)):
+            command = "make cluster-tools"
+            if not set(missing) <= set(tools.MAKE_TEST):
+                command += f' ARGS="{" ".join(missing)}"'
+            reason = f"{_LEFT_OUT}NO {', '.join(missing)}. {_TO_GET.format(command)}"
+            for item in users:
+                item.add_marker(pytest.mark.skip(reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    missing = terminalreporter.config.stash.get(_MISSING, None)
-    if missing is not None:
-        terminalreporter.section("CONTROL PLANE TESTS SKIPPED", red=True)
-        terminalreporter.line(f"THE TESTS AGAINST A REAL KUBERNETES API DID NOT RUN: {missing}")
-    if terminalreporter.config.stash.get(_NO_NODE, False):
-        terminalreporter.section("NODE TESTS SKIPPED", red=True)
-        terminalreporter.line("THE TESTS ON A WHOLE KUBERNETES DID NOT RUN: use `make e2e`")
+    """Say in capitals which tests were left out; with pytest-xdist this runs in the controller."""
+    counts: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith(_LEFT_OUT):
+            counts[reason] = counts.get(reason, 0) + 1
+    if counts:
+        terminalreporter.section("TESTS LEFT OUT", red=True)
+    for reason, count in counts.items():
+        terminalreporter.line(f"{count} TESTS DID NOT RUN: {reason.removeprefix(_LEFT_OUT)}")
 
 
-def _functions(session: pytest.Session) -> list[pytest.Function]:
-    return [item for item in session.items if isinstance(item, pytest.Function)]
+def _fixtures(item: pytest.Item) -> list[str]:
+    """Names of the fixtures that the test uses, directly or through others."""
+    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(scope="session")
-def control_plane(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlPlane]:
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A real API server with controllers and no node, shared by all tests of the run."""
-    if (missing := request.config.stash.get(_MISSING, None)) is not None:
-        pytest.skip(missing)
     with ControlPlane.running(tmp_path_factory.mktemp("control-plane")) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    """A fresh namespace, able to take pods; its deletion is not waited for."""
+    """A fresh namespace in which pods can be created; deleted after the test without waiting."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     control_plane.kubectl("create", "namespace", name)
     control_plane.kubectl(
@@ -81,10 +98,24 @@ def crds(control_plane: ControlPlane) -> ControlPlane:
 
 
 @pytest.fixture(scope="session")
-def node(request: pytest.FixtureRequest) -> Node:
+def helm() -> None:
+    """For tests that run helm: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def promtool() -> None:
+    """For tests that run promtool: they are skipped where it is not installed."""
+
+
+@pytest.fixture(scope="session")
+def toxiproxy_program() -> None:
+    """For tests that run toxiproxy: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def node() -> Node:
     """The single-node Kubernetes that `make cluster-up` started, with the images loaded into it."""
     running = Node()
     if not running.is_up():
-        request.config.stash[_NO_NODE] = True
-        pytest.skip("no node is up: make e2e")
+        pytest.skip(f"{_LEFT_OUT}NO KUBERNETES NODE RUNS HERE. TO RUN THEM: make e2e")
     return running

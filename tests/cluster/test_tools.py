@@ -1,4 +1,4 @@
-"""What is missing is said, and a process is ended only when it is ours."""
+"""Missing programs are reported and not built; only processes that we started are killed."""
 
 import os
 import subprocess
@@ -12,7 +12,10 @@ from . import detached, tools
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_go_the_tests_are_skipped_in_capitals(tmp_path: Path) -> None:
+def test_missing_programs_are_reported_in_capitals_and_not_built(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.write_text(f"#!/bin/sh\n: > {tmp_path}/go-was-called\n")
+    go.chmod(0o755)
     environment = {
         "PATH": str(tmp_path),
         "HOME": str(tmp_path),
@@ -28,9 +31,11 @@ def test_without_go_the_tests_are_skipped_in_capitals(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout
-    assert "CONTROL PLANE TESTS SKIPPED" in ran.stdout
-    assert "DID NOT RUN" in ran.stdout
-    assert "install" in ran.stdout
+    assert "TESTS LEFT OUT" in ran.stdout
+    assert "1 TESTS DID NOT RUN: NO etcd, kubectl, kube-apiserver" in ran.stdout
+    assert "make cluster-tools" in ran.stdout
+    assert not (tmp_path / "go-was-called").exists()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_kubebuilder_assets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

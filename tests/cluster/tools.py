@@ -1,9 +1,12 @@
-"""Find the programs a cluster is made of; build or install what is missing.
+"""Find the programs that the tests' Kubernetes is made of; build or install missing ones.
 
-A program is taken from, in this order: `$KUBEBUILDER_ASSETS` (control plane only), the cache
-`${TANDEM_CLUSTER_CACHE:-~/.cache/tandem/cluster}/bin` when its version is the pinned one, and for
-etcd and kubectl the PATH. What is then missing is built with Go, or for etcd installed from
-Debian by root. Several processes may ask at once: one builds, the others wait for it.
+Places, in order: `$KUBEBUILDER_ASSETS` (set by the user), the cache
+`${TANDEM_CLUSTER_CACHE:-~/.cache/tandem/cluster}/bin` if the version there is the pinned one, and
+PATH (etcd, kubectl and promtool only).
+
+`path` and `missing` only look; pytest calls nothing else. `ensure` builds with Go, and takes etcd
+and promtool from Debian; `make cluster-tools` calls it. When several processes call `ensure` at
+the same time, one builds and the others wait for it.
 """
 
 import fcntl
@@ -25,7 +28,10 @@ NODE = (
     *CONTROL_PLANE,
     *("kube-scheduler", "kubelet", "kube-proxy", "containerd", "coredns", "pause", "helm"),
 )
-# A command that tells whether each Debian package is there, and the package.
+MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool")
+"""What `make test` uses beyond the Python environment."""
+ALL = (*gobuild.PROGRAMS, "etcd", "promtool")
+# A file of each Debian package, and the package.
 NODE_PACKAGES = {
     "/usr/sbin/runc": "runc",
     "/usr/sbin/iptables": "iptables",
@@ -36,11 +42,12 @@ NODE_PACKAGES = {
     "/bin/busybox": "busybox-static",
     "/usr/bin/nsenter": "util-linux",
 }
+_FROM_PATH = ("etcd", "kubectl", "promtool")
 ETCD_PACKAGES = {"/usr/bin/etcd": "etcd-server"}
 
 
 class MissingTool(Exception):
-    """A program is not there and cannot be had here; the message says what to do."""
+    """A program is not installed and cannot be built or installed; the message says what to do."""
 
 
 def cache() -> Path:
@@ -49,34 +56,50 @@ def cache() -> Path:
 
 
 def path(name: str) -> Path:
-    """Where the program `name` is. Raises MissingTool."""
-    found = next((place for place in _places(name) if os.access(place, os.X_OK)), None)
-    if found is None:
+    """The executable of program `name`, in any version. Raises MissingTool."""
+    executable = _executable(name)
+    if executable is None:
         raise MissingTool(f"{name} is not built: run `make cluster-tools`")
-    return found
+    return executable
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those of `names` that are not installed, or are in the cache in another version."""
+    return [name for name in names if not _is_available(name)]
 
 
 def ensure(names: Sequence[str], say: Say) -> None:
-    """Make `path(name)` work for each of `names`. Raises MissingTool."""
-    if all(_is_there(name) for name in names):
+    """Build or install each of `names` that is missing.
+
+    Raises MissingTool after trying them all; its message names every program that failed.
+    """
+    if not missing(names):
         return
-    with _alone(say):
-        for name in names:
-            if not _is_there(name):
+    failures = []
+    with _cache_lock(say):
+        for name in missing(names):
+            try:
                 _provide(name, say)
+            except MissingTool as failure:
+                failures.append(str(failure))
+    if failures:
+        raise MissingTool("; ".join(failures))
 
 
 def ensure_packages(packages: dict[str, str], say: Say) -> None:
-    """Install the Debian packages whose file is not there. Raises MissingTool."""
-    wanted = [package for probe, package in packages.items() if not Path(probe).exists()]
-    if not wanted:
+    """Install the Debian packages of which `packages` names a file that does not exist.
+
+    Raises MissingTool.
+    """
+    absent = [package for file, package in packages.items() if not Path(file).exists()]
+    if not absent:
         return
-    listed = " ".join(wanted)
+    listed = " ".join(absent)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise MissingTool(f"not installed: {listed}; as root on Debian: apt-get install {listed}")
     say(f"installing {listed}")
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *absent]
     for command in (["apt-get", "update", "-qq"], install):
         done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
         if done.returncode != 0:
@@ -84,20 +107,26 @@ def ensure_packages(packages: dict[str, str], say: Say) -> None:
 
 
 def _places(name: str) -> Iterator[Path]:
-    """Where `name` may lie, best first."""
+    """Paths at which `name` may be, in the order of preference."""
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         yield Path(assets, name)
     yield cache() / "bin" / name
-    if name in ("etcd", "kubectl") and (installed := shutil.which(name)):
+    if name in _FROM_PATH and (installed := shutil.which(name)):
         yield Path(installed)
+    if name == "promtool":
+        yield _unpacked_prometheus() / "usr/bin/promtool"
 
 
-def _is_there(name: str) -> bool:
-    """Whether `path` finds it, in the pinned version where it is one of ours."""
-    found = next((place for place in _places(name) if os.access(place, os.X_OK)), None)
-    if found is None or found.parent != cache() / "bin":
-        return found is not None
-    return _has_version(found, gobuild.PROGRAMS[name])
+def _executable(name: str) -> Path | None:
+    return next((place for place in _places(name) if os.access(place, os.X_OK)), None)
+
+
+def _is_available(name: str) -> bool:
+    """Whether `path` finds `name`; a program in our cache must also have the pinned version."""
+    executable = _executable(name)
+    if executable is None or executable.parent != cache() / "bin":
+        return executable is not None
+    return _has_version(executable, gobuild.PROGRAMS[name])
 
 
 def _has_version(binary: Path, program: Program) -> bool:
@@ -113,27 +142,48 @@ def _provide(name: str, say: Say) -> None:
     if name == "etcd":
         ensure_packages(ETCD_PACKAGES, say)
         return
+    if name == "promtool":
+        _unpack_promtool(say)
+        return
     go = shutil.which("go")
     if go is None:
         raise MissingTool(f"no {name}, and no Go to build it: install Go 1.26 or newer (go.dev/dl)")
     program = gobuild.PROGRAMS[name]
-    say(f"building {name} {program.version} (once, some minutes) …")
-    began = time.monotonic()
+    say(f"building {name} {program.version} with Go; this takes minutes, once …")
+    started = time.monotonic()
     try:
         gobuild.build(go, program, cache())
     except gobuild.BuildFailed as failed:
         raise MissingTool(str(failed)) from failed
-    say(f"built {name} in {time.monotonic() - began:.0f} s")
+    say(f"built {name} in {time.monotonic() - started:.0f} s")
+
+
+def _unpacked_prometheus() -> Path:
+    return cache() / "prometheus"
+
+
+def _unpack_promtool(say: Say) -> None:
+    """Unpack Debian's prometheus package into the cache; installing it would start its service."""
+    say("downloading Debian's prometheus package for promtool")
+    folder = _unpacked_prometheus()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        download = ["apt-get", "download", "-qq", "prometheus"]
+        subprocess.run(download, cwd=folder, check=True, capture_output=True)
+        (package,) = folder.glob("prometheus_*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, folder], check=True, capture_output=True)
+    except (OSError, ValueError, subprocess.CalledProcessError) as err:
+        raise MissingTool("no promtool: on Debian, apt-get install prometheus") from err
 
 
 @contextmanager
-def _alone(say: Say) -> Iterator[None]:
-    """Hold the cache's lock, so that a program is built once."""
+def _cache_lock(say: Say) -> Iterator[None]:
+    """Hold the cache's lock, so that concurrent processes build each program once."""
     cache().mkdir(parents=True, exist_ok=True)
-    with (cache() / "lock").open("w") as held:
+    with (cache() / "lock").open("w") as lock:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("another process is building the cluster's programs: waiting for it")
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

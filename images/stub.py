@@ -1,8 +1,8 @@
-"""An empty shared library that bears another's name.
+"""An empty shared library in place of a large one whose functions are never called.
 
-A library that is linked but whose functions are bound on their first call need not be there for
-that: the dynamic linker wants a file of that name, and looks into it only for what is called.
-Nothing is defined in a stub, so calling a function of it ends the program with the symbol's name.
+With lazy binding the dynamic linker needs a file with the library's name at start, and looks up a
+function only at its first call. A stub defines no function, so such a call ends the program with an
+error that names the symbol.
 """
 
 import struct
@@ -20,11 +20,11 @@ _PAGE = 0x1000
 
 
 def empty_library(name: str, like: Path) -> bytes:
-    """A library with the soname `name`, for the machine that the library `like` is for."""
+    """A library with soname `name`, for the same processor architecture as the library `like`."""
     with like.open("rb") as opened:
         ident, _, machine, *_ = _HEADER.unpack(opened.read(_HEADER.size))
     strings = b"\0" + name.encode() + b"\0"
-    # One bucket, one symbol: the nameless first one that every table begins with.
+    # One hash bucket and one symbol: the unnamed first entry that every symbol table has.
     symbols, hashed = bytes(_SYMBOL_SIZE), struct.pack("<4I", 1, 1, 0, 0)
     at_symbols = _HEADER.size + 2 * _SEGMENT.size
     at_hash = at_symbols + len(symbols)
@@ -44,7 +44,7 @@ def empty_library(name: str, like: Path) -> bytes:
         *(ident, _SHARED_OBJECT, machine, 1, 0, _HEADER.size, 0, 0),
         *(_HEADER.size, _SEGMENT.size, 2, 0, 0, 0),
     )
-    # The linker writes into the dynamic section: the segment is mapped writable.
+    # The dynamic linker writes into the dynamic section, so its segment must be writable.
     writable = _READ | 2
     segments = _SEGMENT.pack(_LOAD, writable, 0, 0, 0, size, size, _PAGE) + _SEGMENT.pack(
         _DYNAMIC, writable, at_dynamic, at_dynamic, at_dynamic, len(dynamic), len(dynamic), 8

@@ -17,7 +17,7 @@ FROM ${PYTHON}
 RUN groupadd --gid 65532 tandem \
  && useradd --uid 65532 --gid 65532 --home-dir /tmp --no-create-home tandem
 COPY --from=build /opt/tandem /opt/tandem
-# torch asks for the user's name, under whatever number the pod runs.
+# torch looks up the user name, which has no /etc/passwd entry for an arbitrary UID.
 ENV PATH=/opt/tandem/bin:$PATH HOME=/tmp USER=tandem PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 LABEL org.opencontainers.image.title=tandem org.opencontainers.image.licenses=Apache-2.0

@@ -14,7 +14,7 @@ from ..sidecar.real.pair import FALLBACK, LONG, SPLIT, alone, call, paired
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 AFTER_DEATH = (SPLIT.value, FALLBACK.value)
-"""A kept connection that ends before an answer may have been stale: once more, without the KV."""
+"""A pooled connection that ends before a response may be stale: the sidecar retries without KV."""
 
 
 async def test_a_prefill_engine_killed_at_work_and_then_away(
@@ -97,7 +97,7 @@ async def test_a_decode_engine_killed_before_the_first_byte_is_a_502(
         assert (told.status, told.path in (AFTER_DEATH if split else ("unified",))) == (502, True)
         assert "decode failed" in told.error
         assert (await pair.errors())["decode"] == 1
-        # Who would have told it is dead: the lease, short here, frees what was handed over.
+        # The decode engine, which would notify the producer, is dead: the short lease frees the KV.
         await pair.at_rest(second)
 
 

@@ -37,7 +37,9 @@ async def test_none_hangs_is_truncated_or_wrong(decode: Engine, prefills: list[E
         print(f"\n{storm.summary()}")
         assert len(storm.told) == REQUESTS
         assert storm.unclear() == []
-        assert [told for _, told in storm.told if told.error] == [], "it can always fall back"
+        assert [told for _, told in storm.told if told.error] == [], (
+            "the decode engine can always serve"
+        )
         assert await storm.wrong(prefills[0]) == []
         ended = await pair.ended(SPLIT) + await pair.ended(FALLBACK)
         assert ended == REQUESTS

@@ -1,4 +1,4 @@
-"""A network that is slow, silent or cut, by toxiproxy: to the prefill pod and under the KV."""
+"""toxiproxy delays, silences or cuts connections to the prefill pod and of the KV transfer."""
 
 from collections.abc import AsyncIterator
 
@@ -49,7 +49,7 @@ async def test_past_its_time_it_is_given_up_and_keeps_nothing(
         else:
             assert (told.status, told.path) == (504, SPLIT.value)
         assert await pair.errors() == {"prefill": 1}
-        # The answer comes a second late, and what it hands over is released.
+        # The prefill response arrives a second late; the sidecar releases its KV.
         await pair.at_rest(decode, prefill)
 
 
@@ -72,7 +72,7 @@ async def test_a_prefill_pod_behind_a_silent_network_is_left_for_the_next(
 async def test_kv_that_breaks_off_or_stops_on_its_way_is_computed_again(
     network: Toxiproxy, decode: Engine, second: Engine, toxic: str
 ) -> None:
-    """A prompt's KV has 50 KB here; that nothing comes any more, the engine finds after 10 s."""
+    """A prompt's KV is 50 KB here; the engine detects a stalled transfer after 10 s."""
     it = call(13)
     attributes = {"limit_data": {"bytes": 20_000}, "reset_peer": {"timeout": 0}}
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)

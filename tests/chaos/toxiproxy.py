@@ -1,4 +1,4 @@
-"""Shopify's toxiproxy between two processes: TCP that is slow, falls silent or breaks off."""
+"""Shopify's toxiproxy between two processes: slow, silent or cut TCP connections."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,13 +16,13 @@ from ..sidecar.real.pair import until
 
 @dataclass
 class Toxiproxy:
-    """A running one."""
+    """A running toxiproxy and its HTTP API."""
 
     url: str
     http: aiohttp.ClientSession
 
     async def before(self, name: str, upstream: HostPort) -> HostPort:
-        """Where to connect in place of `upstream`."""
+        """Create the proxy `name` before `upstream`; returns the address to connect to."""
         body = {"name": name, "listen": "127.0.0.1:0", "upstream": str(upstream)}
         async with self.http.post(f"{self.url}/proxies", json=body) as answer:
             made = await answer.json()
@@ -31,32 +31,32 @@ class Toxiproxy:
         return HostPort(host, int(port))
 
     async def poison(self, name: str, kind: str, **attributes: int) -> None:
-        """Have what flows back through `name` suffer the toxic `kind`."""
+        """Add the toxic `kind` to the response direction of proxy `name`."""
         body = {"name": kind, "type": kind, "stream": "downstream", "attributes": attributes}
         async with self.http.post(f"{self.url}/proxies/{name}/toxics", json=body) as answer:
             assert answer.status == 200, await answer.text()
 
     async def cure(self, name: str, kind: str) -> None:
-        """Take the toxic off."""
+        """Remove the toxic."""
         async with self.http.delete(f"{self.url}/proxies/{name}/toxics/{kind}") as answer:
             assert answer.status == 204, await answer.text()
 
 
 @asynccontextmanager
 async def toxiproxy() -> AsyncIterator[Toxiproxy]:
-    """Raises MissingTool where it is not built."""
+    """Run toxiproxy. Raises MissingTool if it is not built."""
     port = free_port("127.0.0.1")
     command = (tools.path("toxiproxy"), "-host", "127.0.0.1", "-port", str(port))
     async with process(*command) as started, aiohttp.ClientSession() as http:
-        it = Toxiproxy(f"http://127.0.0.1:{port}", http)
+        proxy = Toxiproxy(f"http://127.0.0.1:{port}", http)
 
         async def answers() -> bool:
-            assert started.returncode is None, "toxiproxy ended at its start"
+            assert started.returncode is None, "toxiproxy exited at start"
             try:
-                async with http.get(f"{it.url}/version") as answer:
+                async with http.get(f"{proxy.url}/version") as answer:
                     return answer.status == 200
             except aiohttp.ClientError:
                 return False
 
         await until(answers)
-        yield it
+        yield proxy

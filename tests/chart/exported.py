@@ -1,7 +1,8 @@
-"""What Tandem's components really export: series name → its labels.
+"""Metrics that Tandem's components export: series name → its labels.
 
-Read from their own registries once one of everything has happened, so that a dashboard cannot name
-what nobody exports. The reference engine stands for vLLM: it exports the same names.
+Read from the components' own registries after one event of each kind, so that tests detect a
+dashboard or rule that names a series which does not exist. The reference engine stands for vLLM,
+because it exports the same names.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
 from tandem_sidecar.observability.observer import RequestObserver
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
-"""Of every scraped series: the PodMonitors put them on."""
+"""Labels that the PodMonitors add to every scraped series."""
 
 
 class _Idle:
@@ -33,7 +34,7 @@ class _Idle:
 
 @cache
 def exported_series() -> dict[str, frozenset[str]]:
-    """Every series name with the labels it may be asked by."""
+    """Every series name with the labels that a query may use."""
     return {
         sample.name: frozenset(sample.labels) | TARGET_LABELS
         for registry in (_sidecar(), _epp(), _engine(), _operator())
@@ -43,7 +44,7 @@ def exported_series() -> dict[str, frozenset[str]]:
 
 
 def recorded_series(rules: list[dict[str, str]]) -> Iterator[str]:
-    """What recording rules add."""
+    """Series that recording rules add."""
     yield from (rule["record"] for rule in rules if "record" in rule)
 
 
@@ -64,7 +65,7 @@ def _epp() -> CollectorRegistry:
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")
     metrics.observe_hit_ratio(1, 2, "index")
-    # No call is made before it runs.
+    # KubernetesDiscovery does not call the API until it runs.
     api = cast("Api", None)
     pods = KubernetesDiscovery(api, PodSelection("namespace", "label", 8000), lambda: None)
     metrics.registry.register(pods)

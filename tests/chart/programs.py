@@ -1,4 +1,4 @@
-"""helm and promtool, as the tests call them."""
+"""Run helm and promtool on the chart."""
 
 import json
 import subprocess
@@ -19,13 +19,13 @@ MONITORING = "monitoring.coreos.com/v1"
 
 
 class Refused(Exception):
-    """The program ended with a code other than 0; the message is what it said."""
+    """The program's exit status was not 0; the message is its output."""
 
 
 def run(*command: str | Path, kubeconfig: Path | None = None) -> str:
-    """What it prints. Raises Refused."""
+    """Run `command` and return its stdout. Raises Refused."""
     with tempfile.TemporaryDirectory() as home:
-        # helm keeps caches and registry credentials in HOME; none of the user's are for tests.
+        # helm keeps caches and registry credentials in HOME: tests must not use the user's.
         environment = {"HOME": home, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         if kubeconfig is not None:
             environment["KUBECONFIG"] = str(kubeconfig)
@@ -36,7 +36,7 @@ def run(*command: str | Path, kubeconfig: Path | None = None) -> str:
 
 
 def helm(*arguments: str | Path, kubeconfig: Path | None = None) -> str:
-    """Raises Refused, and MissingTool where helm is not built."""
+    """Run helm. Raises Refused, and MissingTool if helm is not built."""
     return run(tools.path("helm"), *arguments, kubeconfig=kubeconfig)
 
 
@@ -60,7 +60,7 @@ def kinds(manifests: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def promtool(*arguments: str | Path) -> str:
-    """Raises Refused, and MissingTool if promtool is not installed."""
+    """Run promtool. Raises Refused, and MissingTool if promtool is not installed."""
     return run(tools.path("promtool"), *arguments)
 
 

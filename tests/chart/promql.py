@@ -1,4 +1,4 @@
-"""The series and labels a PromQL expression names: enough of the grammar for our own."""
+"""Series and labels in a PromQL expression; parses the subset of PromQL that the chart uses."""
 
 import re
 
@@ -12,7 +12,7 @@ _OPERATORS = frozenset({"and", "or", "unless", "bool", "offset"})
 
 
 def series(expression: str) -> set[str]:
-    """Names of the series it reads."""
+    """Names of the series that the expression reads."""
     bare = _STRING.sub('""', expression)
     for left_out in (_GROUPING, _MATCHERS, _RANGE):
         bare = left_out.sub(" ", bare)
@@ -21,7 +21,7 @@ def series(expression: str) -> set[str]:
 
 
 def matched_labels(expression: str) -> dict[str, set[str]]:
-    """Labels in braces, by series."""
+    """Labels in the braces of each series."""
     bare = _STRING.sub('""', expression)
     found: dict[str, set[str]] = {}
     for match in _SELECTOR.finditer(bare):
@@ -30,7 +30,7 @@ def matched_labels(expression: str) -> dict[str, set[str]]:
 
 
 def grouped_labels(expression: str) -> set[str]:
-    """Labels that results are grouped or joined by."""
+    """Labels by which results are grouped or joined."""
     bare = _STRING.sub('""', expression)
     return {name for match in _GROUPING.finditer(bare) for name in _NAME.findall(match[1] or "")}
 

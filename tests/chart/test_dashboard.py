@@ -1,4 +1,4 @@
-"""The Grafana dashboard: its queries parse, and read what is exported."""
+"""The Grafana dashboard: its queries parse and read exported series."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def queries() -> list[tuple[str, str]]:
-    """Panel's title and expression, with Grafana's variables filled in."""
+    """Title and expression of each panel, with Grafana's variables filled in."""
     return [
         (panel["title"], _filled(target["expr"]))
         for panel in panels()
@@ -43,7 +43,7 @@ def test_promtool_parses_every_query(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("title", "expression"), queries())
-def test_queries_read_what_is_exported(title: str, expression: str) -> None:
+def test_queries_read_exported_series(title: str, expression: str) -> None:
     exported = exported_series()
     read = promql.series(expression)
     assert read
@@ -62,7 +62,7 @@ def test_panels_have_descriptions_and_legends_of_labels_they_group_by() -> None:
             assert legend <= promql.grouped_labels(target["expr"]), panel["title"]
 
 
-def test_variables_are_there_and_used() -> None:
+def test_variables_exist_and_are_used() -> None:
     board = programs.dashboard()
     assert {variable["name"] for variable in board["templating"]["list"]} == VARIABLES
     text = json.dumps(board["panels"])

@@ -1,4 +1,4 @@
-"""Nothing that the chart holds twice differs from its source."""
+"""Copies in the chart equal their sources."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def test_generated_files_are_fresh() -> None:
     ]
     assert stale == [], "run .venv/bin/python charts/generate.py"
     crds = set((CHART / "files/crds").iterdir())
-    assert crds <= written.keys(), "the chart holds a CRD that crds/ has not"
+    assert crds <= written.keys(), "the chart contains a CRD that crds/ does not"
 
 
 def test_chart_is_of_this_release() -> None:

@@ -1,4 +1,4 @@
-"""The chart on a real API server: strictly valid, admitted, and gone again but for the CRDs."""
+"""The chart on a real API server: valid, admitted, and uninstalled except for the CRDs."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.control_plane, pytest.mark.usefixtures("helm")]
 
 HERE = Path(__file__).parent
 NOT_SERVED = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, which is not here."""
+"""Kinds of the Prometheus operator, which this cluster lacks."""
 
 
 @pytest.mark.parametrize("case", ["default", "namespaced", "ha", "monitoring"])
@@ -27,10 +27,10 @@ def test_strictly_valid(control_plane: ControlPlane, namespace: str, case: str) 
     )
     served = [made for made in manifests if made["kind"] not in NOT_SERVED]
     for made in served:
-        # The namespaces to watch are the user's; a dry run wants them to be there.
+        # Users create the namespaces to watch; a server-side dry run needs them to exist.
         if made["metadata"].get("namespace", "").startswith("team-"):
             made["metadata"]["namespace"] = namespace
-    # A pod is not admitted before its account is there.
+    # A pod is not admitted before its service account exists.
     control_plane.kubectl(
         *("create", "serviceaccount", f"{RELEASE}-test", f"--namespace={namespace}")
     )
@@ -43,7 +43,7 @@ def test_strictly_valid(control_plane: ControlPlane, namespace: str, case: str) 
 
 @pytest.fixture
 def restricted(control_plane: ControlPlane, namespace: str) -> Iterator[str]:
-    """A namespace that enforces the restricted pod security standard, and no release after."""
+    """A namespace that enforces restricted pod security; the release is uninstalled afterwards."""
     control_plane.kubectl(
         *("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     )
@@ -62,10 +62,10 @@ def test_installs_upgrades_and_leaves_only_crds(
             *arguments, "--namespace", restricted, kubeconfig=control_plane.kubeconfig
         )
 
-    # The CRDs may be there already: the control plane is shared.
+    # The CRDs may exist already, because tests share the control plane.
     said = helm("install", RELEASE, str(CHART), "--take-ownership")
     assert f"deployment/{RELEASE}" in said
-    # Counts pods that exist: the namespace's pod security has let them in.
+    # Pods that exist were admitted by the namespace's pod security.
     control_plane.kubectl(
         *("wait", f"deployment/{RELEASE}", "--for=jsonpath={.status.replicas}=1"),
         *(f"--namespace={restricted}", "--timeout=60s"),
@@ -86,11 +86,11 @@ def test_installs_upgrades_and_leaves_only_crds(
 
 
 def _kinds(control_plane: ControlPlane, selector: str) -> set[str]:
-    """Kinds of everything with the label, whatever and wherever; pods and their makers apart."""
+    """Kinds of all objects with the label, except pods and objects that controllers create."""
     names = control_plane.kubectl("api-resources", "--verbs=list", "--output=name").split()
     passing = {"pods", "replicasets.apps", "endpoints", "endpointslices.discovery.k8s.io"}
-    listed = ",".join(sorted(set(names) - passing - {"componentstatuses"}))
+    resources = ",".join(sorted(set(names) - passing - {"componentstatuses"}))
     found: list[dict[str, Any]] = json.loads(
-        control_plane.kubectl("get", listed, "--all-namespaces", selector, "--output=json")
+        control_plane.kubectl("get", resources, "--all-namespaces", selector, "--output=json")
     )["items"]
     return {each["kind"] for each in found}

@@ -1,4 +1,4 @@
-"""What the chart grants the operator and what a run of it uses: nothing denied, nothing idle."""
+"""RBAC rules of the chart against a run of the operator: none denied, none unused."""
 
 import json
 import subprocess
@@ -32,8 +32,8 @@ GATEWAY = {
 }
 """Kinds that this cluster lacks."""
 RARE = {
-    # What another pass had made already is read; what lost its owner gets one; revisions go after
-    # five newer ones: nothing of it happens in a quiet life.
+    # Used only in rare cases that this run does not have: reading an object after a conflicting
+    # create, adopting an orphan, deleting a revision once five newer ones exist.
     ("", "pods", "get"),
     ("apps", "controllerrevisions", "get"),
     ("apps", "controllerrevisions", "patch"),
@@ -58,7 +58,7 @@ def test_in_a_namespace(control_plane: ControlPlane, namespace: str) -> None:
     ):
         _live(control_plane, namespace)
     _, denied = _asked(control_plane, namespace)
-    # Asked once at the start, and done without.
+    # The operator asks once at start and works without it.
     assert denied == {
         ("", "nodes", "list"),
         ("apiextensions.k8s.io", "customresourcedefinitions", "get"),
@@ -69,7 +69,7 @@ def test_in_a_namespace(control_plane: ControlPlane, namespace: str) -> None:
 def _run(
     control_plane: ControlPlane, namespace: str, scope: str, values: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """The operator as a process with the rights of the chart's ServiceAccount."""
+    """Run the operator with the chart's ServiceAccount."""
     programs.helm(
         *("install", RELEASE, str(CHART), "--namespace", namespace, *values),
         *("--set", "crds.install=false", "--set", "operator.replicas=0"),
@@ -85,7 +85,7 @@ def _run(
     )
     try:
         yield
-        assert operator.poll() is None, "the operator has ended"
+        assert operator.poll() is None, "the operator exited"
     finally:
         operator.terminate()
         operator.wait()
@@ -95,7 +95,7 @@ def _run(
 
 
 def _live(control_plane: ControlPlane, namespace: str) -> None:
-    """A pair of pools from start to end: created, scaled to nothing, routed by others, deleted."""
+    """Create a pair of pools, scale it to zero, move pods to another endpoint, delete all."""
 
     def kubectl(*arguments: str) -> str:
         return control_plane.kubectl(*arguments, f"--namespace={namespace}")
@@ -109,7 +109,7 @@ def _live(control_plane: ControlPlane, namespace: str) -> None:
     kubectl("wait", "--for=create", "deployment/quickstart-epp", f"--timeout={_SECONDS}s")
     kubectl("scale", "decodepool/quickstart", "--replicas=0")
     _until(lambda: pods() == 1, "the decode pods to be gone")
-    # The prefill pod stays and is labelled for the other endpoint; the first one goes.
+    # The prefill pod stays and gets the label of the other endpoint; the first endpoint goes.
     moved = {"spec": {"routing": {"endpoint": "other", "epp": {"enabled": False}}}}
     kubectl("patch", "decodepool/quickstart", "--type=merge", f"--patch={json.dumps(moved)}")
     kubectl("wait", "--for=create", "deployment/other-envoy", f"--timeout={_SECONDS}s")
@@ -128,7 +128,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def _asked(control_plane: ControlPlane, namespace: str) -> tuple[set[Grant], set[Grant]]:
-    """What the operator's account was let do, and what not, by the audit log."""
+    """Requests of the operator's account in the audit log: allowed, and denied."""
     user = f"system:serviceaccount:{namespace}:{RELEASE}"
     used, denied = set[Grant](), set[Grant]()
     for line in control_plane.audit_log.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The alerts and recording rules, checked by promtool and against what is exported."""
+"""Alerts and recording rules, checked by promtool and against exported series."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_every_alert_has_its_runbook(rule: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "rule", programs.rules(), ids=lambda rule: rule.get("alert") or rule["record"]
 )
-def test_rules_read_what_is_exported(rule: dict[str, Any]) -> None:
+def test_rules_read_exported_series(rule: dict[str, Any]) -> None:
     exported = exported_series()
     recorded = set(recorded_series(programs.rules()))
     assert promql.series(rule["expr"]) <= exported.keys() | recorded

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.component, pytest.mark.usefixtures("helm")]
 HERE = Path(__file__).parent
 CASES = ("default", "namespaced", "ha", "monitoring")
 HIDDEN = "…"
-"""Stands in for what is copied whole from a file of the chart, and tested there."""
+"""Placeholder for files that the chart copies unchanged; other tests check those."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -98,7 +98,7 @@ def test_crds_may_be_left_out_or_not_kept() -> None:
     )
 
 
-def test_namespaced_mode_has_nothing_of_the_cluster() -> None:
+def test_namespaced_mode_has_no_cluster_scoped_objects() -> None:
     made = objects("--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
     assert not {kind for kind in kinds(made) if kind.startswith("Cluster")}
     roles = {
@@ -139,7 +139,7 @@ def test_a_release_of_any_name_and_labels_fits() -> None:
     assert pod["team"] == "serving"
 
 
-def test_router_settings_are_what_the_operator_reads(tmp_path: Path) -> None:
+def test_the_operator_reads_the_router_settings(tmp_path: Path) -> None:
     assert "ConfigMap" not in kinds(objects())
     values = tmp_path / "values.yaml"
     values.write_text(

@@ -1,10 +1,10 @@
 """A real Kubernetes for the tests, in two sizes, from Go's module proxy and Debian's packages.
 
-- Control plane: etcd, kube-apiserver, kube-controller-manager on loopback ports in a temporary
-  folder. Two seconds to start; no root, no node, no pod ever runs. `control_plane`.
-- Node: the whole thing in network, mount and process namespaces of its own, with containerd,
-  kubelet, kube-proxy and DNS: pods run. Needs root. `node`.
+- `control_plane`: etcd, kube-apiserver and kube-controller-manager on loopback ports, their data in
+  a temporary folder. Starts in a few seconds without root. It has no node, so no pod runs.
+- `node`: also containerd, kubelet, kube-proxy and DNS in network, mount and process namespaces of
+  their own. Pods run. Needs root.
 
-`versions` pins what is built, `tools` finds or builds it, `fixtures` is what tests use;
-docs/testing.md is for people. Nothing here is part of the product, and nothing imports it.
+`versions` pins the programs' versions, `tools` finds or builds them, `fixtures` defines the pytest
+fixtures; docs/testing.md is the guide. The product does not import this package.
 """

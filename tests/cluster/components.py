@@ -1,6 +1,6 @@
 """The flags of the control plane's programs, the same for both sizes of cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from .pki import Authority
@@ -21,14 +21,14 @@ def etcd(data: Path, host: str, client: int, peer: int) -> list[str]:
             "listen-client-urls": f"http://{host}:{client}",
             "advertise-client-urls": f"http://{host}:{client}",
             "listen-peer-urls": f"http://{host}:{peer}",
-            # Its data is thrown away: a power cut may take it.
+            # The data is thrown away afterwards and need not survive a power cut.
             "unsafe-no-fsync": "true",
         }
     )
 
 
 def api_server(issued: Authority, etcd_url: str, host: str, port: int, **more: object) -> list[str]:
-    """`issued` has a certificate called apiserver. `more` are flags, `_` for `-`."""
+    """`issued` must have a certificate called apiserver. `more` are flags, with `_` for `-`."""
     return _flags(
         {
             "etcd-servers": etcd_url,
@@ -69,9 +69,4 @@ def scheduler(kubeconfig: Path) -> list[str]:
 
 
 def _flags(values: Mapping[str, object]) -> list[str]:
-    return list(_spelled(values))
-
-
-def _spelled(values: Mapping[str, object]) -> Iterator[str]:
-    for name, value in values.items():
-        yield f"--{name.replace('_', '-')}={value}"
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]

@@ -3,7 +3,7 @@
     with ControlPlane.running(folder) as cluster:
         cluster.kubectl("get", "namespaces")
 
-Everything lies in `folder`; nothing listens beyond loopback; no process outlives this one.
+All files are in `folder`, all ports are on loopback, and no process outlives this one.
 """
 
 import socket
@@ -27,11 +27,11 @@ _AUDIT_POLICY = {
 
 
 class DidNotStart(Exception):
-    """A process of the cluster ended or never answered; the message holds its last words."""
+    """A process ended or did not become ready; the message holds the end of its log."""
 
 
 class ControlPlane:
-    """A running control plane. `audit_log` holds one JSON event a line, bodies left out."""
+    """A running control plane. `audit_log` has one JSON event per line, without bodies."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,14 +46,17 @@ class ControlPlane:
     @classmethod
     @contextmanager
     def running(cls, folder: Path) -> Iterator["ControlPlane"]:
-        """Start one below `folder`, stop it at the end. Raises tools.MissingTool, DidNotStart."""
+        """Start a control plane in `folder`, stop it at the end.
+
+        Raises tools.MissingTool, DidNotStart.
+        """
         for attempt in range(_START_TRIES):
             with ExitStack() as started:
                 cluster = cls(folder / str(attempt))
                 try:
                     cluster._start(started)
                 except DidNotStart:
-                    # Somebody may have taken a port between its choice and its use.
+                    # Another process may have taken a chosen port in the meantime: try others.
                     if attempt + 1 == _START_TRIES:
                         raise
                     continue
@@ -65,32 +68,32 @@ class ControlPlane:
         return kubectl.run(self.kubeconfig, *arguments, input=input)
 
     def kubeconfig_for(self, user: str, *, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig with a client certificate for `user`, whom RBAC then decides about."""
+        """A kubeconfig with a client certificate for `user`; RBAC limits what it may do."""
         name = user.replace(":", "-").replace("/", "-")
         self._authority.issue(name, user, groups=groups)
         path = self._folder / f"{name}.kubeconfig"
         return pki.write(path, self._authority.kubeconfig(name, self.url))
 
     def kubeconfig_for_service_account(self, namespace: str, name: str) -> Path:
-        """A kubeconfig with a token of a service account that is there, good for an hour."""
+        """A kubeconfig with a token of an existing service account, valid for an hour."""
         token = self.kubectl("create", "token", name, f"--namespace={namespace}").strip()
         path = self._folder / f"{namespace}-{name}.kubeconfig"
         document = self._authority.kubeconfig(name, self.url, token=token)
         return pki.write(path, document)
 
     def restart_controllers(self) -> None:
-        """Let the garbage collector know kinds made since: it looks for new ones twice a minute."""
+        """Make the garbage collector find new kinds now; it looks for them only twice a minute."""
         self._stop_controllers()
         self._controllers = self._launch("kube-controller-manager", *self._controller_flags())
-        self._until("kube-controller-manager", self._controllers, self._controllers_work)
+        self._until("kube-controller-manager", self._controllers, self._controllers_are_active)
 
     def _start(self, started: ExitStack) -> None:
         etcd = self._launch("etcd", *self._etcd_flags())
         started.callback(_stop, etcd)
-        self._until("etcd", etcd, lambda: _listens(self._ports[1]))
+        self._until("etcd", etcd, lambda: _is_listening(self._ports[1]))
         api = self._launch("kube-apiserver", *self._api_flags())
         started.callback(_stop, api)
-        self._until("kube-apiserver", api, lambda: self._asks("get", "--raw=/readyz"))
+        self._until("kube-apiserver", api, lambda: self._succeeds("get", "--raw=/readyz"))
         started.callback(self._stop_controllers)
         self.restart_controllers()
 
@@ -110,7 +113,7 @@ class ControlPlane:
             self._ports[0],
             audit_policy_file=policy,
             audit_log_path=self.audit_log,
-            # In megabytes: a log that is cut loses a test its events.
+            # Megabytes. Rotation would remove events that a test still reads.
             audit_log_maxsize=10000,
         )
 
@@ -121,7 +124,7 @@ class ControlPlane:
     def _launch(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                # The kernel ends it with this process, however that ends.
+                # The kernel kills the child when this process ends for any reason.
                 ["setpriv", "--pdeathsig=KILL", tools.path(name), *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -130,33 +133,33 @@ class ControlPlane:
                 process_group=0,
             )
 
-    def _asks(self, *arguments: str) -> bool:
+    def _succeeds(self, *arguments: str) -> bool:
         try:
             self.kubectl(*arguments)
         except kubectl.Failed:
             return False
         return True
 
-    def _controllers_work(self) -> bool:
-        """A controller has acted: a namespace without this account takes no pod."""
-        return self._asks("get", "serviceaccount", "default", "--namespace=default")
+    def _controllers_are_active(self) -> bool:
+        """Whether the default service account exists; a namespace without it accepts no pod."""
+        return self._succeeds("get", "serviceaccount", "default", "--namespace=default")
 
     def _until(
-        self, name: str, process: subprocess.Popen[bytes], holds: Callable[[], bool]
+        self, name: str, process: subprocess.Popen[bytes], condition: Callable[[], bool]
     ) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while not holds():
+        while not condition():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise DidNotStart(self._last_words(name, process))
+                raise DidNotStart(self._failure(name, process))
             time.sleep(0.05)
 
-    def _last_words(self, name: str, process: subprocess.Popen[bytes]) -> str:
-        said = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
+    def _failure(self, name: str, process: subprocess.Popen[bytes]) -> str:
+        log = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
         how = "does not answer" if process.returncode is None else f"ended: {process.returncode}"
-        return "\n".join([f"{name} {how}", *said[-10:]])
+        return "\n".join([f"{name} {how}", *log[-10:]])
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:
@@ -165,15 +168,15 @@ def _listens(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End it at once: its state is thrown away."""
+    """Kill the process; its state is thrown away, so no clean shutdown is needed."""
     process.kill()
     process.wait()
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, all different."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+    """Different ports of HOST that are free now."""
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind((HOST, 0))
         return [each.getsockname()[1] for each in sockets]

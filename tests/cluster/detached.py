@@ -1,7 +1,7 @@
-"""Processes that stay when their starter ends, found again by a file each.
+"""Processes that outlive their starter; a record file identifies each.
 
-The file holds the process id and when the process began: an id that was given to another process
-since is not ours to end.
+The file holds the process id and start time, so that a process which got the same id later is never
+killed.
 """
 
 import os
@@ -17,7 +17,7 @@ _GONE_SECONDS = 20
 def start(
     record: Path, command: Sequence[object], *, log: Path, env: Mapping[str, str] | None = None
 ) -> int:
-    """Run `command` in a session of its own and write who it is to `record`; its id."""
+    """Start `command` in a new session, write its record file, and return its process id."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -27,22 +27,23 @@ def start(
             start_new_session=True,
             env={**os.environ, **(env or {})},
         )
-    record.write_text(f"{process.pid} {_began(process.pid)}")
-    # It is nobody's to wait for here; a running one would be reported as forgotten.
+    record.write_text(f"{process.pid} {_start_time(process.pid)}")
+    # The process is meant to outlive this one; without a return code, Popen's finalizer would warn
+    # that it still runs.
     process.returncode = 0
     return process.pid
 
 
 def find(record: Path) -> int | None:
-    """The id of the process of `record`; None when it ended."""
+    """The process id in `record`; None when that process has ended."""
     if not record.exists():
         return None
-    pid, began = record.read_text().split()
-    return int(pid) if _began(int(pid)) == began else None
+    pid, started = record.read_text().split()
+    return int(pid) if _start_time(int(pid)) == started else None
 
 
 def kill(record: Path) -> None:
-    """End the process of `record` at once, and wait until it is gone."""
+    """Kill the process of `record`, wait until it is gone, and delete the record."""
     pid = find(record)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -58,10 +59,10 @@ def child(pid: int) -> int | None:
     return int(children[0]) if children else None
 
 
-def _began(pid: int) -> str | None:
-    """Its start, in ticks since the machine's; None when it is gone or only waits to be reaped."""
+def _start_time(pid: int) -> str | None:
+    """Start time in clock ticks since boot; None when the process is gone or a zombie."""
     try:
-        # The name in parentheses may hold anything; what follows is fixed.
+        # Field 2, the name in parentheses, may contain spaces and parentheses; split after it.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

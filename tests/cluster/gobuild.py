@@ -1,8 +1,8 @@
-"""Build the cluster's programs with Go. Sources come through Go's module proxy, as modules.
+"""Build the cluster's programs with Go, from modules of Go's module proxy.
 
 Kubernetes' own repository is one module that finds its `k8s.io/<part>` siblings in `./staging`;
-seen from outside each sibling is a module of its own with the version `v0.<minor>.<patch>`, so
-the build module replaces every one by that.
+the proxy has each sibling as a separate module of version `v0.<minor>.<patch>`, so the build module
+replaces every sibling by that version.
 """
 
 import json
@@ -23,15 +23,15 @@ _K8S_VERSION = "k8s.io/component-base/version"
 
 
 class BuildFailed(Exception):
-    """Go did not build a program; the message holds its last words and where the rest is."""
+    """A go command failed; the message holds the end of its output and the path of the log."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One binary (and those built with it).
+    """One binary, or several built by one command.
 
-    `module` names the folder of its go.mod below the cache and how that is made; `prepare` gets
-    a runner of `go …` in that folder and is called while it holds no go.mod.
+    `module` is the folder of the build's go.mod below the cache. `prepare` creates that go.mod; it
+    gets a `Go` that runs in the folder and is called only while the file does not exist.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Program:
     prepare: Callable[["Go"], None]
     ldflags: str = "-s -w"
     tags: str = ""
-    asks_version: tuple[str, ...] = ("--version",)
+    version_flags: tuple[str, ...] = ("--version",)
 
 
 @dataclass(frozen=True)
 class Go:
-    """Runs `go` in one build folder, its output in one log."""
+    """Runs `go` in one build folder; stderr goes to a log."""
 
     binary: str
     folder: Path
@@ -72,7 +72,7 @@ class Go:
             )
         if done.returncode != 0:
             last = " / ".join(self.log.read_text().strip().splitlines()[-3:])
-            raise BuildFailed(f"go {arguments[0]} failed: {last} (all of it: {self.log})")
+            raise BuildFailed(f"go {arguments[0]} failed: {last} (log: {self.log})")
         return done.stdout
 
 
@@ -93,7 +93,7 @@ def build(go: str, program: Program, cache: Path) -> None:
     tags = ["-tags", program.tags] if program.tags else []
     out = staging / program.name if len(program.packages) == 1 else f"{staging}/"
     run("build", *tags, "-ldflags", program.ldflags, "-o", str(out), *program.packages)
-    # Renamed when whole: a build cut short leaves no program that looks finished.
+    # Renamed only when complete: an interrupted build leaves no partial program in bin.
     for binary in staging.iterdir():
         binary.replace(cache / "bin" / binary.name)
     staging.rmdir()
@@ -144,7 +144,7 @@ def _kubernetes(name: str) -> Program:
         (f"{_K8S}/cmd/{name}",),
         _kubernetes_module,
         " ".join(["-s -w", *(f"-X {_K8S_VERSION}.{k}={v}" for k, v in stamps.items())]),
-        asks_version=("version", "--client") if name == "kubectl" else ("--version",),
+        version_flags=("version", "--client") if name == "kubectl" else ("--version",),
     )
 
 
@@ -166,7 +166,7 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             ),
             _containerd_module,
             f"-s -w -X {_CONTAINERD}/version.Version=v{versions.CONTAINERD}",
-            # No storage driver or plugin protocol that needs C headers or goes unused here.
+            # Leave out storage drivers and a plugin protocol: unused, or in need of C headers.
             tags="no_btrfs no_devmapper no_zfs no_nri",
         ),
         Program(
@@ -175,9 +175,9 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             f"coredns-{versions.COREDNS}",
             (".",),
             _coredns_module,
-            asks_version=("-version",),
+            version_flags=("-version",),
         ),
-        Program("pause", "1", "pause", (".",), _pause_module, asks_version=()),
+        Program("pause", "1", "pause", (".",), _pause_module, version_flags=()),
         Program(
             "helm",
             versions.HELM,
@@ -185,7 +185,7 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             (f"{_HELM}/cmd/helm",),
             _tool_module(f"{_HELM}/cmd/helm", versions.HELM),
             f"-s -w -X {_HELM}/internal/version.version=v{versions.HELM}",
-            asks_version=("version", "--short"),
+            version_flags=("version", "--short"),
         ),
         Program(
             "kwok",
@@ -202,7 +202,7 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             (f"{_TOXIPROXY}/cmd/server",),
             _tool_module(f"{_TOXIPROXY}/cmd/server", versions.TOXIPROXY),
             f"-s -w -X {_TOXIPROXY}.Version={versions.TOXIPROXY}",
-            asks_version=("-version",),
+            version_flags=("-version",),
         ),
     )
 }

@@ -8,7 +8,7 @@ from . import tools
 
 
 class Failed(Exception):
-    """kubectl ended with a code other than 0; `stderr` and the message hold what it said."""
+    """kubectl's exit status was not 0; `stderr` and the message hold its error output."""
 
     def __init__(self, arguments: tuple[str, ...], stderr: str) -> None:
         self.stderr = stderr
@@ -16,8 +16,9 @@ class Failed(Exception):
 
 
 def run(kubeconfig: Path, *arguments: str, input: str | None = None) -> str:
-    """What it prints, given `input` on stdin. Raises Failed."""
-    # Its discovery cache lies in HOME and knows clusters by host and port, which are reused.
+    """Run kubectl with `input` on stdin and return its stdout. Raises Failed."""
+    # kubectl caches API discovery in HOME by host and port. Tests reuse ports, so each kubeconfig
+    # gets a cache of its own.
     environment = os.environ | {
         "KUBECONFIG": str(kubeconfig),
         "KUBECACHEDIR": f"{kubeconfig}.cache",

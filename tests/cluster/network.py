@@ -1,7 +1,7 @@
-"""The node's network: a namespace, and a pair of interfaces between it and the host.
+"""The node's network: a namespace, and a veth pair between it and the host.
 
-The host has routes to pods and services through the pair, so it reaches them and no packet for
-them goes anywhere else; pods have none to the world outside.
+The host routes pod and service addresses through the pair, so no packet for them leaves the
+machine. Pods have no route to outside networks.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ _NAMESPACES = Path("/run/netns")
 
 
 def create(service_range: str) -> None:
-    """Make it all. Raises CalledProcessError, as where this machine forbids it."""
+    """Create namespace, interfaces and routes. Raises CalledProcessError if not permitted."""
     _ip("netns", "add", NAMESPACE)
     _ip("link", "add", _HOST_INTERFACE, "type", "veth", "peer", "name", "eth0", "netns", NAMESPACE)
     _ip("addr", "add", f"{HOST_IP}/30", "dev", _HOST_INTERFACE)
@@ -30,10 +30,10 @@ def create(service_range: str) -> None:
 
 
 def remove() -> None:
-    """Remove what is there of it. The routes go with the interface."""
+    """Remove the interface, its routes and the namespace, as far as they exist."""
     for command in (("link", "del", _HOST_INTERFACE), ("netns", "del", NAMESPACE)):
         subprocess.run(["ip", *command], check=False, capture_output=True)
-    # The first namespace of a machine makes this a mount of itself, which nothing undoes.
+    # `ip netns add` bind-mounts /run/netns on itself for the first namespace and never unmounts it.
     if _NAMESPACES.is_dir() and not any(_NAMESPACES.iterdir()):
         subprocess.run(["umount", _NAMESPACES], check=False, capture_output=True)
 

@@ -1,8 +1,8 @@
-"""A whole single-node Kubernetes on this machine: `up`, `down`, and reaching it in between.
+"""A single-node Kubernetes on this machine; one at a time.
 
-The control plane listens on the host's end of a pair of interfaces; containerd, kubelet,
-kube-proxy and all pods live at the other end, in namespaces that die with one process. All state
-lies in `${TANDEM_CLUSTER_CACHE}/node`, of which `down` leaves the logs. There is one per machine.
+The control plane listens on the host's end of a veth pair. containerd, kubelet, kube-proxy and all
+pods run at the other end, in namespaces that end with the node's first process. All state is in
+`${TANDEM_CLUSTER_CACHE}/node`; `down` deletes it except for the logs.
 """
 
 import os
@@ -12,7 +12,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import components, detached, host, kubectl, network, node_config, node_images, pki, tools
+from . import (
+    components,
+    detached,
+    host_settings,
+    kubectl,
+    network,
+    node_config,
+    node_images,
+    pki,
+    tools,
+)
 from .control_plane import DidNotStart
 
 NAME = "tandem-node"
@@ -27,7 +37,7 @@ class CannotStart(Exception):
 
 
 class Node:
-    """The node of this machine, running or not."""
+    """The node of this machine; it may be stopped."""
 
     def __init__(self) -> None:
         self.state = tools.cache() / "node"
@@ -39,31 +49,34 @@ class Node:
         return detached.find(self._record("node")) is not None
 
     def up(self, say: Say) -> None:
-        """Start it and wait until it takes pods. Raises MissingTool, CannotStart, DidNotStart."""
+        """Start the node and wait until it accepts pods.
+
+        Builds and installs missing programs. Raises MissingTool, CannotStart, DidNotStart.
+        """
         if self.is_up():
             return
         _require_root()
         tools.ensure_packages(tools.NODE_PACKAGES, say)
         tools.ensure(tools.NODE, say)
         self.down()
-        if host.runs_a_kubelet():
-            raise CannotStart("a kubelet runs on this machine already: its pods would be disturbed")
-        began = time.monotonic()
+        if host_settings.runs_a_kubelet():
+            raise CannotStart("a kubelet already runs here; a second one would disturb its pods")
+        start = time.monotonic()
         try:
             self._start()
         except BaseException:
             self.down()
             raise
-        say(f"node ready after {time.monotonic() - began:.0f} s")
+        say(f"node ready after {time.monotonic() - start:.0f} s")
 
     def down(self) -> None:
-        """Stop it and remove what it made but for the logs; nothing when there is nothing."""
+        """Stop the node and delete its state except the logs; nothing without state."""
         if not self.state.exists():
             return
         for name in ("node", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
             detached.kill(self._record(name))
         network.remove()
-        host.restore(self.state / "host.json")
+        host_settings.restore(self.state / "host.json")
         for entry in self.state.iterdir():
             if entry != self.logs:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -84,7 +97,7 @@ class Node:
         ).stdout
 
     def load_image(self, archive: Path) -> None:
-        """Import an OCI archive; it says its image's name. Raises CalledProcessError."""
+        """Import an OCI archive under the image name in it. Raises CalledProcessError."""
         program = str(tools.cache() / "bin/ctr")
         self.inside(program, "--namespace=k8s.io", "images", "import", str(archive.resolve()))
 
@@ -97,13 +110,13 @@ class Node:
         return done.stdout
 
     def show_gpus(self, count: int) -> None:
-        """Let the node offer `nvidia.com/gpu`, as with a device plugin that hands out nothing."""
+        """Make the node report `count` `nvidia.com/gpu`, without a device plugin behind them."""
         amounts = f'{{"nvidia.com/gpu":"{count}"}}'
         patch = f'{{"status":{{"capacity":{amounts},"allocatable":{amounts}}}}}'
         self.kubectl("patch", "node", NAME, "--subresource=status", f"--patch={patch}")
 
     def describe(self) -> str:
-        """Pods and events, for who reads a failed run."""
+        """All pods and events and the folder of the logs, for diagnosing a failed run."""
         everywhere = "--all-namespaces"
         pods = self.kubectl("get", "pods", everywhere, "--output=wide")
         events = self.kubectl("get", "events", everywhere, "--sort-by=.lastTimestamp")
@@ -114,11 +127,11 @@ class Node:
         for name in ("log", "pid", "containerd", "kubelet", "cni"):
             (self.state / name).mkdir(parents=True)
         issued = self._issue()
-        host.remember(self.state / "host.json")
+        host_settings.save(self.state / "host.json")
         try:
             network.create(components.SERVICE_RANGE)
         except subprocess.CalledProcessError as refused:
-            raise CannotStart(f"no network namespace can be made here: {refused}") from refused
+            raise CannotStart(f"cannot create a network namespace: {refused}") from refused
         self._start_control_plane(issued)
         self._start_node(issued)
         self._start_dns()
@@ -174,7 +187,7 @@ class Node:
         proxy = node_config.kube_proxy(state / "kube-proxy.kubeconfig", NAME)
         pki.write(state / "kube-proxy.json", proxy)
         pki.write(state / "cni/bridge.conflist", node_config.cni())
-        # Pods are to ask nobody outside.
+        # No nameserver: lookups of pods never leave the node.
         (state / "resolv.conf").write_text("")
         containerd = node_config.template("containerd.toml", state=state, pause=node_images.PAUSE)
         (state / "containerd.toml").write_text(containerd)
@@ -213,12 +226,15 @@ class Node:
         command = [tools.path(name), *flags]
         detached.start(self._record(name), command, log=self.logs / f"{name}.log")
 
-    def _until(self, name: str, *question: str) -> None:
-        """Wait until kubectl agrees to `question`. Raises DidNotStart, also when `name` ended."""
+    def _until(self, name: str, *arguments: str) -> None:
+        """Retry kubectl `arguments` until it succeeds.
+
+        Raises DidNotStart after _START_SECONDS, or when the process `name` has ended.
+        """
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                self.kubectl(*question)
+                self.kubectl(*arguments)
                 return
             except kubectl.Failed as refused:
                 ended = detached.find(self._record(name)) is None
@@ -233,4 +249,6 @@ class Node:
 
 def _require_root() -> None:
     if os.geteuid() != 0:
-        raise CannotStart("the node makes namespaces and interfaces: run this as root")
+        raise CannotStart(
+            "only root can create the node's namespaces and interfaces: run this as root"
+        )

@@ -21,11 +21,11 @@ def run_script() -> Path:
 
 
 def kubelet(issued: Authority, state: Path) -> dict[str, Any]:
-    """Wants a certificate called kubelet."""
+    """KubeletConfiguration; `issued` must have a certificate called kubelet."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        # Machines with version 1 control groups are refused without this.
+        # Without this, kubelet refuses to start on machines with cgroup v1.
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
         "failSwapOn": False,
@@ -43,7 +43,7 @@ def kubelet(issued: Authority, state: Path) -> dict[str, Any]:
         "resolvConf": str(state / "resolv.conf"),
         "address": network.NODE_IP,
         "healthzBindAddress": "127.0.0.1",
-        # A developer's disk may be nearly full; images here come from nowhere if collected.
+        # The disk may be nearly full, and no registry could supply collected images again.
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "maxPods": 200,
@@ -62,7 +62,7 @@ def kube_proxy(kubeconfig: Path, node: str) -> dict[str, Any]:
         "clusterCIDR": network.POD_RANGE,
         "detectLocalMode": "ClusterCIDR",
         "hostnameOverride": node,
-        # The limit is the machine's, not this namespace's.
+        # The conntrack limit belongs to the whole machine: leave it unchanged.
         "conntrack": {"maxPerCore": 0, "min": 0},
     }
 
@@ -79,7 +79,7 @@ def cni() -> dict[str, Any]:
         "bridge": "cni0",
         "isGateway": True,
         "ipMasq": False,
-        # A pod reaches itself through its own service.
+        # Lets a pod reach itself through its own Service.
         "hairpinMode": True,
         "ipam": addresses,
     }

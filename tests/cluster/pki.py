@@ -19,7 +19,7 @@ class Authority:
             *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
             *("-keyout", str(self.key("ca")), "-out", str(self.certificate("ca"))),
             *("-days", _DAYS, "-subj", "/CN=test-cluster"),
-            # A strict verifier (Python 3.13's default) refuses an authority that does not say so.
+            # Strict verification (Python 3.13's default) requires this extension of a CA.
             *("-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"),
         )
         # Tokens are signed with RSA, as most clusters do.
@@ -39,7 +39,7 @@ class Authority:
     def issue(
         self, name: str, user: str, *, groups: Sequence[str] = (), hosts: Sequence[str] = ()
     ) -> None:
-        """Make `name`'s certificate for `user`, valid as server on `hosts` (`IP:…`, `DNS:…`)."""
+        """Create certificate `name` for `user`, and for servers on `hosts` (`IP:…`, `DNS:…`)."""
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         lines = ["extendedKeyUsage=serverAuth,clientAuth", "authorityKeyIdentifier=keyid"]
         if hosts:
@@ -57,7 +57,7 @@ class Authority:
         )
 
     def kubeconfig(self, name: str, url: str, *, token: str | None = None) -> dict[str, object]:
-        """How to reach `url` with `name`'s certificate, or with `token`."""
+        """A kubeconfig document for `url` with `name`'s client certificate, or with `token`."""
         user = {"token": token} if token is not None else {
             "client-certificate-data": _base64(self.certificate(name)),
             "client-key-data": _base64(self.key(name)),
@@ -77,7 +77,7 @@ class Authority:
 
 
 def write(path: Path, document: object) -> Path:
-    """Write JSON, which is YAML, readable by its owner only."""
+    """Write `document` as JSON (valid YAML) to `path`, mode 0600; returns `path`."""
     path.touch(mode=0o600)
     path.write_text(json.dumps(document, indent=1))
     return path

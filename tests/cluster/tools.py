@@ -130,12 +130,12 @@ def _is_available(name: str) -> bool:
 
 
 def _has_version(binary: Path, program: Program) -> bool:
-    if not program.asks_version:
+    if not program.version_flags:
         return True
-    asked = subprocess.run(
-        [binary, *program.asks_version], check=False, capture_output=True, text=True
+    output = subprocess.run(
+        [binary, *program.version_flags], check=False, capture_output=True, text=True
     )
-    return program.version in asked.stdout
+    return program.version in output.stdout
 
 
 def _provide(name: str, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""Every version that is built for the tests. Changing one rebuilds what depends on it."""
+"""Versions of the programs built for the tests; `make cluster-tools` rebuilds after a change."""
 
 KUBERNETES = "1.36.3"
 CONTAINERD = "2.4.2"

@@ -1,4 +1,4 @@
-"""A client of the served endpoint: one request, one stream."""
+"""A client of the served endpoint: single requests and streams."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ class Answer:
 
 
 def chat(address: str, prompt: str, *, tokens: int = 16) -> Answer:
-    """Ask `host:port`, greedily."""
+    """Send one chat request to `host:port` with greedy decoding."""
     connection = http.client.HTTPConnection(address, timeout=_SECONDS)
     try:
         connection.request(
@@ -47,16 +47,16 @@ def _body(prompt: str, tokens: int) -> dict[str, Any]:
 
 @dataclass
 class Stream:
-    """A streamed answer, read by a thread of its own from `begun` to its end."""
+    """A streamed response, read to its end by its own thread."""
 
     address: str
     prompt: str
     tokens: int
     decode: str | None = None
-    """The pod that decodes."""
+    """The pod that serves the decode."""
     chunks: int = 0
     ended: str = "not yet"
-    """`[DONE]`, or what came instead."""
+    """The last event: `[DONE]` if the stream is complete."""
     begun: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -66,7 +66,7 @@ class Stream:
         return self
 
     def finished(self) -> Self:
-        """Itself, once the answer has ended."""
+        """Wait for the end of the stream; returns self."""
         assert self._thread is not None
         self._thread.join(_SECONDS)
         return self

@@ -29,7 +29,7 @@ _SECONDS = 180
 
 
 class Site:
-    """The release and the pools, as their administrator sees them."""
+    """The Helm release and the pools, managed as an administrator would."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -51,7 +51,7 @@ class Site:
         self.helm("install", RELEASE, CHART, "--wait", f"--timeout={_SECONDS}s")
 
     def clear(self) -> None:
-        """Leave nothing, whatever there was."""
+        """Remove the release, the pools, the namespaces and the CRDs, as far as they exist."""
         if "tandem.dev" in self.node.kubectl("api-versions"):
             pools = ("delete", "decodepools,prefillpools", "--all", "--all-namespaces")
             self.node.kubectl(*pools)
@@ -66,7 +66,7 @@ class Site:
         )
 
     def pods(self, selector: str) -> dict[str, str]:
-        """Names of those that stay → uid."""
+        """Pod name → uid, without pods that are being deleted."""
         return {
             pod["metadata"]["name"]: pod["metadata"]["uid"]
             for pod in self.get("pods", f"--selector={selector}")["items"]
@@ -79,7 +79,7 @@ class Site:
 
     @property
     def address(self) -> str:
-        """Of Envoy's Service, from this machine."""
+        """`host:port` of Envoy's Service, reachable from this machine."""
         service = self.get("service", "quickstart")["spec"]
         return f"{service['clusterIP']}:{service['ports'][0]['port']}"
 
@@ -88,7 +88,7 @@ class Site:
         return f"{pod['status']['podIP']}:8000"
 
     def streams(self, count: int, tokens: int) -> list[Stream]:
-        """Long answers under way, on every decode pod."""
+        """Start `count` long streams over all decode pods; returns once each has begun."""
         address = self.address
         streams = [Stream(address, prompt(), tokens).start() for _ in range(count)]
         assert all(stream.begun.wait(_SECONDS) for stream in streams)
@@ -96,7 +96,7 @@ class Site:
 
 
 def prompt(words: int = 600) -> str:
-    """Another one each time, long enough to be worth handing over."""
+    """A new prompt at each call, long enough for a hand-off."""
     return " ".join(uuid.uuid4().hex[:6] for _ in range(words // 6))
 
 
@@ -139,7 +139,9 @@ def test_scaling_down_ends_no_stream(site: Site) -> None:
     streams = site.streams(4, tokens=1200)
     site.kubectl("scale", "decodepool/quickstart", "--replicas=1")
     until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 1, "one decode pod")
-    assert not any(stream.whole for stream in streams), "the answers are too short"
+    assert not any(stream.whole for stream in streams), (
+        "the streams ended before the test acted: use more tokens"
+    )
     assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
     site.kubectl("scale", "decodepool/quickstart", "--replicas=2")
     site.ready()
@@ -168,7 +170,7 @@ def test_drains_while_the_operator_is_away(site: Site) -> None:
     leaving = streams[0].decode
     assert leaving is not None
     site.kubectl("delete", "pod", leaving, "--wait=false")
-    assert not streams[0].whole, "the answers are too short"
+    assert not streams[0].whole, "the stream ended too early: use more tokens"
     assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
     site.kubectl("wait", "--for=delete", f"pod/{leaving}", f"--timeout={_SECONDS}s")
     site.kubectl("scale", "deployment/tandem", "--replicas=1", namespace=SYSTEM)
@@ -215,7 +217,7 @@ def _is_ready(pod: Any) -> bool:
 
 
 def _everything(node: Node, selector: str) -> list[str]:
-    """Names of all objects with the label, of any kind, anywhere."""
+    """Names of all objects with the label, of every kind, in all namespaces."""
     kinds = node.kubectl("api-resources", "--verbs=list", "--output=name").split()
     listed = ",".join(sorted(set(kinds) - {"componentstatuses"}))
     asked = ("get", listed, "--all-namespaces", f"--selector={selector}", "--output=name")

@@ -1,4 +1,4 @@
-"""Layers and archives: the same bytes for the same content, and readable as what they claim."""
+"""Layers and archives are reproducible and follow the OCI image format."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ def test_a_layer_holds_modes_links_and_parents(tmp_path: Path) -> None:
     }
 
 
-def test_an_archive_holds_what_its_index_names(tmp_path: Path) -> None:
+def test_an_archive_contains_the_blobs_that_its_index_names(tmp_path: Path) -> None:
     image = Image(REFERENCE, [layer(tmp_path, "a", b"a")], entrypoint=["/opt/a"])
     write_archive(image, tmp_path / "image.tar")
     with tarfile.open(tmp_path / "image.tar") as tar:
@@ -70,7 +70,7 @@ def test_an_archive_holds_what_its_index_names(tmp_path: Path) -> None:
     assert blob(manifest["layers"][0]) == image.layers[0].path.read_bytes()
 
 
-def test_an_archive_rewritten_is_as_one_new(tmp_path: Path) -> None:
+def test_a_rewritten_archive_equals_a_new_one(tmp_path: Path) -> None:
     base, old, new = (layer(tmp_path, name, name.encode()) for name in ("base", "old", "new"))
     rewritten, fresh = tmp_path / "rewritten.tar", tmp_path / "fresh.tar"
     for layers in ([base, old], [base, new], [new], [base, old, new], [base, new]):
@@ -79,7 +79,7 @@ def test_an_archive_rewritten_is_as_one_new(tmp_path: Path) -> None:
     assert rewritten.read_bytes() == fresh.read_bytes()
 
 
-def test_an_archive_cut_short_is_made_whole(tmp_path: Path) -> None:
+def test_a_truncated_archive_is_completed(tmp_path: Path) -> None:
     image = Image(REFERENCE, [layer(tmp_path, "a", b"a" * 5000), layer(tmp_path, "b", b"b")])
     target = tmp_path / "image.tar"
     write_archive(image, target)

@@ -1,4 +1,4 @@
-"""The layer with the project's code: its commands start, and it is the same when made again."""
+"""The layer with the project's code is reproducible, and its commands start."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ LOCKS = ("runtime", "engine", "build")
 
 
 @pytest.mark.component
-def test_the_layer_is_the_same_when_made_again(tmp_path: Path) -> None:
+def test_two_builds_of_the_layer_are_identical(tmp_path: Path) -> None:
     layers = []
     for name in ("first", "second"):
         stage = tmp_path / name
@@ -42,11 +42,11 @@ def test_every_command_starts_from_the_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_an_image_has_what_the_tests_ran_with(name: str) -> None:
+def test_images_pin_the_versions_that_the_tests_use(name: str) -> None:
     assert _pins(name) <= _pins("dev")
 
 
-def test_the_engines_lock_holds_the_runtimes() -> None:
+def test_the_engine_lock_contains_the_runtime_lock() -> None:
     assert _pins("runtime") <= _pins("engine")
 
 

@@ -1,4 +1,4 @@
-"""A stub satisfies the dynamic linker, and nothing more."""
+"""A stub library loads and defines no function."""
 
 import ctypes
 import sys

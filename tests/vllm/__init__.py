@@ -1,5 +1,5 @@
 """The sidecar between real vLLM engines (docs/vllm.md); run by `make test-vllm`.
 
-`engines` starts vLLM as the operator renders it, `pairs` puts a sidecar between two of them,
-`asking` is the client.
+`engines` starts vLLM with the command line that the operator renders, `pairs` runs two engines and
+a sidecar, `api_requests` is the client.
 """

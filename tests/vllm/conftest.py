@@ -1,4 +1,4 @@
-"""A warm pair of real vLLM engines for all tests; what one killed is back for the next."""
+"""A warm pair of real vLLM engines for all tests; engines that a test killed are started again."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,9 +14,9 @@ from .pairs import Pair, running_pair
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama that both our engine and vLLM load."""
+    """A tiny Llama that the reference engine and vLLM can load."""
     if not VENV.is_dir():
-        pytest.fail("real vLLM is not installed here: make vllm-setup")
+        pytest.fail("vLLM is not installed in .venv-vllm: run make vllm-setup")
     directory = tmp_path_factory.mktemp("model")
     make_tiny_model(directory, layers=2)
     return directory
@@ -31,14 +31,14 @@ def nixl(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=120)
-    # A cut answer ends its connection, which a pool might hand out again first.
-    one_each = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=one_each) as session:
+    # One connection per request: after a cut response the pool could reuse a dying connection.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         yield session
 
 
 @pytest.fixture
 async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
-    """NIXL pull between two engines that have shaken hands, with a sidecar."""
+    """Two engines after their NIXL handshake, with NIXL pull and a sidecar."""
     await nixl.restore(http)
     return nixl

@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, started with the command line and environment that the operator renders.
 
-Each engine has an address of its own in 127.0.0.0/8, as a pod of `tandem up` has.
+Each engine has its own address in 127.0.0.0/8, like a pod of `tandem up`.
 """
 
 import json
@@ -28,15 +28,15 @@ from ..operator.pool_yaml import pair
 
 VENV: Final = Path(__file__).parents[2] / ".venv-vllm"
 STARTS_WITHIN: Final = 600.0
-"""Seconds; 55 on two quiet cores, most of it imports."""
+"""Limit in seconds; a start takes 55 on two idle cores, mostly for imports."""
 LEASE: Final = 30.0
-"""Seconds a producer keeps KV that nobody reads: the operator's default, said in the pools."""
+"""Seconds that a producer keeps KV which is not read; the operator's default, set in the pools."""
 MODEL_NAME: Final = "tiny"
 
 ON_A_CPU: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    # Else the first request for logprobs compiles C++ for a minute or two.
+    # Without this, the first request for logprobs compiles C++ for one or two minutes.
     "TORCHDYNAMO_DISABLE": "1",
     "UCX_TLS": "tcp,sm,self",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -46,7 +46,7 @@ ON_A_CPU: Final = {
 
 
 class Spawned:
-    """A command in a process group of its own that ends with this process, however that ends."""
+    """A command in its own process group; all of it ends when this process ends for any reason."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         lifeline, self._lifeline = os.pipe()
@@ -57,7 +57,7 @@ class Spawned:
                 stdout=output,
                 stderr=output,
                 env=dict(env),
-                # No session, for the reason that tandem_local's processes are in none.
+                # Not a new session; tandem_local.process explains why.
                 process_group=0,
                 pass_fds=(lifeline,),
             )
@@ -65,14 +65,14 @@ class Spawned:
         self.log = log
 
     def signal(self, number: signal.Signals) -> None:
-        """To every process of the group."""
+        """Send the signal to every process of the group."""
         os.killpg(self._process.pid, number)
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Kill all of it; returns when its first process is gone."""
+        """Kill the process group and wait for its first process."""
         if not self.ended():
             self.signal(signal.SIGKILL)
             self._process.wait()
@@ -82,7 +82,7 @@ class Spawned:
 
 
 class Vllm:
-    """One engine, with an incarnation for each `start`."""
+    """One engine; each `start` runs a new process."""
 
     def __init__(self, pod: Mapping[str, Any], address: str, directory: Path) -> None:
         self._pod = pod
@@ -94,24 +94,24 @@ class Vllm:
         self._process: Spawned | None = None
 
     def start(self) -> None:
-        """Begin to start; `wait_ready` awaits the end of it."""
+        """Launch the process and return; `wait_ready` waits until it serves."""
         spec = self.container("engine")
         env = {"PATH": os.environ["PATH"], **spec.env, "USER": "tandem"}
         self._process = Spawned(_as_module(spec.command), env, self.log)
 
     def container(self, name: str) -> ContainerSpec:
-        """A container of the pod, resolved as for a new incarnation."""
+        """A container of the pod, resolved with a new pod uid."""
         metadata = {**self._pod["metadata"], "uid": uuid.uuid4().hex}
         document = {**self._pod, "metadata": metadata}
         spec = parse_pod(document, address=self.address.host, volume=self._volume)
         return next(c for c in spec.all_containers if c.name == name)
 
     def wait_ready(self) -> None:
-        """Return once /health says 200; fails with the log's end when it never will."""
+        """Wait until /health answers 200; on failure show the end of the log."""
         deadline = time.monotonic() + STARTS_WITHIN
         while not self.healthy():
             if self.process.ended() or time.monotonic() > deadline:
-                raise AssertionError("\n".join([f"{self.name} does not start:", *tail(self.log)]))
+                raise AssertionError("\n".join([f"{self.name} did not start:", *tail(self.log)]))
             time.sleep(0.2)
 
     def healthy(self) -> bool:
@@ -143,7 +143,7 @@ class Vllm:
 
 
 def make_pair(model: Path, directory: Path, **transfer: Any) -> tuple[Vllm, Vllm]:
-    """A prefill and a decode engine, not yet started, whose logs go to `directory`."""
+    """A prefill and a decode engine, not started; their logs go to `directory`."""
     prefill, decode = pods(_pools(model, transfer))
     listening = {
         pod["metadata"]["name"]: [
@@ -166,7 +166,7 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
         "maxModelLen": 4096,
         "extraArgs": [
             "--enforce-eager",
-            # A handshake names every block: with the 32768 of a GiB it takes up to half a minute.
+            # A NIXL handshake lists every block: up to 30 s with the 32768 blocks of 1 GiB.
             "--num-gpu-blocks-override=2048",
             "--enable-scale-out",
             "--enable-prompt-tokens-details",
@@ -188,16 +188,18 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
 
 
 def _as_module(command: Sequence[str]) -> list[str]:
-    """`vllm serve MODEL …` for the CPU build, whose distribution that command does not know."""
+    """`vllm serve MODEL …` for the CPU build; `vllm` looks for another package name and fails."""
     assert tuple(command[:2]) == ("vllm", "serve")
     module = "vllm.entrypoints.openai.api_server"
     return [str(VENV / "bin/python"), "-m", module, "--model", *command[2:]]
 
 
 def metric(page: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have `labels`; 0 when there is none."""
-    wanted = [f"{key}={json.dumps(value)}" for key, value in labels.items()]
+    """Sum of a metric's samples that have `labels`; 0 if there are none."""
+    selectors = [f"{key}={json.dumps(value)}" for key, value in labels.items()]
     lines = (line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
     return sum(
-        float(line.rpartition(" ")[2]) for line in lines if all(want in line for want in wanted)
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if all(selector in line for selector in selectors)
     )

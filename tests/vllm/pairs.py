@@ -17,7 +17,7 @@ from tandem_contract import endpoints, headers, ports
 from tandem_contract.paths import RoutingPath
 from tandem_local.process import tail
 
-from .asking import KINDS, Answer, Asked, ask
+from .api_requests import KINDS, Answer, RequestKind, ask
 from .engines import Spawned, Vllm, make_pair, metric
 
 
@@ -32,7 +32,7 @@ class Pair:
         self._warm = False
 
     def start(self) -> None:
-        """Engines and sidecar, side by side."""
+        """Start engines and sidecar at the same time and wait until all are ready."""
         self.prefill.start()
         self.decode.start()
         self._start_sidecar()
@@ -41,14 +41,14 @@ class Pair:
         self._wait_sidecar()
 
     def _start_sidecar(self) -> None:
-        """The operator's command line; candidates are trusted by address in place of keys.
+        """Start the sidecar with the operator's flags, but an allow list instead of plan keys.
 
-        Engines get longer to give a sign of life and to end a prefill that nobody waits for: on a
-        busy machine they are silent for seconds.
+        `--silence-timeout` and `--prefill-grace` are longer, because an engine on a busy machine
+        may send nothing for seconds.
         """
         _, *rendered = self.decode.container("sidecar").command
-        place = rendered.index("--plan-key-dir")
-        del rendered[place : place + 2]
+        index = rendered.index("--plan-key-dir")
+        del rendered[index : index + 2]
         command = (sys.executable, "-m", "tandem_sidecar.main", *rendered)
         times = ("--silence-timeout", "30s", "--prefill-grace", "10s")
         flags = ("--prefill-allow", str(self.prefill.address), *times)
@@ -56,7 +56,7 @@ class Pair:
         self._sidecar = Spawned((*command, *flags), env, self._log)
 
     async def restore(self, http: aiohttp.ClientSession) -> None:
-        """Start again what a test killed, and have the two shake hands."""
+        """Start engines that a test killed again; wait until a hand-off works."""
         dead = [engine for engine in (self.prefill, self.decode) if engine.process.ended()]
         for engine in dead:
             engine.start()
@@ -67,7 +67,7 @@ class Pair:
             self._warm = True
 
     async def shake_hands(self, http: aiohttp.ClientSession) -> None:
-        """Once a hand-off works: engines know each other, and no prefill pod is left alone."""
+        """Wait until a hand-off works: NIXL handshake done, and the circuit breaker closed."""
         warm = KINDS["completions"]
 
         async def split() -> bool:
@@ -84,11 +84,11 @@ class Pair:
 
     @property
     def split(self) -> dict[str, str]:
-        """The header that asks for the prefill engine."""
+        """The header that selects the prefill engine."""
         return {headers.PREFILLER_HOST_PORT: str(self.prefill.address)}
 
     def url(self, path: str) -> str:
-        """Of the sidecar."""
+        """URL of the sidecar."""
         return f"http://{self.decode.address.host}:{ports.SIDECAR}{path}"
 
     def admin(self, path: str) -> str:
@@ -97,17 +97,17 @@ class Pair:
     async def handed_off(
         self,
         http: aiohttp.ClientSession,
-        asked: Asked,
+        asked: RequestKind,
         body: dict[str, Any],
         sent: Mapping[str, str] | None = None,
     ) -> Answer:
-        """The answer of a request for which a split was asked; `sent` are headers besides."""
+        """Response to a request routed to prefill then decode; `sent` are additional headers."""
         return await ask(http, self.url(asked.path), body, {**self.split, **(sent or {})})
 
     async def alone(
-        self, http: aiohttp.ClientSession, asked: Asked, body: dict[str, Any]
+        self, http: aiohttp.ClientSession, asked: RequestKind, body: dict[str, Any]
     ) -> Answer:
-        """The decode engine's own answer; the salt keeps it from KV that it has already."""
+        """Response of the decode engine without a hand-off; the salt prevents prefix-cache hits."""
         salted = {**body, "cache_salt": f"alone-{time.monotonic_ns()}"}
         return await ask(http, self.decode.url(asked.path), salted)
 
@@ -119,12 +119,12 @@ class Pair:
             if self._sidecar is None or self._sidecar.ended():
                 break
             time.sleep(0.1)
-        raise AssertionError("\n".join(["the sidecar does not get ready:", *tail(self._log)]))
+        raise AssertionError("\n".join(["the sidecar did not become ready:", *tail(self._log)]))
 
 
 @contextmanager
 def running_pair(model: Path, directory: Path, **transfer: Any) -> Iterator[Pair]:
-    """A pair with these fields of `transfer`, ended whatever happens."""
+    """Run a pair whose pools have the fields `transfer` in spec.transfer."""
     pair = Pair(*make_pair(model, directory, **transfer), directory)
     try:
         pair.start()
@@ -140,7 +140,7 @@ async def page(http: aiohttp.ClientSession, url: str) -> str:
 
 
 class Moved:
-    """How far an engine's counters moved since `begin`."""
+    """Increase of an engine's counters since `begin`."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -157,7 +157,7 @@ class Moved:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], within: float) -> float:
-    """The seconds it took until `condition` held; fails after `within`."""
+    """Wait until `condition` holds; returns the seconds it took, fails after `within` seconds."""
     start = time.monotonic()
     async with asyncio.timeout(within):
         while not await condition():
@@ -167,7 +167,7 @@ async def until(condition: Callable[[], Awaitable[bool]], within: float) -> floa
 
 @asynccontextmanager
 async def stopped(engine: Vllm) -> AsyncIterator[None]:
-    """Within it the engine does nothing, but its kernel takes connections and bytes."""
+    """Suspend the engine; the kernel still accepts its connections and data."""
     engine.process.signal(signal.SIGSTOP)
     try:
         yield
@@ -176,17 +176,17 @@ async def stopped(engine: Vllm) -> AsyncIterator[None]:
 
 
 async def in_phase(pair: Pair, http: aiohttp.ClientSession, phase: str, count: int) -> None:
-    """Once the sidecar has `count` requests in `phase`, and else only what is left of others."""
-    left = ("release", "aborting")
+    """Wait until the sidecar has `count` requests in `phase`, ignoring releases and aborts."""
+    cleanup = ("release", "aborting")
 
     async def reached() -> bool:
-        return [p for p in await phases(pair, http) if p not in left] == [phase] * count
+        return [p for p in await phases(pair, http) if p not in cleanup] == [phase] * count
 
     await until(reached, 60)
 
 
 async def at_rest(pair: Pair, http: aiohttp.ClientSession) -> None:
-    """Once the sidecar has nothing in flight, nor anything left of what was."""
+    """Wait until the sidecar has nothing in flight, releases and aborts included."""
 
     async def reached() -> bool:
         return await phases(pair, http) == []
@@ -195,6 +195,6 @@ async def at_rest(pair: Pair, http: aiohttp.ClientSession) -> None:
 
 
 async def phases(pair: Pair, http: aiohttp.ClientSession) -> list[str]:
-    """Of all that the sidecar has in flight."""
+    """Phases of everything that the sidecar has in flight."""
     async with http.get(pair.admin(endpoints.STATE)) as answer:
         return [work["phase"] for work in (await answer.json())["in_flight"]]

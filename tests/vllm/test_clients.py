@@ -1,4 +1,4 @@
-"""What clients say that is none of a hand-off's: forbidden, unified by rule, refused, passed on."""
+"""Requests other than plain hand-offs: forbidden fields, unified by rule, errors, passed on."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
-from .asking import COUNT, KINDS, ask, logprobs
+from .api_requests import COUNT, KINDS, ask, logprobs
 from .engines import metric
 from .pairs import Moved, Pair, page
 
@@ -23,7 +23,7 @@ POISON: dict[str, Any] = {
     "remote_host": "127.0.0.1",
     "remote_port": 1,
 }
-"""Remote fields without blocks: as they stand they end a decode engine."""
+"""Remote fields without blocks; unfiltered, they crash a decode engine."""
 SAID = [
     {"kv_transfer_params": {"do_remote_prefill": True}},
     {"kv_transfer_params": POISON},
@@ -37,7 +37,7 @@ SAID = [
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 @pytest.mark.parametrize("split", [True, False], ids=["split", "unified"])
 @pytest.mark.parametrize("said", SAID, ids=lambda said: next(iter(said)))
-async def test_what_a_client_may_not_say_changes_nothing(
+async def test_forbidden_client_fields_are_removed(
     pair: Pair, http: aiohttp.ClientSession, kind: str, split: bool, said: dict[str, Any]
 ) -> None:
     asked = KINDS[kind]
@@ -58,7 +58,7 @@ async def test_what_a_client_may_not_say_changes_nothing(
         ("echo_logprobs", {"echo": True, "logprobs": 1}),
     ],
 )
-async def test_some_requests_are_one_engines_by_rule(
+async def test_requests_that_one_engine_must_serve_alone(
     pair: Pair, http: aiohttp.ClientSession, reason: str, said: dict[str, Any]
 ) -> None:
     counted = ("tandem_sidecar_unified_total", {"reason": reason})
@@ -72,9 +72,13 @@ async def test_some_requests_are_one_engines_by_rule(
     assert metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1]) == before + 1
 
 
-async def test_an_engines_own_error_passes(pair: Pair, http: aiohttp.ClientSession) -> None:
+async def test_an_engine_error_is_passed_on(pair: Pair, http: aiohttp.ClientSession) -> None:
     asked = KINDS["completions"]
-    for said in ({"model": "an-adapter-nobody-loaded"}, {"max_tokens": 10**6}, {"prompt": 1.5}):
+    for said in (
+        {"model": "an-unknown-adapter"},
+        {"max_tokens": 10**6},
+        {"prompt": 1.5},
+    ):
         body = asked.body("Hello") | said
         handed = await pair.handed_off(http, asked, body)
         direct = await ask(http, pair.prefill.url(asked.path), body)
@@ -83,7 +87,7 @@ async def test_an_engines_own_error_passes(pair: Pair, http: aiohttp.ClientSessi
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/ping", "/nothing/here"])
-async def test_what_generates_nothing_passes_byte_for_byte(
+async def test_requests_without_generation_pass_byte_for_byte(
     pair: Pair, http: aiohttp.ClientSession, path: str
 ) -> None:
     async def got(url: str) -> tuple[int, bytes]:
@@ -101,7 +105,7 @@ async def test_tokenize_passes_byte_for_byte(pair: Pair, http: aiohttp.ClientSes
     assert through.status == 200
 
 
-async def test_tools_and_structure_shape_the_answer(
+async def test_tools_and_structured_outputs_work_across_a_hand_off(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
     asked = KINDS["chat"]
@@ -122,8 +126,10 @@ async def test_tools_and_structure_shape_the_answer(
         assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
 
 
-async def test_n_tokens_are_n_tokens(pair: Pair, http: aiohttp.ClientSession) -> None:
-    """No cap of the prefill leg shows in an answer."""
+async def test_a_hand_off_returns_all_tokens_asked_for(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    """The prefill leg's limit of one token does not reach the response."""
     asked = KINDS["completions"]
     body = asked.body("1, 2, 3, " * 30, logprobs=1, stop=["<|nothing|>"], min_tokens=COUNT)
     answer = await pair.handed_off(http, asked, body)
@@ -140,12 +146,12 @@ async def test_the_sidecar_counts_what_vllm_moved(pair: Pair, http: aiohttp.Clie
 
 
 def _timeless(data: bytes) -> bytes:
-    """Without the seconds and the id that the engine makes up for each list of its models."""
+    """`data` without the time and the random ids in each list of models."""
     return re.sub(rb'"created":\d+|modelperm-\w+', b"", data)
 
 
 def _message(whole: Any) -> Any:
-    """A chat's message without the ids that are made up for each call."""
+    """A chat message without the random ids of tool calls."""
     message = whole["choices"][0]["message"]
     for call in message.get("tool_calls") or ():
         call["id"] = ""

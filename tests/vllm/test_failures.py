@@ -1,4 +1,4 @@
-"""Engines that die or hang in the middle of hand-offs; clients still get the right answer."""
+"""Engines die or hang during hand-offs; clients still get the right response."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
-from .asking import DONE, KINDS, Answer, ask
+from .api_requests import DONE, KINDS, Answer, ask
 from .engines import STARTS_WITHIN
 from .pairs import Moved, Pair, in_phase, stopped, until
 
@@ -19,19 +19,19 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ASKED = KINDS["completions"]
 LOAD = 2000
-"""Requests while the producer is killed again and again."""
+"""Number of requests while the prefill engine is killed repeatedly."""
 
 
 @pytest.fixture
 async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
-    """The pair, after the sidecar has forgiven what the test before did."""
+    """The pair, with the circuit breaker closed again after failures of earlier tests."""
     await nixl.restore(http)
     await nixl.shake_hands(http)
     return nixl
 
 
-async def test_a_prefill_that_hangs_is_given_up(pair: Pair, http: aiohttp.ClientSession) -> None:
-    body = ASKED.body("nobody is there " * 20)
+async def test_a_hanging_prefill_falls_back(pair: Pair, http: aiohttp.ClientSession) -> None:
+    body = ASKED.body("no answer comes " * 20)
     async with stopped(pair.prefill):
         answer = await pair.handed_off(http, ASKED, body)
     assert answer.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
@@ -41,7 +41,7 @@ async def test_a_prefill_that_hangs_is_given_up(pair: Pair, http: aiohttp.Client
 async def test_a_producer_killed_before_its_kv_is_read(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    """The decode engine computes the prompt itself; then nobody is there to prefill."""
+    """The decode engine computes the prompt itself; the next request falls back."""
     body = ASKED.body("the harbour is empty " * 20)
     moved = await Moved(http, pair.decode.url("/metrics")).begin()
     async with stopped(pair.decode):
@@ -61,7 +61,7 @@ async def test_a_producer_killed_before_its_kv_is_read(
 async def test_a_decode_engine_killed_in_mid_stream(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    """An error event ends the stream; then there is no engine to answer."""
+    """An error event ends the stream; the next request gets a 502."""
     body = ASKED.body("and the ship sails on " * 20, stream=True, max_tokens=3000)
     url = pair.url(ASKED.path)
     async with http.post(url, json=body, headers=pair.split) as answer:
@@ -79,7 +79,7 @@ async def test_a_decode_engine_killed_in_mid_stream(
 async def test_under_load_while_the_producer_is_killed_at_random(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    """No request hangs, none is cut off, none is wrong; in the end it is split again."""
+    """No request hangs, is cut or wrong; hand-offs work again at the end."""
     prompts = [f"{i} and {i * i} are numbers, is what they say. " * (4 + i) for i in range(12)]
     bodies = [ASKED.body(prompt, logprobs=2) for prompt in prompts]
     alone = [await pair.alone(http, ASKED, body) for body in bodies]
@@ -126,11 +126,11 @@ async def test_under_load_while_the_producer_is_killed_at_random(
 
 
 NEAR = 0.05
-"""Logprobs so near each other that a batch's order of summing may turn them round."""
+"""Logprob difference below which float32 summation order in a batch may swap two tokens."""
 
 
 def same(answer: Answer, alone: Answer) -> bool:
-    """Whether both say the same up to where two tokens were as good as equally likely."""
+    """Whether both texts agree up to the first token whose two candidates are within NEAR."""
     if answer.status != 200:
         return False
     ours, theirs = (a.json["choices"][0]["logprobs"] for a in (answer, alone))

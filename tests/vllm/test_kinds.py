@@ -1,4 +1,4 @@
-"""Every kind of request, handed off between real engines: the answer of one engine alone."""
+"""Every kind of request: a hand-off between real engines answers like one engine alone."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
-from .asking import COUNT, KINDS, ask, logprobs, usage
+from .api_requests import COUNT, KINDS, ask, logprobs, usage
 from .pairs import Moved, Pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-3
-"""Of a logprob: float32 sums in another order when prompts share a batch."""
+"""Logprob tolerance: batching changes the order of float32 sums."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,14 +10,14 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
-from .asking import KINDS
+from .api_requests import KINDS
 from .engines import metric
 from .pairs import Moved, Pair, in_phase, page, running_pair, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LEASE = 10
-"""Seconds; a registration that comes after it is never answered."""
+"""Seconds; the producer does not answer a registration after the lease expired."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ async def test_the_answer_is_that_of_one_engine(
 async def test_requests_side_by_side_get_their_own_kv(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    """Push matches the legs by the request id; each client here says the same."""
+    """Push matches legs by request id; here all clients send the same id."""
     asked = KINDS["completions"]
     bodies = [asked.body(f"{i} is what I say. " * 20) for i in range(8)]
     alone = [asked.text(await pair.alone(http, asked, body)) for body in bodies]

@@ -1,6 +1,6 @@
-"""KV of clients that leave: back at the producer, and not because its lease freed it.
+"""When clients disconnect, the producer's KV is released, and not only by lease expiry.
 
-Processes are stopped and continued to hold requests at the moment their clients leave.
+Tests suspend engines (SIGSTOP) to hold requests in a phase while their clients disconnect.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import pytest
 
 from tandem_contract import metrics
 
-from .asking import KINDS
+from .api_requests import KINDS
 from .engines import LEASE, Vllm, metric
 from .pairs import Pair, at_rest, in_phase, page, stopped, until
 
@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ASKED = KINDS["completions"]
 LONG = 1500
-"""Tokens of an answer that no client waits for."""
+"""Tokens per response; long enough that clients disconnect before its end."""
 ROUND = 25
-"""Clients that leave together."""
+"""Clients that disconnect together."""
 ROUNDS = 8
 
 
 class Leavers:
-    """Clients that ask, and leave together when told."""
+    """Clients that send requests and disconnect together."""
 
     def __init__(self, pair: Pair, http: aiohttp.ClientSession) -> None:
         self._pair = pair
@@ -45,7 +45,7 @@ class Leavers:
         return [asyncio.create_task(self._first(body)) for body in bodies]
 
     async def _first(self, body: dict[str, Any]) -> bytes:
-        """The first bytes of an answer; then the client leaves."""
+        """Read the first bytes of a response, then disconnect."""
         url, split = self._pair.url(ASKED.path), self._pair.split
         async with self._http.post(url, json=body, headers=split) as answer:
             return await answer.content.readany()
@@ -91,7 +91,7 @@ async def after_admission(
 async def anywhere(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
 ) -> None:
-    """Where each happens to be; nearly all before the first token."""
+    """Disconnect at random times; most are before the first token."""
     asked = leavers.ask(stream=stream)
     loop = asyncio.get_running_loop()
     for task in asked:
@@ -109,7 +109,7 @@ async def test_kv_is_back_and_no_lease_ran_out(
         return sum(metric(text, metrics.ENGINE_KV_USAGE) for text in pages) == 0
 
     everywhere = partial(free, pair.prefill, pair.decode)
-    # The first steps with so many at once are slow: what is asked to stop finishes before it hears.
+    # The first steps of a large batch are slow and would end before an abort arrives: warm up.
     await asyncio.gather(*leavers.ask(stream=True))
     await until(everywhere, 2 * LEASE)
     before = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)

@@ -1,4 +1,4 @@
-"""What a vLLM user does: `tandem up` with the example and their own vLLM, and a request."""
+"""The path of a vLLM user: `tandem up` with the example and their own vLLM, then a request."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ LONG = "once upon a time " * 40
 
 
 def example(directory: Path, model: Path) -> Path:
-    """The example with a model of this machine."""
+    """The example file with a local model."""
     pools: list[dict[str, Any]] = [document.data for document in load_documents(EXAMPLE)]
     pools[0]["spec"]["model"] |= {"source": {"path": str(model)}}
     file = directory / "vllm.yaml"
@@ -34,7 +34,7 @@ def example(directory: Path, model: Path) -> Path:
 
 
 def own_vllm(directory: Path) -> Path:
-    """`vllm serve MODEL …` of the CPU build, whose own program looks for another distribution."""
+    """A `vllm` program for the CPU build; the original looks for another package name and fails."""
     program = directory / "vllm"
     module = f"{VENV}/bin/python -m vllm.entrypoints.openai.api_server"
     program.write_text(f'#!/bin/sh\nshift; model=$1; shift\nexec {module} --model "$model" "$@"\n')
@@ -44,7 +44,7 @@ def own_vllm(directory: Path) -> Path:
 
 @asynccontextmanager
 async def up(directory: Path, model: Path) -> AsyncIterator[str]:
-    """The endpoint of a stack; its processes end with it."""
+    """Run a stack and yield its endpoint."""
     process = await asyncio.create_subprocess_exec(
         *(TANDEM, "up", "-f", example(directory, model), "--port", "0"),
         *("--program", f"vllm={own_vllm(directory)}", "--run-dir", directory / "run"),
@@ -73,7 +73,7 @@ async def tandem(*arguments: str | Path) -> tuple[int | None, str]:
     return process.returncode, out.decode()
 
 
-async def test_your_own_vllm_serves_split_and_is_found_well(tmp_path: Path, model: Path) -> None:
+async def test_your_own_vllm_hands_off_and_passes_doctor(tmp_path: Path, model: Path) -> None:
     async with up(tmp_path, model) as endpoint, aiohttp.ClientSession() as http:
         body = {"model": "qwen3-0.6b", "prompt": LONG, "max_tokens": 8, "temperature": 0}
         async with http.post(f"{endpoint}/completions", json=body) as answer:

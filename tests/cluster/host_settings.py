@@ -1,10 +1,10 @@
-"""What a kubelet changes on the machine it runs on, remembered before and put back after."""
+"""Kernel settings and control groups that a kubelet changes: saved before, restored after."""
 
 import json
 import time
 from pathlib import Path
 
-# kubelet sets these for the whole machine.
+# kubelet sets these sysctls for the whole machine.
 _SETTINGS = (
     *("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops"),
     *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
@@ -14,23 +14,23 @@ _EMPTY_SECONDS = 10
 
 
 def runs_a_kubelet() -> bool:
-    """Whether pods' control groups are there: a second kubelet would fight over them."""
+    """Whether pods' control groups exist; a second kubelet would delete those of the first."""
     return bool(_groups("kubepods"))
 
 
-def remember(record: Path) -> None:
-    """Write what `restore` needs."""
+def save(record: Path) -> None:
+    """Write the current settings and the existing control groups to `record`."""
     values = {
         name: path.read_text().strip()
         for name in _SETTINGS
         if (path := Path("/proc/sys") / name).exists()
     }
-    theirs = [name for name in _CGROUPS if _groups(name)]
-    record.write_text(json.dumps({"settings": values, "cgroups": theirs}))
+    existing = [name for name in _CGROUPS if _groups(name)]
+    record.write_text(json.dumps({"settings": values, "cgroups": existing}))
 
 
 def restore(record: Path) -> None:
-    """Put back what `remember` saw, and remove the control groups that were not there."""
+    """Restore the settings in `record`; remove the control groups that did not exist then."""
     if not record.exists():
         return
     before = json.loads(record.read_text())
@@ -44,7 +44,7 @@ def restore(record: Path) -> None:
 
 
 def _groups(name: str) -> list[Path]:
-    """The control groups called `name`, in one hierarchy or, with version 1, in each."""
+    """The control groups called `name`: one with cgroup v2, one per hierarchy with v1."""
     top = Path("/sys/fs/cgroup")
     return [path for path in (top / name, *top.glob(f"*/{name}")) if path.is_dir()]
 
@@ -58,5 +58,5 @@ def _remove(name: str) -> None:
                 try:
                     folder.rmdir()
                 except OSError:
-                    # A process just killed may still be leaving it.
+                    # EBUSY while a process that was just killed still exits: try again.
                     time.sleep(0.05)

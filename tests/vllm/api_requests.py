@@ -1,10 +1,10 @@
-"""A client of every kind of request: what it sends, and what an answer says.
+"""Client for every API endpoint that generates tokens: request bodies and response texts.
 
-    asked = KINDS["chat"]
-    answer = await ask(http, url + asked.path, asked.body("Tell me"), headers)
-    asked.text(answer)
+    kind = KINDS["chat"]
+    answer = await ask(http, url + kind.path, kind.body("Tell me"), headers)
+    kind.text(answer)
 
-Bodies are greedy and deterministic: two engines of one model say the same.
+Decoding is greedy and deterministic: two engines of one model give the same text.
 """
 
 import json
@@ -25,7 +25,7 @@ DONE: Final = "[DONE]"
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer; `events` is filled when it was a stream."""
+    """A complete response; `events` is filled if it was a stream."""
 
     status: int
     headers: Mapping[str, str]
@@ -38,17 +38,17 @@ class Answer:
 
     @property
     def chunks(self) -> list[dict[str, Any]]:
-        """The events' objects, without the closing word."""
+        """The events' JSON objects, without the final `[DONE]`."""
         return [json.loads(event) for event in self.events if event != DONE]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One kind of request."""
+class RequestKind:
+    """One API endpoint: how to build a request and read a response."""
 
     path: str
     fields: Callable[[str], dict[str, Any]]
-    """A body for a prompt."""
+    """Request fields for a prompt."""
     of_whole: Callable[[Any], str]
     of_chunk: Callable[[Any], str]
 
@@ -56,7 +56,7 @@ class Asked:
         return {"model": MODEL_NAME, **self.fields(prompt), **more}
 
     def text(self, answer: Answer) -> str:
-        """What the model said."""
+        """The generated text. Fails unless the status is 200."""
         assert answer.status == 200, answer.body
         if answer.events:
             return "".join(self.of_chunk(chunk) for chunk in answer.chunks)
@@ -95,31 +95,31 @@ def _joined(choice: Any) -> str:
 
 
 KINDS: Final = {
-    "completions": Asked(
+    "completions": RequestKind(
         "/v1/completions",
         _completion,
         lambda whole: str(_first(whole)["text"]),
         lambda chunk: _first(chunk).get("text") or "",
     ),
-    "chat": Asked(
+    "chat": RequestKind(
         "/v1/chat/completions",
         _chat,
         lambda whole: str(_first(whole)["message"]["content"]),
         lambda chunk: _first(chunk).get("delta", {}).get("content") or "",
     ),
-    "responses": Asked(
+    "responses": RequestKind(
         "/v1/responses",
         _responses,
         lambda whole: "".join(p["text"] for o in whole["output"] for p in o["content"]),
         lambda chunk: chunk["delta"] if chunk["type"] == "response.output_text.delta" else "",
     ),
-    "messages": Asked(
+    "messages": RequestKind(
         "/v1/messages",
         _messages,
         lambda whole: "".join(part["text"] for part in whole["content"]),
         lambda chunk: chunk.get("delta", {}).get("text") or "",
     ),
-    "generate": Asked(
+    "generate": RequestKind(
         "/inference/v1/generate",
         _generate,
         lambda whole: _joined(_first(whole)),
@@ -134,10 +134,10 @@ async def ask(
     body: Mapping[str, Any] | bytes,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """POST `body` and read all of the answer. Raises aiohttp.ClientError when it breaks off."""
+    """POST `body` and read the whole response. Raises aiohttp.ClientError if it is cut."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    sent = {"content-type": "application/json", **(headers or {})}
-    async with http.post(url, data=data, headers=sent) as answer:
+    all_headers = {"content-type": "application/json", **(headers or {})}
+    async with http.post(url, data=data, headers=all_headers) as answer:
         content = await answer.read()
     events: list[str] = []
     if answer.content_type == "text/event-stream":
@@ -148,12 +148,12 @@ async def ask(
 def logprobs(answer: Answer) -> list[float]:
     """The logprob of each token of a completion, whole or streamed."""
     parts = answer.chunks if answer.events else [answer.json]
-    found = [_first(part).get("logprobs") or {} for part in parts]
-    return [value for part in found for value in part.get("token_logprobs", ())]
+    choices = [_first(part).get("logprobs") or {} for part in parts]
+    return [value for choice in choices for value in choice.get("token_logprobs", ())]
 
 
 def usage(answer: Answer) -> dict[str, Any]:
-    """The usage an answer ends with."""
+    """The usage object at the end of a response."""
     parts = answer.chunks if answer.events else [answer.json]
-    [said] = [part["usage"] for part in parts if part.get("usage")]
-    return dict(said)
+    [counts] = [part["usage"] for part in parts if part.get("usage")]
+    return dict(counts)

@@ -67,6 +67,7 @@ test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, 
 	$(PYTEST) -m vllm tests/vllm $(ARGS)
 
 chaos: setup ## test kills, hangs, partitions and slow networks under load
+	-$(CLUSTER) tools toxiproxy
 	$(PYTEST) -m chaos $(ARGS)
 
 # The trap stops the node after success, failure or Ctrl-C; after a failure, `describe` runs first.

@@ -9,12 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COMPONENTS = (
-    "contract", "planner", "sidecar", "epp", "operator", "engine", "loadtest", "local", "cli",
+    "contract", "kube", "planner", "sidecar", "epp", "operator", "engine", "loadtest", "local",
+    "doctor", "cli",
 )  # fmt: skip
 
 
 def test_operator_is_the_standard_librarys(request: pytest.FixtureRequest) -> None:
-    assert request.session.testscollected > 1, "run with the whole suite: collection is the trap"
+    assert request.session.testscollected > 1, (
+        "run the whole suite: collecting it is what could import operator/"
+    )
     assert operator.itemgetter(1)("ab") == "b"
     assert ROOT not in Path(operator.__file__).parents
 
@@ -36,7 +39,7 @@ def test_every_tests_folder_is_a_package(folder: Path) -> None:
 
 
 def test_no_two_libraries_bring_the_same_file() -> None:
-    """Else whichever is installed last wins, and the other breaks on some machines."""
+    """Otherwise the library installed last overwrites the file, and the other may break."""
     owners = defaultdict(set)
     for library in distributions():
         name = library.name  # each access parses the library's METADATA again

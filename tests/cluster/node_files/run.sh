@@ -1,19 +1,19 @@
 #!/bin/sh
-# The node: first process of its process namespace, in mount and network namespaces of its own.
-# Environment: STATE, a folder of its own; BIN, where the programs are. The host sees none of the
-# mounts made here, and all of it ends with this process.
+# First process of the node: it has its own process, mount and network namespaces, so the host sees no
+# mount made here, and the kernel ends all of the node's processes with this one.
+# Environment: STATE, a folder for the node's files; BIN, the folder of programs; NODE; NODE_IP.
 set -eu
 mount --make-rshared /
-# What the host's own containerd and netns keep in /run is not for the node to see.
+# Hide the host's /run: its containerd socket and network namespaces must not be used here.
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/containerd /run/lock /run/cni-ipam /run/state
 mount --bind "$STATE" /run/state
-# Written here, it does not reach the host: programs make folders in places of their own choice.
+# Overlays over /var and /opt: programs create folders there, which must not reach the host.
 for top in var opt; do
   mkdir -p "/run/state/over/$top" "/run/state/scratch/$top"
   mount -t overlay -o "lowerdir=/$top,upperdir=/run/state/over/$top,workdir=/run/state/scratch/$top" node "/$top"
 done
-# On a disk of its own nature: containerd mounts overlays, which cannot lie on one.
+# containerd mounts overlays, which cannot be placed on an overlay: bind-mount a plain folder.
 for part in containerd kubelet; do
   mkdir -p "/var/lib/$part"
   mount --bind "/run/state/$part" "/var/lib/$part"
@@ -32,5 +32,5 @@ for image in "$STATE"/images/*.tar; do ctr -n k8s.io images import "$image"; don
 kubelet --config="$STATE/kubelet.json" --kubeconfig="$STATE/kubelet.kubeconfig" \
   --hostname-override="$NODE" --node-ip="$NODE_IP" > "$log/kubelet.log" 2>&1 &
 kube-proxy --config="$STATE/kube-proxy.json" > "$log/kube-proxy.log" 2>&1 &
-# As first process it reaps what others leave.
+# A first process must reap orphaned children.
 while :; do wait; sleep 1; done

@@ -35,13 +35,7 @@ from .runner import Runner
 from .scheduler import Scheduler, Step
 from .step import Chunk, Phase, SampledToken, Sequence
 from .transfer.puller import Puller
-from .types import (
-    Delta,
-    PullResult,
-    RemoteDecode,
-    Request,
-    RequestRejected,
-)
+from .types import Delta, PullResult, RemoteDecode, Request, RequestRejected
 
 __all__ = ["Engine", "EngineObserver", "Generation", "Stats"]
 

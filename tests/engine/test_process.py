@@ -101,7 +101,7 @@ def _text(answer: dict[str, Any]) -> str:
     return text
 
 
-async def test_a_stream_says_what_the_whole_answer_says(start: Start) -> None:
+async def test_a_stream_has_the_text_of_the_answer_without_streaming(start: Start) -> None:
     server = await start()
     whole = await server.post(GREEDY)
     async with server.http.post("/v1/completions", json={**GREEDY, "stream": True}) as response:
@@ -158,7 +158,7 @@ async def test_no_parameter_a_client_may_send_stops_the_engine(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_its_blocks(start: Start, stream: bool) -> None:
+async def test_a_client_that_disconnects_frees_its_blocks(start: Start, stream: bool) -> None:
     server = await start()
     body = json.dumps({**GREEDY, "max_tokens": 900, "n": 2, "stream": stream}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -104,7 +104,7 @@ async def connect(model: ServedModel) -> AsyncIterator[Connect]:
         yield _connect
 
 
-async def test_a_completion_in_vllms_shape(connect: Connect) -> None:
+async def test_a_completion_has_vllms_fields(connect: Connect) -> None:
     client = await connect(FakeEngine(says("world")))
     async with client.http.post(
         "/v1/completions",
@@ -254,7 +254,7 @@ async def test_stream_headers_wait_for_the_first_piece(connect: Connect) -> None
     assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_sequences_of_a_stream_are_told_apart(connect: Connect) -> None:
+async def test_chunks_of_a_stream_carry_their_choice_index(connect: Connect) -> None:
     client = await connect(FakeEngine(says("abc")))
     *chunks, _ = await client.events("/v1/completions", prompt=["x", "y"], n=2)
     texts = ["", "", "", ""]
@@ -325,7 +325,7 @@ async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
     assert client.engine.released_holds.empty()
 
 
-async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> None:
+async def test_a_decode_request_passes_its_params_to_the_engine(connect: Connect) -> None:
     client = await connect(FakeEngine(says("x")))
     answer = await client.complete(kv_transfer_params={**REMOTE, "new_field": [1]})
     kv = client.engine.requests[0].kv
@@ -336,7 +336,7 @@ async def test_a_decode_leg_hands_the_engine_its_params(connect: Connect) -> Non
     assert client.engine.released == []
 
 
-async def test_kv_of_a_streamed_prefill_leg_is_freed_for_no_event_names_it(
+async def test_kv_of_a_streamed_prefill_is_freed_as_no_event_carries_its_params(
     connect: Connect,
 ) -> None:
     client = await connect(FakeEngine(says("x", kv_transfer_params=REMOTE)))
@@ -408,7 +408,7 @@ async def test_params_that_name_nothing_to_pull(
     assert message in text
 
 
-async def test_what_the_engine_rejects_is_a_400(connect: Connect) -> None:
+async def test_a_request_rejected_by_the_engine_is_a_400(connect: Connect) -> None:
     def script(request: Request) -> list[Delta]:
         if len(client.engine.requests) == 1:
             raise RequestRejected("more blocks than there are")
@@ -437,7 +437,9 @@ async def test_an_engine_error_in_mid_stream_is_an_event_and_no_done(connect: Co
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_aborts_its_sequences(connect: Connect, stream: bool) -> None:
+async def test_a_client_that_disconnects_aborts_its_sequences(
+    connect: Connect, stream: bool
+) -> None:
     client = await connect(FakeEngine())
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     body = json.dumps({"prompt": "hello", "n": 2, "stream": stream}).encode()
@@ -548,7 +550,7 @@ async def test_a_body_that_is_too_large(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("given", ["ümlaut", "x" * 600])
-async def test_an_id_that_cannot_be_used_is_replaced(connect: Connect, given: str) -> None:
+async def test_an_unusable_request_id_is_replaced(connect: Connect, given: str) -> None:
     client = await connect(FakeEngine(says("x")))
     _, answer = await client.post(
         "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": given}
@@ -614,7 +616,7 @@ async def test_health_follows_the_engine(connect: Connect) -> None:
         assert response.status == 503
 
 
-async def test_the_other_pages(connect: Connect) -> None:
+async def test_model_list_version_and_tokenizing(connect: Connect) -> None:
     client = await connect(FakeEngine())
     async with client.http.get("/v1/models") as response:
         models = await response.json()

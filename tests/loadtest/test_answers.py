@@ -101,12 +101,12 @@ def test_an_event_says_whether_it_brought_tokens(one: Event, brings: bool) -> No
         ([event(choices=[{"text": 3}])], "not an OpenAI answer"),
     ],
 )
-def test_a_stream_that_is_no_whole_answer_is_an_error(events: list[Event], says: str) -> None:
+def test_an_incomplete_stream_is_an_error(events: list[Event], says: str) -> None:
     with pytest.raises(AnswerError, match=says):
         streamed(*events)
 
 
-def test_a_whole_completion_is_read() -> None:
+def test_a_completion_without_streaming_is_parsed() -> None:
     body = {
         "choices": [{"text": "ab", "token_ids": [1, 2], "finish_reason": "stop"}],
         "usage": USAGE,
@@ -115,7 +115,7 @@ def test_a_whole_completion_is_read() -> None:
     assert answer == Answer("ab", (1, 2), "stop", Usage(9, 2, 8))
 
 
-def test_a_whole_chat_is_read() -> None:
+def test_a_chat_without_streaming_is_parsed() -> None:
     body = {
         "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": None},
@@ -134,13 +134,13 @@ def test_a_whole_chat_is_read() -> None:
         ([], "not an OpenAI answer"),
     ],
 )
-def test_a_body_that_is_no_whole_answer_is_an_error(body: object, says: str) -> None:
+def test_an_incomplete_body_is_an_error(body: object, says: str) -> None:
     with pytest.raises(AnswerError, match=says):
         parse_answer(json.dumps(body).encode())
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_give_the_one_error(body: bytes) -> None:
+def test_random_bytes_are_an_answer_error(body: bytes) -> None:
     with pytest.raises(AnswerError):
         parse_answer(body)
 
@@ -157,5 +157,5 @@ def test_any_bytes_give_the_one_error(body: bytes) -> None:
         (b"x" * 300, "x" * 200 + "…"),
     ],
 )
-def test_an_error_response_is_told_in_one_line(body: bytes, says: str) -> None:
+def test_an_error_response_becomes_one_line(body: bytes, says: str) -> None:
     assert error_message(body) == says

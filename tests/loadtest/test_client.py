@@ -37,7 +37,7 @@ async def test_a_stream_is_read_and_measured() -> None:
     assert 0 < result.ttft <= result.ttft + sum(result.itls) <= result.total
 
 
-async def test_a_whole_answer_is_read() -> None:
+async def test_an_answer_without_streaming_is_read() -> None:
     result = await sent(answering(WHOLE), PLAIN)
     assert result.ok
     assert result.answer == Answer("ab", (1, 2), "length", Usage(3, 2))
@@ -90,7 +90,9 @@ CHAT = Call((Message("system", "s"), Message("user", "u")), max_tokens=4, stream
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
-async def test_what_is_posted(call: Call, path: str, fields: dict[str, Any], suffix: str) -> None:
+async def test_the_posted_body_and_headers(
+    call: Call, path: str, fields: dict[str, Any], suffix: str
+) -> None:
     seen: list[tuple[str, Any, str]] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -124,7 +126,7 @@ async def test_a_broken_stream_is_never_a_success(handler: Handler, says: str) -
     assert says in str(result.error)
 
 
-async def test_what_came_before_the_break_is_kept() -> None:
+async def test_the_part_before_a_broken_stream_is_kept() -> None:
     result = await sent(streaming(GOOD[0], error_event(502, "gone")), STREAM)
     assert (result.answer.text, result.answer.token_ids, result.error) == ("a", (1,), "gone")
     assert result.ttft is not None
@@ -132,7 +134,7 @@ async def test_what_came_before_the_break_is_kept() -> None:
 
 @pytest.mark.parametrize("call", [STREAM, PLAIN])
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
-async def test_a_refusal_is_told(call: Call, status: int) -> None:
+async def test_an_error_status_is_the_results_error(call: Call, status: int) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         body = error_body(status, "not today")
         return web.Response(status=status, body=body, headers={headers.ROUTING_PATH: "fallback"})
@@ -162,7 +164,7 @@ async def test_a_slow_server_times_out() -> None:
     assert result.status is None
 
 
-async def test_a_stream_that_stalls_times_out_and_keeps_what_came() -> None:
+async def test_a_stalled_stream_times_out_and_keeps_its_part() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -215,7 +217,7 @@ async def test_requests_go_out_in_order_of_time() -> None:
     assert order == [2, 3, 1]
 
 
-async def test_beyond_the_bound_a_request_fails_instead_of_going_late() -> None:
+async def test_beyond_max_in_flight_a_request_fails_and_is_not_delayed() -> None:
     gate = Gate()
     seen: list[Progress] = []
     async with serving(gate.handle) as url, Client(url, "tiny") as client:
@@ -244,7 +246,7 @@ async def test_cancelling_a_run_closes_its_connections() -> None:
         await gate.left.wait()
 
 
-async def test_a_run_of_nothing_is_nothing() -> None:
+async def test_a_run_without_calls_has_no_results() -> None:
     async with Client("http://127.0.0.1:1", "tiny") as client:
         assert await run_open_loop(client.send, []) == []
 

@@ -26,12 +26,12 @@ def shorts() -> list[Script]:
     return [s for s in workload(SHAPE, seed=1) if not s.document]
 
 
-def test_it_follows_from_the_seed() -> None:
+def test_the_workload_follows_from_the_seed() -> None:
     assert workload(SHAPE, seed=1) == workload(SHAPE, seed=1)
     assert workload(SHAPE, seed=1) != workload(SHAPE, seed=2)
 
 
-def test_it_has_its_shape() -> None:
+def test_the_workload_has_the_requested_shape() -> None:
     assert len(longs()) == SHAPE.groups * SHAPE.users
     assert len(shorts()) == SHAPE.shorts
     for script in longs():
@@ -60,7 +60,7 @@ def test_users_of_a_group_share_its_document_as_a_prefix_of_the_prompt() -> None
             assert one[: SHAPE.document] == other[: SHAPE.document]
 
 
-def test_groups_and_shorts_share_nothing_long() -> None:
+def test_groups_and_short_prompts_share_no_long_prefix() -> None:
     documents = {s.document for s in longs()}
     assert len(documents) == SHAPE.groups
     assert len({s.questions for s in shorts()}) == SHAPE.shorts

@@ -90,7 +90,7 @@ def test_no_results_give_no_paths() -> None:
     assert figures([]) == PathFigures(0, 0, None, None, None, None)
 
 
-def test_goodput_counts_what_met_both_slos() -> None:
+def test_goodput_counts_requests_that_met_both_slos() -> None:
     results = [
         result(ttft=0.5, itls=(0.1, 0.3)),
         result(ttft=0.5),

@@ -78,7 +78,7 @@ async def test_pages_are_summed() -> None:
     ("body", "status", "says"),
     [("", 503, "HTTP 503"), ("{not a page", 200, "not a metrics page"), (b"\xff", 200, "Unicode")],
 )
-async def test_a_page_that_cannot_be_had_names_its_url(
+async def test_a_page_that_cannot_be_read_names_its_url(
     body: str | bytes, status: int, says: str
 ) -> None:
     async def handler(_: web.Request) -> web.Response:

@@ -25,7 +25,7 @@ def test_events_of_every_form_are_read() -> None:
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=30))
-def test_cuts_anywhere_change_nothing(cuts: list[int]) -> None:
+def test_chunk_boundaries_do_not_change_the_events(cuts: list[int]) -> None:
     ends = sorted({*cuts, len(STREAM)})
     parser = EventParser()
     found = []
@@ -34,7 +34,7 @@ def test_cuts_anywhere_change_nothing(cuts: list[int]) -> None:
     assert found == EVENTS
 
 
-def test_bytes_one_by_one_change_nothing() -> None:
+def test_single_bytes_do_not_change_the_events() -> None:
     parser = EventParser()
     assert [e for byte in STREAM for e in parser.feed(bytes([byte]))] == EVENTS
 
@@ -44,6 +44,6 @@ def test_a_name_does_not_outlive_its_event() -> None:
     assert [e.name for e in events] == ["error", "message"]
 
 
-def test_what_is_not_utf8_is_an_error() -> None:
+def test_bytes_that_are_not_utf8_are_an_error() -> None:
     with pytest.raises(UnicodeDecodeError):
         EventParser().feed(b"data: \xff\n\n")

@@ -186,7 +186,7 @@ def test_prompts_without_blocks_scale_by_the_longest() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_grows() -> None:
+def test_scaling_never_lengthens() -> None:
     arrivals = [Arrival(0, 0, 700, 3, (1, 2), 512)]
     assert scale(arrivals, max_prompt_tokens=9000, max_output_tokens=90) == arrivals
     assert scale([], max_prompt_tokens=1, max_output_tokens=1) == []
@@ -219,7 +219,7 @@ def test_prompts_without_blocks_differ_by_index() -> None:
     assert shared(one, two) == 0
 
 
-def test_what_no_block_covers_is_the_prompts_own() -> None:
+def test_tokens_without_a_block_differ_between_prompts() -> None:
     one, two = (token_ids(Arrival(i, 0, 20, 1, (7,), 8), WIDE) for i in (1, 2))
     assert shared(one, two) == 8
 

@@ -139,7 +139,7 @@ async def test_a_read_that_ends_before_the_prefill_frees_at_complete(
     assert (freed.log, producer.hold_count) == ([READ], 0)
 
 
-async def test_a_waiting_reader_hears_signs_of_life(producer: Producer) -> None:
+async def test_a_waiting_reader_gets_waiting_frames(producer: Producer) -> None:
     producer.open("r")
     async with connected(producer.address) as peer:
         await peer.send(hello(), wire.Read("r", 0, 4, patience=0.03))
@@ -231,7 +231,7 @@ async def test_the_blocks_of_a_dead_reader_expire(freed: Freed) -> None:
         await freed.was(EXPIRED)
 
 
-async def test_a_stalled_reader_is_cut_off_before_its_blocks_expire(freed: Freed) -> None:
+async def test_a_stalled_reader_is_disconnected_before_its_blocks_expire(freed: Freed) -> None:
     async with producing(freed, layout=BIG, lease=0.1) as producer:
         finish(producer, "r", BIG_BLOCKS, BIG)
         async with stalled_in_a_segment(producer) as peer:
@@ -239,7 +239,7 @@ async def test_a_stalled_reader_is_cut_off_before_its_blocks_expire(freed: Freed
             await peer.ended()
 
 
-async def test_release_cuts_off_a_reader_in_the_middle_of_a_segment(freed: Freed) -> None:
+async def test_release_disconnects_a_reader_in_the_middle_of_a_segment(freed: Freed) -> None:
     async with producing(freed, layout=BIG) as producer:
         finish(producer, "r", BIG_BLOCKS, BIG)
         async with stalled_in_a_segment(producer) as peer:
@@ -250,7 +250,7 @@ async def test_release_cuts_off_a_reader_in_the_middle_of_a_segment(freed: Freed
             await peer.ended()
 
 
-async def test_a_silent_reader_is_let_go_and_its_blocks_stay(freed: Freed) -> None:
+async def test_a_silent_reader_is_disconnected_and_its_blocks_stay_held(freed: Freed) -> None:
     async with producing(freed, limits=HURRIED) as producer:
         tokens = finish(producer, "r", [1], LAYOUT)
         async with attached(producer, tokens) as peer:
@@ -272,7 +272,7 @@ async def test_discard_refuses_a_waiting_reader_at_once(producer: Producer, free
     assert not freed.log
 
 
-async def test_after_discard_the_segment_under_way_never_counts(freed: Freed) -> None:
+async def test_after_discard_no_digest_of_the_current_segment_is_sent(freed: Freed) -> None:
     async with producing(freed, layout=BIG) as producer:
         producer.open("r")
         producer.publish("r", BIG_BLOCKS, len(BIG_BLOCKS) * BIG.block_size, 1)
@@ -345,7 +345,7 @@ async def test_a_reader_that_wants_more_than_the_prompt_is_refused_once_that_is_
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 64, wire.pack(hello())[:9]],
 )
-async def test_garbage_is_hung_up_on_while_a_read_goes_on(
+async def test_a_malformed_frame_disconnects_only_its_sender(
     producer: Producer, freed: Freed, data: bytes
 ) -> None:
     tokens = finish(producer, "r", [1, 2], LAYOUT)
@@ -359,7 +359,7 @@ async def test_garbage_is_hung_up_on_while_a_read_goes_on(
         assert await peer.from_producer() == wire.Ok()
 
 
-async def test_a_reader_that_talks_out_of_turn_is_hung_up_on(
+async def test_a_reader_that_sends_an_unexpected_frame_is_disconnected(
     producer: Producer, freed: Freed
 ) -> None:
     producer.open("r")
@@ -369,7 +369,7 @@ async def test_a_reader_that_talks_out_of_turn_is_hung_up_on(
     assert producer.hold_count == 1
 
 
-async def test_a_stranger_that_stays_silent_is_hung_up_on(freed: Freed) -> None:
+async def test_a_silent_unidentified_connection_is_closed(freed: Freed) -> None:
     async with (
         producing(freed, limits=HURRIED) as producer,
         connected(producer.address) as peer,
@@ -377,7 +377,7 @@ async def test_a_stranger_that_stays_silent_is_hung_up_on(freed: Freed) -> None:
         await peer.ended()
 
 
-async def test_unidentified_make_room_for_a_reader(freed: Freed) -> None:
+async def test_a_reader_replaces_an_unidentified_connection(freed: Freed) -> None:
     limits = wire.TransferLimits(handshake=60.0, connections=2)
     async with producing(freed, limits=limits) as producer, AsyncExitStack() as strangers:
         for _ in range(5):
@@ -389,7 +389,7 @@ async def test_unidentified_make_room_for_a_reader(freed: Freed) -> None:
         assert freed.log == [READ]
 
 
-async def test_when_all_places_are_taken_by_readers_the_next_is_turned_away(
+async def test_at_the_connection_limit_another_reader_is_refused(
     freed: Freed, puller: Puller
 ) -> None:
     async with producing(freed, limits=wire.TransferLimits(connections=1)) as producer:
@@ -418,7 +418,7 @@ async def test_a_port_in_use_is_an_os_error(producer: Producer, freed: Freed) ->
     await second.close()
 
 
-def test_misuse_is_named(freed: Freed) -> None:
+def test_wrong_arguments_raise_errors_that_name_them(freed: Freed) -> None:
     producer = Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 1.0, freed)
     producer.open("r")
     with pytest.raises(ValueError, match="'r' is open"):

@@ -57,7 +57,7 @@ def segment(layer: int, payload: bytes) -> bytes:
     return wire.pack(head) + payload + xxhash.xxh3_64_digest(payload)
 
 
-async def test_the_prompts_blocks_arrive_and_no_other_changes(
+async def test_a_pull_writes_the_prompts_blocks_and_no_other(
     producer: Producer, freed: Freed
 ) -> None:
     finish(producer, "r", THERE, LAYOUT)
@@ -91,7 +91,7 @@ async def test_a_pull_may_start_before_the_prefill_has_ended(
     assert freed.log == [("r", FreeReason.READ)]
 
 
-async def test_a_prompt_that_is_here_already_is_only_freed_there(
+async def test_a_pull_of_a_cached_prompt_only_frees_the_producer(
     producer: Producer, freed: Freed
 ) -> None:
     finish(producer, "r", THERE, LAYOUT)
@@ -221,13 +221,13 @@ async def no_welcome(peer: Peer) -> None:
         (no_welcome, "got the frame Ok, expected Welcome"),
     ],
 )
-async def test_a_producer_gone_wrong_breaks_the_pull(script: Script, message: str) -> None:
+async def test_a_pull_from_a_faulty_producer_fails(script: Script, message: str) -> None:
     async with playing_producer(script) as address, pulling(cache(2), HURRIED) as puller:
         with pytest.raises(KvBroken, match=rf"producer {HOST}:{address[1]}: .*{message}"):
             await puller.pull(params(address), HERE, 0, TOKENS)
 
 
-async def test_a_pull_that_only_shows_signs_of_life_ends_at_its_limit() -> None:
+async def test_a_pull_that_gets_only_waiting_frames_ends_at_its_limit() -> None:
     async def waiting(peer: Peer) -> None:
         await identify(peer)
         with suppress(OSError):
@@ -249,7 +249,7 @@ async def test_a_pull_fails_when_no_producer_listens(puller: Puller) -> None:
     await puller.release(params(address))
 
 
-async def test_verified_blocks_count_although_the_producer_never_confirms() -> None:
+async def test_a_pull_succeeds_without_the_producers_confirmation() -> None:
     async def gone_at_the_end(peer: Peer) -> None:
         await identify(peer)
         for layer in range(3):
@@ -301,7 +301,7 @@ async def test_a_pull_is_cancelled_while_the_producer_waits(
         assert producer.hold_count == 1, attempt
 
 
-async def test_close_breaks_off_what_runs(producer: Producer) -> None:
+async def test_close_breaks_running_pulls_off(producer: Producer) -> None:
     producer.open("r")
     async with pulling(cache(2)) as puller:
         puller.renew_lease(params(producer.address))
@@ -314,7 +314,7 @@ async def test_close_breaks_off_what_runs(producer: Producer) -> None:
             await puller.pull(params(producer.address), HERE, 0, TOKENS)
 
 
-async def test_keep_alive_goes_on_until_cancelled() -> None:
+async def test_a_lease_is_renewed_until_cancelled() -> None:
     renewed: list[str] = []
 
     async def count(peer: Peer) -> None:
@@ -332,7 +332,7 @@ async def test_keep_alive_goes_on_until_cancelled() -> None:
     assert set(renewed) == {"r"}
 
 
-async def test_keep_alive_outlives_a_broken_connection_and_ends_with_a_refusal() -> None:
+async def test_lease_renewal_survives_a_broken_connection_and_ends_with_a_refusal() -> None:
     seen: list[str] = []
 
     async def first_broken_then_refused(peer: Peer) -> None:
@@ -354,13 +354,13 @@ async def test_keep_alive_outlives_a_broken_connection_and_ends_with_a_refusal()
 @pytest.mark.parametrize(
     ("blocks", "skip", "tokens"), [(HERE, 0, 13), ([9, 16, 4], 0, 12), (HERE, 0, 0)]
 )
-async def test_blocks_that_do_not_fit_are_the_callers_mistake(
+async def test_blocks_that_do_not_fit_are_a_value_error(
     puller: Puller, blocks: list[int], skip: int, tokens: int
 ) -> None:
     with pytest.raises(ValueError, match="blocks"):
         await puller.pull(params((HOST, 1)), blocks, skip, tokens)
 
 
-async def test_a_host_that_is_no_name_breaks_the_pull(puller: Puller) -> None:
+async def test_a_malformed_host_name_breaks_the_pull(puller: Puller) -> None:
     with pytest.raises(KvBroken, match="not an address"):
         await puller.pull(params(("a" * 300, 1)), HERE, 0, TOKENS)

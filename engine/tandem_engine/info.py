@@ -40,7 +40,7 @@ def info_routes(model: ServedModel, registry: CollectorRegistry) -> list[web.Rou
     return [
         web.post("/tokenize", info.tokenize),
         web.post("/detokenize", info.detokenize),
-        web.get("/v1/models", info.models),
+        web.get(endpoints.MODELS, info.models),
         web.get(endpoints.METRICS, info.metrics),
         web.get("/version", info.version),
     ]

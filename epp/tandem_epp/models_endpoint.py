@@ -8,16 +8,17 @@ from typing import Final
 
 import msgspec
 
+from tandem_contract import endpoints
+
 from .backends.pods import Pod
 from .ext_proc.messages import HttpRequest, ImmediateResponse
 
-_PATH: Final = "/v1/models"
 _OWNER: Final = "tandem"
 
 
 def is_models_request(request: HttpRequest) -> bool:
     """Whether `request` asks for the list of models."""
-    return request.method == "GET" and request.path.partition("?")[0] == _PATH
+    return request.method == "GET" and request.path.partition("?")[0] == endpoints.MODELS
 
 
 def models_response(pods: Sequence[Pod], now: float) -> ImmediateResponse | None:

@@ -5,7 +5,8 @@
 
 Without `plugins`, every scorer with a default weight in the registry is used, with max-score-picker
 and the prefix-based decider. Every profile filters by the role of its phase, listed or not. Without
-`schedulingProfiles`, both phases use every plugin listed, with weight 1.
+`schedulingProfiles`, both phases use every plugin listed, with weight 1; prefill-filter and
+decode-filter apply to their own phase only.
 
 A disagg-profile-handler that names no decider turns splitting off. Without a handler, the decider
 that is listed applies, or the default one.
@@ -173,7 +174,7 @@ class _Builder:
         # Always there, listed or not: a pod must not run a phase that its role excludes.
         scorers: list[tuple[Scorer, float]] = [(RoleFilter(phase), 1.0)]
         picker: Picker = MaxScorePicker()
-        for path, ref in self._references(name):
+        for path, ref in self._references(name, phase):
             if ref.weight < 0:
                 raise self._document.error(f"{path}.weight", f"{ref.weight} is below 0")
             if (plugin := self._plugins.get(ref.pluginRef)) is None:
@@ -195,18 +196,18 @@ class _Builder:
             ]
         return Profile(scorers, picker)
 
-    def _references(self, name: str) -> list[tuple[str, PluginRef]]:
+    def _references(self, name: str, phase: Role) -> list[tuple[str, PluginRef]]:
         """The plugins of the profile `name`, each with its path in the document.
 
         A single profile serves both phases, whatever its name. Without profiles every plugin is
-        used, except filters: each profile has that of its own phase.
+        used, except a filter for the other phase.
         """
         profiles = self._config.schedulingProfiles
         if not profiles:
             return [
                 ("plugins", PluginRef(name))
                 for name, plugin in self._plugins.items()
-                if not isinstance(plugin.entry, FilterType)
+                if not isinstance(plugin.entry, FilterType) or plugin.entry.phase in (None, phase)
             ]
         for i, profile in enumerate(profiles):
             if profile.name == name or len(profiles) == 1:

@@ -142,6 +142,8 @@ class FilterType(PluginType[P]):
 
     kind = "filter"
     factory: Callable[[P], Scorer]
+    phase: Role | None = None
+    """The only phase that it applies to if the configuration has no profiles; None: both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,12 +240,14 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
         type_name="prefill-filter",
         factory=lambda _: RoleFilter(Role.PREFILL),
         parameters=NoParameters,
+        phase=Role.PREFILL,
         help="keeps backends that may prefill; always active in the prefill profile",
     ),
     FilterType(
         type_name="decode-filter",
         factory=lambda _: RoleFilter(Role.DECODE),
         parameters=NoParameters,
+        phase=Role.DECODE,
         help="keeps backends that may decode; always active in the decode profile",
     ),
     PickerType(

@@ -1,5 +1,6 @@
 """EndpointPickerConfig: llm-d's files load, and errors name their line."""
 
+from math import inf
 from random import Random
 from textwrap import dedent
 
@@ -10,9 +11,11 @@ from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
+from tandem_epp.scheduling import config as scheduling_config
 from tandem_epp.scheduling.config import Scheduling, load_scheduling
 from tandem_epp.scheduling.decider import DeciderSettings
 from tandem_epp.scheduling.profile import ScoringContext
+from tandem_epp.scheduling.registry import REGISTRY, FilterType, NoParameters
 
 LLMD = """
 apiVersion: llm-d.ai/v1alpha1
@@ -146,3 +149,33 @@ def test_steady_scores_are_cached_per_view() -> None:
     assert {pod.name for pod in first} == {"decode-0", "decode-1"}
     others = scheduling.decode.run(view[1:], ScoringContext(None), 2, Random(1))
     assert {pod.name for pod in others} == {"decode-1"}
+
+
+class NothingPasses:
+    """A filter that rules every backend out."""
+
+    is_steady = True
+
+    def score(self, pods: list[Pod], _context: ScoringContext) -> list[float]:
+        return [-inf] * len(pods)
+
+
+@pytest.mark.parametrize(
+    ("phase", "decodes", "prefills"),
+    [(None, 0, 0), (Role.DECODE, 0, 1), (Role.PREFILL, 2, 0)],
+)
+def test_without_profiles_a_filter_applies_to_its_phase_or_to_both(
+    phase: Role | None, decodes: int, prefills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = FilterType(
+        type_name="nothing-passes",
+        factory=lambda _: NothingPasses(),
+        parameters=NoParameters,
+        phase=phase,
+        help="",
+    )
+    monkeypatch.setattr(scheduling_config, "REGISTRY", {**REGISTRY, entry.type_name: entry})
+    scheduling = loaded("plugins: [{type: nothing-passes}]")
+    context = ScoringContext(None)
+    assert len(scheduling.decode.run(pods(), context, 3, Random(0))) == decodes
+    assert len(scheduling.prefill.run(pods(), context, 3, Random(0))) == prefills

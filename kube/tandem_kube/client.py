@@ -68,6 +68,7 @@ async def connect(
     try:
         if kubeconfig or context or not _in_a_pod():
             file = str(_kubeconfig(kubeconfig))
+            # persist_config: do not write refreshed tokens back into the user's file.
             loader = await load_kube_config(file, context, configuration, persist_config=False)  # type: ignore[no-untyped-call]  # has no annotations
             namespace = loader.current_context["context"].get("namespace")
         else:
@@ -92,6 +93,7 @@ def _kubeconfig(given: Path | None) -> Path:
         if not given.is_file():
             raise NotConfigured(f"{given}: no such kubeconfig file")
         return given
+    # kubectl merges all files of KUBECONFIG; here the first one that exists is used alone.
     listed = os.environ.get("KUBECONFIG", "").split(os.pathsep)
     for file in (*(Path(entry) for entry in listed if entry), Path("~/.kube/config").expanduser()):
         if file.is_file():
@@ -172,6 +174,8 @@ class Api:
             meta = body["metadata"]
             items = [{**kind, **item} for item in body.get("items") or ()]
             yield Listed(items, meta["resourceVersion"])
+            # A continue token is bound to the version of the first page, so that all pages show one
+            # state of the collection. The last page has no token.
             if not (query := {**query, "continue": meta.get("continue", "")})["continue"]:
                 return
 
@@ -235,6 +239,7 @@ class Api:
         """
         body: Object = {"propagationPolicy": propagation}
         if uid is not None:
+            # A replacement reuses the name but never the uid.
             body["preconditions"] = {"uid": uid}
         if grace is not None:
             body["gracePeriodSeconds"] = grace
@@ -280,6 +285,8 @@ class Api:
             "labelSelector": labels,
             "timeoutSeconds": str(seconds),
         }
+        # No total timeout: the server ends the watch after `seconds`. Only silence is an error, and
+        # bookmarks interrupt it on a quiet collection.
         timeout = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT, sock_read=quiet)
         path = resource.path(namespace)
         async with self._transport.request("watch", path, query=query, timeout=timeout) as response:
@@ -299,5 +306,7 @@ class Api:
             verb, path, body=body, query=query or {}, content=content, timeout=timeout
         ) as response:
             with network(path):
+                # Read inside the request's context, so that the observer's seconds include the
+                # body.
                 data = await response.read()
         return decode(response.status, data)

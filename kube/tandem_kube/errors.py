@@ -23,7 +23,7 @@ class KubeError(Exception):
 
 
 class NotConfigured(KubeError):
-    """No cluster is configured, or what is configured cannot be used."""
+    """No cluster is configured, or the configuration cannot be used."""
 
 
 class ApiError(KubeError):
@@ -88,8 +88,10 @@ def error_of(status: int, body: Any, *, retry_after: float | None = None) -> Api
     """The error for HTTP `status` and a response `body`: a `Status` object, or some text."""
     fields = body if isinstance(body, dict) else {}
     message = str(fields.get("message") or body or f"the API server answered {status}")
+    # The API server answers 409 for both, and only the reason in the Status tells them apart.
     if status == 409 and fields.get("reason") == "AlreadyExists":
         kind: type[ApiError] = AlreadyExists
     else:
+        # Other 4xx, such as 400 and 422, are faults of the request itself: retrying does not help.
         kind = _BY_STATUS.get(status, Unreachable if status >= 500 else Invalid)
     return kind(status, " ".join(message.split()), retry_after=retry_after)

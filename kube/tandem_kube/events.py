@@ -43,6 +43,7 @@ async def send_event(
         },
         "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": controller,
+        # In a cluster the node name is the pod's name. The API server accepts 128 characters.
         "reportingInstance": os.uname().nodename[:128],
         "type": kind,
         "reason": reason,

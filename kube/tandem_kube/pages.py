@@ -43,6 +43,7 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
 @asynccontextmanager
 async def listening(app: web.Application, address: HostPort, flag: str) -> AsyncIterator[None]:
     """Serve `app` on `address`, which the user set with `flag`. Raises OSError, naming the flag."""
+    # No access log: probes and scrapes arrive every few seconds.
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

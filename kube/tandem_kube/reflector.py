@@ -9,8 +9,8 @@
       ▲        └──expired, or refused repeatedly──┐
       └───────────────────────────────────────────┘
 
-While the API server is unreachable, `items` keeps its last content. Of each object only the value
-that `parse` returns is kept.
+While the API server is unreachable, `items` keeps its last content. Only the value that `parse`
+returns is kept of each object.
 """
 
 import asyncio
@@ -97,6 +97,7 @@ class Reflector(Generic[T]):
                 self._on_error(err)
             finally:
                 self.connected = False
+            # Even a pause of 0 lets other tasks of the event loop run.
             await asyncio.sleep(self._pause())
 
     async def _list(self) -> str:
@@ -107,7 +108,9 @@ class Reflector(Generic[T]):
             parsed = ((_key(body), self._parse(body)) for body in page.items)
             fresh.update((key, value) for key, value in parsed if value is not None)
             version = page.resource_version
+        # No await from here to the end of the update: readers never see a list half replaced.
         changed = [k for k in self._items.keys() | fresh if self._items.get(k) != fresh.get(k)]
+        # In place, because `items` is a view of this dict.
         self._items.clear()
         self._items.update(fresh)
         self._version = version
@@ -117,6 +120,7 @@ class Reflector(Generic[T]):
         return version
 
     async def _watch(self, version: str) -> None:
+        # The duration varies, or the watches of many clients would end and restart together.
         opened = self._api.watch(
             self._resource,
             self._namespace,
@@ -130,6 +134,8 @@ class Reflector(Generic[T]):
             opened_at = asyncio.get_running_loop().time()
             async for event in events:
                 self._failed_in_a_row = 0
+                # An event, not the open connection, proves that the watch works: a server that is
+                # overloaded may accept a watch and then close it.
                 self._apply(event["type"], event["object"])
             if asyncio.get_running_loop().time() - opened_at < MAX_PAUSE:
                 # An error, so that a server that closes every watch at once causes no busy loop.
@@ -160,6 +166,8 @@ class Reflector(Generic[T]):
         self.failures += 1
         self._failed_in_a_row += 1
         has_response = err.status != 0
+        # Without a response the version may still be good. With repeated error responses it is
+        # dropped, in case the version is what the server refuses.
         if isinstance(err, Expired) or (has_response and self._failed_in_a_row >= RELIST_AFTER):
             self._version = None
         # Connections break and versions expire in normal operation: do not log a single such error.
@@ -177,6 +185,7 @@ class Reflector(Generic[T]):
         """Seconds until the next attempt; 0 after a watch that ran its normal time."""
         if self._failed_in_a_row == 0:
             return 0.0
+        # The exponent is bounded, because 2.0 ** 1024 overflows.
         limit = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failed_in_a_row - 1, 16))
         retry_after = self.last_error.retry_after if self.last_error else None
         return self._random.uniform(0.5, 1.0) * limit + (retry_after or 0.0)

@@ -79,4 +79,5 @@ KINDS: Final[Mapping[str, Resource]] = {
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
     """The resource of an object. Raises KeyError when its kind is not in `KINDS`."""
+    # The version is the object's own: InferencePool exists in two groups with the same plural.
     return Resource(body["apiVersion"], KINDS[body["kind"]].plural)

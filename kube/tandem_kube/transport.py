@@ -39,6 +39,7 @@ class Transport:
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response to one request, its body not read yet. Raises ApiError for status >= 400."""
+        # The status stays 0 when no response arrives, which the observer reports as such.
         started, status = time.monotonic(), 0
         encoded = urlencode({key: value for key, value in query.items() if value})
         url = f"{self.client.configuration.host}{path}{'?' + encoded if encoded else ''}"
@@ -82,6 +83,7 @@ def network(path: str) -> Iterator[None]:
     """Turns network errors and timeouts into Unreachable."""
     try:
         yield
+    # Before OSError, of which TimeoutError is a subclass.
     except TimeoutError as err:
         raise Unreachable(0, f"{path}: timeout waiting for the API server") from err
     except (aiohttp.ClientError, OSError) as err:
@@ -95,6 +97,8 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
     while True:
         with network(response.url.path):
             chunk = await anext(chunks, b"")
+        # The server ends every watch after its timeoutSeconds. A line that the end cuts off is
+        # dropped: the next watch starts from the version of the last complete event.
         if not chunk:
             return
         # A chunk may end within a line; keep the rest for the next one.
@@ -109,6 +113,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
 def decode(status: int, data: bytes) -> Object:
     """The JSON object in `data`. Raises Unreachable when it is none."""
     try:
+        # A proxy in front of the API server may answer 200 with a page of its own.
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as err:
         raise Unreachable(status, f"the API server's response is not a JSON object: {err}") from err

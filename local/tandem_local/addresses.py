@@ -53,6 +53,7 @@ def free_port(host: str) -> int:
 
 def _network(seed: str) -> str:
     digest = hashlib.sha256(seed.encode()).digest()
+    # Never 127.0.x.y: that network holds 127.0.0.1 and the local resolvers of many systems.
     return f"127.{1 + digest[0] % 254}.{digest[1]}"
 
 
@@ -60,6 +61,7 @@ def _is_free(address: str, ports: Iterable[int]) -> bool:
     # Port 0 first: it fails exactly when the machine does not have the address at all.
     for port in (0, *ports):
         with closing(socket.socket()) as sock:
+            # Connections of the previous run in TIME_WAIT must not make a port count as used.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind((address, port))

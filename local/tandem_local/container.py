@@ -86,8 +86,10 @@ class Container:
     async def pre_stop(self, grace: float) -> None:
         """Run the preStop hook for up to `grace` seconds; log a failure."""
         hook = self.spec.pre_stop
+        # The kubelet also skips the hook of a container that does not run.
         if hook is None or self._process is None:
             return
+        # Before the hook, which may make the process end by itself.
         self._stopping = True
         if not await self._handlers.run(hook, grace):
             logger.warning(
@@ -106,6 +108,7 @@ class Container:
         else:
             self._process.terminate()
         _, pending = await asyncio.wait([self._task], timeout=grace)
+        # Read again: the process may have ended, or the task may have been cancelled, meanwhile.
         if pending and self._process is not None:
             self._process.kill()
         with suppress(asyncio.CancelledError):
@@ -155,11 +158,15 @@ class Container:
 
     async def _probe(self, process: Process) -> None:
         """Run the startup probe, then readiness and liveness probes until cancelled."""
+        # Until the startup probe succeeds no other probe runs, or liveness would kill a container
+        # that is still loading.
         if self.spec.startup and not await self._startup_succeeds(self.spec.startup):
             self._kill(process, "its startup probe failed")
             return
         self.started = True
         self._on_change()
+        # Readiness and liveness run side by side: a slow readiness probe must not delay a liveness
+        # one.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_readiness(self.spec.readiness))
             if self.spec.liveness:
@@ -191,6 +198,7 @@ class Container:
                 self._set_ready(True)
             elif failures >= probe.failure_threshold:
                 self._set_ready(False)
+            # Once ready, probe as Kubernetes would; before that, fast.
             await asyncio.sleep(probe.period if self.ready else min(probe.period, FAST_PERIOD))
 
     async def _watch_liveness(self, probe: Probe, process: Process) -> None:

@@ -46,6 +46,7 @@ class HandlerRunner:
         async with self._http.get(
             url, headers=handler.headers, ssl=False, allow_redirects=False
         ) as response:
+            # A redirect counts as success and is not followed: it may lead to another host.
             return 200 <= response.status < 400
 
     async def _exec(self, command: tuple[str, ...]) -> bool:

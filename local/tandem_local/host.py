@@ -44,6 +44,8 @@ class Host:
         """`gpus`: ids as in CUDA_VISIBLE_DEVICES; `programs`: command name → the file to run."""
         self._programs = dict(programs or {})
         self._environ = {k: v for k, v in environ.items() if not k.startswith("TANDEM_")}
+        # First on PATH, so that pods run this environment's programs and not others of the same
+        # name.
         own_bin = str(Path(sys.executable).parent)
         self._environ["PATH"] = os.pathsep.join((own_bin, environ.get("PATH", os.defpath)))
         self._gpus = gpus
@@ -66,6 +68,7 @@ class Host:
         """
         where = f"pod {pod.name}: container {spec.name}"
         env = {**self._environ, **self._defaults(spec), **spec.env}
+        # Set even when empty: a container without GPUs must not see those of other containers.
         if _VISIBLE not in spec.env:
             env[_VISIBLE] = ",".join(self._assign_gpus(where, spec))
         return replace(spec, command=self._command(where, spec, env)), env

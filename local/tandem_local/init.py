@@ -21,6 +21,7 @@ NOT_FOUND = 127
 
 def main(lifeline: int, command: list[str]) -> int:
     """Run `command`; returns the exit code for this process."""
+    # Fork before the thread starts: the child of a process with threads may deadlock.
     child = os.fork()
     if child == 0:
         os.close(lifeline)

@@ -66,6 +66,7 @@ class PodInstance:
         """
         for container, is_sidecar in self._init:
             # An init container that ended with 0 did its work.
+            # A sidecar restarts in place, so its failure does not end the pod.
             if container.exit_code and not (is_sidecar and finally_ended):
                 return container
         for container in self.containers:
@@ -78,6 +79,8 @@ class PodInstance:
         for container, is_sidecar in self._init:
             container.start()
             if is_sidecar:
+                # Only started, not ready: a sidecar may become ready only after the containers that
+                # follow.
                 await changes.wait_until(partial(_has_started, container))
             elif await container.wait() != 0:
                 return
@@ -91,6 +94,8 @@ class PodInstance:
         def remaining() -> float:
             return max(0.0, deadline - time.monotonic())
 
+        # All hooks end before the first SIGTERM, since a hook of one container may call another
+        # container. As in Kubernetes, the hooks' time counts towards the grace period.
         await asyncio.gather(*(container.pre_stop(grace) for container in self.all_containers))
         await asyncio.gather(*(container.stop(remaining()) for container in self.containers))
         # Sidecars last and in reverse order: a container may need the sidecars started before it.
@@ -112,6 +117,7 @@ class RunningPod:
         self._build = build
         self._changes = changes
         self._stop_timeout = stop_timeout
+        # Built at once, so that an invalid pod raises SetupError before any pod starts.
         self._instance = build()
         self._replacements = 0
         self._task: asyncio.Task[None] | None = None
@@ -165,6 +171,7 @@ class RunningPod:
         backoff = FIRST_BACKOFF
         while True:
             await self._instance.start(self._changes)
+            # No await between the check and the wait, so no change is missed.
             while (ended := self._instance.ended_container(finally_ended=True)) is None:
                 await self._changes.wait()
             logger.warning(
@@ -172,6 +179,8 @@ class RunningPod:
                 *(self.spec.name, ended.spec.name, ended.exit_code, backoff, ended.log),
             )
             await self._stop_instance()
+            # Only now: the other containers have released the address and ports that the
+            # replacement uses.
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF)
             try:

@@ -88,6 +88,7 @@ def relocate(text: str, mounts: Mapping[str, Path]) -> str:
     directories = {path.rstrip("/"): str(directory) for path, directory in mounts.items()}
     # Longest first: of /keys and /keys/deep the more specific mount applies.
     paths = "|".join(map(re.escape, sorted(directories, key=len, reverse=True)))
+    # Match whole path components only: /keys occurs neither in /etc/keys nor in /keys2.
     return re.sub(rf"(?<![\w./~-])(?:{paths})(?![\w.-])", lambda m: directories[m[0]], text)
 
 
@@ -128,6 +129,7 @@ class _Parser:
         own_address = f"tcp://{self._address}:"
 
         def resolve(words: Sequence[str]) -> tuple[str, ...]:
+            # Variables first: their values may hold the wildcard address or a mount path.
             expanded = (expand(word, env).replace(_WILDCARD, own_address) for word in words)
             return tuple(relocate(word, mounts) for word in expanded)
 
@@ -162,6 +164,7 @@ class _Parser:
             if item.valueFrom is not None:
                 env[item.name] = self._field_ref(item.valueFrom["fieldRef"]["fieldPath"])
             else:
+                # Only variables listed earlier are expanded, as in Kubernetes.
                 env[item.name] = expand(item.value, env)
         return env
 
@@ -237,6 +240,7 @@ class _HandlerParser:
 
     def _port(self, raw: Mapping[str, Any]) -> int:
         port = raw["port"]
+        # A probe may name its port, as the container's `ports` do.
         if isinstance(port, str) and port not in self._ports:
             raise ValueError(f"no port of the container is named {port!r}")
         return self._ports[port] if isinstance(port, str) else int(port)

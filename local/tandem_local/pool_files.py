@@ -17,6 +17,7 @@ def read_pool_sets(paths: Sequence[Path]) -> Pools:
     Raises DocumentError if a file cannot be read, is not YAML or holds an invalid pool, and if
     there is no pool at all.
     """
+    # A file that is given twice, by itself and in its directory, is read once.
     files = list(dict.fromkeys(file for path in paths for file in _files(path)))
     pool_sets = parse_pools([document for file in files for document in load_documents(file)])
     if not pool_sets:

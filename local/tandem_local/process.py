@@ -33,6 +33,8 @@ class Process:
         try:
             with log.open("ab") as output:
                 process = await asyncio.create_subprocess_exec(
+                    # -I -S: neither the environment nor site-packages delay or change the start of
+                    # init.
                     *(sys.executable, "-I", "-S", init.__file__, str(read_end), *command),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
@@ -65,6 +67,7 @@ class Process:
         code = await self._process.wait()
         # The command may have left children behind; they are in the same group.
         self.kill()
+        # Closed once only: the kernel may have given the number to another file since.
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -72,6 +75,7 @@ class Process:
 
     def terminate(self) -> None:
         """Send SIGTERM to the command."""
+        # A process that has ended is reaped, and its id may belong to another process.
         if self._process.returncode is None:
             self._process.terminate()
 

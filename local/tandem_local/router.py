@@ -44,9 +44,11 @@ def find_envoy(environ: Mapping[str, str] = os.environ, prefix: Path | None = No
 
 def write_plan_key(directory: Path) -> None:
     """Write a new random key, which only the EPP and the sidecars of this run know."""
+    # A key is used for one run only: plans of an earlier run must not verify.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
     file = directory / PLAN_KEY_ID
+    # The mode is set before the content is written, so that no other user can ever read the key.
     file.touch(mode=0o600)
     file.write_text(secrets.token_hex(32))
 
@@ -67,6 +69,8 @@ def epp_pod(config: Path, plan_keys: Path) -> dict[str, Any]:
 
 def envoy_pod(binary: Path, bootstrap: Path) -> dict[str, Any]:
     """Envoy with a bootstrap file whose admin interface listens at the pod's address."""
+    # Hot restart uses names that a second Envoy on this machine would share. Envoy's default is
+    # one worker per core, and the engines need the cores.
     command = [str(binary), "-c", str(bootstrap), "--concurrency", "1", "--disable-hot-restart"]
     ready = {"httpGet": {"path": "/ready", "port": ports.ENVOY_ADMIN}, "periodSeconds": 5}
     return _pod(ENVOY, "envoyproxy/envoy", command, [ports.ENVOY_ADMIN], ready)
@@ -74,6 +78,7 @@ def envoy_pod(binary: Path, bootstrap: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: object) -> Path:
     """Write `value` to `path` as JSON (which is YAML, too), readable by its owner alone."""
+    # Mode first, as in `write_plan_key`.
     path.touch(mode=0o600)
     path.write_text(json.dumps(value, indent=2))
     return path

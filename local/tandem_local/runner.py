@@ -58,6 +58,7 @@ class Runner:
         # Parse once with a placeholder: the addresses depend on the ports that the pods listen on.
         specs = [self._parse(document, addresses.PLACEHOLDER) for document in documents]
         ports = {spec.name: [p for c in spec.all_containers for p in c.ports] for spec in specs}
+        # The number of pods is part of the seed, so that each call gets a network of its own.
         pod_addresses = addresses.allocate(ports, f"{self._run_dir}/{len(self.pods)}")
         added = tuple(
             RunningPod(
@@ -88,7 +89,8 @@ class Runner:
         """
         pending = list(pods)
 
-        def is_decided() -> bool:
+        def all_ready_or_one_failed() -> bool:
+            # A list of its own, because the loop removes from `pending`.
             for pod in [pod for pod in pending if pod.ready]:
                 pending.remove(pod)
                 on_ready(pod)
@@ -96,7 +98,7 @@ class Runner:
 
         try:
             async with asyncio.timeout(timeout):
-                await self.changes.wait_until(is_decided)
+                await self.changes.wait_until(all_ready_or_one_failed)
         except TimeoutError:
             slow = next(pod for pod in pods if not pod.ready)
             container = next(c for c in slow.containers if not c.ready)
@@ -115,6 +117,7 @@ class Runner:
         # return_exceptions: a pod that cannot be stopped must not keep the others running.
         results = await asyncio.gather(*stops, return_exceptions=True)
         self.pods.clear()
+        # Closed after the pods have stopped, because their preStop hooks use it.
         if self._http is not None:
             await self._http.close()
             self._http = None
@@ -158,6 +161,8 @@ class Runner:
     def _build(self, document: Mapping[str, Any], address: str) -> PodInstance:
         pod = self._parse(document, address)
         if self._http is None:
+            # As the kubelet does: a new connection for each probe. A kept one would answer although
+            # the server accepts no new connections.
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         directory = self._run_dir / "pods" / pod.name
         directory.mkdir(parents=True, exist_ok=True)

@@ -91,6 +91,7 @@ class Stack:
     async def __aenter__(self) -> Self:
         """Start everything; returns once requests are served. Raises SetupError, StartFailed."""
         envoy = router.find_envoy()
+        # Checked here, so that the message names the flag; Envoy's own would be in its log only.
         if not addresses.is_free(HOST, self._port):
             raise SetupError(f"port {self._port} of {HOST} is in use: choose another with --port")
         # If anything below fails, the exit stack undoes what was done so far, in reverse order:
@@ -123,6 +124,8 @@ class Stack:
         """Check all pods and write the router's configuration; starts nothing."""
         keys = self.run_dir / _KEYS
         manifests = [pod for pool_set in self._pool_sets for pod in pods(pool_set)]
+        # In order of reference: the EPP's configuration names the pods' addresses, and Envoy's
+        # bootstrap names the EPP's.
         pool_pods = runner.add(manifests)
         pod_addresses = {pod.spec.name: pod.spec.address for pod in pool_pods}
         config = router.write_json(
@@ -153,8 +156,10 @@ class Stack:
 
         self._print(f"Starting {len(all_pods)} pods; logs in {self.run_dir / 'pods'}")
         with self._console.status("Starting") as status:
+            # All at once: loading the models takes longest, and no pod needs another one to start.
             runner.start(all_pods)
             await runner.wait_ready(all_pods, timeout=self._start_timeout, on_ready=show_ready)
+            # Ready pods are not enough: the EPP must have checked them before it can choose one.
             await self._wait_until_serving()
 
     def _print(self, line: str) -> None:
@@ -201,12 +206,14 @@ class Stack:
     async def _publish(self, runner: Runner, run_dir: RunDir) -> None:
         """Write the state file now and after every change of a pod."""
         while True:
+            # No await between writing and waiting, so no change is missed.
             run_dir.write(State(os.getpid(), self.endpoint, self.pods))
             await runner.changes.wait()
 
 
 def _fallback_addresses(pods: Sequence[RunningPod]) -> tuple[str, ...]:
     """The sidecars to which Envoy sends a request for which the EPP chose no pod."""
+    # Prefill pods have no sidecar, and only sidecars take requests from Envoy.
     specs = [pod.spec for pod in pods if pod.spec.labels.get(labels.ROLE) != Role.PREFILL]
     if not specs:
         raise SetupError("no DecodePool with a replica: nothing would answer a request")

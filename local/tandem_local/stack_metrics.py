@@ -40,6 +40,7 @@ class StackMetrics:
 async def scrape_stack(state: State) -> StackMetrics:
     """Scrape every engine and sidecar; pods that do not answer in 2 seconds have no figures."""
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as http:
+        # All pods at once: with the timeout of 2 seconds, pods that hang would otherwise add up.
         engines = await asyncio.gather(*(scrape(http, p.engine_metrics) for p in state.pods))
         sidecars = await asyncio.gather(*(scrape(http, p.sidecar_metrics) for p in state.pods))
     paths: Counter[str] = Counter()
@@ -69,5 +70,6 @@ async def scrape(http: aiohttp.ClientSession, url: str | None) -> MetricsPage:
         async with http.get(url) as answer:
             answer.raise_for_status()
             return MetricsPage.parse(await answer.text())
+    # A pod that starts, drains or has just ended does not answer: its figures are left out.
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return MetricsPage()

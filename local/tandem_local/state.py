@@ -76,6 +76,8 @@ class RunDir:
                 f"{self.path}: cannot create the run directory: {err.strerror}"
             ) from err
         try:
+            # Not blocking: a second stack should fail at once and not start when the first one
+            # ends.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
@@ -85,6 +87,9 @@ class RunDir:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The state first, then the lock: a reader that finds the state without the lock reports
+        # that the stack was killed. The lock file stays, because after its deletion two processes
+        # could each lock a file of this name.
         (self.path / _STATE).unlink(missing_ok=True)
         os.close(self._lock)
 

@@ -58,6 +58,7 @@ def schema_version() -> int:
 @cache
 def load_schema(kind: str) -> Schema:
     """The schema of a kind, with the metadata that the API server adds to every object."""
+    # Every level that changes is copied: `load_crd` returns the same cached object to all.
     schema = Schema(dict(load_crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
     metadata = schema["properties"]["metadata"]
     fields = {**metadata["properties"], "namespace": _NAMESPACE}

@@ -191,6 +191,7 @@ def main(
         asyncio.run(_connect_and_run(settings, kubeconfig))
     except NotConfigured as err:
         fail(str(err), status=2)
+    # These may pass, so status 1 and not 2; the kubelet restarts the container.
     except (CrdsMissing, ApiError, LeaseLost, OSError) as err:
         fail(str(err))
 
@@ -217,6 +218,7 @@ class Replica:
         a port is taken, and LeaseLost.
         """
         quiet_kopf_logs()
+        # kopf replaces these handlers when it starts; `Controller.run` then installs them again.
         self._catch_signals()
         for line in await check_crds(self._api):
             log.warning("%s", line)
@@ -226,21 +228,25 @@ class Replica:
             health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
+            # Stays unset without leader election: there is no Lease to lose.
             lost = asyncio.Event()
             if settings.leader_elect:
                 leadership = _leadership(self._api, settings)
                 await stack.enter_async_context(leadership)
+                # A follower waits here. SIGTERM ends the wait, and the replica never leads.
                 await _first_set(leadership.gained, self._stopping)
                 lost = leadership.lost
             if not self._stopping.is_set():
                 await self._lead(lost)
 
     async def _lead(self, lost: asyncio.Event) -> None:
+        # Never set back to 0: a replica that stops leading exits.
         self._metrics.leader.set(1)
         namespaces = ", ".join(self._settings.scope.namespaces) or "all namespaces"
         log.info("leading: reconciling the pools of %s", namespaces)
         controller = await Controller.create(self._api, self._settings.scope, self._metrics)
         run = asyncio.create_task(controller.run(self._stopping, self._catch_signals))
+        # The Lease is watched beside the work: it may be lost while a call to the API server hangs.
         lease_lost = asyncio.create_task(lost.wait())
         await asyncio.wait([run, lease_lost], return_when=asyncio.FIRST_COMPLETED)
         lease_lost.cancel()
@@ -258,6 +264,7 @@ class Replica:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
+            # Not signal.signal, whose handlers do not wake the event loop.
             loop.add_signal_handler(number, self._stopping.set)
 
 

@@ -155,5 +155,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for written in write():
-        print(written)  # noqa: T201 - a command's output
+    for path in write():
+        print(path)  # noqa: T201 - a command's output

@@ -82,6 +82,7 @@ def pod_state(body: Body) -> PodState:
         scheduled=bool(spec.get("nodeName")),
         node=spec.get("nodeName"),
         deleting=deleting,
+        # Never both: once a pod is being deleted, the label says nothing more.
         draining=labels.DRAINING in own_labels and not deleting,
         created=timestamp(metadata.get("creationTimestamp")) or 0.0,
         address=status.get("podIP"),
@@ -145,6 +146,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def _controller_uid(metadata: Body) -> str | None:
+    # At most one owner is the controller; others only take part in garbage collection.
     owners = _mappings(metadata, "ownerReferences")
     return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
@@ -162,6 +164,7 @@ def _trouble(status: Body, conditions: Mapping[Any, Body]) -> str | None:
 
 def _container_troubles(status: Body) -> Iterator[str]:
     """Containers that have failed, or that wait for anything but their normal start."""
+    # Init containers first: while one fails, the others have not started.
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in _mappings(status, kind):
             waiting = _mapping(_mapping(container, "state"), "waiting")

@@ -41,11 +41,13 @@ def budget(resource: PoolResource, limits: Limits) -> Body | None:
         },
         "spec": {
             "minAvailable": fewest,
+            # Otherwise pods that never become ready could block the drain of their node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {
                 "matchLabels": {labels.POOL: key.name},
                 "matchExpressions": [
                     {"key": labels.ROLE, "operator": "In", "values": list(roles_of(key.kind))},
+                    # A draining pod takes no new request, so it must not count as available.
                     {"key": labels.DRAINING, "operator": "DoesNotExist"},
                 ],
             },

@@ -64,6 +64,7 @@ def _has_value(live: Any, desired: Any) -> bool:
         items = live if isinstance(live, list) else []
         return len(items) == len(desired) and all(map(_has_value, items, desired))
     if desired is None or desired == "":
+        # The API server leaves out empty fields, so an absent one is equal.
         return not live
     # Python's True equals 1; in JSON they differ.
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)

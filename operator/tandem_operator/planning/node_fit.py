@@ -33,6 +33,7 @@ def no_fit_reason(pod_spec: Body, nodes: Sequence[NodeState]) -> str | None:
         return _no_node_admits(pod_spec, nodes)
     if any(_holds(node, requested) for node in admitting):
         return None
+    # A single resource that no node has enough of makes the clearest message.
     for name, amount in requested.items():
         largest = max(admitting, key=lambda node: (_allocatable(node, name), node.name))
         if _allocatable(largest, name) < amount:
@@ -56,6 +57,7 @@ def pod_requests(pod_spec: Body) -> Amounts:
     peak: Amounts = {}
     for container in _mappings(pod_spec, "initContainers"):
         amounts = _container_requests(container)
+        # A native sidecar runs on beside all later containers; other init containers end first.
         if container.get("restartPolicy") == "Always":
             running = _sum(running, amounts)
             amounts = {}
@@ -145,6 +147,7 @@ def _untolerated_taints(node: NodeState, pod_spec: Body) -> Iterator[Body]:
 def _tolerates(toleration: Body, taint: Body) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
+    # As in Kubernetes: an empty effect matches all effects, and Exists without a key all taints.
     key = toleration.get("key")
     if toleration.get("operator") == "Exists":
         return key in (None, "", taint.get("key"))

@@ -104,6 +104,7 @@ def _pool_states(
 ) -> list[_PoolState]:
     """The set's pools that are not being deleted, the PrefillPool first."""
     prefill = observed.prefill if observed.prefill and not observed.prefill.deleting else None
+    # Pods of a pool that is being deleted are left to Kubernetes' garbage collector.
     decodes = [decode for decode in observed.decodes if not decode.deleting]
     validations = validate_set(
         prefill.body if prefill else None, [decode.body for decode in decodes], defaults
@@ -182,6 +183,7 @@ def _plan_pool(
     )  # fmt: skip
     if blockers:
         return targeted
+    # Once the target serves, lost pods are replaced by it and no longer by the old revision.
     served = has_served(pool.counting, pool.limits, target.revision)
     return replace(targeted, mode=Mode.ROLL, current=target.revision if served else current)
 
@@ -316,6 +318,7 @@ def _delete_budget(observed: Observed, pool: _PoolState) -> Iterable[str]:
 
 def _delete_revisions(pool: _PoolState, plan: PoolPlan) -> Iterable[str]:
     """Unused revisions beyond the history that is kept."""
+    # A revision in use keeps its object: pods lost meanwhile are created from it again.
     used = {plan.update, plan.current, pool.current.revision if pool.current else None}
     used |= {pod.revision for pod in pool.pods}
     # The revision of the present spec, even if the pool cannot roll to it now.

@@ -40,6 +40,7 @@ def own_pods(observed: Observed, resource: PoolResource) -> tuple[PodState, ...]
                 pod
                 for pod in observed.pods
                 if pod.owner == resource.uid
+                # The role as well: a PrefillPool and a DecodePool may share a name.
                 or (pod.owner is None and pod.pool == resource.key.name and pod.role in roles)
             ),
             key=lambda pod: pod.name,
@@ -54,6 +55,7 @@ def counting(pods: Iterable[PodState], now: float) -> tuple[PodState, ...]:
 
 def replacement_time(pod: PodState) -> float:
     """Unix seconds from which an ended pod is replaced; 0.0 means at once."""
+    # A first failure may be chance: its replacement comes at once. Only repetitions wait.
     if pod.attempt == 0 or not _ended_early(pod):
         return 0.0
     # The exponent is bounded so that a large annotation cannot overflow a float.
@@ -101,6 +103,7 @@ def plan_relabels(
             continue
         present = [key for key in pod.labels if key.startswith(labels.ENDPOINT_PREFIX)]
         changed: dict[str, str | None] = {
+            # None removes a label in a merge patch.
             key: desired.get(key)
             for key in sorted({*present, *desired})
             if pod.labels.get(key) != desired.get(key)
@@ -166,6 +169,7 @@ def plan_creations(
 
 def _next_attempts(replaced: Iterable[PodState]) -> list[int]:
     """Attempt numbers of the pods that replace these, highest first."""
+    # Highest first: when fewer pods are created than ended, the longest back-off is kept.
     return sorted((pod.attempt + 1 for pod in replaced if _ended_early(pod)), reverse=True)
 
 

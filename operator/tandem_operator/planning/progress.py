@@ -95,6 +95,7 @@ def _remains_stalled(resource: PoolResource, plan: PoolPlan, counting: Sequence[
     # A changed spec is a new attempt with a deadline of its own.
     if (status.get("updateRevision"), status.get("desiredReplicas")) != (plan.update, plan.desired):
         return False
+    # When the pool was found stalled: only signs of progress after that count.
     since = timestamp(before.get("lastTransitionTime")) or 0.0
     return not any(time > since for time in _progress_times(plan, counting))
 

@@ -63,6 +63,7 @@ def gate(member: Member, members: Sequence[Member]) -> Gate:
         return OPEN
     # A pool scaled to zero never has a ready pod; waiting for it would block the others for good.
     moving = [other for other in members if other.target == target and other.desired > 0]
+    # A pool that moves alone has no peer to wait for.
     if len(moving) < 2:
         return OPEN
     if not all(any(p.ready and p.compat == target for p in other.pods) for other in moving):

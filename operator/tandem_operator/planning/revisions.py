@@ -47,6 +47,7 @@ def owned_revisions(observed: Observed, resource: PoolResource) -> list[Revision
             for state in observed.revisions
             if state.template
             and (state.pool, state.kind) == (resource.key.name, resource.key.kind)
+            # Not those of a deleted pool of the same name, which garbage collection removes.
             and state.owner in (None, resource.uid)
         ),
         key=lambda state: (state.number, state.name),
@@ -136,6 +137,7 @@ def sample_pod(revision: Body) -> dict[str, Any]:
     metadata = revision["metadata"]
     return manifests.pod(
         dict(revision["data"]),
+        # No pod has this name yet, because the revision is new.
         name=f"{metadata['name']}-0",
         namespace=metadata["namespace"],
         owner=metadata["ownerReferences"][0],
@@ -163,6 +165,8 @@ class _PoolIdentity:
     """
 
     def __init__(self, pool: Pool) -> None:
+        # The reference keeps the pool alive: its id cannot belong to another object while the key
+        # is in the cache.
         self.pool = pool
 
     def __hash__(self) -> int:
@@ -184,6 +188,7 @@ def _render(identity: _PoolIdentity, revision: str, defaults: Defaults) -> PodTe
 def _pinned_by_hash(pool: Pool, pinned: Sequence[RevisionState]) -> dict[str, RevisionState]:
     """Compat hash → the newest revision that pins the pool's present spec with it."""
     return {
+        # `pinned` is sorted oldest first, so the newest of two with one hash remains.
         state.compat: state
         for state in pinned
         if state.revision in (pool.revision, _qualified_name(pool, state.compat))

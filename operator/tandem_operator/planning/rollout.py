@@ -72,11 +72,12 @@ OPEN: Final = Gate()
 def limits(rollout: Rollout, desired: int) -> Limits:
     """maxSurge and maxUnavailable in pods, of `desired` pods.
 
-    Of percentages, surge is rounded up and unavailable down; one of the two is at least 1. Raises
-    ValueError for text that is no percentage.
+    A percentage is rounded up for surge and down for unavailable. One of the two is at least 1.
+    Raises ValueError for text that is no percentage.
     """
     surge = _pod_count(rollout.max_surge, MAX_SURGE, desired, up=True)
     unavailable = _pod_count(rollout.max_unavailable, MAX_UNAVAILABLE, desired, up=False)
+    # Kubernetes' Deployments do the same: otherwise no pod could ever be replaced.
     if surge == 0 and unavailable == 0:
         unavailable = 1
     return Limits(desired, surge, min(unavailable, desired))

@@ -61,6 +61,7 @@ def statuses(observed: Observed, plan: SetPlan) -> Mapping[PoolKey, StatusBody]:
 
 def status_events(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Event, ...]:
     """Events for the changes between two statuses of a pool; none when no condition changed."""
+    # Status and reason of one condition may both call for the same event.
     return tuple(dict.fromkeys(_events(old, new)))
 
 
@@ -89,11 +90,13 @@ def _status(facts: Facts) -> StatusBody:
         "scaling": _scaling(facts),
         "conditions": _conditions(facts),
     }
+    # The API server stores no null: with nulls the status would differ from the stored one in every
+    # pass and be written each time.
     return {name: value for name, value in body.items() if value is not None}
 
 
 def _columns(facts: Facts) -> dict[str, Any]:
-    """Fields for `kubectl get`, inherited ones included; of an unreadable spec the last ones."""
+    """Fields for `kubectl get`, inherited ones included; the stored ones for an unreadable spec."""
     pool = facts.plan.pool
     if pool is None:
         status = facts.resource.status
@@ -132,6 +135,7 @@ def _conditions(facts: Facts) -> list[dict[str, Any]]:
                 "status": state.status,
                 "reason": str(state.reason),
                 "message": state.message,
+                # As Kubernetes' API conventions say: a new reason or message is no transition.
                 "lastTransitionTime": (before.get("lastTransitionTime") if is_same else None)
                 or rfc3339(facts.now),
                 "observedGeneration": facts.resource.generation,

@@ -250,6 +250,7 @@ def _transport_verified(facts: Facts) -> ConditionState:
     """True once KV has moved; kept for a revision, because the engines' counters restart at 0."""
     status = facts.resource.status
     before = facts.last_condition(ConditionType.TRANSPORT_VERIFIED)
+    # The condition itself is the memory: a restarted operator has not probed any engine yet.
     is_known = before.get("status") == "True" and (
         status.get("currentRevision") == facts.plan.current
     )

@@ -34,16 +34,16 @@ class Facts:
     peers: tuple[PodState, ...]
     """Ready pods of the other side."""
     prefill: PoolPlan | None
-    """Of a DecodePool: the plan of its PrefillPool."""
+    """The plan of a DecodePool's PrefillPool; None for a PrefillPool or without one."""
     decodes: tuple[PoolPlan, ...]
-    """Of a PrefillPool: the plans of the DecodePools that name it."""
+    """The plans of the DecodePools that name a PrefillPool; empty for a DecodePool."""
     nodes: tuple[NodeState, ...] | None
     """None when the operator may not read nodes."""
     router: RouterState | None
     endpoint: str | None
     """Name of the endpoint that serves a DecodePool."""
     kv_bytes_moved: float
-    """KV bytes that decode engines have read so far; 0 where no engine was asked yet."""
+    """KV bytes that decode engines have read so far; 0 until an engine was probed."""
     failure: Failure | None
     """The write about this pool that the API server refused last."""
 
@@ -59,7 +59,7 @@ class Facts:
 
     @property
     def desired(self) -> int:
-        """Desired number of pods; of a spec without a readable number, the present one."""
+        """Desired number of pods; the present number when the spec has no readable one."""
         return len(self.active_pods) if self.plan.desired is None else self.plan.desired
 
     @property

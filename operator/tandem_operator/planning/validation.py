@@ -177,6 +177,7 @@ def _validate_decode(request: _Request) -> PoolValidation:
              " change spec.prefillRef.name",),
         )  # fmt: skip
         return PoolValidation(None, rejection, manifest.replicas, manifest.paused)
+    # Read here again, because this DecodePool's result depends on the PrefillPool's spec.
     prefill = _attempt(lambda: _read_manifest(PREFILL_POOL, body))
     if isinstance(prefill, Rejection):
         rejection = Rejection(
@@ -219,6 +220,7 @@ def _notes(prefill: PrefillPool, decode: Pool | None) -> Sequence[str]:
 
 def _rules_broken_by_inheritance(pool: Pool | None) -> Sequence[str]:
     """The CRD's rules that a DecodePool can break only together with inherited fields."""
+    # The API server checks an object as written, without the inherited fields.
     if not isinstance(pool, DecodePool) or pool.spec.engine.type != "torch":
         return ()
     sizes = pool.spec.parallelism

@@ -114,6 +114,7 @@ def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:
         "args": args,
         "env": engines.environment(pool, handoff=handoff),
         "ports": _ports(pool, port, handoff=handoff),
+        # `failures` counts probes, and there is one every 2 seconds.
         "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
         "livenessProbe": _liveness(endpoints.HEALTH, port),
         "securityContext": container_security(read_only=engine.type == "torch"),
@@ -161,6 +162,8 @@ def _wait_until_idle(pool: PrefillPool) -> list[str]:
     """
     seconds = str(math.ceil(pool.spec.drain.timeout))
     gauges = (metrics.ENGINE_RUNNING, metrics.ENGINE_WAITING, metrics.ENGINE_KV_USAGE)
+    # A change of that file changes these templates, and every vLLM PrefillPool then reports
+    # UpdateAvailable.
     source = inspect.getsource(prestop)
     return ["python3", "-c", source, str(ports.ENGINE_PREFILL), seconds, *gauges]
 

@@ -208,6 +208,7 @@ def _shared_memory(spec: PoolSpec) -> ContainerNeeds:
     """Shared memory for the queues between ranks and for offloaded KV; the default is 64 MiB."""
     sizes = spec.parallelism
     ranks = sizes.tensor * sizes.pipeline * sizes.data
+    # Offloaded KV lies in /dev/shm as well, so the limit must include it.
     offloaded = math.ceil(connectors.offloaded_bytes(spec) / 1024**3)
     limit = f"{_SHM_PER_RANK * ranks + offloaded}Gi"
     return ContainerNeeds(

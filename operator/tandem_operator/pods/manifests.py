@@ -159,6 +159,7 @@ def _pod_spec(pool: Pool) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(pool.spec.drain.timeout) + _GRACE,
+        # Neither engine nor sidecar calls the Kubernetes API.
         "automountServiceAccountToken": False,
         # Kubernetes would set variables such as TANDEM_SIDECAR_PORT for a Service of that name,
         # and the sidecar reads its flags from variables with the same prefix.

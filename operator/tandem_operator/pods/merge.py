@@ -26,6 +26,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in patch.items() if key != _DIRECTIVE}
     merged = dict(base)
     for key, value in patch.items():
+        # In a strategic merge patch null removes the field.
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, Mapping):

@@ -35,6 +35,7 @@ def _holds(expression: str, activation: dict[str, Any]) -> bool:
 
     try:
         return bool(_program(expression).evaluate(activation))
+    # For example a field that the rule reads without `has()` and that the object lacks.
     except CELEvalError:
         return False
 
@@ -69,6 +70,7 @@ def _to_cel(schema: Mapping[str, Any], value: Any) -> Any:
         )
     if isinstance(value, list):
         return cel.ListType([_to_cel(schema.get("items", {}), item) for item in value])
+    # Before numbers: Python's booleans are integers.
     if isinstance(value, bool):
         return cel.BoolType(value)
     if isinstance(value, str):

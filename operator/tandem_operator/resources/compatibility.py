@@ -204,6 +204,7 @@ def _tensor_size_mismatch(
 
 
 def _tensor_size(spec: Mapping[str, Any]) -> int:
+    # As `resolve` derives it: the tensor size is the device count unless parallelism is given.
     sizes = spec.get("parallelism")
     if sizes is None:
         return max(1, int(spec.get("accelerator", {}).get("count") or 1))

@@ -101,6 +101,7 @@ def _valid_objects(documents: Sequence[Document]) -> list[PoolDocument]:
             objects.append(PoolDocument(document, data))
         faults += errors
     if faults:
+        # Faulty objects are not compared with each other: that would only repeat their faults.
         raise InvalidPool(faults)
     return objects
 

@@ -142,7 +142,7 @@ def short_hash(value: Mapping[str, Any]) -> str:
 
 
 def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> Revision:
-    # Of the user's spec and not of the resolved one: resolved defaults change between releases.
+    # Hash the user's spec, not the resolved one: resolved defaults change between releases.
     spec_schema = load_schema(manifest.kind)["properties"]["spec"]
     user = _without_defaults(spec_schema, manifest.spec)
     spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}

@@ -70,6 +70,7 @@ def resolve(
     kind: str, name: str, user: Mapping[str, Any], defaults: Defaults = DEFAULTS
 ) -> dict[str, Any]:
     """The complete spec of pool `name`, from `user`: its valid spec with the inherited fields."""
+    # The result is filled in place, and `user` may be a cached object.
     spec = deepcopy(dict(user))
     _resolve_model(spec["model"])
     _resolve_engine(spec.setdefault("engine", {}), defaults)
@@ -91,6 +92,7 @@ def _resolve_model(model: dict[str, Any]) -> None:
 
 def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
     kind = engine.setdefault("type", "vllm")
+    # The image's own tag says which version it is, unless the user states one.
     tagged = image_version(engine.get("image", ""))
     default = tagged or (defaults.vllm_version if kind == "vllm" else own_version())
     release = engine.setdefault("version", default)

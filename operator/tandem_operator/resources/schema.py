@@ -52,7 +52,7 @@ def defaulted(kind: str, data: Any) -> Any:
 
 
 def defaulted_spec(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a `spec` alone."""
+    """Like `defaulted`, for a `spec` alone."""
     filled: dict[str, Any] = _default(load_schema(kind)["properties"]["spec"], spec)
     return filled
 
@@ -80,9 +80,11 @@ def _default(schema: Mapping[str, Any], value: Any) -> Any:
         return deepcopy(value)
     fields: Mapping[str, Any] = schema.get("properties", {})
     rest: Mapping[str, Any] = schema.get("additionalProperties", {})
+    # A null of an unknown field stays, so that the field is reported.
     absent = [k for k, v in value.items() if v is None and (k in fields or rest)]
     given = {k: v for k, v in value.items() if k not in absent}
     for name, field in fields.items():
+        # Before the recursion: a default may itself have fields with defaults.
         if name not in given and "default" in field:
             given[name] = field["default"]
     return {key: _default(fields.get(key, rest), item) for key, item in given.items()}

@@ -152,7 +152,8 @@ class Transfer(Section, frozen=True, kw_only=True):
     def handoff_connector(self) -> str:
         """The connector that moves KV between the pods of a set.
 
-        Of several connectors the first that is not offloading, which then only adds host memory.
+        The first of several that is not offloading: beside another connector, offloading only
+        adds host memory.
         """
         names = self.connector_names
         return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])

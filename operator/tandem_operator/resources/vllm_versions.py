@@ -115,6 +115,7 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     release = parse_release(spec.engine.version)
     if release < _OLDEST:
         yield _requires("Tandem", VersionRange(), spec, ("spec", "engine", "version"))
+    # A pool without a hand-off may run an older version.
     elif has_handoff and not HANDOFF.includes(release):
         yield _requires("a hand-off", HANDOFF, spec, ("spec", "engine", "version"))
     elif has_handoff:

@@ -85,12 +85,15 @@ class ClusterCache:
 
     def pool_keys(self, key: SetKey) -> tuple[PoolKey, ...]:
         """The pools of a set, with the PrefillPool that names it even when it does not exist."""
+        # Pods and revisions of a PrefillPool that was deleted may still exist.
         namesake = PoolKey(key.namespace, key.kind, key.name)
         return tuple(sorted({namesake, *(pool.key for pool in self.pools.by_key(key))}))
 
     def observe(self, key: SetKey) -> Observed:
         """A snapshot of a set."""
+        # Sorted, so that equal content gives an equal snapshot.
         members = sorted(self.pools.by_key(key), key=lambda pool: pool.key)
+        # One at most: a set has the name of its PrefillPool.
         prefill = next((pool for pool in members if pool.key.kind == PREFILL_POOL), None)
         decodes = tuple(pool for pool in members if pool.key.kind == DECODE_POOL)
         pools = self.pool_keys(key)
@@ -149,6 +152,8 @@ class ClusterCache:
 
     def set_router_state(self, key: EndpointKey, state: RouterState) -> set[SetKey]:
         """Store an endpoint's state; the sets whose pools report it, if it changed."""
+        # An equal state must not enqueue the sets, or each pass over an endpoint would cause
+        # further ones.
         if self._router_states.get(key) == state:
             return set()
         self._router_states[key] = state
@@ -174,16 +179,19 @@ class ClusterCache:
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)
         # When the pool moved to another set or endpoint, the old keys are among those returned.
+        # The version is read from `body`, since `_trimmed` has removed it.
         changed = self.pools.put(resource.uid, _version(body), keys, resource)
         return {key for key in changed if not isinstance(key, PoolKey)}
 
     def upsert_pod(self, body: Body) -> set[WorkKey]:
+        # PodState has only fields that planning reads: other updates of the pod enqueue nothing.
         return self._put(self.pods, body, pod_state(body))
 
     def upsert_revision(self, body: Body) -> set[WorkKey]:
         return self._put(self.revisions, body, revision_state(body))
 
     def upsert_budget(self, body: Body) -> set[WorkKey]:
+        # Kubernetes rewrites the status of a budget with every change of its pods.
         return self._put(self.budgets, body, _trimmed(body, "status"))
 
     def upsert_child(self, body: Body) -> set[WorkKey]:
@@ -223,6 +231,7 @@ class ClusterCache:
             return self._all_sets()
         for key in keys:
             if isinstance(key, PoolKey):
+                # A new pool of the same name starts without them.
                 self.failures.pop(key, None)
                 self.kv_bytes_moved.pop(key, None)
         work_keys = {key for key in keys if not isinstance(key, PoolKey)}

@@ -55,6 +55,7 @@ class Cluster:
     async def observe_live(self, key: SetKey) -> Observed:
         """The set with its pods as the API server has them now; updates the cache."""
         names = sorted({pool.name for pool in self.cache.pool_keys(key)})
+        # The label has the pool's name alone, so pods of another set may be listed as well.
         selector = f"{labels.POOL} in ({','.join(names)})"
         before = self.cache.observe(key).pods
         listed = await self._api.list(PODS, key.namespace, labels=selector)
@@ -104,11 +105,15 @@ class Cluster:
                 # means that the name is taken, which planning again would not change.
                 if type(err) is Conflict:
                     raise
+                # The first failure of a pool is kept: later writes may fail because of it.
                 failures.setdefault(pool, failure_from_error(err))
         for name in plan.delete_budgets:
+            # The watch removes it from the cache. A second delete until then is harmless.
             await self._delete(POD_DISRUPTION_BUDGETS, plan.key.namespace, name)
         for name in plan.delete_revisions:
             await self._delete(CONTROLLER_REVISIONS, plan.key.namespace, name)
+        # Replaced after the last write only: when an error is raised before, the failures of the
+        # last complete apply remain.
         for pool in self.cache.pool_keys(plan.key):
             self.cache.failures.pop(pool, None)
         failures |= {key: pool.refused for key, pool in plan.pools.items() if pool.refused}
@@ -126,9 +131,12 @@ class Cluster:
         for adopt in plan.adopt:
             yield adopt.pool, self._adopt(adopt)
         for revision in plan.create_revisions:
+            # Before its pods, whose template would otherwise be lost if the operator died between
+            # them.
             yield revision.pool, self._create(CONTROLLER_REVISIONS, revision)
         for budget in plan.apply_budgets:
             yield budget.pool, self._apply_budget(budget)
+        # Before the deletions: the EPP stops choosing a pod before the pod begins to drain.
         for label in plan.label_pods:
             yield label.pool, self._patch(PODS, namespace, label.name, label.patch, label.uid)
         for pool in dict.fromkeys(create.pool for create in plan.create_pods):
@@ -141,6 +149,7 @@ class Cluster:
     async def write_status(self, key: PoolKey, status: StatusBody) -> None:
         """Write a pool's status and send events about its transitions, if the status changed."""
         pools = self.cache.pools.by_key(key)
+        # A pool at rest costs no call to the API server.
         if not pools or pools[0].status == status:
             return
         pool, before = pools[0], pools[0].status

@@ -63,8 +63,10 @@ class Controller:
         self._reconcilers = Reconcilers(
             Cluster(api, cache), scope.defaults, scope.router, self.enqueue
         )
+        # Set by the first watch event, when the cache holds the first lists of all kinds.
         self._synced = asyncio.Event()
         self._relist_requested = asyncio.Event()
+        # Only the leader has a queue and a cache, so that followers do not export these metrics.
         metrics.watch_queue(lambda: len(self._queue))
         metrics.watch_pods(cache.pod_counts)
 
@@ -100,6 +102,8 @@ class Controller:
         When cancelled, stop writing at once. kopf installs its own signal handlers when it starts;
         `catch_signals` installs ours again. Raises whatever ended kopf or a worker.
         """
+        # kopf has a stop flag of its own, set only after the workers have ended: until then the
+        # watches feed the cache on which the last reconciliations decide.
         stop_kopf, kopf_ready = asyncio.Event(), asyncio.Event()
         workers = [asyncio.create_task(self._run_worker()) for _ in range(WORKERS)]
         helpers = [
@@ -110,6 +114,8 @@ class Controller:
         stopping = asyncio.create_task(stop.wait())
         watching = asyncio.create_task(self._run_kopf(stop_kopf, kopf_ready))
         try:
+            # All tasks but `stopping` run until they fail. The failure of any of them ends the
+            # process, and a restarted one begins with fresh lists.
             await _first_completed(stopping, watching, *workers, *helpers)
             self._queue.close()
             # Releases workers that still wait for the first lists; the closed queue ends them.
@@ -144,6 +150,8 @@ class Controller:
                 try:
                     result = await self._reconcile(key)
                 finally:
+                    # Also after an error: a key that stayed active would never be given to a worker
+                    # again.
                     self._queue.done(key)
                 loop: Loop = "set" if isinstance(key, SetKey) else "endpoint"
                 self._metrics.reconciled(loop, result, time.monotonic() - started)
@@ -152,6 +160,7 @@ class Controller:
         """Reconcile `key` once and requeue it after a failure, which never affects other keys."""
         try:
             requeue_after = await self._reconcilers.reconcile(key)
+        # Not logged: the pool's status and its events have the API server's message.
         except WritesRefused:
             self._queue.retry(key)
             return "refused"
@@ -183,10 +192,12 @@ class Controller:
                     await watches.relist(self._api, self._cache, self._watches, namespaces)
                 )
             except ApiError as err:
+                # Nothing was removed from the cache, and the watches keep feeding it.
                 log.warning("relist failed, retrying: %s", err)
                 self._relist_requested.set()
                 await asyncio.sleep(_RELIST_DELAY)
                 continue
+            # Unchanged keys too: `resync` limits how long the effect of a missed event can last.
             self.enqueue(set(self._cache.work_keys()))
 
 

@@ -62,6 +62,8 @@ async def _check_served(api: Api) -> None:
     kopf, which may not watch CRDs either, would otherwise never notice that they get installed.
     """
     try:
+        # By default every authenticated client may use discovery. Where it may not, the kinds are
+        # taken to be there.
         listed = await api.raw(f"/apis/{GROUP}/{VERSION}")
     except Forbidden:
         return

@@ -52,6 +52,7 @@ def _unverified_pools(cache: ClusterCache) -> dict[PoolKey, PodState]:
     for pool in cache.pools.all_keys():
         if not isinstance(pool, PoolKey) or pool.kind != DECODE_POOL:
             continue
+        # Proven once is enough: the condition asks whether the transport works at all.
         if cache.kv_bytes_moved.get(pool):
             continue
         ready = [
@@ -69,6 +70,7 @@ async def _read_counter(
     session: aiohttp.ClientSession, slots: asyncio.Semaphore, pod: PodState
 ) -> float | None:
     """KV bytes that the pod's engine has pulled; None when it cannot be read."""
+    # A URL needs brackets around an IPv6 address.
     host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
     url = f"http://{host}:{ports.ENGINE_DECODE}{endpoints.METRICS}"
     try:
@@ -76,6 +78,7 @@ async def _read_counter(
             page = b""
             async for chunk in response.content.iter_any():
                 page += chunk
+                # A pod may run any program: its page must not fill the operator's memory.
                 if len(page) > _MAX_PAGE_BYTES:
                     return None
         return counter_total(page)

@@ -54,6 +54,7 @@ class LeaseLock(BaseLock):
     def __init__(self, api: Api, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
         super().__init__(name, namespace, identity)
         self._api = api
+        # As last read or written: its resourceVersion lets only one of two replicas replace it.
         self._lease: Object = {}
 
     async def get(
@@ -96,6 +97,7 @@ class LeaseLock(BaseLock):
         exists, _ = await self.get(self.name, self.namespace)
         spec = self._lease.get("spec") or {}
         if exists and spec.get("holderIdentity") == self.identity:
+            # As client-go releases: the API server refuses a duration of 0.
             released = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
             await self._api.replace(LEASES, self._lease | {"spec": released})
 
@@ -141,6 +143,7 @@ class Leadership:
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        # In the background: the election renews the Lease while the leader works.
         self._running = asyncio.create_task(self._election.run(), name="leader election")
         return self
 
@@ -149,6 +152,7 @@ class Leadership:
             # End the election first, or it could renew the Lease right after its release.
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+        # A lost Lease may already belong to another replica.
         if self.gained.is_set() and not self.lost.is_set():
             with contextlib.suppress(ApiError):
                 await self._lock.release()

@@ -84,6 +84,7 @@ class _PodCollector(Collector):
         self._counts = counts
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
+        # The registry learns the name from this, and refuses a second metric of that name.
         return [self._family()]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

@@ -68,6 +68,7 @@ class Queue(Generic[K]):
 
     def add(self, key: K) -> None:
         """Make `key` wait for a worker; if it is active now, it waits until that worker is done."""
+        # A reconciliation reads the state when it starts, so one covers all changes until then.
         if key in self._waiting or self._closed:
             return
         self._waiting.add(key)
@@ -79,6 +80,7 @@ class Queue(Generic[K]):
         """Add `key` after `seconds`, unless an earlier timer for it is already running."""
         if self._closed:
             return
+        # Scheduled first, because timers are compared by the time at which they are due.
         timer = self._schedule(seconds, lambda: self._on_timer(key))
         # One timer per key. The earlier of two wins: a requeue must not postpone a due retry.
         if (running := self._timers.get(key)) is not None:
@@ -106,6 +108,7 @@ class Queue(Generic[K]):
         while not self._order:
             if self._closed:
                 raise QueueClosed
+            # No await between the check and this line, so no `add` is missed.
             self._not_empty.clear()
             await self._not_empty.wait()
         key = self._order.popleft()
@@ -127,6 +130,7 @@ class Queue(Generic[K]):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        # Idle workers wake up and find the queue closed; active ones at their next `get`.
         self._order.clear()
         self._waiting.clear()
         self._not_empty.set()

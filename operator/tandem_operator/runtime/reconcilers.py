@@ -48,6 +48,8 @@ class Reconcilers:
         if plan.touches_pods or refused:
             plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
         done = await cluster.apply(plan)
+        # Observed once more: by now the cache has the answers to the writes, and the failures. The
+        # status is written even when a write was refused, because it tells the user which.
         for pool, status in statuses(cluster.observe(key), plan).items():
             await cluster.write_status(pool, status)
         if not done:

@@ -61,7 +61,9 @@ class Store(Generic[K, V]):
             return set()  # Deleted at this version or later.
         if previous is not None and previous.version > version:
             return set()
+        # An older removal no longer counts: the object had only left the watch's selector.
         self._tombstones.pop(uid, None)
+        # The keys may have changed, for example when a pool moves to another endpoint.
         self._unlink(uid)
         self._entries[uid] = _Entry(version, new_keys, value)
         for key in new_keys:
@@ -70,6 +72,7 @@ class Store(Generic[K, V]):
             return set(new_keys)
         if previous.value == value and previous.keys == new_keys:
             return set()
+        # The old keys too: what the object has left must be reconciled as well.
         return {*previous.keys, *new_keys}
 
     def remove(self, uid: str, version: float = math.inf) -> set[K]:
@@ -78,6 +81,7 @@ class Store(Generic[K, V]):
         `version` is that of the deletion, or of the change by which the object left the watch's
         selector; only a newer version brings it back. Infinity: nothing does.
         """
+        # Also for an unknown uid: the answer to its creation may arrive after the watch's DELETED.
         self._tombstones[uid] = version
         if len(self._tombstones) > _MAX_TOMBSTONES:
             # Dicts keep insertion order, so the first is the oldest.
@@ -93,6 +97,7 @@ class Store(Generic[K, V]):
         for key in entry.keys:
             uids = self._uids_by_key[key]
             uids.discard(uid)
+            # `all_keys` lists the keys of existing objects only, and the index does not grow.
             if not uids:
                 del self._uids_by_key[key]
         return entry.keys

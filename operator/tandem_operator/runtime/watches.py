@@ -69,6 +69,7 @@ def watches(cache: ClusterCache) -> tuple[Watch, ...]:
     children = (
         Watch(Resource(version, KINDS[kind].plural), labels.ENDPOINT, ClusterCache.upsert_child)
         for version, kind in (*CHILD_KINDS, *sorted(cache.kinds))
+        # Watched below for pools and endpoints together: kopf opens one watch per resource.
         if kind != "PodDisruptionBudget"
     )
     nodes = Watch(NODES, "", ClusterCache.upsert_node, namespaced=False)
@@ -152,13 +153,17 @@ def kopf_registry(
 def kopf_settings(kinds: Sequence[Watch]) -> kopf.OperatorSettings:
     """kopf as a source of events only; it then needs no permission to read CRDs."""
     settings = kopf.OperatorSettings()
+    # Events about pools are our own (`Cluster.write_status`), and so is leader election; scanning
+    # would need permission to read CRDs and namespaces.
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
     settings.watching.chunk_size = 500
+    # Seconds. kopf runs a task for each object until the object had no event for so long.
     settings.queueing.idle_timeout = 1.0
     for kind in kinds:
         if kind.selector:
+            # The same selector as in `relist`, or the relist would remove what the watch adds.
             settings.watching.label_selectors[_kopf_selector(kind)] = kind.selector
     return settings
 
@@ -200,6 +205,7 @@ def _register_login(registry: kopf.OperatorRegistry, configuration: Configuratio
     """Give kopf the credentials of our own API client; kopf asks again when they are refused."""
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
+        # Read at each login, since the service account's token is replaced regularly.
         auth: Mapping[str, Any] = await configuration.auth_settings()
         header: str = auth.get("BearerToken", {}).get("value") or ""
         scheme, token = (*header.split(" ", 1), "", "")[:2]

@@ -34,6 +34,7 @@ may have room again once the rollout has removed an old pod."""
 
 def failure_from_error(err: ApiError) -> Failure:
     """Why the API server refused the object as it stands, with the server's own message."""
+    # The phrase first: it is more exact than the error's class.
     for phrase, reason in _REASON_BY_PHRASE:
         if phrase in err.message:
             return Failure(reason, err.message)
@@ -49,6 +50,7 @@ def template_failure(err: ApiError) -> Failure | None:
     None when the error says nothing about the template.
     """
     failure = failure_from_error(err)
+    # A webhook with side effects refuses every dry run, whatever the template is.
     if failure.reason in _PASSING_REASONS or "does not support dry run" in err.message:
         return None
     return failure

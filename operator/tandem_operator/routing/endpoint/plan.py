@@ -59,6 +59,7 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
     if not observed.pools:
         return EndpointPlan(delete=() if observed.unreadable_pools else tuple(observed.children))
     required = combine_requirements(observed.pools)
+    # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
     desired = {
         ObjectRef.of(body): body for body in _objects(observed, required, settings, rotation)
@@ -127,6 +128,7 @@ def router_state(observed: ObservedEndpoint) -> RouterState:
 
 
 def _ready_reason(observed: ObservedEndpoint, required: EndpointRequirements) -> tuple[str, str]:
+    # The router works, so this is no problem; but the user should learn which value counts.
     if lines := find_conflicts(observed.pools):
         return RouterReason.SETTINGS_DIFFER, "; ".join(lines)
     if not (required.epp or required.envoy):

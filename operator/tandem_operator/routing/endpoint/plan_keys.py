@@ -56,7 +56,7 @@ def rotate(keys: Mapping[str, bytes], now: float, secret: bytes, period: float) 
         added[key_id(newest)] = secret.hex().encode()
         starts[key_id(newest)] = newest
     started = sorted(name for name, start in starts.items() if start <= now)
-    # Of the keys that have started keep the two latest: the signing key and the one before it.
+    # Keep the two latest keys that have started: the signing key and the one before it.
     kept = {
         name: value
         for name, value in keys.items()
@@ -73,6 +73,7 @@ def keys_in(secret: Body | None) -> dict[str, bytes]:
             key = b64decode(value, validate=True).strip()
         except (binascii.Error, TypeError):
             continue
+        # A dot separates the parts of a signed plan, so no key id may have one.
         if len(key) >= _MIN_SECRET_BYTES and "." not in name:
             keys[name] = key
     return keys

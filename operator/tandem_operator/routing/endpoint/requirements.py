@@ -129,12 +129,14 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
     values = [value for _, value in given]
     if all(value == values[0] for value in values):
         return None
+    # A whole configuration is too long to quote in a condition.
     if isinstance(values[0], Mapping):
         first, others = given[0][0], [pool for pool, value in given if value != values[0]]
         return (
             f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"
             f" set it in one pool, or the same in all"
         )
+    # As in `combine_requirements`: it is on when any pool turns it on.
     effective = "auto" if "auto" in values else True
     listed = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in given)
     return (

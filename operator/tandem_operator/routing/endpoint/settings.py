@@ -133,6 +133,7 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "priority_class": content.priority_class_name,
         "image_pull_secrets": tuple(secret.name for secret in content.image_pull_secrets),
     }
+    # A field that the file leaves out is None or empty here and keeps its default.
     return replace(settings, **{name: value for name, value in overrides.items() if value})
 
 

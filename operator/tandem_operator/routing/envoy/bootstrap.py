@@ -134,6 +134,7 @@ def _client_listener(settings: EnvoySettings) -> Json:
 def _connection_manager(settings: EnvoySettings) -> Json:
     manager: Json = {
         "@type": _MANAGER,
+        # `router_drain` reads http.clients.downstream_rq_active, which is named after this prefix.
         "stat_prefix": "clients",
         "use_remote_address": True,
         "stream_idle_timeout": _STREAM_IDLE_TIMEOUT,
@@ -175,6 +176,7 @@ def _health_listener(address: str, port: int) -> Json:
     """Serves READY, LIVE and STATS, and no path that changes Envoy."""
     check = {
         "@type": TYPE + "extensions.filters.http.health_check.v3.HealthCheck",
+        # Envoy itself answers READY, with 503 after the /healthcheck/fail of `router_drain`.
         "pass_through_mode": False,
         "headers": [{"name": ":path", "string_match": {"exact": READY}}],
     }
@@ -224,6 +226,7 @@ def _overload_manager(max_connections: int, max_heap: int | None) -> Json:
             {"max_heap_size_bytes": max_heap},
         )
     )
+    # Free memory is returned to the system first; requests are refused if that is not enough.
     actions = {"shrink_heap": 0.85, "stop_accepting_requests": 0.95}
     return {
         "refresh_interval": "0.25s",

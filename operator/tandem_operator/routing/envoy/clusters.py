@@ -124,6 +124,7 @@ def epp_cluster(address: str, port: int) -> Json:
                 "healthy_threshold": 1,
             }
         ],
+        # 0 turns panic mode off, in which Envoy would also use EPPs that fail their checks.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "upstream_connection_options": _KEEPALIVE,
         "circuit_breakers": _NO_CIRCUIT_BREAKER,

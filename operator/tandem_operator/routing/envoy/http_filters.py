@@ -85,6 +85,7 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
         "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
         # No timeout on the gRPC stream: it lasts as long as the request.
         "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
+        # Without an answer of the EPP the request passes unpicked, and the second route serves it.
         "failure_mode_allow": True,
         "message_timeout": _PICK_TIMEOUT,
         "processing_mode": {

@@ -51,6 +51,8 @@ def body(
             "name": name,
             "namespace": observed.key.namespace,
             "labels": {**selector(observed, component), labels.MANAGED_BY: OPERATOR},
+            # Without `controller`: only one owner may be that, and pools of one endpoint are
+            # equals. Sorted, because drift detection compares lists by position.
             "ownerReferences": [
                 {
                     "apiVersion": labels.API_VERSION,
@@ -121,6 +123,8 @@ def deployment(
         "selector": {"matchLabels": selector(observed, component)},
         "strategy": {
             "type": "RollingUpdate",
+            # A new pod must be available before an old one goes: a gap would leave requests without
+            # a router.
             "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
         },
         "template": {"metadata": metadata, "spec": template["spec"]},
@@ -146,12 +150,14 @@ def pod_spec(
 ) -> Object:
     """A pod spec for either component: unprivileged, spread over nodes, placed as in `settings`."""
     spec: dict[str, Any] = {
+        # Variables of Services could be taken for the EPP's flags, see `pods.manifests`.
         "enableServiceLinks": False,
         "securityContext": pod_security(),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
+                # A preference only: on a single node all replicas must still be scheduled.
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": selector(observed, component)},
             }

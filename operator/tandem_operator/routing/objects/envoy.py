@@ -40,6 +40,7 @@ def envoy_objects(
 ) -> list[Object]:
     """All of Envoy's objects; the Services come before the pods that resolve their names."""
     names = Names(observed.key.name)
+    # Sorted keys: equal settings give the same text, and so the same hash in the pods.
     bootstrap = json.dumps(_bootstrap(observed, required, settings), indent=1, sort_keys=True)
     decode = {labels.endpoint_label(observed.key.name): "decode"}
     return [
@@ -92,13 +93,16 @@ def _template(
         observed,
         settings,
         ENVOY,
+        # Neither Envoy nor the drain program calls the Kubernetes API.
         automountServiceAccountToken=False,
+        # Longer than the drain: SIGKILL would cut the streams that the drain waits for.
         terminationGracePeriodSeconds=drain + _GRACE_AFTER_DRAIN,
         initContainers=[_envoy(settings)],
         containers=[_drain(settings, drain)],
         volumes=[{"name": "config", "configMap": {"name": names.envoy}}],
     )
     annotations = {
+        # Envoy reads its bootstrap once. A changed hash rolls the Deployment.
         labels.CONFIG_HASH: hashlib.sha256(bootstrap.encode()).hexdigest()[:16],
         "kubectl.kubernetes.io/default-container": ENVOY,
     }

@@ -45,12 +45,14 @@ def epp_objects(
     names = Names(observed.key.name)
     config = {
         **required.epp_config,
+        # Last: the operator's section replaces one in the user's configuration.
         "disaggregated_serving": required.disaggregated_serving,
     }
     document = json.dumps(config, indent=1, sort_keys=True)
     replicas = required.epp_replicas or settings.epp_replicas
     return [
         *_rbac(observed, names.epp),
+        # Gateways name the first Service; our Envoy resolves single pods through the headless one.
         service(observed, names.epp, EPP, ("grpc", ports.EPP_GRPC)),
         service(observed, names.epp_pods, EPP, ("grpc", ports.EPP_GRPC), headless=True),
         config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
@@ -67,6 +69,7 @@ def _rbac(observed: ObservedEndpoint, name: str) -> list[Object]:
     subject = {"kind": account[1], "name": name, "namespace": observed.key.namespace}
     reference = {"apiGroup": _RBAC, "kind": role[1], "name": name}
     return [
+        # The token is mounted by the EPP's pods only, not by others that use the account.
         body(observed, account, name, EPP, automountServiceAccountToken=False),
         body(observed, role, name, EPP, rules=rules),
         body(observed, binding, name, EPP, roleRef=reference, subjects=[subject]),

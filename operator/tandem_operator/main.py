@@ -198,7 +198,7 @@ def main(
 
 async def _connect_and_run(settings: Settings, kubeconfig: Path | None) -> None:
     metrics = Metrics()
-    async with await connect(kubeconfig, observer=metrics.called) as api:
+    async with await connect(kubeconfig, observer=metrics.count_api_call) as api:
         await Replica(settings, api, metrics).run()
 
 

@@ -80,8 +80,8 @@ def _engine() -> CollectorRegistry:
 
 def _operator() -> CollectorRegistry:
     metrics = OperatorMetrics()
-    metrics.reconciled("set", "ok", 1.0)
-    metrics.called("get", 200, 0.1)
+    metrics.count_reconciliation("set", "ok", 1.0)
+    metrics.count_api_call("get", 200, 0.1)
     metrics.watch_queue(lambda: 0)
     metrics.watch_pods(lambda: [("n", "p", "decode", "ready", 1)])
     return metrics.registry

@@ -154,7 +154,7 @@ class Controller:
                     # again.
                     self._queue.done(key)
                 loop: Loop = "set" if isinstance(key, SetKey) else "endpoint"
-                self._metrics.reconciled(loop, result, time.monotonic() - started)
+                self._metrics.count_reconciliation(loop, result, time.monotonic() - started)
 
     async def _reconcile(self, key: WorkKey) -> Result:
         """Reconcile `key` once and requeue it after a failure, which never affects other keys."""

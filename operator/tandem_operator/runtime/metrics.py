@@ -56,12 +56,12 @@ class Metrics:
             OPERATOR_LEADER, "1 while this replica is the leader.", registry=self.registry
         )
 
-    def reconciled(self, loop: Loop, result: Result, seconds: float) -> None:
+    def count_reconciliation(self, loop: Loop, result: Result, seconds: float) -> None:
         """Count one reconciliation."""
         self._seconds.labels(loop).observe(seconds)
         self._results.labels(loop, result).inc()
 
-    def called(self, verb: str, status: int, _seconds: float) -> None:
+    def count_api_call(self, verb: str, status: int, _seconds: float) -> None:
         """Count one call to the API server; an `Observer` of `tandem_kube.client`."""
         self._calls.labels(verb, str(status)).inc()
 

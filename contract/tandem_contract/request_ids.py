@@ -10,12 +10,13 @@ from typing import Final
 MAX_LENGTH: Final = 128
 """Characters. An id stands in every log line and span of its request."""
 
-_USABLE: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_LENGTH}}}")
+_USABLE: Final = re.compile(r"[\x21-\x7e]+")
 
 
-def usable_request_id(value: str | None) -> str | None:
-    """`value` if it may be used: 1 to 128 printable ASCII characters without a space; else None.
+def usable_request_id(value: str | None, max_length: int = MAX_LENGTH) -> str | None:
+    """`value` if it may be used, else None: then the caller replaces it by a fresh id.
 
-    The caller replaces an unusable id by a fresh one.
+    Usable are 1 to `max_length` printable ASCII characters without a space.
     """
-    return value if value is not None and _USABLE.fullmatch(value) else None
+    usable = value and len(value) <= max_length and _USABLE.fullmatch(value)
+    return value if usable else None

@@ -91,18 +91,28 @@ def _has_functions_only(value: Any) -> bool:
 
 
 def _has_no_remote_media(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_has_no_remote_media(item) for item in value)
-    if not isinstance(value, dict):
-        return True
-    urls = [key for key in value if key.endswith("_url")]
+    # A stack instead of recursion: the depth is the client's choice.
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending += item
+        elif isinstance(item, dict):
+            urls = _media_fields(item)
+            if not all(_is_data_uri(item[key]) for key in urls):
+                return False
+            pending += (child for key, child in item.items() if key not in urls)
+    return True
+
+
+def _media_fields(part: dict[str, Any]) -> list[str]:
+    """The fields of an object whose value an engine reads as media: a URL or a data URI."""
+    fields = [key for key in part if key.endswith("_url")]
     # Parts of messages and generate name their media `url`. Elsewhere a field `url` is the result
     # of a tool or part of a quotation, and no engine fetches it.
-    if str(value.get("type")).endswith("url") and "url" in value:
-        urls.append("url")
-    return all(_is_data_uri(value[key]) for key in urls) and all(
-        _has_no_remote_media(item) for key, item in value.items() if key not in urls
-    )
+    if str(part.get("type")).endswith("url") and "url" in part:
+        fields.append("url")
+    return fields
 
 
 def _is_data_uri(value: Any) -> bool:

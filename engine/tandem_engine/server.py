@@ -22,6 +22,7 @@ from aiohttp import web
 
 from tandem_contract import endpoints, headers
 from tandem_contract.openai_errors import error_body, error_event
+from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
 
@@ -39,7 +40,8 @@ from .types import Request, RequestRejected, SamplingParams
 _LAST_WRITES: Final = 5.0
 """Seconds for the last writes when the server stops; `drain` has waited for the answers."""
 _LONGEST_ID: Final = 256
-"""Most characters of a client's request id; with its suffix it must fit in a transfer frame."""
+"""Most characters of a request id. Longer than a client's limit at the EPP and the sidecar, whose
+attempt ids add a suffix; with the engine's own suffix it must fit in a transfer frame."""
 Parse = Callable[[Mapping[str, Any], KvTransfer], Call]
 
 
@@ -270,9 +272,8 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
 
 def _request_id(http: web.Request) -> str:
     """The client's request id, or a new one when it is unusable in answers or hand-offs."""
-    given = http.headers.get(headers.REQUEST_ID, "")
-    usable = 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable()
-    return given if usable else uuid.uuid4().hex
+    given = http.headers.get(headers.REQUEST_ID)
+    return usable_request_id(given, _LONGEST_ID) or uuid.uuid4().hex
 
 
 def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:

@@ -10,6 +10,11 @@ def test_printable_ascii_is_used_as_it_is(value: str) -> None:
     assert usable_request_id(value) == value
 
 
+def test_a_caller_may_allow_longer_ids() -> None:
+    longer = "x" * (MAX_LENGTH + 1)
+    assert usable_request_id(longer, max_length=2 * MAX_LENGTH) == longer
+
+
 @pytest.mark.parametrize(
     "value", [None, "", " ", "two words", "tab\t", "line\nbreak", "é", "x" * (MAX_LENGTH + 1)]
 )

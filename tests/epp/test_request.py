@@ -6,6 +6,7 @@ import pytest
 
 from tandem_contract.prefix import text_chain, token_bytes
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_epp import request as request_module
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.request import BadBody, InferenceRequest, kind_of, parse_request, read_model
 
@@ -206,3 +207,25 @@ def test_the_kind_follows_from_path_method_and_content_type(kind: RequestKind) -
 def test_fields_that_only_a_sidecar_removes_are_noticed(kind: RequestKind, member: str) -> None:
     assert parse_request(kind, b"{%s}" % member.encode()).needs_sidecar
     assert not parsed(kind).needs_sidecar
+
+
+def test_the_place_of_nesting_is_searched_in_the_beginning_of_a_body_only() -> None:
+    body = b'{"prompt": "%s", "deep": %s' % (b"x" * 100_000, b"[" * 100_000)
+    with pytest.raises(BadBody, match=r"nested too deeply \(after byte 65536\)"):
+        parse_request(RequestKind.COMPLETIONS, body)
+
+
+def test_the_search_for_the_place_decodes_no_more_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def is_too_deep(part: bytes | memoryview) -> bool:
+        sizes.append(len(part))
+        return len(part) > 1000
+
+    monkeypatch.setattr(request_module, "_is_too_deep", is_too_deep)
+    with pytest.raises(BadBody, match=r"byte 1000\)"):
+        parse_request(RequestKind.CHAT, b'{"messages": ' + b"[" * 10_000_000)
+    assert max(sizes) <= 65536
+    assert len(sizes) < 20

@@ -117,6 +117,7 @@ def can_reuse_token_ids(body: Body) -> bool:
 
 
 def _append(data: bytes, name: str, value: bytes, comma: bytes) -> bytes:
+    # Written into the encoded object, so that its other bytes stay as the client sent them.
     return b'%b%b"%b":%b}' % (data[: data.rindex(b"}")], comma, name.encode(), value)
 
 
@@ -134,6 +135,7 @@ def _is_on(members: Members, name: str) -> bool:
 
 
 def _is_text(content: Raw) -> bool:
+    # Content is a string, null or a list of parts, and only parts can be media.
     if bytes(memoryview(content)[:1]) != b"[":
         return True
     return all(part.type == "text" for part in _parts.decode(content))

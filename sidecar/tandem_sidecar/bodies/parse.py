@@ -96,6 +96,7 @@ def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
         return data
     try:
         return parse_body(data).data
+    # A list or a string has no members that vLLM could merge.
     except NotAnObject:
         return data
     except BadBody:
@@ -138,5 +139,6 @@ def _check_form(data: bytes, content_type: bytes) -> None:
     if content_type.count(b"charset") != len(_CHARSET.findall(content_type)):
         raise BadBody("the form's charset is not supported: send UTF-8 without a charset parameter")
     for part in _FORM_FIELD.finditer(data):
+        # Form parsers undo the backslash quoting and percent encoding of names.
         if b"vllm_xargs" in unquote_to_bytes(part[1].replace(b"\\", b"")):
             raise BadBody("vllm_xargs cannot be set in a form: remove it")

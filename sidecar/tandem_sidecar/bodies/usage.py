@@ -58,6 +58,8 @@ def correct_usage(answer: bytes, cached: int) -> bytes:
     """
     if _USAGE not in answer:
         return answer
+    # At the top, but in events of responses under `response`, and in the first event of messages
+    # under `message`.
     for path in (("usage",), ("response", "usage"), ("message", "usage")):
         usage = _at(answer, path)
         if usage is not None:
@@ -80,11 +82,13 @@ class UsageCorrector:
     def take(self, payload: bytes, *, last: bool) -> bytes:
         """Return the corrected bytes that may be sent now."""
         data = self._held + payload
+        # An event's line waits for its end, because its JSON is decoded; a JSON answer likewise.
         complete = len(data) if last else data.rfind(b"\n") + 1 if self._stream else 0
         self._held, data = data[complete:], data[:complete]
         return self._events(data) if self._stream else correct_usage(data, self._cached)
 
     def _events(self, data: bytes) -> bytes:
+        # Most events have no usage, and this search is all they cost.
         if _USAGE not in data:
             return data
         return b"".join(self._line(line) for line in data.splitlines(keepends=True))

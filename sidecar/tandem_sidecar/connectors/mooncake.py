@@ -120,6 +120,7 @@ class Mooncake:
 
     def forget_peer(self, prefill: HostPort) -> None:
         engine_id, _ = self._engines.get(prefill, ("", 0.0))
+        # Only its validity ends: attempts in flight still need the id.
         if engine_id:
             self._engines[prefill] = engine_id, 0.0
 

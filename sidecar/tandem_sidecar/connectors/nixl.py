@@ -64,6 +64,7 @@ class Nixl:
         raw = bytes(fields.kv_transfer_params)
         params = read_transfer_params(raw)
         self._check(params)
+        # vLLM from 0.32 on: the decode engine reports the count that it reads in this object.
         reported = params.remote_prefill_cached_tokens is not None
         return KvHold(
             raw,

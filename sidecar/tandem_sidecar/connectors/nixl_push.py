@@ -37,6 +37,7 @@ class NixlPush(Nixl):
 
     def decode_body(self, kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
         data = super().decode_body(kind, body, kv_hold)
+        # The id must be the prefill leg's: the producer matches the registration by it.
         for name, value in _id_member(kind, kv_hold.engine_id).items():
             data = add_member_to_object(data, name, msgspec.json.encode(value))
         return data

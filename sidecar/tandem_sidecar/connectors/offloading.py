@@ -40,6 +40,7 @@ class Offloading:
         return cap_to_one_token(kind, body, {FIELD: params})
 
     def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
+        # The answer names no KV: the decode leg has these parameters already.
         expected = self.expected_kv_hold(attempt)
         return KvHold(expected.transfer_params, cached_tokens=read_cached_tokens(answer))
 

@@ -162,6 +162,8 @@ class _Ending(msgspec.Struct):
 
 _answer: Final = msgspec.json.Decoder(PrefillAnswer)
 _ending: Final = msgspec.json.Decoder(_Ending)
+# Completions and chat say `length`, messages `max_tokens`, responses `incomplete`; a field that an
+# API lacks is None.
 _BY_LENGTH: Final = frozenset({None, "length", "max_tokens", "incomplete"})
 
 

@@ -67,6 +67,7 @@ class Breakers:
     def admit(self, address: HostPort, now: float) -> float:
         """Let a request to `address` through and return 0, or return the seconds to wait."""
         target = self._targets.get(address)
+        # A pod without an entry has not failed recently: the usual request costs this one lookup.
         if target is None:
             return 0.0
         target.last_used = now
@@ -76,6 +77,8 @@ class Breakers:
             # Half open: one request probes, and the others wait for its result.
             if target.probing:
                 return self.settings.cooldown
+            # No other request is admitted until the caller reports: a probe that is never reported
+            # would keep the pod out of use.
             target.probing = True
         return 0.0
 
@@ -96,6 +99,7 @@ class Breakers:
         # timeout, so neither has to repeat.
         if hung or target.probing or target.failures >= self.settings.failures:
             target.open, target.probing = True, False
+            # A Retry-After of the pod that runs longer stays in force.
             target.until = max(target.until, now + self.settings.cooldown)
         return max(0.0, target.until - now)
 

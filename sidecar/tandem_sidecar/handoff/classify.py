@@ -106,6 +106,7 @@ def retry_after(head: ResponseHead, unix: float) -> float:
     """
     value = head.value(_RETRY_AFTER).decode("latin-1").strip()
     if value.isdecimal():
+        # Nine digits at most: any longer wait is cut to `breaker.MAX_WAIT` anyway.
         return float(value[:9])
     try:
         date = parsedate_to_datetime(value).replace(tzinfo=UTC)

@@ -73,14 +73,21 @@ class Lifecycle:
         self._expiry = asyncio.get_running_loop().call_later(self.timeout, self._expire)
 
     async def idle(self) -> None:
-        """Wait until no work runs: after `drain`, until the drain timeout at the latest."""
+        """Wait until no work runs.
+
+        After `drain` that is when the drain timeout has passed, at the latest, plus
+        `kv_transfer_timeout` for the releases and aborted prefills of the last requests.
+        """
         while self.work:
+            # Cleared here and not in `add`, which runs for every request. In a loop, because work
+            # may start between the event and this task's turn.
             self._emptied.clear()
             await self._emptied.wait()
         if self._expiry is not None:
             self._expiry.cancel()
 
     def _expire(self) -> None:
+        # A copy: ending work changes the set. Releases that it starts have their own timeouts.
         for work in list(self.work):
             work.drain_expired()
 

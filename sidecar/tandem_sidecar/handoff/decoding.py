@@ -133,8 +133,10 @@ class DecodeLeg:
 
     def abort(self) -> None:
         """Close the connection, so that the engine aborts the request."""
+        # First, because a callback of this leg may be running: it checks this before it writes.
         self._aborted = True
         status = self._leg.status
+        # A leg that was answered with a 5xx had failed before this abort.
         result = Result.ABORTED if status is None or status < 500 else result_of(status)
         self._leg.end(result, self._loop.time(), status=status)
         self._liveness.unwatch(self)
@@ -147,6 +149,8 @@ class DecodeLeg:
         """Send bytes to the listener from now on. Returns the answer's head, if it has arrived."""
         self._forwarding = True
         if self._rewrite_usage and self.answer is not None:
+            # Created only now: with concurrent legs the prefill's answer, which has the count, may
+            # come after this leg's head.
             self._rewriter = UsageRewriter(self.answer, self.cached, chunked=not self._http10)
             return self._rewriter.head
         return self.answer
@@ -218,6 +222,7 @@ class DecodeLeg:
     def _expire(self, seconds: float) -> None:
         """The first byte did not come in time: the KV does not arrive, though the engine lives."""
         detail = f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off"
+        # Ended before `abort`, which would record the leg as aborted: the first result counts.
         self._leg.end(Result.DEADLINE, self._loop.time(), detail=detail)
         self.abort()
         lost = DecodeLost(f"decode failed: {detail}", engine_may_be_healthy=True)

@@ -73,11 +73,13 @@ class HandoffDriver:
         self._attempts = PrefillAttempts(context, generation, self)
         self._decode: DecodeLeg | None = None
         self._decode_id = ""
+        # Whether the client reads too slowly. A decode leg that starts meanwhile begins paused.
         self._full = False
 
     def start(self) -> None:
         """Begin the hand-off; callbacks write the response to the client."""
         self._context.lifecycle.add(self)
+        # Before the first leg: tracing decides here which `traceparent` the legs get.
         self._context.observer.on_request_start(self._record)
         route, settings = self._generation.route, self._generation.settings
         self._perform(machine.begin(len(route.candidates), settings.policy, 1 + settings.retries))
@@ -125,6 +127,7 @@ class HandoffDriver:
     # The machine.
 
     def _handle(self, event: events_actions.Event) -> None:
+        # `_end` has dropped the legs, so an event that comes later has nothing to act on.
         if type(self._state) is not machine.Ended:
             # By type, because a failing isinstance check of a Struct is slow.
             if type(event) in _FAILURES:
@@ -133,18 +136,20 @@ class HandoffDriver:
 
     def _perform(self, step: machine.Step) -> None:
         """Perform the actions of a step, and of the steps that its last action causes at once."""
-        caused: events_actions.Event | None
+        next_event: events_actions.Event | None
         while True:
             self._state, actions = step
+            # The deadline bounds the prefill alone: if its timer fired later, the machine would
+            # raise IllegalStep.
             if self._attempts.deadline and type(self._state) not in _BEFORE_DECODE:
                 self._attempts.cancel_deadline()
             # Only the last action of a step starts something that can fail at once.
-            caused = None
+            next_event = None
             for action in actions:
-                caused = self._act(action)
-            if caused is None:
+                next_event = self._act(action)
+            if next_event is None:
                 break
-            step = machine.step(self._state, caused)
+            step = machine.step(self._state, next_event)
         if type(self._state) is machine.Ended:
             self._end(self._state)
 
@@ -193,6 +198,7 @@ class HandoffDriver:
             self._attempts.timing = None
             cached, rewrite_usage = None, False
         else:
+            # Both legs have the attempt's id: vLLM's connectors match them by it.
             engine_id = self._attempt_id
             body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
             cached = kv_hold.cached_tokens
@@ -232,8 +238,11 @@ class HandoffDriver:
         timing = merge_timing(self._attempts.timing, leg.timing)
         lines = self._served_by(timing).encode()
         self._relay.begin(head, ANSWER_DROPPED, lines, close=self._closing)
+        # The whole answer was there. Its end is returned and not handled here, because the step
+        # whose action this is has not ended yet.
         if leg.flush_early_bytes():
             return events_actions.DecodeEnded()
+        # The leg paused its engine when it held back the first bytes.
         if not self._full:
             leg.resume()
         return None

@@ -57,6 +57,7 @@ class Forward(ABC):
         """Send `body` to `engine`, whose name is `backend`; callbacks write the response."""
         context, record, request = self.context, self.record, self._request
         context.lifecycle.add(self)
+        # Before the leg: tracing decides here which `traceparent` the leg gets.
         context.observer.on_request_start(record)
         engine_id = new_engine_id(record.request_id)
         self.leg = record.leg(Phase.DECODE, backend, engine_id, record.received)
@@ -171,6 +172,7 @@ class Forward(ABC):
 
     def _abort(self) -> None:
         status = self.leg.status
+        # An answer with a 5xx had failed before this abort.
         self.end_leg(Result.ABORTED if status is None or status < 500 else result_of(status))
         if self._call is not None:
             self._call.abort()
@@ -178,6 +180,7 @@ class Forward(ABC):
     def _break_off(self, status: int, message: str) -> None:
         """Cut an answer that was started; otherwise send an error instead."""
         if self._relay.written:
+            # As in `body`: the request ends before the write that may start the client's next one.
             self.end(Outcome.CUT)
             at = CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
             self._relay.cut(status, message, at)
@@ -238,6 +241,8 @@ class Passthrough(Forward):
     def __init__(self, context: SidecarContext, client: ClientConnection, request: Request) -> None:
         record = new_record(request, client_request_id(request), PASSTHROUGH)
         super().__init__(context, client, request, record)
+        # Reads are cheap for the engine, so they are finished for a client that closed its sending
+        # side; see `http.client`.
         self.survives_half_close = request.method in (b"GET", b"HEAD")
         self._tunnel: Tunnel | None = None
 
@@ -267,6 +272,7 @@ class Passthrough(Forward):
         if self._tunnel is None:
             super().drain_expired()
         else:
+            # Another protocol runs on the connection, and an HTTP error cannot be sent within it.
             self._tunnel.cut(DRAIN_EXPIRED_MESSAGE)
 
     def head(self, head: ResponseHead) -> None:

@@ -100,10 +100,13 @@ class LivenessMonitor:
 
     def _check_engines(self, now: float) -> None:
         for address, engine in list(self._engines.items()):
+            # Dropped here, not in `unwatch`: an engine whose next leg comes soon keeps its entry.
             if not engine.legs:
                 _cancel_probe(engine)
                 del self._engines[address]
             elif engine.alive:
+                # The flag is reset here, so that a read from the engine costs one assignment and no
+                # clock.
                 engine.alive, engine.last_alive = False, now
                 _cancel_probe(engine)
             elif engine.probed_at is None:
@@ -114,6 +117,8 @@ class LivenessMonitor:
 
     def _send_probe(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
         def done(answer: Answer | NoAnswer) -> None:
+            # `probed_at` stays: the next check clears it if the engine is alive, and the legs fail
+            # if not.
             engine.probe = None
             # Without a connection nothing is known. A refused or broken connection counts as alive:
             # an engine that shuts down closes its listener first and still finishes its requests,
@@ -128,6 +133,7 @@ class LivenessMonitor:
 
     def _report_hung(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
         _cancel_probe(engine)
+        # Legs that start after this get a full period of silence of their own.
         engine.last_alive = now
         detail = f"{address}: no sign of life for {2 * self.silence:.3g}s"
         for leg in list(engine.legs):

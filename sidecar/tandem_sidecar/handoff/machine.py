@@ -140,6 +140,7 @@ def step(state: State, event: Event) -> Step:
 
     Raises IllegalStep. Events after the end have no effect.
     """
+    # Tested before the state: both events end a request in whatever state it is.
     if type(event) in _STOPS and not isinstance(state, Ended):
         return _stop(state, event)
     match state:
@@ -239,9 +240,11 @@ def _step_both_legs(state: BothLegs, event: Event) -> Step:
         case PrefillUnusable():
             return _prepend(drop, _after_unusable_prefill(before, event))
         case PrefillRejected():
+            # No release: an engine that rejected the request holds no KV.
             return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), ForwardPrefillAnswer())
         case PrefillFailed():
             return _prepend(drop, _after_failed_prefill(before, event))
+        # Only remembered: nothing is sent to the client before the prefill's 2xx.
         case DecodeAdmitted() | DecodeStarted():
             started = isinstance(event, DecodeStarted)
             return replace(state, admitted=True, started=started), ()
@@ -261,6 +264,7 @@ def _after_concurrent_prefill(state: BothLegs, kv_hold: KvHold) -> Step:
 def _step_decoding(state: Decoding, event: Event) -> Step:
     match event:
         case DecodeAdmitted():
+            # The engine has taken over the KV: ending this leg needs no release from now on.
             return Decoding(state.policy, state.path, state.kv_hold, admitted=True), ()
         case DecodeStarted():
             return Answering(state.path), (ForwardDecodeAnswer(),)

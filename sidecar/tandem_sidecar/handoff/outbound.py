@@ -41,10 +41,10 @@ because a client cannot set an engine id."""
 def client_request_id(request: Request) -> str:
     """The client's request id, or a new one if the client sent none or an unusable one."""
     try:
-        given = request.single(REQUEST_ID)
+        value = request.single(REQUEST_ID)
     except ValueError:
-        given = None
-    usable = usable_request_id(given.decode("latin-1")) if given else None
+        value = None
+    usable = usable_request_id(value.decode("latin-1")) if value else None
     return usable or secrets.token_hex(16)
 
 
@@ -61,12 +61,14 @@ def engine_request(
 ) -> bytes:
     """Encode the client's request for an engine as `leg`, with `body` instead of its own."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
+    # RFC 9110 §7.6.1: headers that Connection names are for this hop only.
     if _CONNECTION in request.values:
         skip |= listed_in_connection(request.headers)
     if leg.traceparent:
         skip |= _TRACED
     sent: Headers = [_host(engine), *leg_headers(leg)]
     sent += [pair for pair in request.headers if pair[0] not in skip]
+    # Upgrade is hop-by-hop and was dropped above; it is written again for the engine's connection.
     if request.upgrade:
         sent += [(b"connection", b"upgrade"), (b"upgrade", request.upgrade)]
     return request_bytes(request.method, request.target, sent, body)
@@ -135,6 +137,7 @@ class ReleaseCall:
             _host(self._engine),
             (b"content-type", b"application/json"),
             *leg_headers(self._leg),
+            # An engine with an API key asks for it here, too.
             *(pair for pair in generation.request.headers if pair[0] == _AUTHORIZATION),
         ]
         request = request_bytes(b"POST", release.target, sent, release.body)
@@ -158,6 +161,8 @@ class ReleaseCall:
             case Answer(head) if head.status == self._expected_status:
                 self._end(Result.ANSWERED, "", head.status)
             case Answer(head):
+                # Another status does not prove that the producer was notified, so the release
+                # counts as failed.
                 detail = f"the engine answered {head.status}, expected {self._expected_status}"
                 self._end(Result.ERROR, detail, head.status)
             case NoAnswer(failure, detail):

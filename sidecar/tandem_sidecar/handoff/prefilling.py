@@ -66,11 +66,14 @@ class PrefillAttempts:
         The attempt may use half of the remaining time to connect, and the `last` one all of it.
         """
         generation, now = self.generation, self._loop.time()
+        # One timer, started with the first attempt: a retry must not extend the client's wait.
         if self.deadline is None:
             timeout = generation.settings.prefill_timeout
             self.deadline = self._loop.call_later(timeout, self._expire)
         candidate = generation.route.candidates[index]
         self.backend = candidate.name
+        # A request that is admitted may be the probe of a half-open circuit, so each way in which
+        # the leg ends below reports to the breaker, or cancels.
         wait = self.context.breakers.admit(candidate.address, now)
         if wait > 0:
             leg = generation.record.leg(Phase.PREFILL, candidate.name, "", now)
@@ -143,6 +146,7 @@ class PrefillLeg:
     def fail(self, result: Result, detail: str) -> None:
         """Count a missing answer as a failure of the pod; the leg stays in flight."""
         now = self._loop.time()
+        # Set before the driver aborts the leg, which would otherwise cancel what is reported here.
         self._reported = True
         self._leg.end(result, now, detail=detail)
         self._report_failure(now, hung=result is Result.SILENT)
@@ -208,6 +212,7 @@ class PrefillLeg:
             request_bytes(b"GET", query.target, host, b""),
             Collector(partial(self._take_query_answer, connect_timeout)),
             connect_timeout=connect_timeout,
+            # The connector's bootstrap server speaks plain HTTP, also where engines use TLS.
             plain=True,
         )
 
@@ -223,6 +228,7 @@ class PrefillLeg:
             if discovery is not None:
                 discovery.record_peer(self.attempt, answer.body)
         except ParamsUnusable as err:
+            # The attempt ends here, and the machine does not abort an attempt that ended by itself.
             detail = f"peer query at {self._backend}: {err}"
             self._liveness.unwatch(self)
             self.fail(Result.UNREACHABLE, detail)
@@ -243,6 +249,8 @@ class PrefillLeg:
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
         )
+        # Without concurrent legs only the prefill's answer names the KV, so the decode leg waits
+        # for it.
         if connector.concurrent is None:
             return None
         return PrefillSent(connector.concurrent.expected_kv_hold(self.attempt))
@@ -251,6 +259,7 @@ class PrefillLeg:
         self._call = None
         read_kv_hold = partial(self._context.connector.core.kv_hold, self.attempt)
         event = prefill_event(answer, read_kv_hold, self._backend, time.time())
+        # `abort` has settled record and breaker. All that is left is KV that this answer names.
         if self._aborting:
             self._finish_abort()
             if isinstance(event, PrefillAnswered):
@@ -261,6 +270,7 @@ class PrefillLeg:
         if isinstance(answer, Answer):
             self._liveness.alive = True
             self._leg.timing = read_timing(answer.head)
+            # Kept before the event: within it the driver may forward this very answer.
             self._attempts.answer, self._attempts.timing = answer, self._leg.timing
         self._attempts.listener.on_prefill_event(event)
 

@@ -63,6 +63,7 @@ class Proxy:
             return None
         try:
             body = parse_body(request.body)
+            # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             chosen = _apply_single_engine_rules(self._route(request, request_id), kind, body)
         except BadBody as err:
             lines = self._refusal_lines(request_id, engine)

@@ -73,6 +73,7 @@ def send_collected(
 ) -> None:
     """Send an engine's collected answer with header `lines` of the sidecar."""
     close = close or not request.keep_alive
+    # The body was collected without its framing, so it is sent with a length.
     extra = lines + b"content-length: %d\r\n" % len(answer.body)
     head = answer.head.encode(_COLLECTED_DROPPED, extra, close=close, plain=True)
     client.write(head + answer.body)

@@ -69,6 +69,7 @@ class EventChunks:
             self.between_events = False
             return data
         self._held = data[cut:]
+        # With `cut` 0 nothing is released, so the released bytes end where they did before.
         self.between_events = self.between_events or cut > 0
         return data[:cut]
 
@@ -101,6 +102,7 @@ class Relay:
         `close`: close the connection after this answer.
         """
         close = close or not self._request.keep_alive or self._request.http10
+        # A body without a length ends with the connection for the client, too.
         self._keep = not (close or isinstance(head.framing, UntilClose))
         self._stream = head
         self._head = head.encode(drop, extra, close=not self._keep, plain=self._request.http10)

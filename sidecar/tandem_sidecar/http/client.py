@@ -69,12 +69,16 @@ class ClientConnection(asyncio.Protocol):
         self._milestones = 0
         self._active: ActiveRequest | None = None
         self._upgraded: UpgradedRequest | None = None
+        # True from `handle` to `finish`. `_active` is set only if `handle` returned before the
+        # answer.
         self._busy = False
         self._pumping = False
+        # Set once and never reset: bytes that the client still sends are discarded.
         self._closing = False
         self._at_eof = False
         self._reading = True
         self._full = False
+        # Unsent bytes at the last check, and since when their number has not fallen.
         self._unsent = 0
         self._unsent_since = 0.0
 
@@ -87,15 +91,18 @@ class ClientConnection(asyncio.Protocol):
     def finish(self, *, keep: bool) -> None:
         """End the response; `keep` the connection open for the next request."""
         self._busy, self._active = False, None
+        # After a half-close no further request can come.
         if not keep or self._at_eof:
             self.close()
             return
+        # The engine did not switch protocols: bytes that waited for its answer are HTTP requests.
         if self._reader.switching:
             self._reader.resume()
         self._pump()
 
     def abort(self) -> None:
         """Reset the connection, so that the client sees a truncated body even without a length."""
+        # Cleared first: `connection_lost` must not report a disconnect to the request that aborts.
         self._busy, self._active, self._upgraded = False, None, None
         self._closing = True
         raw = self._transport.get_extra_info("socket")
@@ -106,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection once all written bytes are sent."""
         self._closing = True
+        # From here on `stall_seconds` bounds the connection: its client may stop reading.
         self.deadline = inf
         self._transport.close()
         self._watch_unsent()
@@ -115,6 +123,7 @@ class ClientConnection(asyncio.Protocol):
         self._active = self._upgraded = upgraded
         self.touch()
         self.set_reading(True)
+        # Bytes that the client sent before it had the 101 precede all others.
         if data := self._reader.take_after_upgrade():
             upgraded.client_data(data)
         if self._at_eof:
@@ -195,6 +204,7 @@ class ClientConnection(asyncio.Protocol):
         if self._closing or reader.refusal is not None:
             return
         reader.feed(data)
+        # Only progress extends the deadline, so a client cannot hold a connection by single bytes.
         if reader.milestones != self._milestones:
             self._milestones = reader.milestones
             self.deadline = self._loop.time() + self._server.limits.request_seconds
@@ -205,6 +215,7 @@ class ClientConnection(asyncio.Protocol):
         if self._upgraded is not None:
             self._upgraded.client_eof()
             return True
+        # asyncio closes the transport unless this method returns True.
         if self._active is not None and self._active.survives_half_close:
             return True
         self._disconnect()

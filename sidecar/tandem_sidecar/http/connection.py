@@ -66,6 +66,7 @@ class EngineConnection(asyncio.Protocol):
         self._head = b""
         self._framing: Framing | None = None
         self._reusable = False
+        # Answers completed so far. Above 0, the connection came from the pool and may be stale.
         self._served = 0
         self._interim = 0
         self._switched = False
@@ -95,6 +96,7 @@ class EngineConnection(asyncio.Protocol):
         """
         if not self.can_half_close or self._transport.is_closing():
             return False
+        # The engine gets no further request on this connection; see `_read_head`.
         self._half_closed = True
         self._transport.write_eof()
         return True
@@ -226,6 +228,7 @@ class EngineConnection(asyncio.Protocol):
             if self._interim > MAX_INTERIM:
                 raise BadHead(f"the engine sent more than {MAX_INTERIM} interim answers")
         self._switched = head.status == 101
+        # Set before the receiver gets the head, because it may abort this call within `head`.
         self._framing, self._reusable = head.framing, head.reusable and not self._half_closed
         call.receiver.head(head)
         return True
@@ -255,6 +258,7 @@ class EngineConnection(asyncio.Protocol):
         # parsed as the next one.
         unsent = self._transport.get_write_buffer_size() > 0
         if self._reusable and not surplus and not unsent:
+            # A connection that is not read would not notice that the engine closes it.
             if self._paused:
                 self.resume()
             self._pool.add_idle(self)
@@ -262,6 +266,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _fail(self, failure: Failure, why: str) -> None:
+        # Cleared before `abort`, so that `connection_lost` does not report the failure again.
         call, self._call = self._call, None
         self._transport.abort()
         if call is not None:

@@ -85,6 +85,7 @@ class Chunked:
             self._parser.feed_data(data)
         except httptools.HttpParserError as err:
             raise BadFraming(f"the chunked coding is broken: {err}") from err
+        # The last bytes of the body, across reads, in which `_check_end` looks for extra line ends.
         self._tail = data[-6:] if len(data) >= 6 else (self._tail + data)[-6:]
         if self._sink.reached:
             self._check_end()

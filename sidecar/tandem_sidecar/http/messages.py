@@ -89,6 +89,7 @@ def request_bytes(
 ) -> bytes:
     """Encode a request; a Content-Length is added for `body`."""
     lines = [b"%b %b HTTP/1.1" % (method, target), *map(b": ".join, headers)]
+    # RFC 9110 §8.6: without a body only methods that anticipate one get a Content-Length.
     if body or method not in (b"GET", b"HEAD", b"OPTIONS", b"DELETE"):
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
@@ -123,6 +124,7 @@ class ResponseHead:
         """Parse `block`, the answer's head up to its empty line, for `method`. Raises BadHead."""
         first, *lines = block.split(b"\r\n")
         self.status, http10 = _status(first)
+        # The version is that of the connection to the client, not the engine's (RFC 9112 §2.3).
         self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
         self._lines = lines
         self.headers: Headers = [_field(line) for line in lines]
@@ -133,8 +135,10 @@ class ResponseHead:
         listed = self._listed = (
             listed_in_connection(self.headers) if b"connection" in values else _NONE
         )
+        # RFC 9112 §6.1: the framing of an HTTP/1.0 message with a transfer coding is faulty.
         if http10 and type(framing) is Chunked:
             raise BadHead("an HTTP/1.0 answer has a transfer coding")
+        # RFC 9112 §9.3: HTTP/1.1 keeps a connection open by default, HTTP/1.0 closes it.
         ends = b"close" in listed or (http10 and b"keep-alive" not in listed)
         self.reusable = not ends and type(framing) is not UntilClose
 
@@ -162,6 +166,7 @@ class ResponseHead:
 
     def _framing(self, method: bytes) -> Framing:
         values = self._values
+        # In the order of RFC 9112 §6.3: the first rule that applies decides.
         if self.status == 101:
             return UntilClose()
         if method == b"HEAD" or self.status in (204, 304):

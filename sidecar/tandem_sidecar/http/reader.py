@@ -67,6 +67,7 @@ class RequestReader:
         if self.switching:
             self.after_upgrade += data
             return
+        # More than one round only for an upgrade request that has to be parsed again (`_upgrade`).
         while data and self.refusal is None:
             self._read = len(data)
             self._size += self._read
@@ -105,6 +106,8 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._headers: Headers = []
         self._target = b""
+        # A pipelined request begins within a read whose size `_reset` has dropped; `started` must
+        # still be true for it.
         self._size = max(self._size, 1)
         self._began = self._read
         self.milestones += 1
@@ -160,6 +163,7 @@ class RequestReader:
             http10=self._version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
         )
+        # httptools raises HttpParserUpgrade after this callback, and `_upgrade` decides.
         if self._parser.should_upgrade():
             self._upgrade_request = request
         else:
@@ -199,6 +203,7 @@ class RequestReader:
             self.switching, self.after_upgrade = True, rest
             return b""
         self._reset()
+        # A new parser: llhttp reads no further request after an upgrade.
         self._parser = httptools.HttpRequestParser(self)
         lines = [b"%b %b HTTP/%b" % (request.method, request.target, self._version.encode())]
         lines += [b"%b: %b" % pair for pair in request.headers if pair[0] != b"upgrade"]
@@ -209,6 +214,7 @@ class RequestReader:
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
+            # llhttp has refused values that are not a number.
             if int(value) > self._max_body:
                 self._too_large()
         elif name == b"expect":

@@ -131,6 +131,8 @@ class Server:
             try:
                 sock, _address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                # The backlog is empty, possibly because another worker took the client: they share
+                # the sockets.
                 return
             except OSError as err:
                 if err.errno not in _OUT_OF_RESOURCES:
@@ -165,6 +167,7 @@ class Server:
         for client in list(self.unsent):
             client.check_unsent(now)
         self._accept_on()
+        # Deadlines are late by one interval at most: a second, or a quarter of a short limit.
         interval = min(1.0, self.limits.request_seconds / 4)
         self._timer = loop.call_later(interval, self._check_deadlines)
 

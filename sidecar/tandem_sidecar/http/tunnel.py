@@ -31,6 +31,7 @@ class Tunnel:
 
     def begin(self, head: bytes) -> None:
         """Send the engine's `head` to the client and take over both connections."""
+        # First: bytes after the 101 in the same read are passed on when the call's `head` returns.
         self._call.receiver = self
         self._call.engine_full = self._engine_full
         self._client.write(head)

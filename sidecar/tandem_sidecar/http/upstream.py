@@ -58,6 +58,7 @@ class Call:
         False when it takes data again."""
         self._pool = pool
         self._paused = False
+        # At most one of these two is set: the connection in use, or the task that opens one.
         self._connection: EngineConnection | None = None
         self._opening: asyncio.Task[None] | None = None
 
@@ -89,6 +90,7 @@ class Call:
         if self._connection is None:
             return False
         self.retried = True
+        # An aborted prefill may wait for its answer for seconds; its body is not needed any more.
         self.request = b""
         return True
 
@@ -135,6 +137,7 @@ class Call:
         self._connection = connection
         connection.start(self)
         if self._paused:
+            # `pause` was called while the connection was being opened.
             connection.pause()
 
     def detach(self) -> None:
@@ -146,6 +149,7 @@ class Call:
             async with asyncio.timeout(self.connect_timeout):
                 connection = await self._pool.connect(self.address, plain=self.plain)
         except TimeoutError:
+            # TimeoutError and ConnectionRefusedError are OSErrors, so they are caught before it.
             self._report_unreachable(f"no connection within {self.connect_timeout:.3g}s")
         except ConnectionRefusedError as err:
             self._report_unreachable(describe_error(err), Failure.REFUSED)
@@ -265,6 +269,7 @@ class Pool:
                 connection.drop()
             if not idle:
                 del self._idle[address]
+        # The timer runs only while there are idle connections.
         if self._idle:
             self._sweeping = loop.call_later(IDLE_SECONDS, self._sweep)
 

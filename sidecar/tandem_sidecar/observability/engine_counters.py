@@ -84,6 +84,7 @@ class EngineReadings:
 
 def parse_readings(page: bytes) -> EngineReadings:
     """The counters on an engine's metrics page; a missing or non-finite one is zero."""
+    # The patterns begin with a line end, so that a metric's name matches only at a line's start.
     page = b"\n" + page
     started = _START_TIME.search(page)
     failed = seconds = 0.0
@@ -168,6 +169,8 @@ class EngineCounters:
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if now - self._fetched >= self._fresh:
+                # Before the fetch: an engine that does not answer is not asked again by every
+                # scrape.
                 self._fetched = now
                 page = await self._fetch_page()
                 if page is not None:

@@ -188,6 +188,7 @@ class Metrics:
             "Requests served by one engine, by reason.",
             ["reason"],
             registry=registry,
+            # Signed plans contain reasons, too, and those of another EPP are not known here.
             limit=_MAX_REASONS,
         )
 

@@ -103,6 +103,7 @@ class RequestObserver:
         """Call once, when nothing but release legs of the record can still change."""
         self._ended.append(record)
         if self._timer is None:
+            # The first record of a batch starts the timer; a scrape may call `catch_up` earlier.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_BATCH_SECONDS, self.catch_up)
 

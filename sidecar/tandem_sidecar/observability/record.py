@@ -171,6 +171,8 @@ class Leg(msgspec.Struct, eq=False, gc=False):
             self.result, self.ended, self.status, self.detail = result, now, status, detail
 
 
+# `eq=False`: records are members of sets, by identity. `gc=False`: nothing that a record refers to
+# refers back to it, so the cycle collector need not look at it.
 class Record(msgspec.Struct, eq=False, gc=False):
     """One client request, from its last byte received to the last byte of its answer."""
 
@@ -199,6 +201,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """The phase of each failure; a request with failures may still be answered."""
     ignored: int = 0
     """Prefill addresses left out because they are unsigned and outside the allow-list."""
+    # msgspec copies an empty list for each Struct, so records do not share it.
     legs: list[Leg] = []
     trace: TraceContext | None = None
     """The span that this request will get; None: it is not traced."""

@@ -98,6 +98,7 @@ class OtlpTracer:
 
     def on_release_end(self, record: Record, leg: Leg) -> None:
         """Send the span of a release, if its request has already ended."""
+        # Until its request has ended, a release is one of the spans that `on_request_end` sends.
         if record.trace is not None and record.ended is not None:
             self._send(record.trace, leg_spans(record, record.trace, leg))
 
@@ -163,6 +164,7 @@ class _CountingExporter(SpanExporter):
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        # Before the call, which blocks while the collector hangs: these spans have left the queue.
         self.exported += len(spans)
         result = self._exporter.export(spans)
         failing = result is not SpanExportResult.SUCCESS

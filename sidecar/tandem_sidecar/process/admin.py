@@ -95,11 +95,14 @@ class AdminHandlers(ABC):
 
     @abstractmethod
     async def not_ready(self) -> str | None:
-        """Why no new request can be served, one line; None: one can."""
+        """Why new requests cannot be served, in one line; None: they can."""
 
     @abstractmethod
     async def begin_drain(self, *, wait: bool) -> int:
-        """Refuse new requests from now on; the number that run, after `wait`ing for their end."""
+        """Refuse new requests from now on; returns the number of requests that still run.
+
+        `wait`: return only when no request runs, at the drain timeout at the latest.
+        """
 
     @abstractmethod
     async def current_state(self) -> dict[str, Any]:
@@ -216,6 +219,7 @@ class SupervisorAdmin(AdminHandlers):
         if self._workers.draining:
             return "draining\n"
         answers = await self._request_all(endpoints.READY)
+        # The kernel may give a new client to any worker, so all of them must be ready.
         problems = [body.decode() for _, status, body in answers if status != 200]
         if not answers:
             return "no worker answers\n"
@@ -279,6 +283,7 @@ async def serve_admin(
             servers.append(await _start_server(runner, listener))
         yield
     finally:
+        # Listening ends first; `cleanup` then gives open requests `shutdown_timeout` to end.
         for server in servers:
             server.close()
         await runner.cleanup()

@@ -60,5 +60,6 @@ async def _get(pool: Pool, engine: HostPort, path: str, *, timeout: float) -> by
     except TimeoutError:
         return None
     finally:
+        # Frees the connection after a timeout or a cancellation; after an answer it does nothing.
         call.abort()
     return answer.body if isinstance(answer, Answer) and answer.head.status == 200 else None

@@ -92,6 +92,7 @@ def _listening_socket(
 ) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
+        # Connections in TIME_WAIT must not keep a restarted sidecar from its port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             # The IPv4 address has a socket of its own; a dual-stack one would take its port.

@@ -110,6 +110,7 @@ async def run(
             os.write(sys.stdout.fileno(), b"\n")  # `WorkerProcess.ready` waits for this byte
         await signals.drain.wait()
         running.lifecycle.drain()
+        # After a second signal the stack of `start` unwinds and cuts the requests that still run.
         await wait_for_first(running.lifecycle.idle(), signals.exit_now.wait())
         if following is not None:
             following.cancel()

@@ -86,6 +86,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                 await _follow_until_drain(signals, source, supervisor, admin)
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
+                # Also after an error at the start: no worker may outlive its supervisor.
                 await supervisor.kill()
 
 
@@ -147,11 +148,12 @@ class WorkerProcess:
     async def request(
         self, path: str, *, method: str = "GET", seconds: float = _REQUEST_SECONDS
     ) -> tuple[int, bytes]:
-        """Status and body of the answer to an admin request. Raises WorkerSilent."""
+        """Send an admin request; returns status and body of the answer. Raises WorkerSilent."""
         timeout = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(method, path, timeout=timeout) as answer:
                 return answer.status, await answer.read()
+        # RuntimeError: the session is closed, because the worker has exited meanwhile.
         except (aiohttp.ClientError, TimeoutError, RuntimeError) as err:
             raise WorkerSilent(f"worker {self.number} (pid {self.pid}): {err}") from err
 
@@ -161,7 +163,7 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     async def wait(self) -> int:
-        """Wait for the worker's exit. Its exit status."""
+        """Wait for the worker's exit; returns its exit status."""
         status = await self._process.wait()
         await self._session.close()
         return status
@@ -200,6 +202,7 @@ class Supervisor:
 
     async def drain(self, *, wait: bool) -> None:
         """Have all workers refuse new requests; with `wait`, return when no request runs."""
+        # First: `_replace` drains a worker that is started from now on.
         self.draining = True
         path, seconds = endpoints.DRAIN, _GRACE_SECONDS
         if wait:
@@ -212,6 +215,7 @@ class Supervisor:
 
         Until the last one is idle, every worker keeps running and answers new requests with 503.
         """
+        # Restarting stops only afterwards: during the drain new clients still need a worker's 503.
         await self.drain(wait=True)
         self._stop_restarting()
         for worker in self._alive:
@@ -263,7 +267,7 @@ class Supervisor:
         self.exited_totals = sum_pages([self.exited_totals, cumulative_families(worker.page)])
 
     async def _replace(self, number: int, delay: float) -> tuple[WorkerProcess, float]:
-        """A new worker, started after `delay` seconds, and the delay of the next replacement."""
+        """Start a worker after `delay` seconds; returns it and the next replacement's delay."""
         while True:
             await asyncio.sleep(delay)
             # Doubled before the attempt: it counts for this attempt's failure, and for the next

@@ -40,6 +40,7 @@ class Components:
         self.engine_tls = EngineTls(settings.tls, settings.engine)
         self.lifecycle = Lifecycle(settings.drain_timeout)
         pool = Pool(self.engine_tls.for_address)
+        # The stack unwinds in reverse, so the pool, which the others use, closes last.
         stack.callback(pool.close)
         self._breakers = Breakers(settings.breaker)
         self._liveness = LivenessMonitor(pool, settings.silence_timeout)
@@ -63,6 +64,8 @@ class Components:
         self.health = EngineHealth(pool, settings.engine)
 
         def data_path_counts() -> DataPathCounts:
+            # A failed load that waits for the observer's batch would otherwise be missing here, and
+            # the engine's count of it would be added, too, until the next refresh.
             observer.catch_up()
             return DataPathCounts.of_process(metrics)
 

@@ -83,6 +83,8 @@ class EngineTls:
         """Read the files. Raises BadCertificates."""
         self._tls = tls
         self._engine = engine
+        # Replaced as a whole by `reload`. The pool compares it by identity to find outdated
+        # connections.
         self._context: ssl.SSLContext | None = None
         self._loaded_files: FileContents = ()
         self._last_warning = ""
@@ -92,6 +94,7 @@ class EngineTls:
 
     def for_address(self, address: HostPort) -> ssl.SSLContext | None:
         """The context for a new connection to `address`; None: plain TCP."""
+        # The sidecar connects to its decode engine and to prefill pods only.
         uses_tls = self._tls.engine if address == self._engine else self._tls.prefill
         return self._context if uses_tls else None
 
@@ -137,6 +140,7 @@ class EngineTls:
             context = ssl.create_default_context(cafile=tls.ca)
         except ssl.SSLError as err:
             raise BadCertificates(f"{tls.ca}: contains no certificate in PEM format") from err
+        # The sidecar speaks HTTP/1.1: a server that also knows HTTP/2 must not choose that.
         context.set_alpn_protocols(_ALPN)
         if tls.certificate is not None:
             try:

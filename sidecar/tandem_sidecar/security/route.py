@@ -56,7 +56,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     ignored: int = 0
     """Number of prefill addresses left out because the allow-list does not contain them."""
     error: str | None = None
-    """Why a header was not trusted or an address left out; None: nothing was."""
+    """Why a header was not trusted or an address was left out; None: neither happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class AllowList:
         try:
             ip = ipaddress.ip_address(address.host) if isinstance(address, HostPort) else None
         except ValueError:
+            # A host name is allowed only if it is listed itself: networks say nothing about names.
             return False
         return ip is not None and any(ip in network for network in self.networks)
 

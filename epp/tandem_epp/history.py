@@ -71,19 +71,19 @@ class Decision:
     _began: float = field(default_factory=perf_counter)
 
     def complete(self) -> float:
-        """The decision is complete; returns the seconds it took."""
+        """Record the duration of the decision, now that it is complete; returns it in seconds."""
         self.seconds = perf_counter() - self._began
         # The history keeps thousands of these: a client must not choose their size.
         self.model = self.model[:MAX_TEXT] if self.model else None
         return self.seconds
 
     def record_local_reply(self, status: int, reason: str) -> None:
-        """The EPP answered the request itself."""
+        """Record that the EPP answered the request itself."""
         self.status, self.reason = status, reason
         self.end()
 
     def end(self) -> None:
-        """The request has ended."""
+        """Record the end of the request."""
         self.ended = perf_counter() - self._began
 
     def trace(self) -> DecisionTrace:
@@ -123,7 +123,7 @@ class History:
         """The decisions for `request_id`, newest last, at most MAX_SAME_ID of them: clients reuse
         ids."""
         # A linear scan: people ask rarely, and an index would cost every request.
-        same_id = [each for each in self._decisions if each.request_id == request_id]
+        same_id = [decision for decision in self._decisions if decision.request_id == request_id]
         return [decision.trace() for decision in same_id[-MAX_SAME_ID:]]
 
 

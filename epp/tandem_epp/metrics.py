@@ -83,6 +83,7 @@ class _FleetCollector(Collector):
             names.EPP_WARMING,
             "Pairs of pods whose first hand-off is under way; other pairs are preferred meanwhile.",
         )
+        # Computed at the scrape: a backend that left the fleet leaves the metrics with it.
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight)

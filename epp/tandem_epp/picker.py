@@ -167,8 +167,8 @@ class EndpointPicker:
         if inputs.is_disaggregated and not inputs.has_prefill_candidate:
             # During a rollout to another compat hash, pods of one hash may have no prefill pod
             # while pods of the other do: a request worth a split goes to the latter.
-            paired = _in_subset(self._fleet.pods_with_prefill(model), subset)
-            if paired and (other := self._choose_decode(paired, context)):
+            with_prefill = _in_subset(self._fleet.pods_with_prefill(model), subset)
+            if with_prefill and (other := self._choose_decode(with_prefill, context)):
                 others = _in_subset(self._fleet.prefill_candidates(model, other[0]), subset)
                 other_inputs = self._decider_inputs(context, other[0], others)
                 if is_split(other_inputs, self.routing.scheduling.decider):

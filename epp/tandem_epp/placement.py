@@ -69,7 +69,7 @@ class Placement:
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
     def end(self) -> None:
-        """The stream has ended: the request counts nowhere any longer."""
+        """Return the counts that are left: the stream has ended, and the request with it."""
         # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
         self.decode.in_flight -= 1

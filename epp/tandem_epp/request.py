@@ -108,7 +108,7 @@ _name: Final = msgspec.json.Decoder(str | None)
 _token_ids: Final = msgspec.json.Decoder(list[int])
 _list: Final = msgspec.json.Decoder(list[Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding JSON raises."""
+"""Exceptions of decoding JSON."""
 
 _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 """The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies
@@ -121,7 +121,7 @@ than a second."""
 
 
 def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
-    """A generate request keeps beside its members what other kinds have among them."""
+    """The members, with those of a generate request's sampling parameters beside the others."""
     if kind is not RequestKind.GENERATE or SAMPLING_PARAMS not in members:
         return members
     try:
@@ -138,6 +138,7 @@ def _model(members: Members) -> str | None:
 def _completion_prompt(members: Members) -> bytes:
     raw = bytes(members.get("prompt", _NONE))
     if not raw.startswith(b"["):
+        # Without the quotes: the closing one would end the prefix that a longer prompt shares.
         return raw[1:-1]
     if raw[1:].lstrip()[:1] not in (b'"', b"["):
         return _token_bytes(members, "prompt")

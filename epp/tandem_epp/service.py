@@ -78,6 +78,7 @@ class Service:
             self._start_tracing(stack)
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
+            # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
             stack.push_async_callback(self._warm_ups.close)
             stack.push_async_callback(self._scraper.close)
@@ -124,6 +125,8 @@ class Service:
         self._apply()
 
     def _is_ready(self) -> bool:
+        # Before the first scrapes the EPP would route blindly; once it stops it must get no new
+        # streams.
         return self._scraper.is_complete and not self._stopping.is_set()
 
     def _is_warm_up_enabled(self) -> bool:
@@ -137,6 +140,7 @@ class Service:
         index = routing.scheduling.index
         # The fleet first: the scraper starts one task for each of its pods.
         self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
+        # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = routing
         self._scraper.sync()
 

@@ -16,7 +16,7 @@ _METRICS: Final = HostPort("0.0.0.0", ports.EPP_METRICS)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the flags say."""
+    """The values of the flags."""
 
     config: Path
     """Router configuration file."""

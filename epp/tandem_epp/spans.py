@@ -52,6 +52,7 @@ class OtlpTracer:
         if decision.path is None and (decision.status or 0) >= 500:
             span.set_status(StatusCode.ERROR, decision.reason)
         span.end(began + int(decision.seconds * 1e9))
+        # Also for a span that is not sampled: the sidecar has to follow the same sampling decision.
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, set_span_in_context(span))
         return carrier[wire.TRACEPARENT]

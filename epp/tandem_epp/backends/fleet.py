@@ -36,6 +36,7 @@ class Fleet:
         """Models that no backend lists any more → when one last did, Unix seconds."""
         self.has_mixed_models = False
         """Whether backends list different models, so that a request's model restricts the pods."""
+        # Model, or a tuple that says what else the view depends on → view. Filled on demand.
         self._views: dict[object, tuple[Pod, ...]] = {}
 
     def __iter__(self) -> Iterator[Pod]:
@@ -65,6 +66,7 @@ class Fleet:
             # Weight, models or compat hash may have changed on a pod that is kept.
             pod.backend, pod.serving = backend, discovered.serving
             pods[backend.name] = (discovered.uid, pod)
+        # Placements hold the Pods that were dropped here and still return their counts to them.
         self._pods = pods
         # Pods that are not ready count too: a model is removed only with its last pod.
         models = frozenset(model for pod in self for model in pod.backend.models)
@@ -95,6 +97,8 @@ class Fleet:
 
     def can_serve(self, model: str) -> bool:
         """Whether some backend, healthy or not, may serve `model`; True for an empty fleet."""
+        # A backend without a model list may serve any model, and an empty fleet may be filled
+        # later: neither case is the client's error.
         return model in self._models or not all(pod.backend.models for pod in self) or not self
 
     def was_removed_recently(self, model: str, now: float) -> bool:

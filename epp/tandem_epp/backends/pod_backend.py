@@ -58,6 +58,7 @@ def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend 
     """The backend in a pod object; None while it has no address, and once its containers ended."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     address = status.get("podIP")
+    # A pod that ended keeps its IP in the status, while the address may belong to another pod.
     if not address or status.get("phase") in ("Succeeded", "Failed"):
         return None
     pod_labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -71,6 +72,7 @@ def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend 
         )
     except ValueError as err:
         return InvalidPod(str(err))
+    # The operator labels a pod that it drains before it deletes it.
     is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
     serving = _is_ready(status) and not is_terminating
     return DiscoveredBackend(backend, metadata["uid"], serving=serving)

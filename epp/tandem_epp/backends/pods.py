@@ -130,6 +130,8 @@ class Pod:
             self.block_tokens = result.block_tokens
             self._clear_prefixes()
         if result.blocks:
+            # The index forgets when the engine's own KV cache would: both hold the same number of
+            # blocks.
             capacity = max(GENERATIONS, result.blocks)
             self.placed_prefixes.resize(capacity)
             self.cached_prefixes.resize(capacity)
@@ -150,6 +152,7 @@ class Pod:
 
     def record_prefill(self, timing: Timing) -> None:
         """Update the prefill rate from a sidecar's report of a prefill that ran here."""
+        # A prompt that was cached entirely says nothing about the rate.
         if timing.computed and timing.compute:
             rate = timing.computed / timing.compute
             average = self.prefill_rate

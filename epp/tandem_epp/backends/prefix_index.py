@@ -74,5 +74,6 @@ class PrefixIndex:
     def _evict(self) -> None:
         while len(self._generations) > 1 and len(self) > self._capacity:
             self._generations.popleft()
+        # `resize` has reduced the capacity below the one generation that is left.
         if len(self) > self._capacity:
             self._generations[0] = set()

@@ -57,6 +57,7 @@ class Scraper:
         Stays True afterwards: a backend that is added later does not make the picker unready.
         """
         self._is_complete = self._is_complete or (
+            # Without a session `sync` has not run yet, and `all` of no tasks would be true.
             self._session is not None and all(pod in self._attempted for pod in self._tasks)
         )
         return self._is_complete
@@ -64,6 +65,7 @@ class Scraper:
     def sync(self) -> None:
         """Start and cancel tasks so that exactly the fleet's serving backends are scraped; to be
         called on the event loop."""
+        # Created here, because a ClientSession needs the running event loop.
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
         pods = {pod for pod in self._fleet if pod.serving}
@@ -113,6 +115,7 @@ class Scraper:
             async with session.get(pod.backend.url.rstrip("/") + endpoints.METRICS) as response:
                 page = await response.read()
                 response.raise_for_status()
+        # A timeout is an OSError, too (TimeoutError).
         except (aiohttp.ClientError, OSError) as err:
             if changed := pod.record_scrape_failure():
                 why = str(err) or type(err).__name__

@@ -137,6 +137,7 @@ class WarmUps:
         result = ""
         for attempt in range(ATTEMPTS):
             pause = self._back_off * 3 ** (attempt - 1) if attempt else 0.0
+            # Outside the semaphore: a pair that pauses must not keep others from their turn.
             await asyncio.sleep(pause + self._random.uniform(0, _JITTER))
             async with self._concurrency:
                 # Checked here, because the pair may have waited long for its turn.
@@ -165,6 +166,7 @@ class WarmUps:
         headers = _headers(decode, prefill, self._plan_keys(), time())
         try:
             async with session.post(url, data=body, headers=headers) as response:
+                # Read to the end: the hand-off is complete only with the answer.
                 await response.read()
         except (aiohttp.ClientError, TimeoutError):
             return "unreachable"
@@ -211,6 +213,7 @@ def _headers(
             decode=Target(decode.name, decode.address or ""),
             prefill=(Target(prefill.name, prefill_address),),
             request_id=request_id,
+            # Twice the timeout, because the clocks of two nodes may differ.
             expires=now + 2 * (_TIMEOUT.total or 0),
         )
         headers[wire.PLAN] = sign(plan, plan_keys, now=now)

@@ -85,6 +85,7 @@ class GrpcServer:
         FULL_DUPLEX_STREAMED mode.
         """
         self._is_stopping = True
+        # Started first, so that no new stream is accepted while the placed ones are ended.
         stopped = asyncio.create_task(self._server.stop(grace))
         # A stream that is writing sees `_is_stopping` itself once it has written.
         for open_stream in self._open:
@@ -97,6 +98,7 @@ class GrpcServer:
         requests: AsyncIterator[pb.ProcessingRequest],
         context: grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse],
     ) -> None:
+        # Envoy opens one gRPC stream for each HTTP request.
         stream = ExtProcStream(self._picker, self._body_limit)
         open_stream = _OpenStream(asyncio.current_task(), stream)
         self._open.add(open_stream)
@@ -214,6 +216,7 @@ def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
     for namespace, key in _SUBSET_HINTS:
         if namespace in metadata and key in metadata[namespace].fields:
             value = metadata[namespace].fields[key]
+            # A list of strings, or one string with commas.
             listed = [item.string_value for item in value.list_value.values]
             addresses = listed or value.string_value.split(",")
             return frozenset(address.strip() for address in addresses)

@@ -182,6 +182,8 @@ class ExtProcStream:
         # Only this first message carries the modes; they hold for the whole stream.
         self._request_mode, self._response_mode = message.request_mode, message.response_mode
         self._request = message.request
+        # No body comes, or none is needed: the request is placed now, and a body passes through
+        # later.
         if message.end_of_stream or not self._waits_for_body(message.request):
             return (Continue(Part.REQUEST_HEADERS, self._place(b"", now)),)
         self._state = _State.COLLECT
@@ -203,6 +205,7 @@ class ExtProcStream:
             return (Continue(Part.REQUEST_BODY),)
         self._size += len(message.body)
         if self._size > self._body_limit:
+            # Refused while it arrives: the EPP never holds more than the limit and one chunk.
             raise self._picker.body_too_large(self._body_limit)
         # The body is held here until it is complete: `_body_limit` bounds the memory per stream.
         self._chunks.append(message.body)
@@ -228,6 +231,7 @@ class ExtProcStream:
         if self._request is None:
             raise ValueError("ext_proc: a request body came before the request headers")
         self._placed_request = self._picker.place(self._request, body, now)
+        # Only after `place` has returned: after a LocalReply nothing counts on any pod.
         self._state = _State.PLACED
         self._chunks.clear()
         return self._placed_request.mutation

@@ -85,7 +85,7 @@ class PickerConfig(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class Scheduling:
-    """What the configuration amounts to."""
+    """The profiles, the decider and the index settings that a configuration results in."""
 
     decode: Profile
     prefill: Profile
@@ -146,6 +146,7 @@ class _Builder:
         self._plugins[name] = _Plugin(plugin_type, parameters)
 
     def _handler(self) -> HandlerParameters:
+        # Of several handlers the first one listed counts.
         for plugin in self._plugins.values():
             if isinstance(plugin.entry, HandlerType):
                 return plugin.entry.factory(plugin.parameters)
@@ -153,6 +154,7 @@ class _Builder:
         return HandlerParameters(deciders=DeciderNames(prefill=next(deciders, PREFIX_DECIDER)))
 
     def _index(self) -> PrefixIndexSettings:
+        # Of several index configurations the first one listed counts.
         for plugin in self._plugins.values():
             if isinstance(plugin.entry, PrefixIndexType):
                 return plugin.entry.factory(plugin.parameters)
@@ -182,6 +184,7 @@ class _Builder:
                 raise self._document.error(f"{path}.pluginRef", message)
             match plugin.entry:
                 case PickerType(factory=factory):
+                    # The last picker of a profile counts: it needs exactly one.
                     picker = factory(plugin.parameters)
                 case ScorerType(factory=factory):
                     scorers.append((factory(plugin.parameters), ref.weight))
@@ -223,5 +226,7 @@ def _convert(document: Document, path: str, value: Any, to: type[S]) -> S:
         return msgspec.convert(value, type=to)
     except msgspec.ValidationError as err:
         message, _, inner = str(err).partition(" - at `$")
+        # msgspec ends its message with the path inside `value`, from which the document finds the
+        # line.
         where = [*steps(path), *steps(inner.rstrip("`").removeprefix("."))]
         raise document.error(where, message) from err

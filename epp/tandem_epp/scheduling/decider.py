@@ -81,6 +81,7 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
             return PathDecision(RoutingPath.FAST_DECODE, "cached")
         if uncached < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "mostly_cached")
+    # Only here does health count: a request that is not worth a split is no fallback.
     if inputs.has_prefill_candidate:
         reason = "always" if settings.always else "worth_it"
         return PathDecision(RoutingPath.PREFILL_THEN_DECODE, reason)

@@ -14,6 +14,7 @@ class MaxScorePicker:
         self.max_endpoints = max_endpoints
 
     def pick(self, scored: Sequence[tuple[float, Pod]], count: int, random: Random) -> list[Pod]:
+        # The index is the last key, so that no Pods are compared: they have no order.
         keyed = [(score, random.random(), i) for i, (score, _) in enumerate(scored)]
         return [scored[i][1] for _, _, i in nlargest(count, keyed)]
 

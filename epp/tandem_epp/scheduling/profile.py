@@ -70,6 +70,7 @@ class Profile:
     """Filters and scorers with their weights, and a picker."""
 
     def __init__(self, scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> None:
+        # Split once: steady scorers run after a scrape, the others for every request.
         self._steady = [(scorer, weight) for scorer, weight in scorers if scorer.is_steady]
         self._per_request = [(scorer, weight) for scorer, weight in scorers if not scorer.is_steady]
         self._picker = picker
@@ -86,6 +87,7 @@ class Profile:
         self, pods: Sequence[Pod], context: ScoringContext, count: int, random: Random
     ) -> list[Pod]:
         """The best `count` of `pods`, best first; empty when every pod is ruled out."""
+        # Both lists are the cache's own: `_add_scores` makes a new list and changes neither.
         eligible, steady = self._steady_totals(pods, context)
         totals = _add_scores(steady, eligible, self._per_request, context)
         scored = [(t, pod) for t, pod in zip(totals, eligible, strict=True) if t != -inf]

@@ -84,6 +84,7 @@ class ActiveRequestScorer:
 def _normalize(loads: list[float]) -> list[float]:
     """Loads as scores: the lowest is 1, the highest 0; all equal: 1 each."""
     low, high = min(loads, default=0.0), max(loads, default=0.0)
+    # No load tells the pods apart: equal scores leave the choice to the other scorers.
     if high == low:
         return [1.0] * len(loads)
     return [(high - load) / (high - low) for load in loads]

@@ -101,7 +101,7 @@ class AdminHandlers(ABC):
     async def begin_drain(self, *, wait: bool) -> int:
         """Refuse new requests from now on; returns the number of requests that still run.
 
-        `wait`: return only when no request runs, at the drain timeout at the latest.
+        `wait`: return only when no request runs any more; see `Lifecycle.idle`.
         """
 
     @abstractmethod

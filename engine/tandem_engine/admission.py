@@ -35,6 +35,7 @@ class RequestLimits:
             raise RequestRejected(
                 f"the prompt has a token id outside the vocabulary of {self.vocab_size}"
             )
+        # A request that needs more would wait in the queue for ever and block those behind it.
         blocks = -(-total // self.block_size)
         if blocks > self.num_blocks:
             raise RequestRejected(

@@ -183,6 +183,7 @@ class CompletionAnswer(Answer):
         tokens = [self._tokenizer.token_text(i) for i in piece.token_ids]
         offsets = []
         for token in tokens:
+            # Kept in the choice: a stream builds this object for each chunk anew.
             offsets.append(choice.offset)
             choice.offset += len(token)
         return {
@@ -198,6 +199,7 @@ class CompletionAnswer(Answer):
         """The sampled token first; it wins over others with its text (parts of characters)."""
         chosen = {token: _finite(entry.chosen)}
         top = {self._tokenizer.token_text(i): _finite(value) for i, value in entry.top}
+        # The first `chosen` sets the order, the last one its value.
         return chosen | top | chosen
 
 

@@ -79,6 +79,7 @@ class BlockManager:
         # Unused blocks: `_free` without content, `_evictable` with cached content, oldest first.
         self._free = deque(range(num_blocks))
         self._evictable: OrderedDict[int, None] = OrderedDict()
+        # By request id. An id is in one of the two: `hold` moves its blocks from table to hold.
         self._tables: dict[str, _Table] = {}
         self._holds: dict[str, list[int]] = {}
 
@@ -105,6 +106,7 @@ class BlockManager:
         """The cached blocks of the longest cached prefix of `chain` (see `extend_hash_chain`)."""
         matched = []
         for block_hash in chain:
+            # Hashes are chained, so a block after a gap cannot be part of the prefix.
             if (block := self._by_hash.get(block_hash)) is None:
                 break
             matched.append(block)
@@ -123,6 +125,7 @@ class BlockManager:
             # In use again, so it must not be evicted.
             self._evictable.pop(block, None)
             self._refs[block] += 1
+        # Matched blocks are in the cache already: `register` goes on behind them.
         table = _Table(list(matched), len(matched))
         self._tables[request_id] = table
         self._take(table, blocks)
@@ -157,6 +160,7 @@ class BlockManager:
             return
         for index in range(first, end):
             block, block_hash = table.ids[index], chain[index]
+            # Two sequences may compute one prefix at the same time: the first block is kept.
             if block_hash not in self._by_hash:
                 self._by_hash[block_hash] = block
                 self._hashes[block] = block_hash
@@ -193,6 +197,7 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache. Returns False and does nothing while any block is in use."""
+        # A block in use would be found again by its hash after its sequence has ended.
         if self.free_count < self.num_blocks:
             return False
         self._by_hash.clear()
@@ -220,6 +225,7 @@ class BlockManager:
     def _evict(self, block: int) -> bytes:
         block_hash = self._hashes[block]
         assert block_hash is not None  # noqa: S101 - only blocks with a hash are evictable
+        # Both directions together, or a later prompt would match a block with other content.
         self._hashes[block] = None
         del self._by_hash[block_hash]
         return block_hash
@@ -227,12 +233,14 @@ class BlockManager:
     def _release(self, ids: Sequence[int]) -> None:
         """Release the last block first: of one prompt, the end is evicted before its prefix."""
         for block in reversed(ids):
+            # Prefix blocks are shared: the last user returns them.
             self._refs[block] -= 1
             if self._refs[block]:
                 continue
             if self._hashes[block] is None:
                 self._free.append(block)
             else:
+                # At the end of the order: it was used last and is evicted last.
                 self._evictable[block] = None
 
     def _emit(self, event: BlockEvent) -> None:

@@ -63,6 +63,7 @@ def _why_not_json(body: bytes, error: Exception) -> str:
             f"the request body is not JSON: {err.msg.lower()}"
             f" at line {err.lineno}, column {err.colno}"
         )
+    # Only msgspec refuses this text: its message has a byte offset instead of line and column.
     match = re.search(r" ?\(byte (\d+)\)", str(error))
     if match is None:
         return f"the request body is not JSON: {error}"
@@ -127,6 +128,7 @@ def convert(value: Any, kind: type[T], name: str = "") -> T:
     try:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as err:
+        # msgspec ends its message with the path of the wrong value.
         message, _, path = str(err).partition(" - at `")
         place = (name + path.rstrip("`").removeprefix("$")).removeprefix(".") or "the request body"
         param = re.split(r"[.\[]", place)[0]

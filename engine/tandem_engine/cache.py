@@ -18,6 +18,7 @@ from .types import KvLayout
 from .weights import ModelConfig
 
 _CPU_BYTES: Final = 1 << 30
+# The rest of the memory stays free for the activations of a step.
 _CUDA_SHARE: Final = 0.8
 
 
@@ -49,12 +50,14 @@ class KvCache:
         shape = (self.num_blocks, 2, config.block_size, model.kv_heads, model.head_dim)
         try:
             self.layers = [_zeros(shape, dtype, device) for _ in range(model.layers)]
+        # numpy raises ValueError for a size beyond the address space.
         except (MemoryError, ValueError, torch.OutOfMemoryError) as err:
             size = self.num_blocks * self.layout.layers * self.layout.block_bytes
             raise ConfigError(
                 f"a KV cache of {self.num_blocks} blocks takes {size} bytes, more than {device} "
                 "gives: lower --num-gpu-blocks-override or --kv-cache-memory-bytes"
             ) from err
+        # Grows to the largest step; the runner's one thread is its only user.
         self._gathered = torch.empty(0, dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
@@ -75,6 +78,7 @@ class KvCache:
         shape = (halves.numel(), rows.shape[1])
         if self._gathered.numel() < shape[0] * shape[1]:
             self._gathered = rows.new_empty(shape).flatten()
+        # The buffer may be larger than this step needs.
         picked = self._gathered[: shape[0] * shape[1]].view(shape)
         torch.index_select(rows, 0, halves.flatten(), out=picked)
         kv = picked.view(2, halves.shape[1], -1, *stored.shape[3:]).transpose(2, 3)
@@ -94,6 +98,7 @@ def _num_blocks(config: EngineConfig, layout: KvLayout, device: torch.device) ->
         return config.num_blocks
     available = config.kv_bytes
     if available is None and device.type == "cuda":
+        # Free memory after the weights: see the class's docstring.
         available = int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
     blocks = (available or _CPU_BYTES) // (layout.layers * layout.block_bytes)
     if blocks < 1:

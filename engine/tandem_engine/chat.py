@@ -62,6 +62,7 @@ class ChatTemplate:
         plain = [_plain(index, message) for index, message in enumerate(messages)]
         try:
             return self._template.render({**self._tokens, **options, "messages": plain})
+        # A template may fail on any unexpected message: that is the request's error, not ours.
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as err:
             raise ApiError(400, f"the chat template refused: {err}", param="messages") from err
 
@@ -80,6 +81,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def _source(file: Path, config: Mapping[str, Any]) -> str | None:
     """The template's text; of several named ones in the configuration, the default."""
+    # As in transformers, a file of its own wins over the field of tokenizer_config.json.
     if file.exists():
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
@@ -124,6 +126,7 @@ def _part(where: str, part: Any) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    # A template comes with the model: the sandbox keeps it from reaching Python's internals.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -151,6 +151,7 @@ def parse_kv_transfer_config(
             f"--kv-transfer-config: kv_lease_duration {lease!r}: "
             "write seconds above 0, at most a day"
         )
+    # Checked here, because a Hello with a longer id would be refused for each hand-off.
     if len(wire.engine_id or "") > MAX_ID:
         raise ConfigError(f"--kv-transfer-config: engine_id has more than {MAX_ID} characters")
     return KvTransferConfig(

@@ -81,6 +81,7 @@ class Engine:
             self._build(self._runner)
             if self._prompt_holds is not None:
                 await self._prompt_holds.start()
+        # On cancellation, too: the worker thread would outlive the failed start.
         except BaseException:
             self._worker.shutdown()
             raise
@@ -135,6 +136,7 @@ class Engine:
             generation.put(Delta(finish_reason="error", error=self._stop_reason))
             return generation
         self.limits.check(request)
+        # The id is the key of the blocks, also while they are held after the last token.
         if request.request_id in self._sequences or self._blocks.is_held(request.request_id):
             raise RequestRejected(f"request id {request.request_id!r} is in use")
         seq = self._new_sequence(request)
@@ -243,6 +245,7 @@ class Engine:
                 on_layer = holds.layer_publisher(step.chunks) if holds is not None else None
                 run = partial(self._runner.run, step.chunks, on_layer)
                 results = await loop.run_in_executor(self._worker, run)
+                # The worker thread is idle now: from here on `_end` may free these blocks at once.
                 self._step_sequences = frozenset()
                 for chunk, sampled in zip(step.chunks, results, strict=True):
                     self._advance(chunk, sampled)
@@ -333,6 +336,7 @@ class Engine:
         elif isinstance(outcome, Delta):
             self._generations[seq.id].put(outcome)
             self._remove(seq)
+        # Failed under policy `recompute`: what is not cached is computed here.
         elif outcome is None:
             self._scheduler.finish_pull(seq, seq.computed_tokens)
         else:

@@ -138,6 +138,7 @@ class KvEventPublisher:
     def start(self) -> None:
         """Open the endpoints. Raises EventsUnusable, with nothing left open."""
         self._pub.set_hwm(self._config.hwm)
+        # A stop must not wait for subscribers that have gone.
         self._pub.linger = 0
         try:
             _open(self._pub, self._config.endpoint, self._host)
@@ -166,11 +167,13 @@ class KvEventPublisher:
     def publish(self, event: BlockEvent) -> None:
         """Send `event` in one batch with all others of this event loop iteration."""
         if not self._pending:
+            # Runs after the current callback: a scheduled step emits all its events before that.
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(wire_event(event))
 
     async def stop(self) -> None:
         """Send the pending events and close the endpoints."""
+        # Before the sockets close: the events of this iteration are still pending.
         self._flush()
         if self._replaying is not None:
             self._replaying.cancel()
@@ -184,7 +187,9 @@ class KvEventPublisher:
         payload = self._encoder.encode((time.time(), self._pending, self._rank))
         self._pending = []
         sequence = self._sequence.to_bytes(8, "big")
+        # Subscribers detect a lost batch by a gap in these numbers.
         self._sequence += 1
+        # Before sending: a subscriber that misses this batch can ask for it at once.
         self._replay_buffer.append((sequence, payload))
         # PUB drops at its high-water mark, so NOBLOCK never fails here.
         self._pub.send_multipart((self._topic, sequence, payload), zmq.NOBLOCK)
@@ -206,11 +211,13 @@ class KvEventPublisher:
         self._pub.close()
         if self._replay is not None:
             self._replay.close()
+        # Last: it blocks until every socket of the context is closed.
         self._context.term()
 
 
 def _open(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, host: str) -> None:
     bind = "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    # On one machine several engines bind the same port, each at its own address.
     if bind and _is_one_address(host):
         own = f"[{host}]" if ":" in host else host
         endpoint = endpoint.replace("tcp://*:", f"tcp://{own}:")

@@ -31,6 +31,7 @@ class Generation:
 
     async def aclose(self) -> None:
         """Abort the request unless it has ended; the iterator is exhausted afterwards."""
+        # Before the abort, whose last delta has no reader any more.
         self._is_read = True
         self._abort(self.request_id)
 

@@ -114,6 +114,7 @@ def _run(flags: dict[str, Any]) -> None:
         template = ChatTemplate(settings.engine.model)
     except (ConfigError, EventsUnusable, TokenizerUnusable, ChatTemplateUnusable) as err:
         fail(str(err), status=2)
+    # Held from here on: no other process can take the port while the model loads.
     listener = _bind(settings.host, settings.port)
     # Importing torch takes seconds, which --help and the failures above should not pay.
     from .process import run_engine  # noqa: PLC0415

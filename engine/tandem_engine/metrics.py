@@ -121,6 +121,7 @@ class EngineMetrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        # Export zeros from the start: rate() misses the first value of a late series.
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(*self._labels, reason)
 

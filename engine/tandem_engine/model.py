@@ -121,9 +121,11 @@ class Llama:
     def _attend_prefill(self, layer: int, q: Tensor, kv: Tensor, rows: PrefillRows) -> Tensor:
         query = q[rows.begin : rows.end].transpose(0, 1).unsqueeze(0)
         if rows.halves is None or rows.mask is None:
+            # The start of a prompt attends to its own keys and values only.
             keys, values = kv[rows.begin : rows.end].permute(1, 2, 0, 3).unsqueeze(1)
         else:
             context = rows.mask.shape[1]
+            # The last block may be filled partly: cut off what no token of this sequence wrote.
             keys, values = (x[:, :, :context] for x in self._cache.gather(layer, rows.halves))
         out = F.scaled_dot_product_attention(
             query, keys, values, rows.mask, is_causal=rows.mask is None, enable_gqa=True

@@ -76,6 +76,7 @@ class OutputText:
                 finish_reason, stop_reason = "stop", last.stop
             elif delta.stop_token in self._options.stop_token_ids:
                 stop_reason = delta.stop_token
+            # The sequence is over: what looked like the start of a stop string is plain text.
             texts.append(self._stops.flush())
         return Piece("".join(texts), delta.token_ids, delta.logprobs, finish_reason, stop_reason)
 

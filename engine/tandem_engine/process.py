@@ -42,6 +42,7 @@ async def run_engine(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # Before the model is loaded: an endpoint in use fails at once.
     publisher = None
     if settings.events is not None and settings.events.active:
         publisher = KvEventPublisher(settings.events, host=settings.host)
@@ -52,12 +53,14 @@ async def run_engine(
         await engine.start()
         try:
             blocks, size = engine.stats().num_blocks, settings.engine.block_size
+            # Only now: the gauges read the scheduler, which `start` creates.
             metrics.watch(engine.stats, block_size=size, num_blocks=blocks)
             model = _served_model(settings, engine, tokenizer, template)
             server = EngineServer(engine, model, metrics, body_limit=settings.body_limit)
             description = f"{', '.join(model.names)}, {blocks} KV blocks of {size} tokens"
             await _serve_http(server, listener, stop, description, settings.shutdown_timeout)
         finally:
+            # Also when the server fails to start: the engine owns threads and sockets.
             await engine.stop()
     finally:
         if publisher is not None:
@@ -101,8 +104,10 @@ async def _serve_http(
         _LOG.info("ready: http://%s serves %s", address, description)
         await stop.wait()
         _LOG.info("stopping: running requests and KV reads have %.0f s to finish", shutdown_timeout)
+        # Closes the listening socket first, so that no connection comes in during the drain.
         await site.stop()
         if not await server.drain(shutdown_timeout):
             _LOG.warning("shutdown timeout: running requests are aborted, unread KV is freed")
     finally:
+        # After the drain, which needs the open connections to write the last answers.
         await runner.cleanup()

@@ -85,11 +85,13 @@ class PromptHolds:
         reader gets the first layers while the others are computed.
         """
         producer = self._producer
+        # A copy of plain values: the worker thread must not read sequences.
         read_chunks = [
             (chunk.sequence.id, chunk.blocks, chunk.end)
             for chunk in chunks
             if chunk.sequence.is_remote_decode and producer.has_reader(chunk.sequence.id)
         ]
+        # Saves a call for each layer when all KV is published after the step anyway.
         if not read_chunks:
             return None
 
@@ -119,6 +121,7 @@ class PromptHolds:
             remote_request_id=seq.id,
             remote_host=host,
             remote_port=port,
+            # One KV cache group. This engine as reader only counts the ids.
             remote_block_ids=(self._blocks.table(seq.id),),
             remote_num_tokens=seq.prompt_tokens,
             remote_prefill_cached_tokens=seq.cached_tokens,

@@ -296,6 +296,7 @@ def _counted(call: Call, prompts: int) -> Call:
             f"{prompts} prompts × n {call.n} are more than {MAX_SEQUENCES} sequences",
             param="n",
         )
+    # Transfer parameters name one request id: its blocks are freed after the first read.
     if call.kv is not None and sequences > 1:
         raise ApiError(
             400,

@@ -39,6 +39,7 @@ def unusable_reason(
     template, a mixed-up batch), so its KV must not be read.
     """
     remote_tokens, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
+    # Fields that older or other producers do not send are not compared.
     if remote_tokens is not None and remote_tokens != prompt_tokens:
         return f"remote_num_tokens is {remote_tokens}, the prompt has {prompt_tokens} tokens"
     blocks = len(params.remote_block_ids[0])
@@ -69,6 +70,7 @@ class RemotePrefills:
         self._new: list[Sequence] = []
         self._leases: dict[str, LeaseRenewal] = {}
         self._pulls: dict[str, asyncio.Task[PullResult]] = {}
+        # Tasks that no caller awaits: `close` waits for them, so that every release is sent.
         self._releases: set[asyncio.Task[None]] = set()
 
     def add(self, seq: Sequence) -> Delta | None:
@@ -127,6 +129,7 @@ class RemotePrefills:
         # A pull that ends queues its callback, and the callback may start a release.
         while self._pulls or self._releases:
             await asyncio.gather(*self._releases)
+            # Lets the done callbacks of ended pulls run, which start further releases.
             await asyncio.sleep(0)
         await self._puller.close()
 
@@ -147,6 +150,7 @@ class RemotePrefills:
     def _finish(
         self, seq: Sequence, params: TransferParams, task: asyncio.Task[PullResult]
     ) -> None:
+        # The task has ended, so no thread writes into the blocks: `on_end` may free them.
         del self._pulls[seq.id]
         if not task.cancelled() and (err := task.exception()) is None:
             self._on_end(seq, task.result())
@@ -155,9 +159,11 @@ class RemotePrefills:
         if task.cancelled():
             self._on_end(seq, None)
             return
+        # A bug must fail only this request: an exception in a callback would leave it waiting.
         if not isinstance(err, KvLoadError):
             _log.error("the pull for %s failed with an internal error", seq.id, exc_info=err)
             err = KvBroken(f"internal error: {err}")
+        # An aborted request has its last delta already and is no failed load.
         self._on_end(seq, None if seq.aborted else self._handle_failure(seq, err))
 
     def _handle_failure(self, seq: Sequence, err: KvLoadError) -> Delta | None:

@@ -27,10 +27,12 @@ class Runner:
         Raises ModelError for an unusable model directory, ConfigError for a device that torch does
         not find, a length above the model's and a KV cache that cannot be allocated.
         """
+        # Checks that need no memory come first: a wrong flag fails before the weights are read.
         self.model_config = load_config(config.model)
         self.max_model_len = _max_model_len(config, self.model_config)
         self._device = _device(config)
         dtype = resolve_dtype(config.dtype, self.model_config)
+        # Before the cache, whose default size is a share of the memory that is left.
         weights = load_weights(config.model, self.model_config, dtype, self._device)
         self.cache = KvCache(
             self.model_config,
@@ -58,6 +60,7 @@ class Runner:
         draws = [draw for i in sampling if (draw := chunks[i].draw) is not None]
         if draws:
             for i, sampled in zip(sampling, sample(logits, draws), strict=True):
+                # In the order of `chunks`, not of the batch: the engine zips both.
                 results[i] = sampled
         return results
 
@@ -75,6 +78,7 @@ class Runner:
         return Batch(
             token_ids=self._tensor([t for chunk in chunks for t in chunk.token_ids]),
             positions=self._tensor(np.concatenate(positions)),
+            # A block has its keys first: a token's value is block_size rows after its key.
             slots=self._tensor(np.stack((rows, rows + self.cache.layout.block_size), 1)),
             decodes=self._decode_rows(singles) if singles else None,
             prefills=tuple(
@@ -105,6 +109,7 @@ class Runner:
         return DecodeRows(len(chunks), self._halves(tables), mask[:, None, None])
 
     def _prefill_rows(self, chunk: Chunk, begin: int, end: int) -> PrefillRows:
+        # The chunk has its whole context itself: no cache to gather, and a plain causal mask.
         if chunk.start == 0:
             return PrefillRows(begin, end)
         mask = self._mask(np.arange(chunk.end) <= _positions(chunk)[:, None])

@@ -21,6 +21,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[SampledToken]:
     """
     raw = logits
     if any(draw.banned for draw in draws):
+        # A copy: log-probabilities are those before the ban.
         logits = logits.clone()
         for row, draw in enumerate(draws):
             logits[row, list(draw.banned)] = -torch.inf
@@ -54,16 +55,19 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
     scaled = _wide(logits)
     scaled = scaled / column([draw.sampling.temperature for draw in draws])
+    # Stable, so that equal logits give equal tokens on every engine.
     probs, order = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     ks = [draw.sampling.top_k for draw in draws]
     top_k = column([k if k > 0 else probs.shape[1] for k in ks])
     probs = probs.masked_fill(rank >= top_k, 0)
     probs = probs / probs.sum(-1, keepdim=True)
+    # Exclusive: the token that reaches top_p has less than top_p before it and stays.
     before = probs.cumsum(-1) - probs
     top_p = column([draw.sampling.top_p for draw in draws])
     probs = probs.masked_fill((before >= top_p) & (rank > 0), 0)
     reached = probs.cumsum(-1)
+    # Scaled to the mass that is left, so no second normalization is needed.
     point = column([_uniform(draw) for draw in draws]) * reached[:, -1:]
     last = (probs > 0).sum(-1, keepdim=True) - 1
     # A row of NaNs, or of banned tokens only, has no last token: take any index rather than fail.

@@ -47,7 +47,9 @@ class Scheduler:
         self._max_seqs = max_seqs
         self._max_tokens = max_tokens
         self._waiting: list[Sequence] = []
+        # Has blocks, but its KV is being pulled: it takes no place in a step.
         self._loading: list[Sequence] = []
+        # Has blocks and KV, and waits for a place in the steps.
         self._loaded: list[Sequence] = []
         self._running: list[Sequence] = []
 
@@ -137,6 +139,7 @@ class Scheduler:
         while not self._blocks.extend(seq.id, self._blocks.blocks_for(len(seq.tokens))):
             # `_running` is in order of arrival: the last one is the youngest, at worst `seq`.
             victim = self._running.pop()
+            # Full blocks stay cached until eviction, so often only a part is computed again.
             self._blocks.free(victim.id)
             victim.phase, victim.computed_tokens = Phase.WAITING, 0
             victim.preemptions += 1
@@ -155,6 +158,7 @@ class Scheduler:
             if not self._allocate(seq, step):
                 # Smaller requests behind it do not overtake: it would starve under load.
                 return
+            # Only now, with its blocks allocated: a failed attempt leaves the queue unchanged.
             self._waiting.pop(0)
             if seq.transfer_params is not None:
                 seq.phase = Phase.LOADING
@@ -169,6 +173,7 @@ class Scheduler:
         size = self._blocks.block_size
         extend_hash_chain(seq.chain, seq.tokens, size)
         matched = self._blocks.match_prefix(seq.chain)
+        # All but the last token, which is computed here in any case: a pull saves nothing.
         is_cached = len(matched) * size >= len(seq.tokens) - 1
         if len(matched) * size == len(seq.tokens):
             matched.pop()  # the last token is always computed: its logits choose the next one
@@ -190,6 +195,7 @@ class Scheduler:
         self._add_chunk(seq, step)
 
     def _add_chunk(self, seq: Sequence, step: Step) -> None:
+        # A prompt longer than the budget goes on in the next steps (chunked prefill).
         end = min(len(seq.tokens), seq.computed_tokens + step.budget)
         step.budget -= end - seq.computed_tokens
         step.chunks.append(
@@ -198,6 +204,7 @@ class Scheduler:
                 token_ids=tuple(seq.tokens[seq.computed_tokens : end]),
                 start=seq.computed_tokens,
                 blocks=self._blocks.table(seq.id)[: self._blocks.blocks_for(end)],
+                # Only the chunk that reaches the last token has logits to sample from.
                 draw=seq.draw() if end == len(seq.tokens) else None,
             )
         )

@@ -87,9 +87,12 @@ class RunningSequence:
         if delta.finish_reason == "error":
             self._end("error")
             raise ApiError(500, delta.error or "the engine failed")
+        # The engine sends each of these once, with the first token or with the last.
+        # The engine sends each of them once: keep the first value.
         self.timing = self.timing or delta.timing
         self.kv_transfer_params = self.kv_transfer_params or delta.kv_transfer_params
         piece = self._output.push(delta)
+        # A delta whose text is held back counts as well: the engine has generated its tokens.
         if piece.token_ids:
             self._times.tokens()
         if piece.finish_reason is not None:

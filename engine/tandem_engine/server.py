@@ -89,16 +89,19 @@ class EngineServer:
         Returns whether that took at most `timeout` seconds. Requests that still run are aborted
         then: they end with an error, not with a shortened answer.
         """
+        # First: requests that are parsed now are refused in `_admit`.
         self._draining = True
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
                 await self._engine.wait_until_unheld()
         except TimeoutError:
+            # Their handlers get ApiError 503, write it, and free their sequences.
             for sequence in self._active:
                 sequence.abort()
             return False
         finally:
+            # Sent before this process ends: producers would hold the unused KV for the lease.
             await asyncio.gather(*self._releases)
         return True
 
@@ -120,6 +123,7 @@ class EngineServer:
             if err.status < 400:
                 raise
             message = f"{request.method} {request.path}: {err.reason}"
+            # RFC 9110: a 405 answer must list the allowed methods.
             allow = {k: v for k, v in err.headers.items() if k.lower() == "allow"}
             return _error(err.status, message, extra=allow)
 
@@ -157,6 +161,7 @@ class EngineServer:
             params_delivered = await _is_written(http, response) and not call.stream
             return response
         finally:
+            # Also when the handler is cancelled: aiohttp cancels it when the client disconnects.
             self._finish(sequences)
             if not params_delivered:
                 for sequence in sequences:
@@ -181,11 +186,13 @@ class EngineServer:
                     engine_id = f"{request_id}-{secrets.token_hex(4)}"
                     request = Request(engine_id, prompt, _seeded(sampling, copy), call.kv)
                     sequences.append(self._submit(request, call, len(sequences)))
+        # All or none: the prompts of one call share one answer.
         except RequestRejected as err:
             for sequence in sequences:
                 sequence.close()
             raise ApiError(400, str(err)) from err
         self._active.update(sequences)
+        # No await since `submit`: `drain` sees either none of these sequences or all.
         self._idle.clear()
         return sequences
 
@@ -265,6 +272,7 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
     try:
         await response.prepare(http)
         await response.write_eof()
+    # The client has gone. That is no error here, but its KvHold must be freed.
     except OSError:
         return False
     return True

@@ -64,6 +64,7 @@ class Sequence:
     """time.perf_counter() when its first chunk began."""
 
     def __post_init__(self) -> None:
+        # A copy: generated tokens are appended, and the request is frozen.
         self.tokens = list(self.request.prompt_token_ids)
 
     @property
@@ -106,6 +107,7 @@ class Sequence:
         start, pull = self.start_time or self.arrival_time, self.pull
         pull_seconds = pull.seconds if pull is not None else 0.0
         return Timing(
+            # A pull starts before the first chunk: its time is reported as transfer, not as queue.
             queue=max(0.0, start - self.arrival_time - pull_seconds),
             compute=now - start,
             cached=self.cached_tokens,
@@ -117,6 +119,7 @@ class Sequence:
     def draw(self) -> Draw:
         """How its next token is sampled."""
         sampling = self.request.sampling
+        # As in vLLM, a stop token is impossible, rather than ignored, below min_tokens.
         early = self.generated_tokens < sampling.min_tokens
         banned = self.stops if early else frozenset()
         return Draw(sampling, self.seed, self.generated_tokens, banned)

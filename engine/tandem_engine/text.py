@@ -46,6 +46,7 @@ class Tokenizer:
         # tokenizers raises nothing narrower than Exception for a malformed file.
         except Exception as err:
             raise TokenizerUnusable(f"{file}: not a tokenizer: {err}") from err
+        # A tokenizer.json may ask for both, which would change prompts silently.
         self._hf.no_truncation()
         self._hf.no_padding()
         self.special_ids: Final = frozenset(
@@ -89,6 +90,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        # Skipped ids are left out here: decoders would put their text between the others.
         self._window = [i for i in prompt_ids[-_CONTEXT:] if i not in self._skipped]
         self._text = self._decode(self._window)
         self._given = len(self._text)
@@ -100,6 +102,7 @@ class Detokenizer:
         self._text = self._decode(self._window)
         final = len(self._text) - _pending(self._text)
         new = self._text[self._given : final]
+        # Never backwards: text that was returned cannot be taken back.
         self._given = max(self._given, final)
         if len(self._window) > _WINDOW:
             self._cut()
@@ -163,8 +166,10 @@ class StopStrings:
             out = self._pending[: start + len(stop) * self._keep]
             self._pending = ""
             return StopOutput(out, stop)
+        # Streamed text cannot be recalled: keep back what may be the start of a stop string.
         safe = len(self._pending) - self._possible_tail()
         out, self._pending = self._pending[:safe], self._pending[safe:]
+        # Counts from the start of the pending text, which has lost `safe` characters.
         self._exempt = max(0, self._exempt - safe)
         return StopOutput(out)
 

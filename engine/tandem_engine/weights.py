@@ -97,6 +97,7 @@ def load_config(directory: Path) -> ModelConfig:
         )
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{directory}/config.json: hidden_act {raw['hidden_act']!r}: only silu")
+    # Mistral's windows are on unless switched off, Qwen2's only with use_sliding_window.
     windowed = raw.get("use_sliding_window", kind == "mistral")
     if windowed and raw.get("sliding_window") is not None:
         raise ModelError(f"{directory}/config.json: sliding-window attention is not supported")
@@ -109,6 +110,7 @@ def load_config(directory: Path) -> ModelConfig:
 def _model_config(raw: dict[str, Any], kind: str, eos: tuple[int, ...]) -> ModelConfig:
     heads = int(raw["num_attention_heads"])
     bias = bool(raw.get("attention_bias", False))
+    # transformers 5 writes rope_parameters, earlier versions rope_scaling and rope_theta.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     max_position = int(raw.get("max_position_embeddings", 2048))
     return ModelConfig(
@@ -125,6 +127,7 @@ def _model_config(raw: dict[str, Any], kind: str, eos: tuple[int, ...]) -> Model
         rope_scaling=_rope_scaling(rope, max_position),
         max_position=max_position,
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        # Qwen2 has these biases always, and config.json does not say so.
         qkv_bias=bias or kind == "qwen2",
         o_bias=bias and kind != "qwen2",
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -195,6 +198,7 @@ def fingerprint(directory: Path, config: ModelConfig) -> str:
     tensors: dict[str, bytes] = {}
     for file in tensor_files(directory):
         tensors.update(_samples(file))
+    # Stop tokens do not change the KV, and a copy of a model may override them.
     fields = {k: v for k, v in asdict(config).items() if k != "eos_token_ids"}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -206,6 +210,7 @@ def _samples(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
+            # Before reading: a damaged length must not make this read gigabytes.
             if size > file.stat().st_size:
                 raise ValueError("it ends within its header")
             header: dict[str, Any] = json.loads(stream.read(size))
@@ -269,6 +274,7 @@ def load_weights(
                 f"{directory}: tensor {name} is {list(tensors[name].shape)}, "
                 f"config.json makes it {list(shape)}"
             )
+        # Popped, so that unstacked parts are freed while later layers are stacked.
         return tensors.pop(name)
 
     wide = (config.vocab_size, config.hidden_size)

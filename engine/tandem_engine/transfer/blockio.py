@@ -52,6 +52,7 @@ def block_plan(block_ids: Sequence[int], block_bytes: int) -> BlockPlan:
 
 
 def _batch(blocks: tuple[int, ...], size: int) -> BlockBatch:
+    # Adjacent blocks become one slice: fewer buffers for each system call.
     starts = [0, *(i for i, (a, b) in enumerate(pairwise(blocks), 1) if b != a + 1), len(blocks)]
     slices = tuple(slice(blocks[i] * size, (blocks[j - 1] + 1) * size) for i, j in pairwise(starts))
     return BlockBatch(slices, blocks)
@@ -82,6 +83,7 @@ def block_memory(layers: Sequence[torch.Tensor], layout: KvLayout) -> BlockMemor
         if actual != expected or not layer.is_contiguous():
             raise ValueError(f"layer {i} of the cache is {actual}, the layout says {expected}")
     if layers[0].device.type == "cpu":
+        # Sockets can read and write host memory only: a device's cache needs the copy.
         return HostMemory(layers)
     return StagedMemory(layers, layout.block_bytes)
 
@@ -97,6 +99,7 @@ class HostMemory:
         for batch in plan:
             yield [base[where] for where in batch.slices]
 
+    # One view serves both directions: the buffers are the cache itself.
     incoming = outgoing
 
 
@@ -113,6 +116,7 @@ class StagedMemory:
         stage = self._stage(plan)
         for batch in plan:
             rows = stage[: len(batch.blocks)]
+            # This copy is synchronous: the batch is in host memory when the caller gets it.
             rows.copy_(self._layers[layer].index_select(0, self._ids(batch)))
             yield [rows.view(-1).numpy().data]
 
@@ -121,6 +125,7 @@ class StagedMemory:
         for batch in plan:
             rows = stage[: len(batch.blocks)]
             yield [rows.view(-1).numpy().data]
+            # Runs when the caller takes the next batch: the socket has filled `rows` by then.
             target.index_copy_(0, self._ids(batch), rows.to(target.device))
 
     def _ids(self, batch: BlockBatch) -> torch.Tensor:
@@ -150,6 +155,7 @@ def send_segment(
     cannot accept the segment. Raises KvBroken then, and OSError and TimeoutError of the socket.
     """
     digest = xxhash.xxh3_64()
+    # MSG_MORE keeps the small frame in the kernel until the payload fills the TCP segment.
     sock.sendall(pack(segment), _MORE)
     for views in batches:
         for view in views:
@@ -161,6 +167,7 @@ def send_segment(
         # After the last byte of the batch was read from the blocks, and before the digest.
         if not still_held():
             raise KvBroken("the blocks were freed during the read")
+    # Without MSG_MORE: the kernel sends what is left of the segment now.
     sock.sendall(digest.digest())
 
 
@@ -175,6 +182,7 @@ def receive_segment(sock: socket.socket, batches: Iterator[list[memoryview]]) ->
         receive_into(sock, views)
         for view in views:
             digest.update(view)
+    # The digest comes last, so that the producer can withhold it when blocks were freed meanwhile.
     expected = memoryview(bytearray(DIGEST_BYTES))
     receive_into(sock, [expected])
     if digest.digest() != expected:

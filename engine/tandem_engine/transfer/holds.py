@@ -48,6 +48,7 @@ class PrefillProgress:
         self, block_ids: tuple[int, ...], tokens: int, layers: int, of_layers: int
     ) -> "PrefillProgress":
         """The progress once `tokens` tokens are final in `layers` of `of_layers` layers."""
+        # A chunk's tokens count in all layers only once its last layer is computed.
         final_tokens = tokens if layers == of_layers else self.final_tokens
         return PrefillProgress(block_ids, final_tokens, tokens, layers)
 
@@ -60,9 +61,11 @@ class PrefillProgress:
 
         A partly filled block may be read only when the reader wants no more of it than is final.
         """
+        # Earlier chunks are final in every layer, the running chunk only in its first `layers`.
         final = max(self.final_tokens, self.tokens if layer < self.layers else 0)
         if final >= wanted_tokens:
             return -(-wanted_tokens // block_size)
+        # Rounded down: the rest of a partly filled block is still being written.
         return final // block_size
 
 
@@ -95,7 +98,9 @@ class KvHold:
         """Raise KvRefused when this read can never be served."""
         if self.end_reason is not None:
             raise KvRefused(f"request {self.request_id!r} is gone: {self.end_reason}")
+        # Read once: the event loop or the worker thread may replace it meanwhile.
         progress = self.progress
+        # Checked only when complete: a running prefill may still reach the number of tokens.
         if progress.is_complete and read.tokens > progress.tokens:
             raise KvRefused(
                 f"tokens: the reader expects {read.tokens}, the producer has {progress.tokens}"

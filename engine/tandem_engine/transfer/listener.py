@@ -51,6 +51,7 @@ class Listener:
         )[0]
         self._sock = socket.socket(family, kind, protocol)
         try:
+            # A restarted engine must be able to bind while old connections are in TIME_WAIT.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._sock.bind(address)
             self._sock.listen(self._limits.connections)
@@ -58,6 +59,7 @@ class Listener:
         except OSError:
             self._sock.close()
             raise
+        # The reference keeps the task alive: the event loop holds tasks weakly.
         self._accepting = asyncio.create_task(self._accept(self._sock))
         bound_host, bound_port = self._sock.getsockname()[:2]
         return bound_host, bound_port
@@ -67,6 +69,7 @@ class Listener:
         tasks = [*self._connections, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()
+        # Each task closes its socket in `on_end`, so no connection is left after this.
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._sock is not None:
             self._sock.close()
@@ -78,6 +81,7 @@ class Listener:
                 sock, address = await loop.sock_accept(listening)
             except OSError as err:
                 _log.warning("cannot accept a connection: %s", err)
+                # The pending connection stays in the backlog, so accept would fail again at once.
                 await asyncio.sleep(_ACCEPT_PAUSE)
                 continue
             peer = f"{address[0]}:{address[1]}"
@@ -95,6 +99,7 @@ class Listener:
         """Whether another connection may be served; ends the oldest unidentified one if needed."""
         if len(self._connections) < self._limits.connections:
             return True
+        # Every connection belongs to a reader of this engine: none may be cut off for a new one.
         if not self._unidentified:
             return False
         oldest = next(iter(self._unidentified))
@@ -112,6 +117,7 @@ class Listener:
             self._connections.discard(task)
             self._unidentified.pop(task, None)
 
+        # asyncio's sock_* calls need it; `ReadSession` sends through a duplicate with a timeout.
         sock.setblocking(False)
         prepare(sock, self._limits)
         task = asyncio.create_task(self._serve(Connection(sock, peer, mark_identified)))

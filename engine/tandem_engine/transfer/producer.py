@@ -88,6 +88,7 @@ class Producer:
         self._on_release = on_release
         self._limits = limits
         self._holds: dict[str, KvHold] = {}
+        # One thread for each reader at the limit: a slow reader never delays another one.
         self._threads = ThreadPoolExecutor(limits.connections, "kv-send")
         self._listener = Listener(self._serve, limits)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -109,10 +110,13 @@ class Producer:
 
     async def close(self) -> None:
         """Disconnect every reader and release every hold (`aborted`)."""
+        # First, so that no reader is left: the holds below are released at once.
         await self._listener.close()
         self._threads.shutdown()
+        # A copy: releasing a hold deletes it from the dict.
         for hold in list(self._holds.values()):
             self._end(hold, FreeReason.ABORTED)
+        # What is left are unfinished prompts; `on_release` is for completed ones only.
         self._holds.clear()
 
     def open(self, request_id: str) -> None:
@@ -145,6 +149,7 @@ class Producer:
             raise ValueError(f"{len(blocks)} blocks do not hold {tokens} tokens")
         if blocks and not 0 <= min(blocks) <= max(blocks) < self._blocks:
             raise ValueError(f"the cache has {self._blocks} blocks, request names {max(blocks)}")
+        # One assignment: other threads see the old progress or the new one, never a mix.
         hold.progress = hold.progress.advance(blocks, tokens, layers, self._layout.layers)
         # asyncio.Event is not thread-safe, and this may be the worker thread.
         if hold.reader is not None and self._loop is not None:
@@ -159,9 +164,11 @@ class Producer:
         hold = self._holds[request_id]
         if len(hold.progress.block_ids) * self._layout.block_size < tokens:
             raise ValueError(f"{request_id!r}: the blocks of {tokens} tokens were never published")
+        # Before the lease starts: an ended hold is released only once it is complete.
         hold.progress = hold.progress.complete(tokens)
         hold.changed.set()
         hold.renew()
+        # Starts the only timer of this hold; it reschedules itself until the lease has expired.
         self._check_lease(hold)
         self._release_when_idle(hold)
 
@@ -175,6 +182,7 @@ class Producer:
         hold = self._holds.get(request_id)
         if hold is not None and not hold.progress.is_complete:
             self._end(hold, FreeReason.ABORTED)
+            # Without `on_release`: the engine frees the blocks of a discarded prompt itself.
             del self._holds[request_id]
 
     def release(self, request_id: str) -> None:
@@ -247,13 +255,16 @@ class Producer:
                 raise KvRefused("the first frame is not Hello")
             if (wrong := disagreement(hello, self._engine_id, self._layout)) is not None:
                 raise KvRefused(wrong)
+            # After the checks: at the limit, a peer that failed them can still be replaced.
             connection.mark_identified()
             command = await receive_frame_async(connection.sock, to_producer)
             hold = self._find(command)
+            # The lease tells the reader how often to renew.
             await send_frames_async(connection.sock, Welcome(self._lease))
             if isinstance(command, Renew | Release):
                 self._apply(command, hold)
                 await send_frames_async(connection.sock, Ok())
+        # Outside the handshake's time limit: a read waits for the prefill and for the network.
         if isinstance(command, Read):
             await self._serve_read(connection, hold, command)
 
@@ -290,6 +301,7 @@ class Producer:
             )
             await session.run(self._threads)
         finally:
+            # After a failed read the hold stays: a reader may try again until the lease ends.
             hold.reader = None
             self._release_when_idle(hold)
         # Released before Ok is sent: a reader that has Ok knows that the blocks are free.

@@ -52,6 +52,7 @@ class PullProgress:
     def accept(self, segment: Segment) -> BlockPlan:
         """The local blocks for a segment. Raises KvBroken when it is not the layer's next one."""
         layer, first, end = segment.layer, segment.first, segment.first + segment.blocks
+        # A block that is sent twice or out of order would overwrite KV that is verified already.
         if (
             layer >= len(self._received)
             or not self._received[layer] == first < end <= self._total_blocks

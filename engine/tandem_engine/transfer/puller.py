@@ -88,6 +88,7 @@ class Puller:
 
     async def close(self) -> None:
         """Break every pull off and stop every renewal; returns when no thread is left."""
+        # First: a pull that is connecting now sees it and ends before it starts its thread.
         self._closed = True
         renewals = list(self._renewals)
         for renewal in renewals:
@@ -122,6 +123,7 @@ class Puller:
         KvRefused, KvBroken; ValueError when the blocks are not this cache's or are too few.
         """
         progress = PullProgress(self._layout, tuple(block_ids), skip_blocks, tokens)
+        # Before connecting: wrong block ids are an error of this engine, not of the producer.
         progress.check(self._blocks)
         with _as_load_errors(params, self._limits.idle):
             async with asyncio.timeout(self._limits.handshake):
@@ -142,6 +144,7 @@ class Puller:
 
     def _read(self, sock: socket.socket, params: TransferParams, progress: PullProgress) -> float:
         """The whole exchange, in a worker thread. Returns the seconds until the last block."""
+        # Blocking from here on: only the worker thread uses the socket until it has ended.
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
         read = Read(
@@ -151,11 +154,14 @@ class Puller:
         _expect(receive_frame(sock, to_reader), Welcome)
         while progress.missing:
             frame = receive_frame(sock, to_reader)
+            # Its arrival has restarted the socket's time limit: the producer is alive.
             if isinstance(frame, Waiting):
                 continue
             segment = _expect(frame, Segment)
+            # Checks the segment before a byte of it is written into the cache.
             plan = progress.accept(segment)
             receive_segment(sock, self._memory.incoming(segment.layer, plan))
+        # Before Done: the producer's confirmation is not part of the transfer.
         seconds = time.perf_counter() - started
         self._confirm(sock, params)
         return seconds
@@ -171,6 +177,7 @@ class Puller:
             )
 
     async def _renew(self, params: TransferParams) -> None:
+        # Until the first answer tells the length of the lease.
         pause = self._limits.handshake
         while True:
             try:
@@ -227,6 +234,7 @@ async def _connect(params: TransferParams, limits: TransferLimits) -> socket.soc
         sock.setblocking(False)
         prepare(sock, limits)
         await loop.sock_connect(sock, address)
+    # On cancellation, too: no caller has the socket yet.
     except BaseException:
         sock.close()
         raise
@@ -241,6 +249,7 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
         async with limit:
             yield
     except TimeoutError as err:
+        # Other TimeoutErrors are those of the socket, which `_as_load_errors` describes.
         if limit.expired():
             raise KvBroken(f"the pull took longer than {seconds:g} s") from err
         raise

@@ -57,9 +57,11 @@ class ReadSession:
         try:
             while not await self._send_ready(threads):
                 async with asyncio.timeout(self._limits.idle):
+                    # Without it the reader would take a long prefill for a dead producer.
                     await send_frames_async(self._sock, Waiting())
                 if await self._wait(next_frame, self._read.patience / 3):
                     raise KvBroken("the reader sent a frame before it had every block")
+            # The last bytes are sent, so no byte renews the time limit: Done must come within it.
             until = time.monotonic() + self._limits.idle
             while not await self._wait(next_frame, until - time.monotonic()):
                 if time.monotonic() >= until:
@@ -78,6 +80,7 @@ class ReadSession:
             # From here until it is False again, ending the hold shuts the socket down.
             hold.is_sending = True
             try:
+                # A timeout belongs to the Python object: `next_frame` needs the original without.
                 with self._sock.dup() as blocking:
                     blocking.settimeout(self._limits.idle)
                     await run_on_socket(threads, blocking, lambda: self._send_blocking(blocking))
@@ -101,11 +104,13 @@ class ReadSession:
         while due := self._due_segments():
             ids, size = self._hold.progress.block_ids, self._layout.block_bytes
             runs = {(segment.first, segment.blocks) for segment in due}
+            # All layers of a chunk have the same run of blocks: plan it once.
             plans = {run: block_plan(ids[run[0] : sum(run)], size) for run in runs}
             for segment in due:
                 plan = plans[segment.first, segment.blocks]
                 batches = self._memory.outgoing(segment.layer, plan)
                 send_segment(sock, segment, batches, self._hold.renew, self._still_held)
+                # Only after the digest: an interrupted segment counts as not sent.
                 self._sent[segment.layer] += segment.blocks
 
     def _still_held(self) -> bool:

@@ -20,8 +20,10 @@ async def run_on_socket(executor: Executor, sock: socket.socket, work: Callable[
     submitted = executor.submit(work)
     running = asyncio.wrap_future(submitted)
     try:
+        # A cancelled future would not stop the thread, which still uses the caller's memory.
         return await asyncio.shield(running)
     except asyncio.CancelledError:
+        # The thread has started: only the end of its socket makes it return soon.
         if not submitted.cancel():
             shut_down(sock)
             await _ended(running)

@@ -43,6 +43,7 @@ DIGEST_BYTES: Final = 8
 _LENGTH_BYTES: Final = 4
 
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
+# Bounds keep a hostile frame from costing memory or overflowing an offset.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
 
@@ -166,6 +167,7 @@ def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
 def prepare(sock: socket.socket, limits: TransferLimits) -> None:
     """Set socket options: send small frames at once, end the connection to an unreachable peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Linux only. Without it the kernel retransmits to a vanished peer for many minutes.
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.idle * 1000))
 
@@ -182,6 +184,7 @@ def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[_T]) -> 
 def receive_into(sock: socket.socket, buffers: list[memoryview]) -> None:
     """Fill the buffers from a blocking socket. Raises KvBroken at the end of the stream."""
     while buffers:
+        # May fill only a part of the buffers; 0 is the end of the stream.
         count = sock.recvmsg_into(buffers)[0]
         if count == 0:
             raise KvBroken("the peer closed the connection")
@@ -221,6 +224,7 @@ async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 def _body_length(head: bytes | memoryview) -> int:
     length = int.from_bytes(head, "big")
+    # Before the body is allocated: a peer must not choose how much memory this takes.
     if not 0 < length <= MAX_FRAME:
         raise KvBroken(f"malformed frame: a length of {length} bytes, the limit is {MAX_FRAME}")
     return length

@@ -88,6 +88,7 @@ def command(
     """
     _check_url(url)
     slos = _slos(slo_ttft, slo_itl)
+    # Before the run, which may take minutes and would be lost.
     if json_file and not json_file.parent.is_dir():
         raise click.BadParameter(
             f"directory {json_file.parent} does not exist", param_hint="--json"
@@ -99,6 +100,7 @@ def command(
     except ValueError as err:
         raise click.UsageError(str(err)) from err
     client = Client(url, model, timeout=timeout)
+    # Around the whole run: goodput is per second of it, the last answers included.
     started = time.monotonic()
     results = asyncio.run(_run(client, _calls(arrivals, seed), max_in_flight))
     seconds = time.monotonic() - started
@@ -115,6 +117,7 @@ def command(
 def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
+        # `port` raises ValueError for a number out of range; 0 is no port to connect to.
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
     except ValueError:
         usable = None
@@ -167,6 +170,7 @@ async def _run(client: Client, calls: Sequence[Timed], max_in_flight: int) -> li
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        # stdout has the table only, so that it can be piped.
         console=Console(stderr=True),
     )
     with bar:
@@ -176,6 +180,7 @@ async def _run(client: Client, calls: Sequence[Timed], max_in_flight: int) -> li
             state = f"{now.sent - now.finished} in flight, {now.failed} failed"
             bar.update(task, completed=now.finished, description=state)
 
+        # Entered here, because aiohttp's session needs a running event loop.
         async with client:
             return await run_open_loop(
                 client.send, calls, max_in_flight=max_in_flight, on_progress=show

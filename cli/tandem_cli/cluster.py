@@ -148,6 +148,7 @@ async def read_sets(api: "Api", namespace: str | None) -> tuple[SetView, ...]:
     # In sequence, pools first: a missing CRD or permission is reported for the pools before
     # anything else.
     pools = [body for kind in _POOLS for body in await _list(api, kind, namespace)]
+    # One list for all sets, joined below: the number of calls does not grow with the pools.
     pods = await _list(api, PODS, namespace, labels.POOL)
     deployments = await _list(api, DEPLOYMENTS, namespace, labels.ENDPOINT)
     return build_sets(pools, pods, deployments)
@@ -173,11 +174,13 @@ def build_sets(
     """Join pools, pods and Deployments to sets, ordered by namespace and name."""
     pods_of_pool: dict[tuple[str, str], list[PodState]] = {}
     for body in pods:
+        # The operator's own parsers: this shows what the operator sees.
         pod = pod_state(body)
         pods_of_pool.setdefault((body["metadata"]["namespace"], pod.pool), []).append(pod)
     members: dict[SetKey, list[PoolResource]] = {}
     for body in pools:
         members.setdefault(set_key(body), []).append(pool_resource(body))
+    # A router belongs to an endpoint, which several pools may share.
     routers = [(body["metadata"]["namespace"], _router(body)) for body in deployments]
     return tuple(
         SetView(
@@ -202,6 +205,7 @@ async def _list(
 ) -> Sequence[Object]:
     try:
         return (await api.list(resource, namespace, labels=selector)).items
+    # A list of a known kind never answers 404, even with no object: the CRD is missing.
     except NotFound as err:
         raise NotInstalled(resource) from err
     except Forbidden as err:
@@ -229,8 +233,10 @@ def _pool(pool: PoolResource, pods: list[PodState]) -> PoolView:
     return PoolView(
         kind=pool.key.kind,
         name=pool.key.name,
+        # `conditions` has Ready only if it is not True.
         ready=not any(c.type == ConditionType.READY for c in conditions),
         model=status.get("model") or spec.get("model", {}).get("name"),
+        # Before the first reconciliation there is no status: show what the spec asks for.
         desired=status.get("desiredReplicas", spec.get("replicas", 1)),
         ready_pods=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
@@ -247,6 +253,7 @@ def _pool(pool: PoolResource, pods: list[PodState]) -> PoolView:
 def _conditions(pool: PoolResource) -> list[Condition]:
     """The conditions that need attention; Ready is one if the status is of an older generation."""
     observed = pool.status.get("observedGeneration", 0)
+    # The conditions describe an older spec: showing them would mislead.
     if observed < pool.generation:
         what = "this change" if observed else "this pool"
         message = f"the operator has not observed {what} yet: is it running?"
@@ -256,6 +263,7 @@ def _conditions(pool: PoolResource) -> list[Condition]:
         Condition(c["type"], c["status"], c.get("reason", ""), c.get("message", ""))
         for c in conditions
         if c["status"] != _EXPECTED.get(c["type"], c["status"])
+        # Needs attention although the condition's status is the expected one.
         or c.get("reason") == Reason.DRAIN_STUCK
     ]
 
@@ -268,6 +276,7 @@ def _is_explained(condition: Condition, others: Iterable[Condition]) -> bool:
 
 
 def _pod(pod: PodState) -> PodView:
+    # A deleted pod may still be Ready until its containers end.
     leaving: Literal["Terminating", "Draining"] = "Terminating" if pod.deleting else "Draining"
     state = leaving if pod.leaving else "Ready" if pod.ready else pod.phase
     return PodView(pod.name, state, pod.node, pod.revision, pod.trouble)

@@ -62,6 +62,7 @@ def doctor(
     with target.exit_on_error():
         state = target.stack()
         facts = asyncio.run(_cluster(target) if state is None else _stack(state))
+    # Without engines no check applies, and an empty list would read as success.
     if not facts.engines:
         fail("no pod with an engine is running: see tandem status")
     findings = run_checks(facts)
@@ -75,6 +76,7 @@ def doctor(
 async def _stack(state: State) -> Facts:
     async with local_pods.target_pods(state) as targets:
         try:
+            # The stack runs on this machine, so its GPUs are the engines'.
             local_gpus: tuple[Gpu, ...] | None = gpus.read_gpus()
             error = ""
         except gpus.NvmlUnavailable as err:

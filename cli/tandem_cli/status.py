@@ -106,6 +106,7 @@ def status(
     if run_dir and query.is_given:
         raise click.UsageError(STACK_AND_CLUSTER)
     stack_dir = run_dir or default_run_dir()
+    # An explicit directory must be used even if no stack runs there: its error says so.
     is_local = run_dir is not None or (not query.is_given and _has_stack(stack_dir))
     source = _stack(stack_dir) if is_local else _cluster(query)
     try:
@@ -136,6 +137,7 @@ async def _show(
     async with source as take_snapshot:
         snapshot = await take_snapshot()
         if watch:
+            # `auto_refresh` would draw from a thread while the next snapshot is taken.
             with Live(snapshot.tables, console=console, auto_refresh=False, screen=True) as live:
                 while True:
                     await asyncio.sleep(_REFRESH_SECONDS)
@@ -150,6 +152,7 @@ async def _show(
 @asynccontextmanager
 async def _stack(run_dir: Path) -> AsyncIterator[TakeSnapshot]:
     async def take_snapshot() -> Snapshot:
+        # The state is read anew each time: the stack may have been restarted.
         stack = await scrape_stack(read_state(run_dir))
         ready = all(load.pod.ready for load in stack.pods)
         return Snapshot(stack_tables.tables(stack), stack_tables.to_json(stack), ready)

@@ -67,6 +67,7 @@ class Target:
         try:
             yield
         except NotConfigured as err:
+            # Without any option the user may have meant a local stack: the message names both.
             fail(str(err) if self._names_cluster else no_target_message(default_run_dir(), err))
         except (NoStack, ApiError) as err:
             fail(str(err))

@@ -70,12 +70,14 @@ class RequestHistory:
 
 def join(records: Records) -> tuple[RequestHistory, ...]:
     """The requests that used the id, the oldest first."""
+    # Sorted, so that the last match is the latest decision before the record.
     decisions = sorted(records.decisions, key=lambda record: record.trace.decided)
     # Index of the decision → the sidecars' records that belong to it.
     records_of_decision: dict[int, list[SidecarRecord]] = {}
     without_decision = []
     for record in sorted(records.sidecar_records, key=lambda r: r.trace.received):
         matches = [i for i, decision in enumerate(decisions) if _follows(record, decision)]
+        # The latest one: a request that is sent again with its id has a decision of its own.
         if matches:
             records_of_decision.setdefault(matches[-1], []).append(record)
         else:
@@ -109,6 +111,7 @@ def lines(request_id: str, records: Records) -> Iterator[str]:
         number = f" ({i} of {len(histories)})" if len(histories) > 1 else ""
         when = datetime.fromtimestamp(history.started, UTC).isoformat(" ", "milliseconds")
         yield f"Request {request_id}{number}, {when}"
+        # By time only: the sort is stable, so events of the same moment keep their order.
         for at, text in sorted(_events(history), key=lambda event: event[0]):
             yield f"{at * 1000:10.1f} ms  {text}"
         yield ""
@@ -136,6 +139,7 @@ Event = tuple[float, str]
 def _follows(record: SidecarRecord, decision: EppRecord) -> bool:
     """Whether the record may be the consequence of the decision."""
     decode_pods = {candidate.name for candidate in decision.trace.decode}
+    # A record that seems to precede its decision by less than the skew may still follow it.
     is_later = decision.trace.decided <= record.trace.received + _MAX_CLOCK_SKEW
     return is_later and record.pod in decode_pods
 
@@ -186,6 +190,7 @@ def _leg(leg: LegTrace) -> str:
     parts = [result]
     if leg.status is not None:
         parts.append(f"status {leg.status}")
+    # A prefill answers in one piece: its first byte says no more than its end.
     if leg.first_byte is not None and leg.phase != "prefill":
         parts.append(f"first byte after {_seconds(leg.first_byte - leg.started)}")
     if leg.detail:

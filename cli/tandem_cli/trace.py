@@ -64,6 +64,7 @@ def trace(
     target = Target(**options)
     with target.exit_on_error():
         state = target.stack()
+        # Nothing is connected yet: errors of the connection are raised in `_collect`.
         source = _cluster(target) if state is None else _stack(state)
         records = asyncio.run(_collect(source, request_id))
     if not records.decisions and not records.sidecar_records:
@@ -85,6 +86,7 @@ async def _collect(
             return await _ask(endpoint, request_id)
 
     async with source as endpoints:
+        # `_ask` raises nothing: a component that fails must not hide the others' records.
         answers = await asyncio.gather(*map(ask, endpoints))
     return Records(
         tuple(decision for answer in answers for decision in answer.decisions),
@@ -158,6 +160,7 @@ def find_trace_ports(pods: Iterable[dict[str, Any]]) -> list[tuple[str, bool, in
     trace_ports = []
     for pod in pods:
         spec = pod["spec"]
+        # A sidecar that the operator adds is an init container that restarts.
         containers = [*spec.get("initContainers", ()), *spec["containers"]]
         listen_ports = {port["containerPort"] for c in containers for port in c.get("ports", ())}
         name = pod["metadata"]["name"]

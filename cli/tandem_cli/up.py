@@ -31,6 +31,7 @@ def _parse_programs(
         name, _, file = value.partition("=")
         if not name or not os.access(file, os.X_OK) or Path(file).is_dir():
             raise click.BadParameter(f"{value!r}: write NAME=FILE with an executable FILE")
+        # Absolute: pods run in directories of their own.
         programs[name] = Path(file).absolute()
     return programs
 
@@ -93,6 +94,7 @@ async def _serve(stack: Stack) -> None:
         task.cancel()
 
     for number in _STOP_SIGNALS:
+        # Cancels the task, so that `async with` below stops the pods.
         loop.add_signal_handler(number, stop)
     try:
         async with stack:

@@ -58,6 +58,7 @@ class DurationType(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        # Defaults are seconds already; click passes them through this method, too.
         if isinstance(value, float):
             return value
         try:
@@ -94,6 +95,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None)
         documents = load_documents(file)
         if len(documents) != 1 or not isinstance(documents[0].data, dict):
             raise DocumentError(f"{file}:1: expected one YAML mapping of flag names to values")
+        # --help, --version and --config are not passed to the command: no flags here.
         flags = {
             name.lstrip("-"): flag
             for flag in ctx.command.params
@@ -107,6 +109,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None)
             values[flag.name] = _flag_value(ctx, flag, documents[0], key, value)
     except DocumentError as err:
         raise click.UsageError(str(err), ctx) from err
+    # As defaults, so that the command line and the environment win over the file.
     ctx.default_map = {**(ctx.default_map or {}), **values}
     ctx.meta[_CONFIG] = file
     return file
@@ -122,6 +125,7 @@ def _flag_value(
     ctx: click.Context, flag: click.Parameter, document: Document, key: str | int, value: Any
 ) -> Any:
     """The value in command-line form. Raises DocumentError when the flag does not accept it."""
+    # A list in YAML is the repeated flag of the command line.
     if flag.multiple != isinstance(value, list):
         raise document.error(
             [key], "expected a list" if flag.multiple else "expected one value, this is a list"
@@ -130,6 +134,7 @@ def _flag_value(
         raise document.error([key], "has no value: give it one or leave it out")
     written = [_as_argument(v) for v in value] if flag.multiple else _as_argument(value)
     try:
+        # Converts the value only to check it: the error then has the file's line.
         flag.process_value(ctx, written)
     except click.BadParameter as err:
         raise document.error([key], err.message) from err
@@ -172,6 +177,7 @@ def config_option(made: click.Command) -> click.Command:
     decorated: click.Command = click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
+        # Before the other options are parsed, whose defaults it sets.
         is_eager=True,
         expose_value=False,
         callback=_load_config,

@@ -102,16 +102,20 @@ def load_router_config(file: Path, environ: Mapping[str, str] = os.environ) -> R
 
 def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfig:
     """The configuration in a loaded document; raises as `load_router_config`."""
+    # A copy of the top level: the document keeps its values for other readers.
     data = dict(document.data)
     _resolve_durations(document, data)
+    # Before the conversion, which forgets the lines that errors name.
     _resolve_credentials(document, data, environ)
     for key in data:
         if not isinstance(key, str):
             raise document.error([key], "is not a field name: field names are text")
+    # An empty section in YAML is null and means: all defaults.
     known = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
     try:
         config = msgspec.convert({**known, "extra": data}, type=RouterConfig)
     except msgspec.ValidationError as err:
+        # msgspec ends its message with the path of the wrong field.
         message, _, path = str(err).partition(" - at `")
         if message.startswith("Invalid enum value"):
             message += f": a role is {', '.join(Role)}"
@@ -131,6 +135,7 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
         if name not in resolved:
             continue
         path = f"disaggregated_serving.{name}"
+        # A bare number in YAML is refused: its unit would be a guess.
         if not isinstance(resolved[name], str):
             raise document.error(path, f'{resolved[name]!r} has no unit: write "30s" or "250ms"')
         try:
@@ -148,6 +153,7 @@ def _resolve_credentials(document: Document, data: dict[str, Any], env: Mapping[
             return [walk(value, (*path, i)) for i, value in enumerate(node)]
         if isinstance(node, dict):
             return {key: walk(value, (*path, key)) for key, value in node.items()}
+        # Only in credentials: a `$` in any other field stays as it is written.
         if isinstance(node, str) and "credentials" in path:
             return _expand(document, path, node, env)
         return node

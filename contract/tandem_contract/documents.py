@@ -73,6 +73,7 @@ def load_documents(file: Path) -> list[Document]:
 def parse_documents(text: str, file: str) -> list[Document]:
     """Every non-empty document of `text`; `file` is its name in errors. Raises DocumentError."""
     try:
+        # Round trip, because only this loader keeps the line of each value.
         loaded = list(YAML(typ="rt").load_all(text))
         return [Document(file, _plain(node), node) for node in loaded if node is not None]
     except DuplicateKeyError as err:
@@ -88,6 +89,7 @@ def parse_documents(text: str, file: str) -> list[Document]:
         raise DocumentError(f"{file}:{line}: not YAML: {cause}") from err
     except YAMLError as err:
         raise DocumentError(f"{file}: not YAML: {' '.join(str(err).split())}") from err
+    # YAML allows an alias to a parent, which makes an endless structure.
     except RecursionError as err:
         raise DocumentError(f"{file}: nested too deeply, or an alias within itself") from err
 
@@ -119,6 +121,7 @@ def _plain(node: Any) -> Any:
         return [_plain(value) for value in node]
     if isinstance(node, ScalarBoolean):
         return bool(node)
+    # bool first: it is a subclass of int.
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)

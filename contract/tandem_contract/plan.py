@@ -81,8 +81,10 @@ def load_keys(directory: Path) -> dict[str, bytes]:
     """
     keys = {}
     for file in sorted(directory.iterdir()):
+        # Kubernetes mounts a Secret with links like `..data`, which are not keys.
         if file.name.startswith(".") or not file.is_file():
             continue
+        # A text editor or `echo` adds a newline, which both sides must ignore.
         secret = file.read_bytes().strip()
         if len(secret) < _MIN_SECRET:
             raise ValueError(
@@ -118,6 +120,7 @@ def signing_key(keys: Mapping[str, bytes], now: float) -> str:
     if not keys:
         raise ValueError("no plan key to sign with")
     current = key_id(now)
+    # Ids of this form compare as text in the order of their times.
     usable = [name for name in keys if name <= current or _TIMED.fullmatch(name) is None]
     return max(usable) if usable else min(keys)
 
@@ -138,6 +141,7 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     Raises PlanRejected unless a key of `keys` signed it for `request_id` and it has not expired
     at `now` (Unix seconds).
     """
+    # Also makes `encode` below safe: a header may hold any bytes.
     if not value.isascii():
         raise PlanRejected("the plan is malformed")
     whole = value.encode()
@@ -148,12 +152,15 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     secret = keys.get(key_id.decode())
     if secret is None:
         raise PlanRejected("the plan is signed with an unknown key")
+    # Constant time, and before the payload is parsed: unsigned bytes are never decoded.
     if not hmac.compare_digest(mac, _mac(whole[: -len(mac) - 1], secret)):
         raise PlanRejected("the plan's signature is wrong")
     try:
+        # The padding that `_b64` removed; surplus padding is ignored.
         plan = _decoder.decode(a2b_base64(payload.translate(_FROM_URL) + b"=="))
     except (ValueError, msgspec.MsgspecError) as err:
         raise PlanRejected("the plan's payload is malformed") from err
+    # A plan that was observed in a log cannot be replayed with another request.
     if plan.request_id != request_id:
         raise PlanRejected("the plan is for another request")
     if plan.expires < now:
@@ -162,6 +169,7 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
 
 
 def _mac(head: bytes, secret: bytes) -> bytes:
+    # A copy, because `update` changes the cached HMAC.
     mac = _keyed(secret).copy()
     mac.update(head)
     return _b64(mac.digest()[:_MAC_BYTES])

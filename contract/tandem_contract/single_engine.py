@@ -187,8 +187,10 @@ def single_engine_reason(kind: RequestKind, body: bytes, members: Mapping[str, R
 
 
 def _applies(rule: Rule, body: bytes, members: Mapping[str, Raw]) -> bool:
+    # The cheap test first: messages and prompts may be megabytes.
     if rule.hint is not None and not rule.hint(body, members[rule.field]):
         return False
+    # Undecoded: `null` is the only JSON text that means "not given".
     if rule.needs is not None and bytes(members.get(rule.needs, b"null")) == b"null":
         return False
     return not rule.is_neutral(msgspec.json.decode(members[rule.field]))

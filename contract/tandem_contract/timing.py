@@ -30,6 +30,7 @@ class Timing:
 
     def encode(self) -> str:
         """The header's value; empty when every value is unknown."""
+        # The common case for engines that do not send the header: no formatting.
         if self is UNKNOWN:
             return ""
         known = ((name, getattr(self, name)) for name in _TYPES)
@@ -64,8 +65,10 @@ def parse_timing(value: str) -> Timing:
         if name in _TYPES:
             try:
                 figure = _TYPES[name](text)
+            # One unreadable value must not cost the others: engines may be newer than this code.
             except ValueError:
                 continue
+            # Also false for NaN, which would spoil every average.
             if 0 <= figure < inf:
                 known[name] = figure
     # Names and types come from _TYPES.

@@ -134,6 +134,7 @@ def _checked(wire: _WireParams) -> TransferParams:
     if not wire.do_remote_prefill:
         raise ParamsUnusable(f"{FIELD}.do_remote_prefill is not true")
     blocks = _groups(wire.remote_block_ids or ())
+    # Groups without blocks: the producer has nothing that could be read.
     if wire.remote_block_ids and not any(blocks):
         raise ParamsUnusable(f"{FIELD}.remote_block_ids names no block")
     if wire.remote_port is not None and not 1 <= wire.remote_port <= 65535:
@@ -153,6 +154,7 @@ def _checked(wire: _WireParams) -> TransferParams:
 
 
 def _required(name: str, value: T | None) -> T:
+    # Empty counts as missing: an empty host or id could never be reached.
     if not value:
         raise ParamsUnusable(f"{FIELD}.{name} is missing")
     return value
@@ -161,6 +163,7 @@ def _required(name: str, value: T | None) -> T:
 def _groups(blocks: Sequence[Sequence[int] | int]) -> tuple[tuple[int, ...], ...]:
     """Block ids by KV cache group: older vLLM writes one flat list, newer a list per group."""
     flat = [block for block in blocks if isinstance(block, int)]
+    # Flat: an engine with one KV cache group.
     if flat:
         return (tuple(flat),)
     return tuple(tuple(group) for group in blocks if not isinstance(group, int))

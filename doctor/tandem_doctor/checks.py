@@ -38,6 +38,7 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += _check_engine_ids(facts)
     findings += _check_balance(facts)
     findings += _check_gpus(facts)
+    # The sort is stable: findings of one severity keep the order of the checks.
     order = list(Severity)
     return tuple(sorted(findings, key=lambda f: -order.index(f.severity)))
 
@@ -53,6 +54,7 @@ def pairs(facts: Facts) -> list[tuple[Engine, Engine]]:
         (p, d)
         for p in prefills
         for d in decodes
+        # An engine that does not answer has its own finding; its properties are unknown.
         if p.error is None and d.error is None and p.group == d.group
         if p.compat == d.compat or _has_no_partner(p, decodes) or _has_no_partner(d, prefills)
     ]
@@ -73,6 +75,7 @@ def _check_engine(engine: Engine) -> Iterator[Finding]:
         yield Finding(_BROKEN, "reachable", engine.pod, engine.error, fix)
         return
     yield Finding(_OK, "reachable", engine.pod, f"answers at {engine.address}")
+    # A unified engine takes part in no hand-off, so the checks below do not apply.
     if engine.role is Role.UNIFIED:
         return
     yield from _check_role(engine)
@@ -103,6 +106,7 @@ def _check_role(engine: Engine) -> Iterator[Finding]:
 def _check_load_failure(engine: Engine) -> Iterator[Finding]:
     if engine.role is not Role.DECODE or engine.command is None:
         return
+    # Without the field vLLM fails the request.
     policy = engine.command.kv_transfer_config.get("kv_load_failure_policy", "fail")
     if policy != "recompute":
         detail = "kv_load_failure_policy is fail: a request whose KV does not arrive gets a 500"
@@ -119,6 +123,7 @@ def _check_side_channel(engine: Engine) -> Iterator[Finding]:
         yield Finding(_UNKNOWN, "side channel", engine.pod, "cannot be reached from here", fix)
     elif channel.error is None:
         yield Finding(_OK, "side channel", engine.pod, f"answers at {channel.address}")
+    # Only prefill engines serve reads: a decode engine's side channel may be closed.
     elif engine.role is Role.PREFILL:
         fix = (
             "open that port (NIXL: 5600 and one for each further rank) and UCX's ephemeral ports "
@@ -159,6 +164,7 @@ def _check_transfer_rate(engine: Engine) -> Iterator[Finding]:
         fix = "send more prompts that are long enough to be split, then run tandem doctor again"
         yield Finding(_UNKNOWN, "transfer rate", engine.pod, detail, fix)
         return
+    # Several fabrics may be open: the target is that of the fastest one.
     rate, fabric = transferred / seconds, _fastest_fabric(engine)
     detail = f"{transferred / 1e6:.1f} MB at {rate / 1e9:.3f} GB/s over {_fabric_names(engine)}"
     if rate >= _SLOW * ASSUMED_RATE[fabric]:
@@ -180,6 +186,7 @@ def _fabric_names(engine: Engine) -> str:
 
 def _rate_fix(engine: Engine) -> str:
     transports = engine.command.environment.get("UCX_TLS", "") if engine.command else ""
+    # UCX uses only the transports that UCX_TLS lists.
     if Fabric.RDMA not in (engine.fabrics or ()) and transports:
         return (
             f"UCX_TLS is {transports}: if the nodes have RDMA cards, give pods the resource "
@@ -200,6 +207,7 @@ def _check_sidecar(sidecar: Sidecar) -> Iterator[Finding]:
     if sidecar.not_ready is not None:
         fix = "a draining pod ends by itself; if the engine does not answer, read the engine's log"
         yield Finding(_WARNING, "sidecar", sidecar.pod, sidecar.not_ready, fix)
+    # Requests are split by path: the sum over all paths is the base of the share.
     total = sum(v for k, v in sidecar.counters.items() if k.startswith(f"{metrics.REQUESTS}{{"))
     fallbacks = sidecar.counters.get(metrics.FALLBACKS, 0.0)
     if total and fallbacks / total > _MAX_FALLBACKS:
@@ -243,6 +251,7 @@ def _check_engine_ids(facts: Facts) -> Iterator[Finding]:
                 f"both have engine id {engine_id}",
                 "give each its own in --kv-transfer-config (the operator uses the pod's uid)",
             )
+        # The last pod, so that three equal ids are reported as two pairs.
         pods[str(engine_id)] = engine.pod
 
 
@@ -254,6 +263,7 @@ def _check_balance(facts: Facts) -> Iterator[Finding]:
                 waiting[engine.role] += engine.counters.get(metrics.ENGINE_WAITING, 0.0)
                 running[engine.role] += engine.counters.get(metrics.ENGINE_RUNNING, 0.0)
         for busy, idle in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            # Both must hold: queues alone mean that the whole set is too small.
             if waiting[busy] >= _MIN_WAITING and not running[idle] and not waiting[idle]:
                 detail = f"{waiting[busy]:.0f} requests wait for {busy.value}; {idle.value} is idle"
                 fix = f"add {busy.value} replicas, or let a unified pool serve both phases"

@@ -50,6 +50,7 @@ def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
     """Parse a pod with an engine, whether the operator or a user made it."""
     metadata = pod["metadata"]
     name, pod_labels = metadata["name"], metadata["labels"]
+    # The declared ports identify the containers: users may name theirs as they like.
     containers = {
         port["containerPort"]: container
         for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
@@ -57,6 +58,7 @@ def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
     }
     ip = pod.get("status", {}).get("podIP", "")
     has_sidecar = ports.SIDECAR_ADMIN in containers
+    # A sidecar takes the serving port, so its engine listens on another one.
     port = ports.ENGINE_DECODE if has_sidecar else _serving_port(metadata)
     address, admin = HostPort(ip, port), HostPort(ip, ports.SIDECAR_ADMIN)
     container = containers.get(port)
@@ -69,6 +71,7 @@ def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
         get_sidecar=make_get(name, admin) if has_sidecar else None,
         command=_engine_command(pod, container) if container else None,
         compat=pod_labels.get(labels.KV_COMPAT, ""),
+        # The API server forwards HTTP to pods, but no connections to side channels.
         is_reachable=inside,
     )
 

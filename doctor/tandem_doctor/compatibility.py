@@ -47,6 +47,7 @@ def _connector(engine: Engine) -> str | None:
     if engine.command is None:
         return None
     names = sorted(set(engine.command.connectors))
+    # An engine that only offloads has no other connector to compare.
     return " and ".join([name for name in names if name != _OFFLOADING] or names)
 
 
@@ -58,6 +59,7 @@ def _speculation(engine: Engine) -> str | None:
     try:
         config = msgspec.json.decode(text, type=_Speculation)
     except msgspec.MsgspecError:
+        # Not JSON: compare the flag as it is.
         return text
     return f"{config.method} of {config.model}" if config.method in _HIDDEN_STATES else "none"
 
@@ -143,9 +145,11 @@ def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
     hashes_equal = None not in hashes and hashes[0] == hashes[1]
     differs = False
     for item in ITEMS:
+        # The engines have compared it themselves, with resolved defaults that flags do not show.
         if item.is_hashed and hashes_equal:
             continue
         prefill_value, decode_value = item.value(prefill), item.value(decode)
+        # Unknown on one side is no difference: the doctor reports only what it has seen on both.
         if prefill_value is None or decode_value is None or prefill_value == decode_value:
             continue
         differs = True
@@ -168,6 +172,7 @@ def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
 def _tensor_parallel(pair: str, prefill: Engine, decode: Engine) -> Iterator[Finding]:
     """Sizes may differ, but a prefill with more ranks than KV heads holds copies of KV heads."""
     sizes = [_flag("tensor-parallel-size", "1")(e) for e in (prefill, decode)]
+    # None: the command is unknown. A value that is not a number cannot be compared.
     if None in sizes or not all(size and size.isdigit() for size in sizes):
         return
     if int(sizes[0] or 1) > int(sizes[1] or 1):

@@ -25,6 +25,7 @@ class EngineCommand:
         chain = extra.get("connectors") if isinstance(extra, dict) else None
         links = [self.kv_transfer_config, *(chain if isinstance(chain, list) else ())]
         names = [str(link.get("kv_connector")) for link in links if isinstance(link, dict)]
+        # The first link is the MultiConnector itself, unless there is only one connector.
         return tuple(names[1:] or names)
 
     def uses(self, prefix: str) -> bool:

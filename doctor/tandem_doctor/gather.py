@@ -77,6 +77,7 @@ async def gather_facts(
     limit = asyncio.Semaphore(_CONCURRENCY)
 
     async def gather_pod(target: TargetPod) -> tuple[Engine, Sidecar | None]:
+        # One place for all requests of a pod, which are sent one after the other.
         async with limit:
             return await _engine(target), await _sidecar(target)
 
@@ -89,6 +90,7 @@ async def gather_facts(
 
 async def _engine(target: TargetPod) -> Engine:
     try:
+        # First: its status says best why an engine does not serve.
         await target.get_engine(endpoints.HEALTH)
         page = MetricsPage.parse((await target.get_engine(endpoints.METRICS)).decode())
         models = msgspec.json.decode(await target.get_engine(endpoints.MODELS), type=_Models).data
@@ -103,6 +105,7 @@ async def _engine(target: TargetPod) -> Engine:
             error=str(err),
             command=target.command,
         )
+    # LoRA adapters name their base model as parent.
     base = next((model for model in models if model.parent is None), None)
     return Engine(
         target.pod,
@@ -111,6 +114,7 @@ async def _engine(target: TargetPod) -> Engine:
         str(target.address),
         compat=target.compat,
         version=await _version(target.get_engine),
+        # `root` is the model's path; `id` is only the name that it is served under.
         model=(base.root or base.id) if base else None,
         adapters=frozenset(model.id for model in models if model.parent is not None),
         max_model_len=base.max_model_len if base else None,
@@ -131,11 +135,13 @@ async def _version(get: Get) -> str | None:
 
 
 async def _side_channel(target: TargetPod, owner: str) -> SideChannel | None:
+    # The API server's pod proxy speaks HTTP only, and a side channel does not.
     if not target.is_reachable or target.command is None or not target.command.kv_transfer_config:
         return None
     address = handoff_address(target.command, target.role, target.address.host)
     if address is None:
         return None
+    # Only vLLM answers the handshake; of other engines it is enough that the port is open.
     is_nixl = owner == _VLLM and target.command.uses("Nixl")
     return await (side_channel.handshake if is_nixl else side_channel.connect)(address)
 
@@ -148,6 +154,7 @@ def handoff_address(command: EngineCommand, role: Role, host: str) -> HostPort |
         return HostPort(env.get(environment.SIDE_CHANNEL_HOST) or host, port)
     if command.uses("Mooncake"):
         port = _port(env.get(_BOOTSTRAP_PORT), ports.MOONCAKE_BOOTSTRAP)
+        # Mooncake's decode engines run no bootstrap server.
         return HostPort(host, port) if role is Role.PREFILL else None
     return None
 
@@ -165,6 +172,7 @@ async def _sidecar(target: TargetPod) -> Sidecar | None:
         return Sidecar(target.pod, error=str(err))
     not_ready = None
     try:
+        # After the metrics: a sidecar that is not ready still reports its counters.
         await target.get_sidecar(endpoints.READY)
     except NoAnswer as err:
         not_ready = str(err)
@@ -176,6 +184,7 @@ def _counters(page: MetricsPage) -> dict[str, float]:
     counters = {
         name: total
         for name, total in page.totals.items()
+        # Buckets and creation times are no totals.
         if name not in _SPLIT_BY_LABEL and not name.endswith(("_bucket", "_created"))
     }
     for name, label in _SPLIT_BY_LABEL.items():

@@ -41,6 +41,7 @@ def direct(http: aiohttp.ClientSession, base: str) -> Get:
         except aiohttp.ClientError as err:
             raise NoAnswer(path, str(err)) from err
         if answer.status != 200:
+            # The body may be a whole page, and need not be text.
             text = body[:200].decode(errors="replace").strip()
             raise NoAnswer(
                 path,
@@ -59,6 +60,7 @@ def proxied(api: "Api", namespace: str, pod: str, port: int) -> Get:
         try:
             return await api.proxied(pod, namespace, port, path)
         except ApiError as err:
+            # The API server passes the pod's status on, so a 404 may be the pod's own.
             is_not_found = isinstance(err, NotFound)
             raise NoAnswer(path, err.message, is_not_found=is_not_found) from err
 

@@ -31,6 +31,7 @@ def engine_command(group: int) -> EngineCommand | None:
     """
     for pid in _members().get(group, ()):
         words = _words(pid, "cmdline")
+        # The flags identify the engine among the group's processes (init, sidecar, workers).
         if any(word.startswith("--kv-transfer-config") for word in words) or "--model" in words:
             pairs = (word.partition("=") for word in _words(pid, "environ"))
             return parse_command(words, {name: value for name, _, value in pairs})
@@ -64,6 +65,7 @@ def ucx_fabrics(groups: Collection[int]) -> Mapping[int, frozenset[Fabric] | Non
             continue
         others = [other for g, other in resources.items() if g != group and other is not None]
         used = {Fabric.RDMA} if own.rdma else set()
+        # Device and inode identify a segment in every process that has mapped it.
         if any(own.segments & other.segments for other in others):
             used.add(Fabric.SHARED_MEMORY)
         # The same connection as its other end sees it.
@@ -78,6 +80,7 @@ def _ucx_resources(
     pids: Collection[int], connections: Mapping[str, tuple[str, str]]
 ) -> _UcxResources | None:
     maps = {pid: _text(_PROC / str(pid) / "maps") for pid in pids}
+    # A process without UCX may have shared memory and connections for other purposes.
     with_ucx = {pid: text for pid, text in maps.items() if _UCX in text}
     if not with_ucx:
         return None

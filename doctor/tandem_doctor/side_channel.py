@@ -55,6 +55,7 @@ async def handshake(address: HostPort) -> SideChannel:
         return SideChannel(where, f"no handshake within {TIMEOUT:.0f} s")
     except OSError as err:
         return SideChannel(where, _error_text(err))
+    # The port is open, but another program or another version of vLLM listens there.
     except (_NotZmtp, IncompleteReadError, msgspec.MsgspecError) as err:
         return SideChannel(where, f"its handshake is not vLLM's: {err}")
     return SideChannel(where, None, payload.compatibility_hash, metadata)
@@ -77,6 +78,7 @@ async def _connection(address: HostPort) -> AsyncIterator[tuple[StreamReader, St
     try:
         yield reader, writer
     finally:
+        # The doctor sends nothing more: the engine sees the end of the stream.
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
@@ -106,6 +108,7 @@ async def _read_frame(reader: StreamReader) -> tuple[int, bytes]:
     """Flags (without the one for long frames) and body of the next frame."""
     flags = (await reader.readexactly(1))[0]
     size = int.from_bytes(await reader.readexactly(8 if flags & _LONG else 1))
+    # Before reading: another protocol's bytes could be taken for a huge length.
     if size > _MAX_FRAME:
         raise _NotZmtp(f"a frame of {size} bytes")
     return flags & ~_LONG, await reader.readexactly(size)

@@ -82,6 +82,7 @@ class AnswerBuilder:
         if event.name == "error":
             raise AnswerError(error_message(event.data.encode()))
         body = _decode(event.data.encode())
+        # With continuous usage, each chunk repeats it: the last one counts.
         self._usage = _usage(body) or self._usage
         choice = next((c for c in body.choices if c.index == 0), None)
         return choice is not None and self._take(choice)
@@ -93,6 +94,7 @@ class AnswerBuilder:
             self._has_ids = True
             self._token_ids += choice.token_ids
         self._finish_reason = choice.finish_reason or self._finish_reason
+        # The first chunk of a chat has only the role: it is no token and sets no TTFT.
         return bool(text or choice.token_ids)
 
     def so_far(self) -> Answer:
@@ -152,6 +154,7 @@ def _decode(data: bytes) -> _Body:
 def _refuse_error(body: _Body) -> None:
     if body.error is not None:
         raise AnswerError(_error_text(body.error))
+    # The form of older vLLM: the fields of the error at the top of the object.
     if body.object == "error":
         raise AnswerError(_error_text(body.message))
 

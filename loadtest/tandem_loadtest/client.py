@@ -43,8 +43,10 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
+            # No limit: a request that waits here for a connection would hide the server's queue.
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._timeout),
+            # Cookies could pin all requests to one backend.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         return self
@@ -59,6 +61,7 @@ class Client:
             await self._post(pending, request_id)
         except AnswerError as err:
             pending.error = str(err)
+        # Raised while reading a stream; other answers are decoded by `parse_answer`.
         except UnicodeDecodeError:
             pending.error = "the stream is not UTF-8"
         except TimeoutError:
@@ -76,8 +79,10 @@ class Client:
             self._url + call.path,
             data=msgspec.json.encode(call.body(self._model)),
             headers=request_headers,
+            # A redirect is reported as a failure: the endpoint itself is measured.
             allow_redirects=False,
         ) as response:
+            # Before the body: a failure while reading it still reports where the request was sent.
             pending.status, pending.headers = response.status, response.headers
             if response.status != 200:
                 raise AnswerError(f"HTTP {response.status}: {error_message(await response.read())}")
@@ -104,10 +109,12 @@ class _PendingCall:
         parser, builder = EventParser(), AnswerBuilder()
         try:
             async for data in content.iter_any():
+                # Once per read: events that arrive together get the same time.
                 now = perf_counter()
                 for event in parser.feed(data):
                     if builder.add(event):
                         self._token_times.append(now)
+            # Raises unless the last event came: a truncated stream counts as failed.
             builder.finish()
         finally:
             self.answer = builder.so_far()
@@ -161,6 +168,7 @@ async def run_open_loop(
     would hide the overload: its result is a failure. Cancelling the run closes all its
     connections. `on_progress` is called for each call that is sent and each that ends.
     """
+    # A result for each call from the start: cancelled and unsent calls have one, too.
     results = [Result(timed.call, error="not sent") for timed in calls]
     progress = Progress(len(calls))
     clock = asyncio.get_running_loop().time
@@ -177,7 +185,9 @@ async def run_open_loop(
 
     start = clock()
     async with asyncio.TaskGroup() as group:
+        # Traces are in order of arrival, other callers' lists need not be.
         for index in sorted(range(len(calls)), key=lambda i: calls[i].at):
+            # From the start, not from the call before: delays do not add up.
             await asyncio.sleep(max(0.0, start + calls[index].at - clock()))
             in_flight = progress.sent - progress.finished
             progress = replace(progress, sent=progress.sent + 1)
@@ -187,6 +197,7 @@ async def run_open_loop(
                 results[index] = replace(results[index], error=reason)
                 end(index)
             else:
+                # Not awaited: in an open loop, a slow answer never delays the next request.
                 group.create_task(send_call(index))
     return results
 
@@ -200,6 +211,7 @@ async def converse(
         result = await send(script.call(step, [r.answer.text for r in results]))
         results.append(result)
         on_result(result)
+        # The next question repeats all answers, of which one is missing now.
         if not result.ok:
             break
     return results

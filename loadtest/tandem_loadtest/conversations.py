@@ -81,6 +81,7 @@ class Script:
         current = self.steps[step]
         answer_of: dict[int, str] = {}
         for earlier, answer in zip(self.steps[:step], answers, strict=False):
+            # A question asked twice continues with its first answer.
             answer_of.setdefault(earlier.question, answer)
         turns = [(self.questions[i], answer_of[i]) for i in range(current.question)]
         question = self.questions[current.question]
@@ -106,6 +107,7 @@ def workload(shape: Shape, *, seed: int = 0) -> list[Script]:
     Chat and completions alternate between conversations, streaming and not between requests.
     A group uses one endpoint throughout, so that its users share the document's prefix.
     """
+    # One generator for all: the order of the draws below is part of the workload.
     drawn = random.Random(seed)
     scripts = []
     for group in range(shape.groups):
@@ -113,6 +115,7 @@ def workload(shape: Shape, *, seed: int = 0) -> list[Script]:
         for user in range(shape.users):
             questions = tuple(_text(drawn, shape.question) for _ in range(shape.turns))
             steps = [Step(turn, stream=(user + turn) % 2 == 0) for turn in range(shape.turns)]
+            # The same prompt once streamed and once not: both answers must be equal.
             again = Step(shape.turns - 1, stream=not steps[-1].stream)
             scripts.append(
                 Script(
@@ -144,4 +147,5 @@ def _text(drawn: random.Random, length: int) -> str:
     while len(text) < length:
         words = drawn.choices(_VOCABULARY, k=drawn.randint(5, 11))
         text += " ".join(words).capitalize() + ". "
+    # Cut to the exact length; a full stop replaces a space at the end.
     return text[: length - 1].rstrip().ljust(length, ".")[:length]

@@ -29,6 +29,7 @@ class Slos:
         """Whether a complete, streamed answer met both; others never do, as they show neither."""
         if not result.ok or result.ttft is None or result.ttft > self.ttft:
             return False
+        # An answer of one token has no gaps: its TTFT alone decides.
         return not result.itls or fmean(result.itls) <= self.itl
 
 
@@ -56,6 +57,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100
     low, high = ordered[floor(rank)], ordered[ceil(rank)]
+    # Rounding could exceed the largest value by a bit.
     return min(high, low + (high - low) * (rank - floor(rank)))
 
 
@@ -78,6 +80,7 @@ def figures(
     """Statistics of all `results` together; arguments and errors as in `summarize`."""
     if slos and not seconds:
         raise ValueError("goodput is per second: give the run's duration")
+    # A failed request's times would make a server that fails fast look good.
     whole = [r for r in results if r.ok]
     ttfts = [r.ttft for r in whole if r.ttft is not None]
     itls = [itl for r in whole for itl in r.itls]

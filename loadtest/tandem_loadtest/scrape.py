@@ -85,6 +85,7 @@ def read_page(text: str) -> Counters:
 
 async def scrape(session: aiohttp.ClientSession, urls: Iterable[str]) -> Counters:
     """The sum over the pages at `urls`, read at the same time. Raises ScrapeError."""
+    # At the same time, so that the sum is of one moment as nearly as possible.
     pages = await asyncio.gather(*(_page(session, url) for url in urls))
     return sum(pages, start=Counters())
 

@@ -39,9 +39,11 @@ class EventParser:
         if not self._begun:
             self._begun = True
             text = text.removeprefix("\ufeff")
+        # A CRLF split between two chunks is one line end, not two.
         if self._after_cr:
             text = text.removeprefix("\n")
         self._after_cr = text.endswith("\r")
+        # The last part has no line end yet: it waits for the next chunk.
         *lines, self._line = (
             (self._line + text).replace("\r\n", "\n").replace("\r", "\n").split("\n")
         )
@@ -49,10 +51,12 @@ class EventParser:
 
     def _take(self, line: str) -> Event | None:
         if not line:
+            # A blank line without data dispatches nothing, as after a keep-alive comment.
             event = Event("\n".join(self._data), self._name or "message") if self._data else None
             self._data, self._name = [], ""
             return event
         field, _, value = line.partition(":")
+        # Only one space belongs to the syntax.
         value = value.removeprefix(" ")
         if field == "data":
             self._data.append(value)

@@ -70,6 +70,7 @@ def load_trace(file: Path, *, limit: int | None = None) -> list[Arrival]:
     start = next((i for i, line in enumerate(lines) if line.strip()), None)
     if start is None:
         raise TraceError(f"{file}: is empty: a trace holds at least one request")
+    # The first line that is not blank tells the format.
     columns = lines[start].strip().split(",")
     if lines[start].lstrip().startswith("{"):
         rows = _mooncake(file, lines)
@@ -80,9 +81,11 @@ def load_trace(file: Path, *, limit: int | None = None) -> list[Arrival]:
             f"{file}:{start + 1}: not a known trace: expected Mooncake JSON lines or a CSV "
             f"with the columns {', '.join(_AZURE)}"
         )
+    # Rows need not be in order of arrival.
     found = sorted(islice(rows, limit), key=lambda arrival: arrival.at)
     if not found:
         raise TraceError(f"{file}: holds no request")
+    # Times count from the first request: a trace may start in the middle of a day.
     first = found[0].at
     return [replace(a, index=i, at=a.at - first) for i, a in enumerate(found)]
 
@@ -93,6 +96,7 @@ def _lines(file: Path) -> list[str]:
     except OSError as err:
         raise TraceError(f"{file}: cannot read it: {err.strerror}") from err
     try:
+        # Spreadsheet programs write a byte order mark in front of a CSV.
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as err:
         line = data[: err.start].count(b"\n") + 1
@@ -108,6 +112,7 @@ def _mooncake(file: Path, lines: Iterable[str]) -> Iterator[Arrival]:
         try:
             row = decoder.decode(line)
         except msgspec.ValidationError as err:
+            # msgspec ends its message with the path of the wrong field.
             message, _, path = str(err).partition(" - at `$.")
             field = path.rstrip("`")
             raise TraceError(f"{file}:{number}: {field + ': ' if field else ''}{message}") from err
@@ -148,6 +153,7 @@ def _seconds(where: str, text: str | None) -> float:
         raise TraceError(
             f"{where}: TIMESTAMP: {text!r} is no time: expected YYYY-MM-DD HH:MM:SS.ffffff"
         ) from err
+    # Without a zone only differences matter; UTC has no daylight saving time to distort them.
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -213,6 +219,7 @@ def _scaled_prompt(arrival: Arrival, factor: Fraction) -> tuple[int, int]:
     """Tokens per block and prompt tokens of a shrunk arrival."""
     if arrival.prefix_blocks is None:
         return 0, max(1, floor(arrival.prompt_tokens * factor))
+    # The block shrinks first, and the prompt with it: shared prefixes stay whole blocks.
     block = floor(arrival.block_tokens * factor)
     if not block:
         raise ValueError(
@@ -243,6 +250,7 @@ def synthetic(
     at, arrivals = 0.0, []
     for i in range(count):
         arrivals.append(Arrival(i, at, prompt_tokens, output_tokens))
+        # Exponential gaps between arrivals make a Poisson process.
         at += drawn.expovariate(rate)
     return arrivals
 
@@ -255,6 +263,7 @@ def token_ids(arrival: Arrival, vocabulary: range, seed: int = 0) -> list[int]:
     """
     prompt: list[int] = []
     for block in arrival.prefix_blocks or ():
+        # A generator for each block: its tokens do not depend on the blocks before it.
         prompt += random.Random(f"{seed}/block/{block}").choices(vocabulary, k=arrival.block_tokens)
         if len(prompt) >= arrival.prompt_tokens:
             return prompt[: arrival.prompt_tokens]

@@ -53,6 +53,7 @@ def trace_calls(file: Path, limit: int | None, model: Model, seed: int) -> list[
     """
     arrivals = scale(
         load_trace(file, limit=limit),
+        # The rest is for the answer and for what a chat template adds.
         max_prompt_tokens=model.context * 3 // 4,
         max_output_tokens=model.context // 16,
     )

@@ -105,6 +105,7 @@ def _compare(result: Result, answer: Answer) -> Mismatch | None:
     if served == expected and served:
         return None
     pairs = zip(served, expected, strict=False)
+    # Without a differing token, the shorter answer ends where the other goes on.
     shorter = min(len(served), len(expected))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
     path = result.routing_path or UNROUTED
@@ -122,6 +123,7 @@ def table(outcome: Outcome) -> Table:
         transfers = ("", "")
         if path == RoutingPath.PREFILL_THEN_DECODE:
             counters = outcome.counters
+            # At least 1: without any transfer the mean is 0, not an error.
             mean = counters.transfer_seconds / max(1.0, counters.transfers)
             transfers = (f"{counters.kv_bytes / 2**20:,.1f} MiB", _ms(mean))
         made.add_row(

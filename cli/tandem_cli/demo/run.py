@@ -63,10 +63,12 @@ class Options:
 async def run(options: Options) -> int:
     """Run the demo; returns the exit status. `demo` handles the errors."""
     console = Console()
+    # Ends in reverse order: engines stop before the directory with their model is removed.
     async with AsyncExitStack() as resources:
         scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tandem-demo-")))
         directory = options.model or _make_tiny_model(scratch / "model", options.seed, console)
         model = _describe(directory)
+        # Before the stack starts: an unusable trace fails at once.
         calls = _trace_calls(options, model)
         scripts = load.scripts_for(model, SHAPE, options.seed)
         console.print("Starting 1 prefill pod, 2 decode pods, the endpoint picker and Envoy")
@@ -81,6 +83,7 @@ async def run(options: Options) -> int:
         results, counters = await _send_workload(stack, scripts, calls, console)
         console.print("Sending the same requests to a single engine")
         single_engine = await resources.enter_async_context(
+            # After the workload: it would compete with the stack for the CPU.
             _single_engine(directory, model.context, scratch)
         )
         expected = await _expected_answers(single_engine, results, console)
@@ -136,6 +139,7 @@ async def _send_workload(
     urls = [u for pod in stack.pods for u in (pod.engine_metrics, pod.sidecar_metrics) if u]
     async with Client(stack.endpoint, pools.SERVED) as client, aiohttp.ClientSession() as http:
         await _wait_for_warm_up(http, stack.epp_metrics)
+        # Counters only grow: what the workload moved is the difference.
         before = await scrape(http, urls)
 
         async def send_all(on_result: load.OnResult) -> list[Result]:
@@ -168,6 +172,7 @@ async def _single_engine(model: Path, context: int, scratch: Path) -> AsyncItera
     pool_sets = parse_pools(pools.single_engine(model, context))
     keys = scratch / "plan-keys"
     write_plan_key(keys)
+    # The pod's manifest mounts the plan keys, although no plan is sent to this engine.
     secrets = dict.fromkeys(plan_key_secrets(pool_sets), keys)
     runner = Runner(scratch / "single-engine", secrets=secrets)
     try:
@@ -176,6 +181,7 @@ async def _single_engine(model: Path, context: int, scratch: Path) -> AsyncItera
         await runner.wait_ready(running)
         yield f"http://{running[0].spec.address}:{ports.ENGINE_DECODE}"
     finally:
+        # Also when the engine does not become ready: its processes must end.
         await runner.stop()
 
 
@@ -184,6 +190,7 @@ async def _expected_answers(
 ) -> list[Answer | None]:
     """The single engine's answers to the calls of `results`, in the same order."""
     calls = [load.unstreamed(result.call) for result in results]
+    # Greedy answers to equal calls are equal: ask once.
     distinct = list(dict.fromkeys(calls))
     async with Client(url, pools.SERVED) as client:
         work = partial(load.expected_answers, client.send, distinct)

@@ -110,9 +110,11 @@ class Engine(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data = self._data + data if self._data else data
+        # Requests may be pipelined: serve all that are complete.
         while (end := self._data.find(b"\r\n\r\n")) >= 0:
             length = _LENGTH.search(self._data, 0, end)
             whole = end + 4 + (int(length[1]) if length else 0)
+            # The rest of the body follows with the next read.
             if len(self._data) < whole:
                 return
             request, self._data = self._data[:whole], self._data[whole:]
@@ -124,6 +126,7 @@ class Engine(asyncio.Protocol):
             return
         counts = self._counts
         counts.requests += 1
+        # The fields are at one of the ends of the body, the prompt between them.
         searched = request[body : body + _ENDS] + request[max(body, len(request) - _ENDS) :]
         if b'"do_remote_decode":true' in searched:
             counts.prefills += 1
@@ -145,9 +148,12 @@ class Engine(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         """Send now, in a TCP segment of its own; the transport would combine several writes."""
+        # Only with an empty buffer, or these bytes would overtake older ones.
         if not self._transport.get_write_buffer_size():
             try:
+                # Directly to the socket: the transport would combine events into one segment.
                 data = data[os.write(self._fd, data) :]
+            # The socket's buffer is full: the transport sends the rest when it can.
             except BlockingIOError:
                 pass
             except ConnectionError:

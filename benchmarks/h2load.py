@@ -67,11 +67,13 @@ def find() -> str:
 async def drive(url: str, load: Load, scratch: Path) -> Outcome:
     """Send `load` to `url` and wait for all answers. Raises NotInstalled, Unreadable."""
     log = scratch / "latencies"
+    # h2load appends to the file: latencies of the load before would be counted.
     log.unlink(missing_ok=True)
     command = [find(), "--h1", "-c", str(load.clients), "-n", str(load.requests)]
     command += ["-d", str(load.body), "--log-file", str(log), "-N", "10"]
     command += [part for header in load.headers for part in ("-H", header)]
     if load.rate is not None:
+        # h2load takes the rate of each client.
         command += ["--rps", f"{load.rate / load.clients:g}"]
     process = await asyncio.create_subprocess_exec(*command, url, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
@@ -83,5 +85,6 @@ def _read(printed: str, log: Path) -> Outcome:
     if not (finished and status and data):
         raise Unreadable(printed)
     rows = (line.split("\t") for line in log.read_text().splitlines())
+    # Columns: start time, HTTP status, time to the end of the answer in microseconds.
     latencies = sorted(int(row[2]) / 1000 for row in rows if row[1] == "200")
     return Outcome(int(status[1]), int(data[1]), float(finished[1]), tuple(latencies))

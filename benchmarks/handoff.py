@@ -50,6 +50,7 @@ async def batching(session: aiohttp.ClientSession, url: str, rounds: int) -> Fig
 
     async def decode(count: int) -> float:
         prompts = [prompt(rng, 33) for _ in range(count)]
+        # Not timed: fills the prefix cache with these prompts.
         await asyncio.gather(*(complete(session, url, p, 1) for p in prompts))
         took = await seconds(
             lambda: asyncio.gather(*(complete(session, url, p, tokens) for p in prompts))
@@ -66,6 +67,7 @@ async def prefix_hit(session: aiohttp.ClientSession, url: str, rounds: int) -> F
     pairs = []
     for _ in range(rounds):
         cold = prompt(rng, LONG)
+        # A new end, so that the last tenth is computed.
         warm = cold[: LONG * 9 // 10] + prompt(rng, LONG - LONG * 9 // 10)
         first = await seconds(lambda: complete(session, url, cold, 1))  # noqa: B023
         second = await seconds(lambda: complete(session, url, warm, 1))  # noqa: B023
@@ -108,12 +110,14 @@ async def measure(rounds: int) -> list[Figure]:
         figures = []
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
             async with engine(model, *FLAGS, threads=2) as url:
+                # The first request pays for memory that later ones reuse.
                 await complete(session, url, [1] * 100, 8)
                 progress("batching")
                 figures.append(await batching(session, url, rounds))
                 progress("prefix hits")
                 figures.append(await prefix_hit(session, url, rounds))
             async with (
+                # Two new engines: the one above has no transfer role.
                 engine(model, *FLAGS, kv_role="kv_producer") as prefill,
                 engine(model, *FLAGS, kv_role="kv_consumer") as decode,
             ):

@@ -71,6 +71,7 @@ class Operator:
 
     def cpu(self) -> float:
         """CPU seconds used so far."""
+        # The program name in parentheses may hold spaces; behind it: 11 user time, 12 system time.
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -84,10 +85,12 @@ class Operator:
         counts: Counter[str] = Counter()
         with self._audit_log.open() as lines:
             for line in lines:
+                # Most lines are other clients': decode only the operator's.
                 if USER not in line:
                     continue
                 event = json.loads(line)
                 resource = event.get("objectRef", {}).get("resource", "-")
+                # Watches last, and Leases are renewed all the time: neither shows work on a set.
                 if event["verb"] != "watch" and resource != "leases":
                     counts[f"{event['verb']} {resource}"] += 1
         return counts
@@ -103,6 +106,7 @@ def _find_or_build(name: str) -> None:
     try:
         tools.path(name)
     except tools.MissingTool as err:
+        # etcd is not built here, but installed as a package.
         if name == "etcd":
             raise tools.MissingTool("etcd is missing: apt-get install etcd-server") from err
         if shutil.which("go") is None:
@@ -123,6 +127,7 @@ def main(file: Path | None, sets: int) -> None:
         raise click.ClickException(str(missing)) from missing
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # The stack ends in reverse order: the control plane outlives all its clients.
         cluster = stack.enter_context(ControlPlane.running(folder))
         install(cluster)
         kubeconfig = f"--kubeconfig={cluster.kubeconfig}"
@@ -136,6 +141,7 @@ def main(file: Path | None, sets: int) -> None:
             LEASES,
         )
         stack.enter_context(running(folder / "kwok.log", *kwok))
+        # A user of its own, by which the audit log tells the operator's calls.
         own = cluster.kubeconfig_for(USER, groups=("system:masters",))
         command = (sys.executable, "-m", "tandem_operator.main", "--all-namespaces")
         flags = (f"--kubeconfig={own}", "--health=127.0.0.1:0", "--metrics=127.0.0.1:0")
@@ -169,11 +175,13 @@ async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figur
     async with await connect(kubeconfig) as api:
         for number in range(NODE_COUNT):
             await api.create(NODES, node(f"node-{number}"))
+        # Two sizes: the cost of a set must not grow with the number of sets.
         few = await bring_up(api, operator, range(FEW))
         many = await bring_up(api, operator, range(FEW, sets))
         change = await scale_one(api, operator)
         progress(f"watching {sets} sets at rest for {REST:.0f} s")
         await quiet(operator)
+        # Once the operator is idle: rollout work would count as work at rest.
         calls, cpu, started = operator.calls(), operator.cpu(), time.monotonic()
         await asyncio.sleep(REST)
         at_rest = (operator.cpu() - cpu) / (time.monotonic() - started)
@@ -203,8 +211,10 @@ async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
         reference = {"prefillRef": {"name": f"p{number}"}}
         await api.create(DECODE_POOLS, pool(DECODE_POOL, f"d{number}", reference, DECODES))
     await all_ready(api, numbers)
+    # Before `quiet`, which waits for the last status writes.
     took = time.monotonic() - started
     await quiet(operator)
+    # After it: the work of the last status writes counts as well.
     spent = operator.cpu() - cpu
     return Cost(len(numbers), took, spent, operator.calls().total() - calls)
 
@@ -241,6 +251,7 @@ async def all_ready(api: Api, numbers: range) -> None:
 
 def is_ready(pool: dict[str, Any]) -> bool:
     status = pool.get("status", {})
+    # Conditions of an older generation say nothing about the present spec.
     return status.get("observedGeneration") == pool["metadata"]["generation"] and any(
         condition["type"] == "Ready" and condition["status"] == "True"
         for condition in status["conditions"]

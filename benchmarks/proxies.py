@@ -28,6 +28,7 @@ class Server:
 
     def cpu(self) -> float:
         """CPU time used so far in seconds, of all threads."""
+        # The program name in parentheses may hold spaces; behind it: 11 user time, 12 system time.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
 
@@ -62,9 +63,11 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
     keys, config = scratch / "keys", scratch / "envoy.json"
     write_plan_key(keys)
     python = Path(sys.executable)
+    # Free now, but not reserved: another process could still take one of them.
     engine, envoy, sidecar, admin = (free_port(_HOST) for _ in range(4))
     config.write_text(json.dumps(_bare_proxy(envoy, engine)))
     fake = (str(python), "-m", "benchmarks.fake_engine", str(engine), "--chunks", str(chunks))
+    # One worker thread, as the sidecar has; a dynamic base id lets other Envoys run here.
     bare = (str(program), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id")
     ours = (
         str(python.with_name("tandem-sidecar")),
@@ -97,6 +100,7 @@ async def server(
     with log.open("wb") as file:
         child = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
     try:
+        # Polls the port: the three programs have no common way to say that they are ready.
         while not await _listens(port):
             if child.returncode is not None:
                 raise RuntimeError(f"{name} exited with {child.returncode}: {_output(log)}")
@@ -105,6 +109,7 @@ async def server(
     finally:
         if child.returncode is None:
             child.terminate()
+        # Also after a failed start: no process may outlive the benchmark.
         await child.wait()
 
 
@@ -126,6 +131,7 @@ def _bare_proxy(port: int, engine: int) -> dict[str, object]:
     """Envoy's bootstrap configuration: one listener, one route, the router filter."""
     filters = "type.googleapis.com/envoy.extensions.filters"
     router = {"@type": f"{filters}.http.router.v3.Router"}
+    # No route timeout: Envoy's default of 15 s would cut long streams.
     route = {"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}
     manager = {
         "@type": f"{filters}.network.http_connection_manager.v3.HttpConnectionManager",

@@ -86,6 +86,7 @@ async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) 
 
     async def client() -> None:
         async with setup.ask(rng, request_id) as response:
+            # The first bytes of the answer have come: from here on the moment is "answering".
             await response.content.readany()
             answered.set()
             await response.read()
@@ -94,9 +95,11 @@ async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) 
     phase = None
     while not answered.is_set() and not task.done():
         phase = await setup.phase(request_id)
+        # Polling may miss a short phase: a later one counts too, and the figures show which.
         if phase is not None and MOMENTS.index(phase) >= MOMENTS.index(moment):
             break
     task.cancel()
+    # Waits for the cancelled client without raising what it raised.
     await asyncio.wait([task])
     return "answering" if answered.is_set() else phase
 
@@ -118,6 +121,7 @@ async def leave_all(setup: Setup, count: int) -> Counter[str]:
 async def seconds_until_free(setup: Setup) -> float:
     """Seconds from now until all blocks are free, at most LIMIT."""
     start = time.perf_counter()
+    # Without a pause: the time between two scrapes is the error of the figure.
     while await setup.busy() and time.perf_counter() - start < LIMIT:
         pass
     return time.perf_counter() - start
@@ -126,6 +130,7 @@ async def seconds_until_free(setup: Setup) -> float:
 async def measure(count: int, scratch: Path) -> list[Figure]:
     """The time until all blocks are free, and how many clients left at the rarest moment."""
     async with running(scratch) as setup:
+        # The first hand-off opens connections and reserves memory.
         async with setup.ask(random.Random(2), "warm") as response:
             await response.read()
         progress(f"{count} clients leave")

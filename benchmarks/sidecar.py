@@ -106,17 +106,21 @@ class Bench:
         file.write_bytes(case.body())
         lines = self._headers(server, case)
         load = h2load.Load(file, lines, case.requests, case.clients, case.rate)
+        # CPU directly before and after the load: counting requests is not part of it.
         counts_before, cpu_before = await self._counts(), server.cpu()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         outcome = await h2load.drive(url, load, self._scratch)
+        # CPU first: the request for the counts must not be part of it.
         cpu, counts = server.cpu() - cpu_before, await self._counts()
         handed_off = case.requests * (case.split and server is self.servers.sidecar)
         losses = {
             "no 2xx": case.requests - outcome.good,
+            # The share of an answer that is missing counts as a part of a request.
             "cut short": abs(outcome.good - outcome.data / case.answer_size()),
             "not prefilled": abs(counts["prefills"] - counts_before["prefills"] - handed_off),
             "not pulled": abs(counts["pulls"] - counts_before["pulls"] - handed_off),
         }
+        # Rounded up: a single missing byte is a lost request.
         lost = ceil(sum(losses.values()))
         if lost:
             progress(f"  lost: {losses}")
@@ -131,6 +135,7 @@ class Bench:
 
     def _headers(self, server: Server, case: Case) -> tuple[str, ...]:
         common = ("content-type: application/json", f"{headers.REQUEST_ID}: {REQUEST_ID}")
+        # Envoy and the engine know no plan, and a header more would cost them CPU.
         if server is not self.servers.sidecar:
             return common
         return (*common, f"{headers.PLAN}: {self._plan(case)}")
@@ -158,6 +163,7 @@ def schedule(servers: Servers, number: int) -> Iterator[tuple[Server, Case]]:
     that alternates between rounds."""
     engine, envoy, sidecar, _ = servers
     for case, split in ((PLAIN, HAND_OFF), (STREAM, HAND_OFF_STREAM), (PACED, PACED_HAND_OFF)):
+        # Without a proxy: the base of the added latency.
         yield engine, case
         compared = [(sidecar, case), (envoy, case), (sidecar, split)]
         yield from reversed(compared) if number % 2 else compared
@@ -174,6 +180,7 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
                     progress(f"round {number + 1} of {rounds}: {case.name}, {server.name}")
                     await bench.run(server, case)
             progress(LARGE.name)
+            # Last, because it raises the sidecar's memory, which is read afterwards.
             await bench.run(servers.sidecar, LARGE)
             return figures(bench, servers.sidecar.resident()), bench.samples
 
@@ -183,6 +190,7 @@ def figures(bench: Bench, resident: float) -> list[Figure]:
     engine, envoy, sidecar, _ = bench.servers
 
     def cpu(name: str, ours: Case, theirs: Case, ceiling: float) -> Figure:
+        # Ratios within a round: other work on the machine moves both sides.
         pairs = zip(bench.of(sidecar, ours), bench.of(envoy, theirs), strict=True)
         return at_most(f"CPU, {name}", [a.cpu / b.cpu for a, b in pairs], "ratio", ceiling)
 

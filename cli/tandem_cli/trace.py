@@ -109,6 +109,7 @@ async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
         return Records(sidecar_records=sidecar_records, components=(pod,))
     except NoAnswer as err:
         return Records(no_replies=(NoReply(pod, err.reason),), components=(pod,))
+    # Another version's record is reported like a missing one: the others are still shown.
     except msgspec.MsgspecError as err:
         return Records(no_replies=(NoReply(pod, f"unreadable answer: {err}"),), components=(pod,))
 

@@ -182,6 +182,7 @@ class BlockManager:
 
     def hold(self, request_id: str) -> tuple[int, ...]:
         """End a sequence but keep its blocks until `release_hold`. Returns them."""
+        # The reference counts stay: a held block counts as in use.
         ids = self._tables.pop(request_id).ids
         self._holds[request_id] = ids
         return tuple(ids)
@@ -202,6 +203,7 @@ class BlockManager:
             return False
         self._by_hash.clear()
         self._hashes = [None] * self.num_blocks
+        # Without hashes, evictable blocks are plain free ones.
         self._free.extend(self._evictable)
         self._evictable.clear()
         self._emit(AllBlocksCleared())

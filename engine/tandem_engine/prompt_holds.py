@@ -132,6 +132,7 @@ class PromptHolds:
         # Before `_on_release`, which wakes the loop to use the free blocks.
         self._blocks.release_hold(request_id)
         if reason is FreeReason.EXPIRED:
+            # The decode engine recomputes the prompt or fails the request: log and count it.
             _log.warning("%s: the lease ended before a decode engine read the KV", request_id)
             self._observer.record_kv_expiry()
         self._on_release()

@@ -84,6 +84,7 @@ class RemotePrefills:
             return None
         prompt = seq.request.prompt_token_ids
         reason = unusable_reason(params, prompt, self._blocks.block_size)
+        # Not pulled yet: it waits for blocks, which `apply` reports in `step.pulls`.
         if reason is None:
             self._new.append(seq)
             return None
@@ -141,6 +142,7 @@ class RemotePrefills:
         # From here on the producer renews the lease with every byte that it sends.
         if (lease := self._leases.pop(seq.id, None)) is not None:
             lease.cancel()
+        # Fixed until the pull ends: a loading sequence is neither extended nor preempted.
         blocks = self._blocks.table(seq.id)
         cached_blocks = seq.computed_tokens // self._blocks.block_size
         pull = self._puller.pull(params, blocks, cached_blocks, seq.prompt_tokens)
@@ -168,6 +170,7 @@ class RemotePrefills:
 
     def _handle_failure(self, seq: Sequence, err: KvLoadError) -> Delta | None:
         """Count the failure. Returns the last delta under policy `fail`, None under `recompute`."""
+        # Failures before the pull (KV of another prompt) count, too.
         self._observer.record_pull_failure()
         self._observer.record_external_lookup(seq.prompt_tokens - seq.cached_tokens, 0)
         if self._policy is LoadFailurePolicy.RECOMPUTE:

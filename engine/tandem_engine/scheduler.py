@@ -80,6 +80,7 @@ class Scheduler:
         """Plan the next step; `chunks` is empty when nothing can run."""
         step = Step(self._max_tokens)
         decodes = [seq for seq in self._running if seq.pending_tokens == 1]
+        # Sequences with more than one token left: a running prefill, or one that was preempted.
         prefills = [seq for seq in self._running if seq.pending_tokens > 1]
         # Decodes first, for a steady time between tokens. A preemption removes sequences from
         # `_running` meanwhile; the phase tells which ones.

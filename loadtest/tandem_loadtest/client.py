@@ -65,6 +65,7 @@ class Client:
         except UnicodeDecodeError:
             pending.error = "the stream is not UTF-8"
         except TimeoutError:
+            # aiohttp's total timeout covers the whole answer, so the part that came is kept.
             pending.error = f"timed out after {self._timeout:g} s"
         except (aiohttp.ClientError, OSError) as err:
             pending.error = f"{type(err).__name__}: {err}".rstrip(": ")

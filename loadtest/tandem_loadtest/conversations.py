@@ -108,12 +108,12 @@ def workload(shape: Shape, *, seed: int = 0) -> list[Script]:
     A group uses one endpoint throughout, so that its users share the document's prefix.
     """
     # One generator for all: the order of the draws below is part of the workload.
-    drawn = random.Random(seed)
+    generator = random.Random(seed)
     scripts = []
     for group in range(shape.groups):
-        document = _text(drawn, shape.document)
+        document = _text(generator, shape.document)
         for user in range(shape.users):
-            questions = tuple(_text(drawn, shape.question) for _ in range(shape.turns))
+            questions = tuple(_text(generator, shape.question) for _ in range(shape.turns))
             steps = [Step(turn, stream=(user + turn) % 2 == 0) for turn in range(shape.turns)]
             # The same prompt once streamed and once not: both answers must be equal.
             again = Step(shape.turns - 1, stream=not steps[-1].stream)
@@ -127,25 +127,25 @@ def workload(shape: Shape, *, seed: int = 0) -> list[Script]:
                     max_tokens=shape.max_tokens,
                 )
             )
-    return scripts + [_short(drawn, shape, i) for i in range(shape.shorts)]
+    return scripts + [_short(generator, shape, i) for i in range(shape.shorts)]
 
 
-def _short(drawn: random.Random, shape: Shape, index: int) -> Script:
+def _short(generator: random.Random, shape: Shape, index: int) -> Script:
     return Script(
         name=f"short-{index}",
         document="",
-        questions=(_text(drawn, shape.short),),
+        questions=(_text(generator, shape.short),),
         steps=(Step(0, stream=index // 2 % 2 == 0),),
         chat=index % 2 == 0,
         max_tokens=shape.max_tokens,
     )
 
 
-def _text(drawn: random.Random, length: int) -> str:
+def _text(generator: random.Random, length: int) -> str:
     """Sentences of exactly `length` characters."""
     text = ""
     while len(text) < length:
-        words = drawn.choices(_VOCABULARY, k=drawn.randint(5, 11))
+        words = generator.choices(_VOCABULARY, k=generator.randint(5, 11))
         text += " ".join(words).capitalize() + ". "
     # Cut to the exact length; a full stop replaces a space at the end.
     return text[: length - 1].rstrip().ljust(length, ".")[:length]

@@ -82,12 +82,12 @@ def load_trace(file: Path, *, limit: int | None = None) -> list[Arrival]:
             f"with the columns {', '.join(_AZURE)}"
         )
     # Rows need not be in order of arrival.
-    found = sorted(islice(rows, limit), key=lambda arrival: arrival.at)
-    if not found:
+    arrivals = sorted(islice(rows, limit), key=lambda arrival: arrival.at)
+    if not arrivals:
         raise TraceError(f"{file}: holds no request")
     # Times count from the first request: a trace may start in the middle of a day.
-    first = found[0].at
-    return [replace(a, index=i, at=a.at - first) for i, a in enumerate(found)]
+    first = arrivals[0].at
+    return [replace(a, index=i, at=a.at - first) for i, a in enumerate(arrivals)]
 
 
 def _lines(file: Path) -> list[str]:
@@ -246,12 +246,12 @@ def synthetic(
     """`count` equal requests arriving as a Poisson process of `rate` per second."""
     if count < 1 or prompt_tokens < 1 or output_tokens < 1 or not rate > 0:
         raise ValueError("count, rate and token counts are above 0")
-    drawn = random.Random(seed)
+    generator = random.Random(seed)
     at, arrivals = 0.0, []
     for i in range(count):
         arrivals.append(Arrival(i, at, prompt_tokens, output_tokens))
         # Exponential gaps between arrivals make a Poisson process.
-        at += drawn.expovariate(rate)
+        at += generator.expovariate(rate)
     return arrivals
 
 

@@ -26,7 +26,7 @@ async def run_on_socket(executor: Executor, sock: socket.socket, work: Callable[
         # The thread has started: only the end of its socket makes it return soon.
         if not submitted.cancel():
             shut_down(sock)
-            await _ended(running)
+            await _wait_for_end(running)
         raise
 
 
@@ -36,7 +36,7 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-async def _ended(running: "asyncio.Future[_T]") -> None:
+async def _wait_for_end(running: "asyncio.Future[_T]") -> None:
     """Wait for the thread even when cancelled again; its result or error is dropped."""
     while not running.done():
         with suppress(asyncio.CancelledError):

@@ -159,6 +159,7 @@ def disagreement(hello: Hello, engine_id: str, layout: KvLayout) -> str | None:
         for name in KvLayout.__dataclass_fields__
     ]
     for name, theirs, ours in pairs:
+        # The first difference is enough: the reader refuses or recomputes in any case.
         if theirs != ours:
             return f"{name}: the reader expects {theirs!r}, the producer has {ours!r}"
     return None
@@ -213,6 +214,7 @@ async def send_frames_async(sock: socket.socket, *frames: Frame) -> None:
 
 async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     loop = asyncio.get_running_loop()
+    # Frames are small, so joining the parts costs little.
     received = b""
     while len(received) < count:
         more = await loop.sock_recv(sock, count - len(received))

@@ -48,7 +48,7 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     prefill_timeout: float = 30.0
     """Seconds for all prefill attempts of a request together. Too low: fallbacks under load."""
     kv_transfer_timeout: float = 10.0
-    """Seconds for the KV transfer. Too low: prompts are recomputed on slow networks."""
+    """Seconds for the request that releases unread KV; the decode engine limits the transfer."""
     fallback_to_unified: bool = True
     """Serve a request on one engine when a split is impossible; false: answer with an error."""
     default_external_storage: ExternalStorage | None = None

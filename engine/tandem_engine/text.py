@@ -151,7 +151,7 @@ class StopStrings:
         self._keep = keep
         self._pending = ""
         self._exempt = 0
-        """Characters at the start of `_held` in which no stop string may end."""
+        """Characters at the start of `_pending` in which no stop string may end."""
 
     def push(self, text: str, *, can_stop: bool = True) -> StopOutput:
         """`can_stop=False` (below min_tokens): no stop string may end within `text`."""

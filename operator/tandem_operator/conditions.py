@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """The condition types, in the order of a pool's status."""
+    """The condition types. `planning.status_conditions` sets their order in a pool's status."""
 
     READY = "Ready"
     PODS_READY = "PodsReady"

@@ -131,10 +131,12 @@ class Relay:
             self._client.abort()
             return
         event = error_event(status, message)
+        # The head waits for the first bytes, which may have been held back until now.
+        lines, self._head = self._head, b""
         complete = at is CutPoint.BETWEEN_CHUNKS
         if isinstance(head.framing, Chunked) and not self._request.http10:
             event = chunk(event) + (LAST_CHUNK if complete else b"")
-        self._client.write(event)
+        self._client.write(lines + event)
         self._client.finish(keep=self._keep and complete)
 
     @staticmethod

@@ -18,6 +18,8 @@ from .parse import decode_members
 
 _USAGE: Final = b'"usage"'
 _DATA: Final = b"data:"
+_MAX_HELD: Final = 64 * 1024
+"""Largest unfinished event, in bytes, of which complete lines are held back too."""
 
 
 class _Details(msgspec.Struct):
@@ -70,33 +72,54 @@ def correct_usage(answer: bytes, cached: int) -> bytes:
 class UsageCorrector:
     """Corrects the payload of an answer as it arrives, its chunked coding removed.
 
-    Complete lines of a stream are returned at once; a JSON answer is held until it is complete. The
-    length may change, so the caller has to frame the result again.
+    Complete events of a stream are returned at once; a JSON answer is held until it is complete.
+    The length may change, so the caller has to frame the result again.
     """
 
-    def __init__(self, cached: int, *, stream: bool) -> None:
+    def __init__(self, cached: int | None, *, stream: bool) -> None:
+        """`cached`: the right count; None: only hold back a stream's unfinished events."""
         self._cached = cached
         self._stream = stream
         self._held = b""
+        self.between_events = stream
+        """Whether the returned bytes of a stream end between two events."""
 
     def take(self, payload: bytes, *, last: bool) -> bytes:
         """Return the corrected bytes that may be sent now."""
         data = self._held + payload
-        # An event's line waits for its end, because its JSON is decoded; a JSON answer likewise.
-        complete = len(data) if last else data.rfind(b"\n") + 1 if self._stream else 0
+        # A JSON answer waits for its end, because it is decoded; so does the JSON of an event.
+        complete = len(data) if last else self._complete(data) if self._stream else 0
         self._held, data = data[complete:], data[:complete]
-        return self._events(data) if self._stream else correct_usage(data, self._cached)
-
-    def _events(self, data: bytes) -> bytes:
+        cached = self._cached
         # Most events have no usage, and this search is all they cost.
-        if _USAGE not in data:
+        if cached is None or _USAGE not in data:
             return data
-        return b"".join(self._line(line) for line in data.splitlines(keepends=True))
+        if not self._stream:
+            return correct_usage(data, cached)
+        return b"".join(_correct_line(line, cached) for line in data.splitlines(keepends=True))
 
-    def _line(self, line: bytes) -> bytes:
-        if not line.startswith(_DATA) or _USAGE not in line:
-            return line
-        return _DATA + correct_usage(line[len(_DATA) :], self._cached)
+    def _complete(self, data: bytes) -> int:
+        """Return how many bytes of a stream's `data` can be sent: its complete events.
+
+        Of an event too long to hold, the complete lines are sent; it is then open until its end.
+        """
+        if data.endswith(b"\n\n"):
+            end = len(data)
+        else:
+            lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
+            end = max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+        if len(data) - end > _MAX_HELD:
+            lines = data.rfind(b"\n") + 1
+            self.between_events = lines == end and (end > 0 or self.between_events)
+            return lines
+        self.between_events = self.between_events or end > 0
+        return end
+
+
+def _correct_line(line: bytes, cached: int) -> bytes:
+    if not line.startswith(_DATA) or _USAGE not in line:
+        return line
+    return _DATA + correct_usage(line[len(_DATA) :], cached)
 
 
 def _correct_counts(usage: bytes, cached: int) -> bytes:

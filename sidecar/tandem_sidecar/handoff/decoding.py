@@ -37,13 +37,25 @@ class UsageRewriter:
     """
 
     def __init__(self, head: ResponseHead, cached: int | None, *, chunked: bool) -> None:
-        """`cached`: the right count, None to leave it; not `chunked`: for HTTP/1.0 clients."""
+        """`cached`: the right count, None to leave it; not `chunked`: for HTTP/1.0 clients.
+
+        Unfinished events are held back even if the count is left, so that an error event can
+        follow if the engine dies.
+        """
         self.head = _as_chunked(head)
         """The engine's head, changed to announce a chunked body."""
         self._chunked = chunked
+        stream = head.event_stream
         self._corrector = (
-            UsageCorrector(cached, stream=head.event_stream) if cached is not None else None
+            UsageCorrector(cached, stream=stream) if stream or cached is not None else None
         )
+
+    def cut_point(self) -> CutPoint:
+        """Where the bytes end that `take` returned; the sidecar itself ends their chunks."""
+        corrector = self._corrector
+        if not self._chunked or corrector is None or not corrector.between_events:
+            return CutPoint.WITHIN_EVENT
+        return CutPoint.BETWEEN_CHUNKS
 
     def take(self, payload: bytes, *, last: bool) -> bytes:
         """Return the bytes to send now: none while the corrector has to hold them back."""
@@ -166,7 +178,8 @@ class DecodeLeg:
     def cut_point(self) -> CutPoint:
         """Where the bytes end that were sent; call it once, after the leg ended."""
         if self._rewrite_usage:
-            return CutPoint.WITHIN_EVENT if self._http10 else CutPoint.BETWEEN_CHUNKS
+            rewriter = self._rewriter
+            return CutPoint.WITHIN_EVENT if rewriter is None else rewriter.cut_point()
         return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
     def engine_hung(self, detail: str) -> None:

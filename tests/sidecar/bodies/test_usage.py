@@ -93,10 +93,24 @@ def test_a_stream_is_corrected_however_it_is_cut(cuts: list[int]) -> None:
     assert b"".join(parts) + corrector.take(b"", last=True) == EVENTS % b"32"
 
 
-def test_complete_lines_are_not_held_back() -> None:
-    corrector = UsageCorrector(1, stream=True)
-    assert corrector.take(b"data: a\n\nda", last=False) == b"data: a\n\n"
-    assert corrector.take(b"ta: b\n", last=False) == b"data: b\n"
+@pytest.mark.parametrize("cached", [1, None])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_complete_events_are_not_held_back(cached: int | None, end: bytes) -> None:
+    corrector = UsageCorrector(cached, stream=True)
+    assert corrector.take(b"data: a" + end + end + b"da", last=False) == b"data: a" + end + end
+    assert corrector.take(b"ta: b" + end, last=False) == b""
+    assert corrector.take(end, last=False) == b"data: b" + end + end
+    assert corrector.between_events
+
+
+def test_complete_lines_of_an_event_too_long_to_hold_are_not_held_back() -> None:
+    corrector, line = UsageCorrector(1, stream=True), b"data: " + b"x" * 50_000 + b"\n"
+    assert corrector.take(line, last=False) == b""
+    assert corrector.between_events
+    assert corrector.take(line + b"da", last=False) == line + line
+    assert not corrector.between_events
+    assert corrector.take(b"ta: z\n\n", last=False) == b"data: z\n\n"
+    assert corrector.between_events
 
 
 def test_a_json_answer_is_held_until_it_is_complete() -> None:

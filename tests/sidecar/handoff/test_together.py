@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tandem_sidecar.http.framing import chunk
 from tandem_sidecar.settings import Policy
 
 from ..conftest import World
@@ -233,17 +234,50 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
     assert text == b'data: {"text": "one"}\n\ndata: ' + usage(3) + b"\n\ndata: [DONE]\n\n"
 
 
-async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(world: World) -> None:
+@pytest.mark.parametrize(
+    "rest", [b"", b"data: half", b"event: message_delta\n", b"event: message_delta\ndata: {}\n"]
+)
+@pytest.mark.parametrize("counted", [False, True])
+async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
+    world: World, rest: bytes, counted: bool
+) -> None:
+    """`counted`: the prefill tells a count of cached tokens. An open event is not sent."""
+
     async def decodes(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
+        if rest:
+            turn.send(chunk(rest))
         await world.go.wait()
         turn.die()
 
-    await world.prefill(prefilled)
+    await world.prefill(prefill_with_usage if counted else prefilled)
     await world.start(decodes, connector="offloading")
     async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
         world.go.set()
         event = await answer.content.read()
     assert json.loads(event[6:])["error"]["code"] == 502
+
+
+async def test_a_rewritten_stream_that_is_lost_in_its_first_event_has_a_head(
+    world: World,
+) -> None:
+    async def decodes(turn: Turn) -> None:
+        turn.stream()
+        turn.send(chunk(b"event: message_start\n"))
+        await turn.writer.drain()
+        await world.go.wait()
+        turn.die()
+
+    async def prefills(turn: Turn) -> None:
+        await prefill_with_usage(turn)
+        await turn.writer.drain()
+        world.go.set()
+
+    await world.prefill(prefills)
+    await world.start(decodes, connector="offloading")
+    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+        assert answer.status in {200, 502}
+        event = (await answer.content.read()).removeprefix(b"data: ")
+    assert json.loads(event)["error"]["code"] == 502

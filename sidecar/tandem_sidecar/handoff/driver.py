@@ -35,7 +35,7 @@ _FAILURES: Final = frozenset(
         events_actions.PrefillUnusable,
     }
 )
-_BEFORE_DECODE: Final = frozenset({machine.Prefilling, machine.BothLegs})
+_PREFILL_IN_PROGRESS: Final = frozenset({machine.Prefilling, machine.BothLegs})
 _PHASES: Final = {
     machine.Prefilling: "prefilling",
     machine.BothLegs: "pairing",
@@ -74,7 +74,7 @@ class HandoffDriver:
         self._decode: DecodeLeg | None = None
         self._decode_id = ""
         # Whether the client reads too slowly. A decode leg that starts meanwhile begins paused.
-        self._full = False
+        self._client_is_slow = False
 
     def start(self) -> None:
         """Begin the hand-off; callbacks write the response to the client."""
@@ -90,12 +90,12 @@ class HandoffDriver:
         self._handle(events_actions.ClientDisconnected())
 
     def pause_sending(self) -> None:
-        self._full = True
+        self._client_is_slow = True
         if self._decode is not None:
             self._decode.pause()
 
     def resume_sending(self) -> None:
-        self._full = False
+        self._client_is_slow = False
         if self._decode is not None:
             self._decode.resume()
 
@@ -141,7 +141,7 @@ class HandoffDriver:
             self._state, actions = step
             # The deadline bounds the prefill alone: if its timer fired later, the machine would
             # raise IllegalStep.
-            if self._attempts.deadline and type(self._state) not in _BEFORE_DECODE:
+            if self._attempts.deadline and type(self._state) not in _PREFILL_IN_PROGRESS:
                 self._attempts.cancel_deadline()
             # Only the last action of a step starts something that can fail at once.
             next_event = None
@@ -223,7 +223,7 @@ class HandoffDriver:
         self._decode.send(
             generation.request.method, request, reads_kv=reads_kv, first_byte_timeout=timeout
         )
-        if self._full:
+        if self._client_is_slow:
             self._decode.pause()
 
     # The answer.
@@ -243,7 +243,7 @@ class HandoffDriver:
         if leg.flush_early_bytes():
             return events_actions.DecodeEnded()
         # The leg paused its engine when it held back the first bytes.
-        if not self._full:
+        if not self._client_is_slow:
             leg.resume()
         return None
 

@@ -205,9 +205,9 @@ def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
         return _try_next_candidate(replace(state, earliest_retry=earliest_retry), event)
     failed: tuple[Action, ...] = (CountError(ErrorPhase.PREFILL),)
     if event.cause is Cause.DEADLINE:
-        timeout = SendError(504, event.detail)
+        error = SendError(504, event.detail)
         return _prepend(
-            (*failed, AbortPrefill()), _fall_back_or_fail(state.policy, state.path, timeout)
+            (*failed, AbortPrefill()), _fall_back_or_fail(state.policy, state.path, error)
         )
     # The other causes ended the leg; a hung engine's leg is still in flight.
     if event.cause is Cause.SILENT:
@@ -231,26 +231,26 @@ def _try_next_candidate(state: Prefilling, event: PrefillFailed) -> Step:
 
 
 def _step_both_legs(state: BothLegs, event: Event) -> Step:
-    before = state.prefilling
+    prefilling = state.prefilling
     # A failed prefill takes the decode leg with it, which waits for KV that may never come.
     drop: tuple[Action, ...] = (AbortDecode(), ReleaseKv(state.kv_hold))
     match event:
         case PrefillAnswered(kv_hold):
             return _after_concurrent_prefill(state, kv_hold)
         case PrefillUnusable():
-            return _prepend(drop, _after_unusable_prefill(before, event))
+            return _prepend(drop, _after_unusable_prefill(prefilling, event))
         case PrefillRejected():
             # No release: an engine that rejected the request holds no KV.
             return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), ForwardPrefillAnswer())
         case PrefillFailed():
-            return _prepend(drop, _after_failed_prefill(before, event))
+            return _prepend(drop, _after_failed_prefill(prefilling, event))
         # Only remembered: nothing is sent to the client before the prefill's 2xx.
         case DecodeAdmitted() | DecodeStarted():
             started = isinstance(event, DecodeStarted)
             return replace(state, admitted=True, started=started), ()
         case _:
             # The decode leg failed or refused first: without it the prefill has no reader.
-            decoding = Decoding(before.policy, state.path, state.kv_hold)
+            decoding = Decoding(prefilling.policy, state.path, state.kv_hold)
             return _prepend((AbortPrefill(),), _step_decoding(decoding, event))
 
 
@@ -269,9 +269,10 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
         case DecodeStarted():
             return Answering(state.path), (ForwardDecodeAnswer(),)
         case DecodeRefused(kv_released):
-            # The refusal is forwarded once its bytes arrive; until then there is no KV to release.
+            # KV that the engine left unread is released now, so the new state has none to release.
+            # The refusal is forwarded once its bytes arrive.
             refused = replace(state, kv_hold=None, admitted=True)
-            return refused, () if kv_released else _release_if_not_admitted(state)
+            return refused, (() if kv_released else _release_if_not_admitted(state))
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)
         # The engine itself may be healthy: compute the prompt there, once (then without KV).

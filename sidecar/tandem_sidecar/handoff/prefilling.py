@@ -78,7 +78,7 @@ class PrefillAttempts:
         if wait > 0:
             leg = generation.record.leg(Phase.PREFILL, candidate.name, "", now)
             detail = f"prefill by {candidate.name}: no requests for {wait:.3g}s (circuit breaker)"
-            leg.end(Result.HELD, now, detail=detail)
+            leg.end(Result.CIRCUIT_OPEN, now, detail=detail)
             return PrefillFailed(Cause.CIRCUIT_OPEN, detail, wait)
         remaining = self.deadline.when() - now
         self.leg = PrefillLeg(self, candidate, now)
@@ -121,7 +121,7 @@ class PrefillLeg:
         self._context = attempts.context
         self._loop = asyncio.get_running_loop()
         self._backend = candidate.name
-        self._leg: Leg = generation.record.leg(Phase.PREFILL, candidate.name, engine_id, now)
+        self._leg_record: Leg = generation.record.leg(Phase.PREFILL, candidate.name, engine_id, now)
         self._call: Call | None = None
         self._querying = False
         self._aborting = False
@@ -144,11 +144,14 @@ class PrefillLeg:
         self._attempts.listener.on_prefill_event(PrefillFailed(Cause.SILENT, detail))
 
     def fail(self, result: Result, detail: str) -> None:
-        """Count a missing answer as a failure of the pod; the leg stays in flight."""
+        """Count a missing answer as a failure of the pod.
+
+        The connection stays open; the record of the leg ends.
+        """
         now = self._loop.time()
         # Set before the driver aborts the leg, which would otherwise cancel what is reported here.
         self._reported = True
-        self._leg.end(result, now, detail=detail)
+        self._leg_record.end(result, now, detail=detail)
         self._report_failure(now, hung=result is Result.SILENT)
 
     def abort(self) -> None:
@@ -164,7 +167,7 @@ class PrefillLeg:
             return
         # The record and the breaker are settled now; what follows concerns the KV only.
         self._liveness.unwatch(self)
-        self._leg.end(Result.ABORTED, self._loop.time())
+        self._leg_record.end(Result.ABORTED, self._loop.time())
         if not self._reported:
             self._context.breakers.cancel(self.attempt.prefill)
         # There is no answer to wait for in three cases: a peer query makes no KV, the driver has
@@ -189,12 +192,15 @@ class PrefillLeg:
         Over TLS one direction cannot be closed alone, so the connection is closed.
         """
         if self._call is None or not self._call.half_close():
-            self.drain_expired()
+            self.stop_waiting()
             return
         timeout = self._attempts.generation.settings.kv_transfer_timeout
-        self._abort_timer = self._loop.call_later(timeout, self.drain_expired)
+        self._abort_timer = self._loop.call_later(timeout, self.stop_waiting)
 
     def drain_expired(self) -> None:
+        self.stop_waiting()
+
+    def stop_waiting(self) -> None:
         """Stop waiting for the answer to an aborted attempt."""
         if self._call is not None:
             self._call.abort()
@@ -245,7 +251,7 @@ class PrefillLeg:
         self._call = self._context.pool.send(
             address,
             generation.request.method,
-            engine_request(generation.request, address, self._leg, body, prefill=True),
+            engine_request(generation.request, address, self._leg_record, body, prefill=True),
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
         )
@@ -269,9 +275,9 @@ class PrefillLeg:
         self._record_result(answer, event)
         if isinstance(answer, Answer):
             self._liveness.alive = True
-            self._leg.timing = read_timing(answer.head)
+            self._leg_record.timing = read_timing(answer.head)
             # Kept before the event: within it the driver may forward this very answer.
-            self._attempts.answer, self._attempts.timing = answer, self._leg.timing
+            self._attempts.answer, self._attempts.timing = answer, self._leg_record.timing
         self._attempts.listener.on_prefill_event(event)
 
     def _record_result(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
@@ -283,7 +289,7 @@ class PrefillLeg:
         status, address = answer.head.status, self.attempt.prefill
         result = Result.UNUSABLE if isinstance(event, PrefillUnusable) else result_of(status)
         self._reported = True
-        self._leg.end(result, now, status=status, detail=detail)
+        self._leg_record.end(result, now, status=status, detail=detail)
         breakers = self._context.breakers
         match event:
             case PrefillFailed(Cause.BUSY, _, wait):

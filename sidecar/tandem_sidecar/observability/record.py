@@ -122,7 +122,7 @@ class Result(StrEnum):
     """A 2xx prefill answer without usable kv_transfer_params."""
     SILENT = "silent"
     """The engine hung: no bytes on the leg, and no answer to `/health`."""
-    HELD = "held"
+    CIRCUIT_OPEN = "held"
     """Not sent: the circuit breaker of this prefill pod is open."""
     ABORTED = "aborted"
     """Ended by the sidecar: the client left, a drain timed out, or another leg failed."""

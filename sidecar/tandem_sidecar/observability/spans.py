@@ -36,7 +36,7 @@ OPERATIONS: Final = {
 }
 """`gen_ai.operation.name` by request kind; a request of any other kind generates nothing."""
 
-_NO_ERROR: Final = frozenset({Result.ANSWERED, Result.ABORTED, Result.HELD})
+_NO_ERROR: Final = frozenset({Result.ANSWERED, Result.ABORTED, Result.CIRCUIT_OPEN})
 """Results of a leg that are no failure of its engine."""
 _ERROR_OUTCOMES: Final = frozenset({Outcome.FAILED, Outcome.CUT})
 

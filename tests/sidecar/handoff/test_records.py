@@ -155,7 +155,7 @@ async def test_a_skipped_pod_with_an_open_circuit_is_recorded() -> None:
             async with http.post(url, data=BODY, headers=headers) as answer:
                 await answer.read()
             seen.append((await notes.ends.get()).legs[0].result)
-    assert seen == [Result.BUSY, Result.HELD]
+    assert seen == [Result.BUSY, Result.CIRCUIT_OPEN]
 
 
 async def test_a_failed_kv_load_and_its_release_are_recorded() -> None:

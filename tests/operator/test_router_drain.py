@@ -114,7 +114,7 @@ async def test_the_program_drains_on_sigterm(running: Running) -> None:
         stderr=asyncio.subprocess.PIPE,
     )
     assert program.stderr is not None
-    assert b"waiting to be told" in await program.stderr.readline()
+    assert b"waiting for SIGTERM" in await program.stderr.readline()
     assert await running.status(READY) == 200
     program.terminate()
     assert b"0 requests are left" in await program.stderr.readline()

@@ -272,14 +272,14 @@ def _create_pods(
     deletions: Sequence[Delete],
 ) -> Iterator[Create]:
     """Pods of each template, under names that no pod of the set has."""
-    # `taken` is shared by all batches, but two batches never share a name: it has the revision.
-    taken = {str(pod.name) for pod in observed.pods}
+    # Both batches share these names. They cannot collide: a pod's name contains its revision.
+    existing_names = {str(pod.name) for pod in observed.pods}
     ended = {delete.name for delete in deletions if delete.reason == pod_plan.OVER}
     replaced = [pod for pod in pool.pods if pod.name in ended]
     for number, template in batches:
         if template is not None:
             yield from pod_plan.plan_creations(
-                pool.resource, template, number, taken, routing=routing, replaced=replaced
+                pool.resource, template, number, existing_names, routing=routing, replaced=replaced
             )
 
 

@@ -139,19 +139,19 @@ def plan_creations(
     resource: PoolResource,
     template: Body,
     number: int,
-    taken: Collection[str],
+    existing_names: Collection[str],
     *,
     routing: Mapping[str, str],
     replaced: Sequence[PodState] = (),
 ) -> Iterator[Create]:
     """`number` pods of a template, with the lowest free indexes in their names.
 
-    `taken`: names in use. `routing`: the endpoint labels. `replaced`: ended pods that are deleted
-    in the same pass; the new pods carry their failure counts on.
+    `existing_names`: names in use. `routing`: the endpoint labels. `replaced`: ended pods that are
+    deleted in the same pass; the new pods carry their failure counts on.
     """
     revision = template["metadata"]["labels"][labels.REVISION]
     stem = f"{resource.key.name}-{revision}"
-    free_names = (name for name in (f"{stem}-{i}" for i in count()) if name not in taken)
+    free_names = (name for name in (f"{stem}-{i}" for i in count()) if name not in existing_names)
     # A failure of one revision says nothing about another: a new revision starts at attempt 0.
     attempts = _next_attempts(pod for pod in replaced if pod.revision == revision)
     for position in range(number):

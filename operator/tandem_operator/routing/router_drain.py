@@ -1,13 +1,13 @@
-"""The program beside Envoy that lets it leave without cutting a stream.
+"""The program beside Envoy that drains it before the pod stops, so that no stream is cut off.
 
     python3 -m tandem_operator.routing.router_drain SECONDS [HOST:PORT of Envoy's admin]
 
-It does nothing until it is told to stop. Then Envoy's readiness goes, its connections are asked to
-move on as their answers end, and once no request is left, or after SECONDS, this program ends.
-Envoy runs as a native sidecar, so that it is stopped only after this.
+It waits for SIGTERM. Then it makes Envoy fail its readiness check and close each client connection
+after the response under way, and it exits when no request is left, or after SECONDS. Envoy runs as
+a native sidecar (an init container), so the kubelet stops it only after this program has exited.
 
-Envoy by itself ends at once when told to, whatever is under way; and its image may hold no shell
-that could ask it to drain.
+On SIGTERM Envoy itself would exit at once and cut off running requests. Its distroless image has no
+shell for a preStop hook that could request a drain.
 """
 
 import http.client
@@ -21,7 +21,8 @@ from typing import Final
 from tandem_contract import ports
 
 SETTLE: Final = 5.0
-"""Seconds in which new connections may still come: the cluster learns of a pod's leaving late."""
+"""Seconds for which Envoy accepts new connections in any case: the pod's removal from the endpoints
+of its Service reaches all nodes late. Too low: clients get refused connections."""
 _POLL: Final = 0.5
 _TIMEOUT: Final = 5.0
 _ACTIVE: Final = "http.clients.downstream_rq_active"
@@ -29,24 +30,25 @@ _log: Final = logging.getLogger(__name__)
 
 
 def drain(host: str, port: int, *, settle: float, limit: float) -> int:
-    """Have the Envoy whose admin is at `host:port` finish; how many requests are left in the end.
+    """Drain the Envoy with the admin interface `host:port`; return the number of running requests.
 
-    Takes `settle` seconds at least and `limit` at most. Raises OSError or HTTPException when Envoy
-    does not answer: it is gone, or cannot be helped.
+    Takes at least `settle` and at most `limit` seconds. Raises OSError or HTTPException when Envoy
+    does not answer.
     """
     started = time.monotonic()
     _call(host, port, "POST", "/healthcheck/fail")
-    # Listeners stay open: a client that has not heard yet is served, and told to close.
+    # Graceful: listeners keep accepting, and responses ask clients to close their connections. A
+    # client on a node that still routes to this pod is served.
     _call(host, port, "POST", "/drain_listeners?graceful&skip_exit")
     while True:
-        left, passed = _active(host, port), time.monotonic() - started
-        if passed >= limit or (left == 0 and passed >= settle):
-            return left
-        time.sleep(min(_POLL, limit - passed))
+        running, elapsed = _active(host, port), time.monotonic() - started
+        if elapsed >= limit or (running == 0 and elapsed >= settle):
+            return running
+        time.sleep(min(_POLL, limit - elapsed))
 
 
 def _active(host: str, port: int) -> int:
-    """Requests under way on the clients' listener."""
+    """Number of running requests on the listener for clients; 0 if Envoy has no such statistic."""
     stats = _call(host, port, "GET", f"/stats?filter=^{_ACTIVE}$")
     name, _, value = stats.strip().partition(": ")
     return int(value) if name == _ACTIVE else 0
@@ -68,18 +70,18 @@ def main() -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    _log.info("waiting to be told to stop")
+    _log.info("waiting for SIGTERM")
     stopping.wait()
     try:
-        left = drain(host, port, settle=min(SETTLE, limit), limit=limit)
+        running = drain(host, port, settle=min(SETTLE, limit), limit=limit)
     except (OSError, http.client.HTTPException) as err:
-        _log.warning("Envoy does not answer, so nothing is waited for: %s", err)
+        _log.warning("exiting without a drain: Envoy's admin interface does not answer: %s", err)
     else:
-        _log.info("Envoy may go: %d requests are left", left)
+        _log.info("drain ended: %d requests still running, Envoy stops next", running)
 
 
 def _arguments(words: list[str]) -> tuple[float, str, int]:
-    """Seconds, and the admin's host and port; ends the process when they are none."""
+    """Seconds, and the admin's host and port. Exits with status 2 when they are invalid."""
     match words:
         case [seconds] if seconds.isdecimal():
             return float(seconds), "127.0.0.1", ports.ENVOY_ADMIN

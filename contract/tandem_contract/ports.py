@@ -25,6 +25,10 @@ OFFLOADING_P2P: Final = 7777
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_METRICS: Final = 9090
+OPERATOR_HEALTH: Final = 8081
+"""The operator's `/healthz` and `/readyz`."""
+OPERATOR_METRICS: Final = 9090
+"""The operator's `/metrics`."""
 ENVOY_ADMIN: Final = 9901
 """Envoy's admin interface. It listens on loopback only, because its clients can stop Envoy."""
 ENVOY_HEALTH: Final = 9902

@@ -9,13 +9,14 @@ import logging
 import signal
 import socket
 import uuid
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
+from tandem_contract.commandline import DURATION, HOST_PORT, command, fail, format_duration
 from tandem_contract.documents import DocumentError
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import ApiError, NotConfigured
@@ -28,25 +29,11 @@ from .runtime.crd_check import CrdsMissing, check_crds
 from .runtime.leader import Leadership, LeaseLock, LeaseTimes
 from .runtime.metrics import Metrics
 from .runtime.watches import quiet_kopf_logs
+from .settings import MIN_LEASE_DURATION, Settings
 
-_MIN_LEASE_DURATION = 3.0
-"""Seconds; a shorter lease would be lost to a single slow renewal."""
+_DEFAULTS: Final = Settings()
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the flags set."""
-
-    scope: Scope
-    health: HostPort
-    metrics: HostPort
-    leader_elect: bool
-    """False: no Lease; the user makes sure that no other replica runs."""
-    lease_namespace: str | None
-    """None: the namespace of the pod, or of the kubeconfig's context."""
-    lease_times: LeaseTimes
 
 
 class LeaseLost(Exception):
@@ -99,7 +86,7 @@ def _networks(
     help="Network of the pods, repeatable. Behind an EPP other than Tandem's, whose plans are not"
     " signed, sidecars contact only prefill pods in these.  [default: the private networks]",
 )
-@click.option("--envoy-image", default=RouterSettings().envoy_image, help="Image of Envoy.")
+@click.option("--envoy-image", default=_DEFAULTS.scope.router.envoy_image, help="Image of Envoy.")
 @click.option(
     "--router-settings",
     "router_file",
@@ -107,85 +94,44 @@ def _networks(
     help="YAML: replicas, resources and placement of every Envoy and EPP; see docs/routing.md.",
 )
 @click.option(
-    "--health", type=HOST_PORT, default="0.0.0.0:8081", help="HTTP: /healthz and /readyz."
+    "--health",
+    type=HOST_PORT,
+    default=str(_DEFAULTS.health),
+    help="HTTP: /healthz and /readyz.",
 )
-@click.option("--metrics", type=HOST_PORT, default="0.0.0.0:9090", help="HTTP: /metrics.")
+@click.option("--metrics", type=HOST_PORT, default=str(_DEFAULTS.metrics), help="HTTP: /metrics.")
 @click.option(
     "--leader-elect/--no-leader-elect",
-    default=True,
+    default=_DEFAULTS.leader_elect,
     help="Reconcile only while holding the Lease. Off: run no other replica.",
 )
 @click.option("--lease-namespace", help="Namespace of the Lease.  [default: the pod's]")
 @click.option(
     "--lease-duration",
     type=DURATION,
-    default="15s",
-    help="Time after which another replica takes over from a leader that died; at least 3s.",
+    default=format_duration(_DEFAULTS.lease_times.duration),
+    help="Time after which another replica takes over from a leader that died; at least"
+    f" {format_duration(MIN_LEASE_DURATION)}.",
 )
 @click.option(
     "--resync",
     type=DURATION,
-    default="10m",
+    default=format_duration(_DEFAULTS.scope.resync),
     help="Time between full reconciliations of all pools, which need no change.",
 )
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info"
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default=_DEFAULTS.log_level,
 )
-def main(
-    *,
-    namespaces: tuple[str, ...],
-    all_namespaces: bool,
-    kubeconfig: Path | None,
-    tandem_image: str | None,
-    engine_image: str | None,
-    vllm_repository: str | None,
-    image_pull_policy: str | None,
-    pod_networks: tuple[str, ...],
-    envoy_image: str,
-    router_file: Path | None,
-    health: HostPort,
-    metrics: HostPort,
-    leader_elect: bool,
-    lease_namespace: str | None,
-    lease_duration: float,
-    resync: float,
-    log_level: str,
-) -> None:
+def main(*, kubeconfig: Path | None, **flags: Any) -> None:
     """Run the pods and routers that PrefillPools and DecodePools describe; write their status."""
-    if bool(namespaces) == all_namespaces:
-        raise click.UsageError("give either --namespace NAME, repeatable, or --all-namespaces")
-    if lease_duration < _MIN_LEASE_DURATION:
-        raise click.UsageError(
-            "--lease-duration must be at least 3s: renewing the Lease takes time"
-        )
-    if resync <= 0:
-        raise click.UsageError("--resync must be longer than 0s; the default is 10m")
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    defaults = Defaults(
-        tandem_image or DEFAULTS.tandem_image,
-        engine_image or DEFAULTS.torch_image,
-        vllm_repository or DEFAULTS.vllm_repository,
-        pull_policy=image_pull_policy,
-        pod_networks=pod_networks or DEFAULTS.pod_networks,
-    )
-    router = RouterSettings(
-        tandem_image=defaults.tandem_image,
-        envoy_image=envoy_image,
-        image_pull_policy=image_pull_policy,
-    )
     try:
-        router = load_router_settings(router_file, router) if router_file else router
+        settings = settings_from(flags)
     except DocumentError as err:
         fail(str(err), status=2)
-    settings = Settings(
-        Scope(namespaces, resync, defaults, router),
-        health,
-        metrics,
-        leader_elect,
-        lease_namespace,
-        LeaseTimes.for_duration(lease_duration),
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
         asyncio.run(_connect_and_run(settings, kubeconfig))
@@ -194,6 +140,47 @@ def main(
     # These may pass, so status 1 and not 2; the kubelet restarts the container.
     except (CrdsMissing, ApiError, LeaseLost, OSError) as err:
         fail(str(err))
+
+
+def settings_from(flags: Mapping[str, Any]) -> Settings:
+    """Make settings of parsed flags.
+
+    Raises UsageError for flags that contradict each other or are out of range, and DocumentError
+    for an invalid --router-settings file.
+    """
+    if bool(flags["namespaces"]) == flags["all_namespaces"]:
+        raise click.UsageError("give either --namespace NAME, repeatable, or --all-namespaces")
+    if flags["lease_duration"] < MIN_LEASE_DURATION:
+        raise click.UsageError(
+            f"--lease-duration must be at least {format_duration(MIN_LEASE_DURATION)}: renewing"
+            " the Lease takes time"
+        )
+    if flags["resync"] <= 0:
+        default = format_duration(_DEFAULTS.scope.resync)
+        raise click.UsageError(f"--resync must be longer than 0s; the default is {default}")
+    defaults = Defaults(
+        flags["tandem_image"] or DEFAULTS.tandem_image,
+        flags["engine_image"] or DEFAULTS.torch_image,
+        flags["vllm_repository"] or DEFAULTS.vllm_repository,
+        pull_policy=flags["image_pull_policy"],
+        pod_networks=flags["pod_networks"] or DEFAULTS.pod_networks,
+    )
+    router = RouterSettings(
+        tandem_image=defaults.tandem_image,
+        envoy_image=flags["envoy_image"],
+        image_pull_policy=flags["image_pull_policy"],
+    )
+    if flags["router_file"]:
+        router = load_router_settings(flags["router_file"], router)
+    return Settings(
+        scope=Scope(flags["namespaces"], flags["resync"], defaults, router),
+        health=flags["health"],
+        metrics=flags["metrics"],
+        leader_elect=flags["leader_elect"],
+        lease_namespace=flags["lease_namespace"],
+        lease_times=LeaseTimes.for_duration(flags["lease_duration"]),
+        log_level=flags["log_level"],
+    )
 
 
 async def _connect_and_run(settings: Settings, kubeconfig: Path | None) -> None:

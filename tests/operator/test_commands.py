@@ -1,14 +1,19 @@
-"""The rendered command lines are ones that our own commands take."""
+"""Our commands accept the command lines that the operator renders; the operator's own flags."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tandem_engine.config import parse_kv_transfer_config
 from tandem_engine.events import parse_kv_events_config
 from tandem_engine.main import main as engine_command
+from tandem_operator.main import main as operator_command
+from tandem_operator.main import settings_from
 from tandem_operator.pods.manifests import pods
+from tandem_operator.settings import Settings
 from tandem_sidecar.main import main as sidecar_command
 
 from .pool_yaml import pair
@@ -53,3 +58,35 @@ def test_the_sidecar_takes_its_arguments(tmp_path: Path) -> None:
     context = sidecar_command.make_context("tandem-sidecar", args)
     assert context.params["pod_name"] == "pod"
     assert context.params["prefill_timeout"] == 30.0
+
+
+def test_the_operators_flags_have_the_defaults_of_its_settings() -> None:
+    context = operator_command.make_context("tandem-operator", ["--all-namespaces"])
+    assert settings_from(context.params) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [("health", "0.0.0.0:8081"), ("metrics", "0.0.0.0:9090"), ("leader-elect", "leader-elect"),
+     ("lease-duration", "15s"), ("resync", "10m"), ("log-level", "info")],
+)  # fmt: skip
+def test_the_operators_help_shows_defaults_with_units(flag: str, default: str) -> None:
+    shown = CliRunner().invoke(operator_command, ["--help"], terminal_width=200).output
+    [after] = re.findall(rf"--{flag} .*?\[default:\s+([^]]+)\]", shown, re.DOTALL)
+    assert after == default
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--all-namespaces"),
+        (("--namespace", "n", "--all-namespaces"), "give either --namespace NAME"),
+        (("--all-namespaces", "--lease-duration", "2s"), "at least 3s"),
+        (("--all-namespaces", "--resync", "0s"), "the default is 10m"),
+        (("--all-namespaces", "--pod-network", "10.0.0.0/99"), "10.0.0.0/99"),
+    ],
+)
+def test_wrong_flags_of_the_operator_exit_with_2(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(operator_command, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -48,9 +48,13 @@ class Scope:
     namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""
     resync: float = 600.0
-    """Seconds between relists; each also reconciles every set and endpoint."""
+    """Seconds between relists; each also reconciles every set and endpoint. Watches report changes
+    at once, so this bounds only how long a missed deletion stays unnoticed. Too low: constant load
+    on the API server. Too high: such an object is not created again for that long."""
     defaults: Defaults = field(default_factory=Defaults)
+    """Images and networks for what a pool leaves out."""
     router: RouterSettings = field(default_factory=RouterSettings)
+    """Settings of the Envoy and the EPP of every endpoint."""
 
 
 class Controller:

@@ -30,17 +30,19 @@ LEASE_NAME: Final = "tandem-operator"
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Times of the election, in seconds.
-
-    A leader stops when it could not renew the Lease for `renew` seconds; another replica may take
-    over `duration` seconds after the last renewal. The difference is the time that the old leader's
-    last write may take.
-    """
+    """Times of the election, in seconds. The defaults are those of Kubernetes' own controllers."""
 
     duration: float = 15.0
+    """Seconds after the last renewal at which another replica may take over. Too low: the leader
+    loses the Lease when the API server is slow, and exits. Too high: after a leader died, no pool
+    is reconciled for that long."""
     renew: float = 10.0
+    """Seconds without a successful renewal after which the leader stops. Less than `duration`: the
+    difference is the time that the old leader's last write may take. Too close to `duration`: two
+    replicas may write at once."""
     retry: float = 2.0
-    """Between two attempts to renew or to acquire."""
+    """Seconds between two attempts to renew or to acquire. Too low: needless calls to the API
+    server. Too high: few attempts fit into `renew`, and one failed call may cost the Lease."""
 
     @classmethod
     def for_duration(cls, duration: float) -> Self:

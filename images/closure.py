@@ -1,4 +1,4 @@
-"""Which shared libraries files need, as the dynamic linker finds them."""
+"""Find the shared libraries that files need, as the dynamic linker does."""
 
 import os
 import re

@@ -164,7 +164,7 @@ def select(sets: Iterable[SetView], name: str | None) -> tuple[SetView, ...]:
 
 
 def to_json(set_view: SetView) -> dict[str, object]:
-    """What `-o json` prints for a set: its fields, and whether it is ready."""
+    """The `-o json` form of a set: its fields and `ready`."""
     return {"ready": set_view.ready, **asdict(set_view)}
 
 

@@ -10,7 +10,7 @@ from tandem_local.stack_metrics import PodLoad, StackMetrics
 
 
 def to_json(stack: StackMetrics) -> dict[str, object]:
-    """What `-o json` prints: endpoint, pods with their load, paths."""
+    """The `-o json` form: endpoint, pods with their load, paths."""
     pods = []
     for load in stack.pods:
         fields = asdict(load)
@@ -20,7 +20,7 @@ def to_json(stack: StackMetrics) -> dict[str, object]:
 
 
 def tables(stack: StackMetrics) -> Group:
-    """What `-o table` prints."""
+    """The `-o table` form: a table of pods and a table of routing paths."""
     pods = Table("NAME", "ROLE", "MODEL", "READY", box=None, pad_edge=False)
     for heading in ("RESTARTS", "RUNNING", "WAITING", "KV-USE"):
         pods.add_column(heading, justify="right")

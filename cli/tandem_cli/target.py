@@ -1,4 +1,4 @@
-"""What trace and doctor look at: the stack of this machine, or a namespace of a cluster."""
+"""The target of trace and doctor: the stack of this machine, or a namespace of a cluster."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

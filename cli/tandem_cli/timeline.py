@@ -29,7 +29,7 @@ class EppRecord(NamedTuple):
 
 
 class SidecarRecord(NamedTuple):
-    """What happened to a request on one decode pod."""
+    """The trace of a request from one decode pod's sidecar."""
 
     pod: str
     trace: SidecarTrace

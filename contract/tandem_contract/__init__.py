@@ -1,4 +1,4 @@
-"""What two Tandem components must agree on, each defined once.
+"""Names, formats and rules that two Tandem components must agree on, each defined once.
 
 Contents:
 

@@ -39,7 +39,7 @@ class LegTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
     """Description of a failure."""
     timing: Timing | None = None
-    """What the engine reported about this leg."""
+    """The times and token counts that the engine reported for this leg; None if it sent none."""
 
 
 class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -103,7 +103,7 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     status: int | None = None
     """HTTP status of the answer; None before its headers arrive."""
     timing: Timing | None = None
-    """What the sidecar reported with the response headers."""
+    """The times and token counts that the sidecar sent with the response headers."""
     ended: float | None = None
     """Seconds after the decision; None while the request runs."""
 

@@ -1,4 +1,4 @@
-"""What was learnt about a running set; the input of `checks`. None means: could not be learnt."""
+"""Facts about a running set, the input of `checks`. None: the fact could not be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -26,9 +26,9 @@ class Finding(msgspec.Struct, frozen=True):
     subject: str
     """Pod, pair of pods, GPU or group."""
     detail: str = msgspec.field(name="seen")
-    """What the check found."""
+    """The observed values or errors that led to the finding."""
     fix: str = ""
-    """What to do; empty if nothing has to be done."""
+    """The action that solves the problem; empty if nothing has to be done."""
 
 
 def worst(findings: tuple[Finding, ...]) -> Severity:

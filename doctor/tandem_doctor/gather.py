@@ -73,7 +73,7 @@ class _Version(msgspec.Struct):
 async def gather_facts(
     targets: Sequence[TargetPod],
 ) -> tuple[tuple[Engine, ...], tuple[Sidecar, ...]]:
-    """What every engine and sidecar reports about itself."""
+    """Read from every engine and sidecar the facts that it reports about itself."""
     limit = asyncio.Semaphore(_CONCURRENCY)
 
     async def gather_pod(target: TargetPod) -> tuple[Engine, Sidecar | None]:

@@ -40,7 +40,7 @@ def engine_command(group: int) -> EngineCommand | None:
 
 @dataclass(frozen=True, slots=True)
 class _UcxResources:
-    """What the processes with UCX of one group have open."""
+    """Devices, shared memory and connections that one group's processes with UCX have open."""
 
     rdma: bool
     segments: frozenset[tuple[str, str]]

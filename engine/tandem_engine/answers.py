@@ -77,7 +77,7 @@ class Choice:
 
 
 class Answer:
-    """What completions and chats share; subclasses build their choices."""
+    """The common part of completion and chat answers; subclasses build the choices."""
 
     completion: str
     chunk: str

@@ -54,7 +54,7 @@ class KvTransferConfig:
     """Seconds that a finished prompt's blocks are held for a reader. Too low: prompts are computed
     again when decode engines queue; too high: blocks of failed readers stay in use."""
     policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
-    """What to do when KV cannot be loaded. The default differs from vLLM 0.32's `fail`: a
+    """The reaction to KV that cannot be loaded. The default differs from vLLM 0.32's `fail`: a
     recomputed prompt costs seconds, a failed request is lost."""
     side_channel_host: str = "127.0.0.1"
     """Address to listen on for readers, and the one that they are told to connect to."""

@@ -1,4 +1,4 @@
-"""What an engine reports: events to an `EngineObserver`, and `Stats` on request."""
+"""The engine's reports: events to an `EngineObserver`, and `Stats` on request."""
 
 from dataclasses import dataclass
 from typing import Protocol

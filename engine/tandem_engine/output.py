@@ -24,7 +24,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one delta adds to the answer. `finish_reason` is set on the last piece only."""
+    """The part of the answer that one delta adds. `finish_reason` is set on the last one only."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()

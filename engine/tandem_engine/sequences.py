@@ -22,7 +22,7 @@ from .types import Delta, FinishReason, Request
 
 
 class ServedEngine(Protocol):
-    """What the server needs of an engine."""
+    """The methods of an engine that the server calls."""
 
     @property
     def healthy(self) -> bool: ...

@@ -10,7 +10,7 @@ from .types import PullResult, RemoteDecode, Request, SamplingParams, TokenLogpr
 
 
 class Phase(Enum):
-    """What a sequence waits for or does. Only the scheduler changes it."""
+    """The scheduling state of a sequence. Only the scheduler changes it."""
 
     WAITING = auto()
     """Queued: it has no blocks yet, or its pull has ended and no place in a step is free."""
@@ -100,7 +100,7 @@ class Sequence:
         return self.pull.tokens if self.pull is not None else 0
 
     def first_token_timing(self, now: float) -> Timing:
-        """What the first token took, at `now` (time.perf_counter()).
+        """The timing of the first token, sampled at `now` (time.perf_counter()).
 
         The token that is computed again after a pull counts as pulled, as in vLLM.
         """

@@ -133,7 +133,7 @@ def _pending(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StopOutput:
-    """What `StopStrings.push` returns: the text to send, and the stop string that ended it."""
+    """The result of `StopStrings.push`: the text to send, and the stop string that ended it."""
 
     text: str
     stop: str | None = None

@@ -96,7 +96,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step added to one sequence."""
+    """The tokens that one step added to one sequence, and how the sequence ended, if it did."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()

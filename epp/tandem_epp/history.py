@@ -26,8 +26,8 @@ MAX_TEXT: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What was known of a pod when it was chosen. A copy, because a reference to the Pod would keep
-    the prefix indexes of a removed pod in memory."""
+    """A pod's address and load when it was chosen. A copy, because a reference to the Pod would
+    keep the prefix indexes of a removed pod in memory."""
 
     name: str
     address: str
@@ -36,7 +36,7 @@ class Candidate:
 
 
 def candidates(pods: Sequence[Pod]) -> tuple[Candidate, ...]:
-    """What is known of `pods` now."""
+    """The present address and load of each of `pods`."""
     return tuple(Candidate(p.name, p.address or "", p.in_flight, p.gauges) for p in pods)
 
 
@@ -64,7 +64,7 @@ class Decision:
     status: int | None = None
     """HTTP status of the response."""
     timing: Timing | None = None
-    """What the sidecar reported with the response headers."""
+    """The times and token counts that the sidecar sent with the response headers."""
     ended: float | None = None
     """Seconds after the decision began at which the request ended."""
     # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.

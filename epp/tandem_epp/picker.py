@@ -1,12 +1,12 @@
 """One request's pick: parse, choose a decode pod, decide on a split, choose prefill pods, headers.
 
 `EndpointPicker` is the `RequestPicker` of `ext_proc.stream`. It holds the configuration, which a
-reload replaces, and the shared `Fleet`; it does no I/O. It answers these requests itself, in
-OpenAI's error format:
+reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors itself:
 
-    400 not JSON, or not a request of its kind     404 no backend lists the model
-    413 body too large                             503 no backend, or no split where the
-                                                       configuration requires one; retryable
+    400  not JSON, or not a request of its kind
+    404  no backend lists the model
+    413  body too large
+    503  no backend, or no split where the configuration requires one; retryable
 """
 
 import logging
@@ -95,7 +95,7 @@ class EndpointPicker:
         return kind_of(request) is not None or (self._fleet.has_mixed_models and is_json(request))
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
-        """Pick pods for `request` and count it there. Raises LocalReply."""
+        """Pick pods for `request` and count the request on them. Raises LocalReply."""
         # The sidecar applies the same rule. An id that only one of both accepted would make the
         # plan, which is bound to the id, unusable.
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
@@ -167,12 +167,13 @@ class EndpointPicker:
         if inputs.is_disaggregated and not inputs.has_prefill_candidate:
             # During a rollout to another compat hash, pods of one hash may have no prefill pod
             # while pods of the other do: a request worth a split goes to the latter.
-            with_prefill = _in_subset(self._fleet.pods_with_prefill(model), subset)
-            if with_prefill and (other := self._choose_decode(with_prefill, context)):
-                others = _in_subset(self._fleet.prefill_candidates(model, other[0]), subset)
-                other_inputs = self._decider_inputs(context, other[0], others)
-                if is_split(other_inputs, self.routing.scheduling.decider):
-                    decode, prefills, inputs = other, others, other_inputs
+            paired = _in_subset(self._fleet.pods_with_prefill(model), subset)
+            if paired and (paired_decode := self._choose_decode(paired, context)):
+                candidates = self._fleet.prefill_candidates(model, paired_decode[0])
+                paired_prefills = _in_subset(candidates, subset)
+                paired_inputs = self._decider_inputs(context, paired_decode[0], paired_prefills)
+                if is_split(paired_inputs, self.routing.scheduling.decider):
+                    decode, prefills, inputs = paired_decode, paired_prefills, paired_inputs
         return self._decide(context, decode, prefills, inputs)
 
     def _check_model(self, model: str | None, now: float) -> None:
@@ -196,12 +197,12 @@ class EndpointPicker:
     ) -> SchedulingResult:
         scheduling = self.routing.scheduling
         decision = decide_path(inputs, scheduling.decider)
-        chosen: Sequence[Pod] = ()
+        ranking: Sequence[Pod] = ()
         if decision.path is RoutingPath.PREFILL_THEN_DECODE:
-            chosen = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
+            ranking = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
             # An alternate of the decode pod must be able to read the same KV.
-            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in chosen)]
-        return SchedulingResult(decision, decode, chosen, inputs.cached_tokens)
+            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
+        return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
 
     def _decider_inputs(
         self, context: ScoringContext, decode: Pod, prefills: Sequence[Pod]

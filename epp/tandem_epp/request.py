@@ -31,12 +31,12 @@ class BadBody(ValueError):
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """What the scheduler knows of one request."""
+    """The properties of one request that the scheduler uses."""
 
     model: str | None
     """None when the body names none: any backend may serve it."""
     prompt: bytes
-    """What is hashed: the JSON of text or messages as it came, or four bytes per token id."""
+    """Input of the prefix hash: JSON of text or messages as it came, or four bytes per token id."""
     single_engine_reason: str | None = None
     """Why one engine must serve the request alone, in one word; None when it may be split."""
     needs_sidecar: bool = False
@@ -108,7 +108,7 @@ _name: Final = msgspec.json.Decoder(str | None)
 _token_ids: Final = msgspec.json.Decoder(list[int])
 _list: Final = msgspec.json.Decoder(list[Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions of decoding JSON."""
+"""The exceptions that decoding JSON raises."""
 
 _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 """The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies

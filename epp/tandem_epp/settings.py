@@ -16,7 +16,7 @@ _METRICS: Final = HostPort("0.0.0.0", ports.EPP_METRICS)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The values of the flags."""
+    """The settings of an EPP process, from its command line."""
 
     config: Path
     """Router configuration file."""

@@ -41,7 +41,7 @@ _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S
 _CONFIG_ERRORS: Final = (
     ConfigException, YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError,
 )  # fmt: skip
-"""What kubernetes.aio raises for a kubeconfig that is malformed."""
+"""The exceptions that kubernetes.aio raises for a malformed kubeconfig."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What this machine gives a container: its command, its environment, its GPUs.
+"""The parts of a container that this machine provides: command, environment, GPUs.
 
 Images are not pulled. Tandem's own (`tandem`, `tandem-engine`, with any registry and tag) run from
 the Python environment of this process. A container of another image needs an explicit command that

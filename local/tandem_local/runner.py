@@ -180,9 +180,9 @@ class Runner:
         return PodInstance(pod, init, [containers[spec.name] for spec in pod.containers])
 
 
-def _failure_message(pod: RunningPod, container: Container, what: str) -> str:
-    """What happened to the container, why if that is known, and the end of its log."""
+def _failure_message(pod: RunningPod, container: Container, event: str) -> str:
+    """The event, its reason if that is known, and the end of the container's log."""
     reason = f" ({container.reason})" if container.reason else ""
     lines = [f"  | {line}" for line in tail(container.log)]
     name = f"{pod.spec.name}/{container.spec.name}"
-    return "\n".join([f"{name}: {what}{reason}; its log, {container.log}:", *lines])
+    return "\n".join([f"{name}: {event}{reason}; its log, {container.log}:", *lines])

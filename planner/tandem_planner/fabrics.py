@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Fabric(StrEnum):
-    """What KV blocks are transferred over."""
+    """The interconnect that KV blocks are transferred over."""
 
     TCP = "tcp"
     RDMA = "rdma"

@@ -19,7 +19,7 @@ _ENGINE = HostPort("127.0.0.1", ports.ENGINE_DECODE)
 
 
 class Policy(msgspec.Struct, frozen=True, gc=False):
-    """What a request gets when its prefill and decode cannot run on two engines."""
+    """The handling of requests whose prefill and decode cannot run on two engines."""
 
     fallback_to_unified: bool = True
     """True: the decode engine computes the prompt itself. False: the client gets an error."""

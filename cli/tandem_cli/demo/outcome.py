@@ -44,7 +44,7 @@ class Outcome:
 
     paths: Mapping[str, PathFigures]
     counters: Counters
-    """What engines and sidecars counted during the run."""
+    """Differences of the engines' and sidecars' counters over the run."""
     mismatches: tuple[Mismatch, ...]
     failures: tuple[str, ...]
     """Requests without a complete answer, each with its reason."""

@@ -51,7 +51,7 @@ class InvalidPod:
     """A selected pod whose labels or annotations cannot be read."""
 
     reason: str
-    """What is wrong, and in which label or annotation."""
+    """The label or annotation that is invalid, and why."""
 
 
 def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend | InvalidPod | None:

@@ -100,7 +100,7 @@ Input = (
     | ResponseBody
     | ResponseTrailers
 )
-"""What Envoy sends."""
+"""A message from Envoy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +145,4 @@ class ImmediateResponse:
 
 
 Answer = Continue | StreamedChunk | ImmediateResponse
-"""What Envoy is sent."""
+"""A message to Envoy."""

@@ -57,7 +57,7 @@ class PlacedRequest(Protocol):
 
     @property
     def mutation(self) -> HeaderMutation:
-        """What Envoy changes in the request's headers."""
+        """The changes that Envoy makes to the request's headers."""
 
     def on_response_headers(
         self, timing: str | None, status: int, prefill: str | None = None
@@ -78,7 +78,7 @@ class LocalReply(Exception):
 
 
 class RequestPicker(Protocol):
-    """What this state machine needs of the picker."""
+    """The methods of the picker that this state machine calls."""
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the pick depends on the request's body."""

@@ -25,7 +25,7 @@ class SplitImpossible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DeciderSettings:
-    """What the configuration says about splitting."""
+    """The decider's settings: when to split a request."""
 
     split: bool = True
     """False: never split (llm-d's disagg-profile-handler without a prefill decider)."""

@@ -12,7 +12,7 @@ from ..request import InferenceRequest
 
 @dataclass(slots=True)
 class ScoringContext:
-    """What a scorer may ask about the request and a pod together."""
+    """A request, and lookups that combine it with a pod; the input of every scorer."""
 
     request: InferenceRequest | None
     """None for a request whose body the EPP does not read."""

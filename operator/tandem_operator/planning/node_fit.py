@@ -48,7 +48,7 @@ def no_fit_reason(pod_spec: Body, nodes: Sequence[NodeState]) -> str | None:
 
 
 def pod_requests(pod_spec: Body) -> Amounts:
-    """What the scheduler reserves for a pod.
+    """The resources that the scheduler reserves for a pod.
 
     The sum of its containers and native sidecars, or its largest init container with the sidecars
     that run by then, whichever is more; and the pod's overhead.

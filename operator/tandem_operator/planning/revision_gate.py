@@ -17,7 +17,7 @@ from .rollout import OPEN, Gate, index_of
 
 @dataclass(frozen=True)
 class Member:
-    """What the gate needs to know of one pool of a set."""
+    """The state of one pool of a set, as input of the gate."""
 
     name: str
     """For messages: `DecodePool d`."""

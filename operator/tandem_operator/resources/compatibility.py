@@ -1,4 +1,4 @@
-"""What the pools of a set share: fields a DecodePool inherits, fields both sides must agree on.
+"""Fields that the pools of a set share: inherited ones, and ones both sides must agree on.
 
     inherit(prefill, decode)              -> the DecodePool's spec with the inherited fields
     disagreements(prefill, decode, …)     -> each contradiction, with field, both values and the fix
@@ -73,7 +73,7 @@ class Mismatch:
     stated_at: FieldPath
     """Where the DecodePool states its value: `engine.image` for a version read from its tag."""
     advice: str | None = None
-    """What to do; None: leave the field out to inherit it, or change it in both pools."""
+    """The fix to suggest; None: leave the field out to inherit it, or change it in both pools."""
 
     @property
     def field(self) -> str:

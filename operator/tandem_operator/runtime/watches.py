@@ -1,4 +1,4 @@
-"""What the operator watches, the kopf handlers that feed the cache, and the relist. No policy.
+"""The operator's watches, the kopf handlers that feed the cache, and the relist. No policy.
 
     kopf watch ──index, event──► cache.upsert_*, remove_deleted ──affected keys──► work queue
     relist ────────────────────► cache.upsert_*, remove ──────────affected keys──►

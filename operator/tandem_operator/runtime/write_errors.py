@@ -1,4 +1,4 @@
-"""What a failed write says about the object that was written: a Failure for the pool's status."""
+"""Translate the error of a failed write into a Failure for the pool's status."""
 
 from typing import Final
 

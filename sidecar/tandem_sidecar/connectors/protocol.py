@@ -129,7 +129,7 @@ def resolve(connector: Connector) -> ResolvedConnector:
 
 @dataclass(slots=True)
 class ConnectorOptions:
-    """What the command line sets for connectors. Each uses what applies to it."""
+    """The command line's connector options. Each connector uses those that apply to it."""
 
     tokenize_once: bool = True
     """Reuse the prefill's token ids in the decode leg. A reload may change it; a hand-off in flight

@@ -103,7 +103,7 @@ def parse_readings(page: bytes) -> EngineReadings:
 
 @dataclass(frozen=True, slots=True)
 class DataPathCounts:
-    """What the data path itself has counted about the same engine."""
+    """The data path's own counts for the same engine."""
 
     failed_loads: float
     """Failed KV loads that became an error answer, already in the metrics."""

@@ -157,7 +157,7 @@ class Leg(msgspec.Struct, eq=False, gc=False):
     status: int | None = None
     """HTTP status of the engine's answer."""
     detail: str = ""
-    """What went wrong, where something did."""
+    """Description of the failure; empty if the leg succeeded."""
     timing: Timing | None = None
     """The engine's `x-tandem-timing` of this leg; None before an answer came."""
     traceparent: str = ""

@@ -81,7 +81,7 @@ class Change:
 
 
 def compare(old: Flags, new: Flags) -> Change:
-    """What changes from `old` to `new`, at once or at a restart."""
+    """The flags that differ between `old` and `new`, by whether they apply at once."""
     changed = sorted(name for name in new if new[name] != old[name])
     # A flag that waits keeps its old value here, so that every reload reports it until a restart.
     live = tuple(name for name in changed if name in LIVE)

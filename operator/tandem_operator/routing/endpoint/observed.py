@@ -93,7 +93,7 @@ class ObservedEndpoint:
 
 @dataclass(frozen=True)
 class EndpointPlan:
-    """What to write, in this order, and when to reconcile again without an event."""
+    """The writes, in this order, and when to reconcile again without an event."""
 
     apply: tuple[Body, ...] = ()
     """Objects to create or update; objects that are already up to date are left out.

@@ -1,4 +1,4 @@
-"""What to write for a routing endpoint, and what its DecodePools report about it. Pure.
+"""Plan the objects of a routing endpoint, and the status that its DecodePools get. Pure.
 
     plan_endpoint(observed, settings) -> EndpointPlan    objects to apply and delete
     router_state(observed)            -> RouterState     condition RouterReady and status.endpoint

@@ -42,7 +42,7 @@ class EndpointRequirements:
 
 
 def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
-    """What `pools`, of which there is at least one, require together."""
+    """The combined requirements of `pools`, of which there is at least one."""
     decodes = [pool.pool for pool in _by_name(pools)]
     routings = [pool.spec.routing for pool in decodes]
     replicas = [r.epp.replicas for r in routings if r.epp.replicas is not None]

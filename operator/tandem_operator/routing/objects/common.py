@@ -1,4 +1,4 @@
-"""What all objects of an endpoint share: names, labels, owners, a builder for each kind. Pure.
+"""The common parts of an endpoint's objects: names, labels, owners, builders by kind. Pure.
 
 docs/operator.md has a table of all objects and their names.
 """
@@ -18,6 +18,9 @@ from ..endpoint.settings import RouterSettings
 Object = dict[str, Any]
 
 OPERATOR: Final = "tandem-operator"
+ENVOY: Final = "envoy"
+EPP: Final = "epp"
+"""`ENVOY` and `EPP` are values of the label `app.kubernetes.io/component` and container names."""
 _MIN_READY_SECONDS: Final = 8
 """Seconds after which a ready pod counts as available: by then Envoy can resolve its name. The
 cluster's DNS caches a negative answer for 5 s, Envoy looks names up every 2 s, and EndpointSlices

@@ -13,6 +13,7 @@ from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
 from ..envoy.bootstrap import LIVE, READY, EnvoySettings, envoy_bootstrap
 from .common import (
+    ENVOY,
     Names,
     Object,
     budget,
@@ -22,9 +23,6 @@ from .common import (
     pod_spec,
     service,
 )
-
-ENVOY: Final = "envoy"
-"""Label `app.kubernetes.io/component`, and the container's name."""
 
 _DIRECTORY: Final = "/etc/envoy"
 _FILE: Final = "envoy.json"

@@ -11,6 +11,7 @@ from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
 from .common import (
+    EPP,
     Names,
     Object,
     body,
@@ -21,9 +22,6 @@ from .common import (
     pod_spec,
     service,
 )
-
-EPP: Final = "epp"
-"""Label `app.kubernetes.io/component`, and the container's name."""
 
 _CONFIG_DIRECTORY: Final = "/etc/tandem/router"
 _CONFIG_FILE: Final = "router.yaml"

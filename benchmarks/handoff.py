@@ -88,10 +88,10 @@ async def hand_off(
         answer = await complete(session, prefill, ids, 1, kv_transfer_params=leg)
         computed = time.perf_counter() - start
         params = answer["kv_transfer_params"]
-        moved = await seconds(
+        transfer_seconds = await seconds(
             lambda: complete(session, decode, ids, 1, kv_transfer_params=params)  # noqa: B023
         )
-        pairs.append((moved, computed))
+        pairs.append((transfer_seconds, computed))
     name = f"hand-off of {LONG} tokens over computing them"
     return at_most(name, _ratios(pairs), "ratio", 0.2)
 

@@ -70,9 +70,9 @@ def _pour(control: Connection) -> None:
 def _raw(sock: socket.socket, control: Connection, into: memoryview) -> float:
     start = time.perf_counter()
     control.send("go")
-    got = 0
-    while got < BYTES:
-        got += sock.recv_into(into[got : got + CHUNK])
+    received = 0
+    while received < BYTES:
+        received += sock.recv_into(into[received : received + CHUNK])
     return time.perf_counter() - start
 
 
@@ -89,17 +89,17 @@ def copy_ratios(rounds: int) -> list[float]:
     """Bytes per second of the transfer over those of a bare copy, for each of `rounds` pairs."""
     spawn = multiprocessing.get_context("spawn")
     torch.set_num_threads(1)
-    holder, theirs = spawn.Pipe()
-    pourer, others = spawn.Pipe()
+    holder, holder_end = spawn.Pipe()
+    pourer, pourer_end = spawn.Pipe()
     children = [
-        spawn.Process(target=_hold, args=(theirs,)),
-        spawn.Process(target=_pour, args=(others,)),
+        spawn.Process(target=_hold, args=(holder_end,)),
+        spawn.Process(target=_pour, args=(pourer_end,)),
     ]
     for child in children:
         child.start()
     # With the child's end closed here, its death is an EOFError instead of an endless wait.
-    theirs.close()
-    others.close()
+    holder_end.close()
+    pourer_end.close()
 
     async def measure() -> list[float]:
         puller = Puller(_cache(), LAYOUT)
@@ -107,8 +107,8 @@ def copy_ratios(rounds: int) -> list[float]:
         ratios = []
         with socket.create_connection(pourer.recv()) as sock:
             for turn in range(rounds + 1):
-                moved = await _pull(puller, holder, address, f"request-{turn}")
-                ratios.append(_raw(sock, pourer, memory) / moved)
+                pull_seconds = await _pull(puller, holder, address, f"request-{turn}")
+                ratios.append(_raw(sock, pourer, memory) / pull_seconds)
         await puller.close()
         return ratios[1:]  # the first touches fresh memory
 

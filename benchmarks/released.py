@@ -106,16 +106,16 @@ async def leave(setup: Setup, rng: random.Random, request_id: str, moment: str) 
 
 async def leave_all(setup: Setup, count: int) -> Counter[str]:
     """Have `count` clients leave, `CLIENTS` at a time. The number that left at each moment."""
-    rng, left = random.Random(1), Counter[str]()
-    each = enumerate(islice(cycle(MOMENTS), count))
+    rng, departures = random.Random(1), Counter[str]()
+    moments = enumerate(islice(cycle(MOMENTS), count))
 
-    async def clients(each: Iterator[tuple[int, str]]) -> None:
-        for index, moment in each:
+    async def clients(moments: Iterator[tuple[int, str]]) -> None:
+        for index, moment in moments:
             at = await leave(setup, rng, f"left-{index}", moment)
-            left[at or "too early"] += 1
+            departures[at or "too early"] += 1
 
-    await asyncio.gather(*(clients(each) for _ in range(CLIENTS)))
-    return left
+    await asyncio.gather(*(clients(moments) for _ in range(CLIENTS)))
+    return departures
 
 
 async def seconds_until_free(setup: Setup) -> float:

@@ -189,9 +189,9 @@ def figures(bench: Bench, resident: float) -> list[Figure]:
     """The figures that have targets; `resident` is the sidecar's memory in MB."""
     engine, envoy, sidecar, _ = bench.servers
 
-    def cpu(name: str, ours: Case, theirs: Case, ceiling: float) -> Figure:
+    def cpu(name: str, sidecar_case: Case, envoy_case: Case, ceiling: float) -> Figure:
         # Ratios within a round: other work on the machine moves both sides.
-        pairs = zip(bench.of(sidecar, ours), bench.of(envoy, theirs), strict=True)
+        pairs = zip(bench.of(sidecar, sidecar_case), bench.of(envoy, envoy_case), strict=True)
         return at_most(f"CPU, {name}", [a.cpu / b.cpu for a, b in pairs], "ratio", ceiling)
 
     def latency(name: str, case: Case) -> Figure:

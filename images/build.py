@@ -136,11 +136,11 @@ def _cached(
 def _stage(checkout: Checkout) -> Iterator[Path]:
     """A temporary folder on the file system of the layers."""
     checkout.layers.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix="stage-", dir=checkout.layers))
+    folder = Path(tempfile.mkdtemp(prefix="stage-", dir=checkout.layers))
     try:
-        yield made
+        yield folder
     finally:
-        shutil.rmtree(made)
+        shutil.rmtree(folder)
 
 
 def _megabytes(layers: list[Layer]) -> int:

@@ -20,14 +20,14 @@ def libraries(files: Iterable[Path]) -> dict[str, Path]:
     resolved: dict[str, Path] = {}
     for start in range(0, len(names), _BATCH):
         # ldd exits with 1 if one file is not dynamically linked; the other files are still listed.
-        done = subprocess.run(
+        process = subprocess.run(
             ["ldd", *names[start : start + _BATCH]],
             capture_output=True,
             text=True,
             check=False,
             env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
         )
-        for path in _RESOLVED.findall(done.stdout):
+        for path in _RESOLVED.findall(process.stdout):
             resolved[os.path.normpath(path)] = Path(path).resolve()
     return resolved
 
@@ -40,5 +40,5 @@ def elf_files(folder: Path) -> Iterator[Path]:
 
 
 def _is_elf(path: Path) -> bool:
-    with path.open("rb") as opened:
-        return opened.read(4) == b"\x7fELF"
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"

@@ -185,11 +185,11 @@ def _below(folder: Path, installed: str) -> dict[str, Content]:
 
 
 def _system_libraries(binaries: Iterable[Path], stage: Path) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    files: dict[str, Content] = {}
     for name, path in libraries(binaries).items():
         if not path.is_relative_to(stage.resolve()):
-            found[name] = path
-    return found
+            files[name] = path
+    return files
 
 
 def _ignoring(names: Collection[str]) -> Callable[[str, list[str]], list[str]]:
@@ -200,7 +200,7 @@ def _ignoring(names: Collection[str]) -> Callable[[str, list[str]], list[str]]:
 
 
 def _run(command: list[str], folder: Path | None = None, *, lenient: bool = False) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0 and not lenient:
-        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode != 0 and not lenient:
+        last = "\n".join((process.stderr or process.stdout).strip().splitlines()[-5:])
         raise BuildFailed(f"{' '.join(command[:4])}: {last}")

@@ -80,13 +80,13 @@ def write_layer(files: Files, target: Path) -> Layer:
     with partial.open("wb") as out:
         hashed = _Hashing(out)
         with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.GNU_FORMAT) as tar:
-            made: set[str] = set()
+            existing: set[str] = set()
             for path, content in sorted(files.items()):
                 name = path.lstrip("/")
-                for parent in _parents(name, made):
+                for parent in _parents(name, existing):
                     tar.addfile(_directory(parent, 0o755))
                 _add(tar, name, content)
-                made.add(name)
+                existing.add(name)
         size = out.tell()
     partial.replace(target)
     return Layer(target, f"sha256:{hashed.digest.hexdigest()}", size)
@@ -110,13 +110,13 @@ def write_archive(image: Image, target: Path) -> None:
             ],
         }
     )
-    named = _described(_MANIFEST, manifest) | {
+    descriptor = _described(_MANIFEST, manifest) | {
         "annotations": {
             "io.containerd.image.name": image.reference,
             "org.opencontainers.image.ref.name": image.reference.rpartition(":")[2],
         }
     }
-    index = _json({"schemaVersion": 2, "mediaType": _INDEX, "manifests": [named]})
+    index = _json({"schemaVersion": 2, "mediaType": _INDEX, "manifests": [descriptor]})
     members: list[tuple[str, Path | bytes]] = [
         ("oci-layout", b'{"imageLayoutVersion":"1.0.0"}'),
         *((_blob(layer.digest), layer.path) for layer in image.layers),
@@ -179,11 +179,11 @@ def _add(tar: tarfile.TarFile, name: str, content: Content) -> None:
                 tar.addfile(_file(name, status.st_size, mode), opened)
 
 
-def _parents(name: str, made: set[str]) -> Iterator[str]:
-    """Directories above `name` that are not in `made` yet, outermost first."""
+def _parents(name: str, existing: set[str]) -> Iterator[str]:
+    """Directories above `name` that are not in `existing` yet, outermost first."""
     for parent in reversed([str(p) for p in Path(name).parents if str(p) != "."]):
-        if parent not in made:
-            made.add(parent)
+        if parent not in existing:
+            existing.add(parent)
             yield parent
 
 

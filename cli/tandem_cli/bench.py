@@ -189,15 +189,15 @@ async def _run(client: Client, calls: Sequence[Timed], max_in_flight: int) -> li
 
 def table(paths: dict[str, PathFigures], total: PathFigures) -> Table:
     """One row per path, and a row for all requests if there is more than one path."""
-    made = Table("path", box=None, collapse_padding=True, caption="times in ms")
+    rows = Table("path", box=None, collapse_padding=True, caption="times in ms")
     headings = ("requests", "failed", "TTFT p50", "p99", "ITL p50", "p99", "goodput/s")
     for heading in headings if total.goodput is not None else headings[:-1]:
-        made.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", no_wrap=True)
     for path, row in paths.items():
-        made.add_row(path, *_cells(row))
+        rows.add_row(path, *_cells(row))
     if len(paths) > 1:
-        made.add_row("all", *_cells(total), style="bold")
-    return made
+        rows.add_row("all", *_cells(total), style="bold")
+    return rows
 
 
 def _cells(row: PathFigures) -> list[str]:

@@ -67,9 +67,9 @@ class NothingFound(ClusterError):
     """There is no pool, or none of the given name."""
 
     def __init__(self, name: str | None, namespace: str | None) -> None:
-        what = f"no set or pool {name}" if name else "no PrefillPool and no DecodePool"
+        missing = f"no set or pool {name}" if name else "no PrefillPool and no DecodePool"
         where = f"in namespace {namespace}" if namespace else "in any namespace"
-        super().__init__(f"{what} {where}")
+        super().__init__(f"{missing} {where}")
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,10 @@ def lines(request_id: str, records: Records) -> Iterator[str]:
 def not_found_message(request_id: str, records: Records) -> str:
     """Why there is no history to show."""
     unanswered = {no_reply.name for no_reply in records.no_replies}
-    answered = [name for name in records.components if name not in unanswered]
-    parts = [f"no record of request {request_id} (asked: {', '.join(answered) or 'no component'})"]
+    responders = [name for name in records.components if name not in unanswered]
+    parts = [
+        f"no record of request {request_id} (asked: {', '.join(responders) or 'no component'})"
+    ]
     parts += [f"{no_reply.name} did not answer ({no_reply.why})" for no_reply in records.no_replies]
     return (
         "; ".join(parts)

@@ -132,13 +132,13 @@ def _flag_value(
         )
     if value is None:
         raise document.error([key], "has no value: give it one or leave it out")
-    written = [_as_argument(v) for v in value] if flag.multiple else _as_argument(value)
+    arguments = [_as_argument(v) for v in value] if flag.multiple else _as_argument(value)
     try:
         # Converts the value only to check it: the error then has the file's line.
-        flag.process_value(ctx, written)
+        flag.process_value(ctx, arguments)
     except click.BadParameter as err:
         raise document.error([key], err.message) from err
-    return written
+    return arguments
 
 
 def _as_argument(value: Any) -> Any:
@@ -157,7 +157,7 @@ def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Comman
     """
 
     def decorate(function: F) -> click.Command:
-        made = click.command(
+        command = click.command(
             name,
             context_settings={
                 "auto_envvar_prefix": name.upper().replace("-", "_"),
@@ -166,7 +166,9 @@ def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Comman
                 "max_content_width": 100,
             },
         )(function)
-        decorated: click.Command = click.version_option(version("tandem-llm"), prog_name=name)(made)
+        decorated: click.Command = click.version_option(version("tandem-llm"), prog_name=name)(
+            command
+        )
         return config_option(decorated) if flags_file else decorated
 
     return decorate

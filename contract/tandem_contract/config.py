@@ -111,9 +111,9 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
         if not isinstance(key, str):
             raise document.error([key], "is not a field name: field names are text")
     # An empty section in YAML is null and means: all defaults.
-    known = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
+    fields = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
     try:
-        config = msgspec.convert({**known, "extra": data}, type=RouterConfig)
+        config = msgspec.convert({**fields, "extra": data}, type=RouterConfig)
     except msgspec.ValidationError as err:
         # msgspec ends its message with the path of the wrong field.
         message, _, path = str(err).partition(" - at `")

@@ -33,10 +33,10 @@ class Timing:
         # The common case for engines that do not send the header: no formatting.
         if self is UNKNOWN:
             return ""
-        known = ((name, getattr(self, name)) for name in _TYPES)
+        values = ((name, getattr(self, name)) for name in _TYPES)
         return ";".join(
             f"{name}={value:.6f}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in known
+            for name, value in values
             if value is not None
         )
 
@@ -59,7 +59,7 @@ def parse_timing(value: str) -> Timing:
     """The timing in a header value; a malformed, negative or infinite value counts as unknown."""
     if not value:
         return UNKNOWN
-    known: dict[str, float | int] = {}
+    values: dict[str, float | int] = {}
     for part in value.split(";"):
         name, _, text = part.strip().partition("=")
         if name in _TYPES:
@@ -70,6 +70,6 @@ def parse_timing(value: str) -> Timing:
                 continue
             # Also false for NaN, which would spoil every average.
             if 0 <= figure < inf:
-                known[name] = figure
+                values[name] = figure
     # Names and types come from _TYPES.
-    return Timing(**known) if known else UNKNOWN  # type: ignore[arg-type]
+    return Timing(**values) if values else UNKNOWN  # type: ignore[arg-type]

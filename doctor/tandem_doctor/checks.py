@@ -146,9 +146,9 @@ def _check_lost_kv(engine: Engine) -> Iterator[Finding]:
             "raise transfer.leaseDuration, or add decode pods: requests wait too long for decode",
         ),
     }
-    for metric, (what, fix) in causes.items():
+    for metric, (event, fix) in causes.items():
         if count := engine.counters.get(metric, 0.0):
-            detail = f"{count:.0f} {what} since it started"
+            detail = f"{count:.0f} {event} since it started"
             yield Finding(_WARNING, "lost KV", engine.pod, detail, fix)
 
 
@@ -217,9 +217,11 @@ def _check_sidecar(sidecar: Sidecar) -> Iterator[Finding]:
             "prefill pod that failed"
         )
         yield Finding(_WARNING, "fallbacks", sidecar.pod, detail, fix)
-    lost = sidecar.counters.get(f"{metrics.ERRORS}{{{ErrorPhase.KV_TRANSFER.value}}}", 0.0)
-    if lost:
-        detail = f"{lost:.0f} hand-offs whose KV did not arrive"
+    failed_transfers = sidecar.counters.get(
+        f"{metrics.ERRORS}{{{ErrorPhase.KV_TRANSFER.value}}}", 0.0
+    )
+    if failed_transfers:
+        detail = f"{failed_transfers:.0f} hand-offs whose KV did not arrive"
         fix = "see the findings on side channel and lost KV of its engine and of the prefill pods"
         yield Finding(_WARNING, "lost KV", sidecar.pod, detail, fix)
 

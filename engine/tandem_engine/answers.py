@@ -197,10 +197,10 @@ class CompletionAnswer(Answer):
 
     def _top(self, token: str, entry: TokenLogprobs) -> dict[str, float]:
         """The sampled token first; it wins over others with its text (parts of characters)."""
-        chosen = {token: _finite(entry.chosen)}
+        sampled = {token: _finite(entry.chosen)}
         top = {self._tokenizer.token_text(i): _finite(value) for i, value in entry.top}
-        # The first `chosen` sets the order, the last one its value.
-        return chosen | top | chosen
+        # The first `sampled` sets the order, the last one its value.
+        return sampled | top | sampled
 
 
 class ChatAnswer(Answer):

@@ -86,8 +86,8 @@ def _source(file: Path, config: Mapping[str, Any]) -> str | None:
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        templates = {entry.get("name"): entry.get("template") for entry in template}
+        template = templates.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -117,9 +117,9 @@ def _part(where: str, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get("text") if isinstance(part, dict) else None
     if kind != "text" or not isinstance(text, str):
-        what = f"of type {kind!r}" if isinstance(kind, str) and kind != "text" else "malformed"
+        problem = f"of type {kind!r}" if isinstance(kind, str) and kind != "text" else "malformed"
         raise ApiError(
-            400, f'{where} is {what}: this engine takes {{"type": "text", "text": …}} only',
+            400, f'{where} is {problem}: this engine takes {{"type": "text", "text": …}} only',
             param="messages",
         )  # fmt: skip
     return text

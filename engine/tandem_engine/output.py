@@ -62,9 +62,9 @@ class OutputText:
             )
             texts.append(out.text)
             if out.stop is not None:
-                kept = position + 1
+                end = position + 1
                 return Piece(
-                    "".join(texts), delta.token_ids[:kept], delta.logprobs[:kept], "stop", out.stop
+                    "".join(texts), delta.token_ids[:end], delta.logprobs[:end], "stop", out.stop
                 )
         stop_reason: str | int | None = None
         finish_reason = delta.finish_reason

@@ -110,17 +110,17 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text that was held back; to be called after the last token."""
-        rest = self._text[self._given :]
+        tail = self._text[self._given :]
         self._given = len(self._text)
-        return rest
+        return tail
 
     def _cut(self) -> None:
         """Keep only the last tokens, so that a push's cost does not grow with the answer."""
-        held = len(self._text) - self._given
-        self._window = self._window[-(_PENDING_CONTEXT if held else _CONTEXT) :]
+        pending_length = len(self._text) - self._given
+        self._window = self._window[-(_PENDING_CONTEXT if pending_length else _CONTEXT) :]
         # The shorter window may decode to another text, but not to another end.
         self._text = self._decode(self._window)
-        self._given = len(self._text) - held
+        self._given = len(self._text) - pending_length
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -175,8 +175,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """The text that was held back; to be called after the last token."""
-        rest, self._pending = self._pending, ""
-        return rest
+        tail, self._pending = self._pending, ""
+        return tail
 
     def _first(self) -> tuple[int, str] | None:
         """Start and text of the earliest stop string; of two at one place, the first listed."""

@@ -88,14 +88,14 @@ def _own_namespace() -> str:
     return Path(_NAMESPACE).read_text().strip()
 
 
-def _kubeconfig(given: Path | None) -> Path:
-    if given is not None:
-        if not given.is_file():
-            raise NotConfigured(f"{given}: no such kubeconfig file")
-        return given
+def _kubeconfig(explicit: Path | None) -> Path:
+    if explicit is not None:
+        if not explicit.is_file():
+            raise NotConfigured(f"{explicit}: no such kubeconfig file")
+        return explicit
     # kubectl merges all files of KUBECONFIG; here the first one that exists is used alone.
-    listed = os.environ.get("KUBECONFIG", "").split(os.pathsep)
-    for file in (*(Path(entry) for entry in listed if entry), Path("~/.kube/config").expanduser()):
+    entries = os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    for file in (*(Path(entry) for entry in entries if entry), Path("~/.kube/config").expanduser()):
         if file.is_file():
             return file
     raise NotConfigured(

@@ -92,7 +92,7 @@ def network(path: str) -> Iterator[None]:
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
     """The events of a watch, one JSON object per line. Raises ApiError for an ERROR event."""
-    rest = b""
+    partial_line = b""
     chunks = response.content.iter_any()
     while True:
         with network(response.url.path):
@@ -102,7 +102,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[Object]:
         if not chunk:
             return
         # A chunk may end within a line; keep the rest for the next one.
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, partial_line = (partial_line + chunk).split(b"\n")
         for line in lines:
             event = decode(200, line)
             if event["type"] == "ERROR":

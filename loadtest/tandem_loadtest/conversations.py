@@ -90,14 +90,14 @@ class Script:
 
     def _chat(self, turns: Sequence[tuple[str, str]], question: str) -> tuple[Message, ...]:
         messages = [Message("system", self.document)] if self.document else []
-        for asked, answered in turns:
-            messages += [Message("user", asked), Message("assistant", answered)]
+        for question_before, answer_before in turns:
+            messages += [Message("user", question_before), Message("assistant", answer_before)]
         return (*messages, Message("user", question))
 
     def _text(self, turns: Sequence[tuple[str, str]], question: str) -> str:
         parts = [self.document] if self.document else []
-        for asked, answered in turns:
-            parts += [f"Question: {asked}", f"Answer:{answered}"]
+        for question_before, answer_before in turns:
+            parts += [f"Question: {question_before}", f"Answer:{answer_before}"]
         return "\n".join([*parts, f"Question: {question}", "Answer:"])
 
 

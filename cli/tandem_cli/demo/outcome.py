@@ -114,11 +114,11 @@ def _compare(result: Result, answer: Answer) -> Mismatch | None:
 
 def table(outcome: Outcome) -> Table:
     """One row per routing path; times in milliseconds, of streamed answers."""
-    made = Table(Column("path", no_wrap=True, min_width=19), box=SIMPLE_HEAD, title="Routing paths")
+    rows = Table(Column("path", no_wrap=True, min_width=19), box=SIMPLE_HEAD, title="Routing paths")
     for heading in (
         "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved", "ms per\ntransfer"
     ):  # fmt: skip
-        made.add_column(heading, justify="right", no_wrap=True)
+        rows.add_column(heading, justify="right", no_wrap=True)
     for path, row in outcome.paths.items():
         transfers = ("", "")
         if path == RoutingPath.PREFILL_THEN_DECODE:
@@ -126,14 +126,14 @@ def table(outcome: Outcome) -> Table:
             # At least 1: without any transfer the mean is 0, not an error.
             mean = counters.transfer_seconds / max(1.0, counters.transfers)
             transfers = (f"{counters.kv_bytes / 2**20:,.1f} MiB", _ms(mean))
-        made.add_row(
+        rows.add_row(
             path,
             str(row.requests),
             f"{_ms(row.ttft_p50)}/{_ms(row.ttft_p99)}",
             f"{_ms(row.itl_p50)}/{_ms(row.itl_p99)}",
             *transfers,
         )
-    return made
+    return rows
 
 
 def verdict(outcome: Outcome, *, most: int = 5) -> list[str]:

@@ -133,8 +133,10 @@ class StagedMemory:
 
     def _stage(self, plan: BlockPlan) -> torch.Tensor:
         layer = self._layers[0]
-        most = max((len(batch.blocks) for batch in plan), default=0)
-        return torch.empty((most, layer.shape[1]), dtype=torch.uint8, pin_memory=layer.is_cuda)
+        max_blocks = max((len(batch.blocks) for batch in plan), default=0)
+        return torch.empty(
+            (max_blocks, layer.shape[1]), dtype=torch.uint8, pin_memory=layer.is_cuda
+        )
 
 
 def _as_bytes(layer: torch.Tensor) -> torch.Tensor:

@@ -217,10 +217,10 @@ async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     # Frames are small, so joining the parts costs little.
     received = b""
     while len(received) < count:
-        more = await loop.sock_recv(sock, count - len(received))
-        if not more:
+        data = await loop.sock_recv(sock, count - len(received))
+        if not data:
             raise KvBroken("the peer closed the connection")
-        received += more
+        received += data
     return received
 
 

@@ -171,5 +171,5 @@ class Fleet:
 def _without_suspects(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     """`pods` without the suspect ones, unless no other pod can decode."""
     # A remaining prefill pod would not help: then a suspect decode pod is the better choice.
-    others = tuple(pod for pod in pods if not pod.suspect)
-    return others if any(pod.backend.role.serves(Role.DECODE) for pod in others) else pods
+    unsuspected = tuple(pod for pod in pods if not pod.suspect)
+    return unsuspected if any(pod.backend.role.serves(Role.DECODE) for pod in unsuspected) else pods

@@ -217,8 +217,8 @@ def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
         if namespace in metadata and key in metadata[namespace].fields:
             value = metadata[namespace].fields[key]
             # A list of strings, or one string with commas.
-            listed = [item.string_value for item in value.list_value.values]
-            addresses = listed or value.string_value.split(",")
+            values = [item.string_value for item in value.list_value.values]
+            addresses = values or value.string_value.split(",")
             return frozenset(address.strip() for address in addresses)
     return None
 

@@ -99,8 +99,8 @@ class Profile:
         """The pods that no steady filter rules out, and their totals so far."""
         if self._cache is None or self._cache[0] is not pods:
             totals = _add_scores([0.0] * len(pods), pods, self._steady, context)
-            kept = [(pod, t) for pod, t in zip(pods, totals, strict=True) if t != -inf]
-            self._cache = (pods, [pod for pod, _ in kept], [t for _, t in kept])
+            scored = [(pod, t) for pod, t in zip(pods, totals, strict=True) if t != -inf]
+            self._cache = (pods, [pod for pod, _ in scored], [t for _, t in scored])
         return self._cache[1], self._cache[2]
 
 

@@ -109,13 +109,13 @@ def roll(
     stay = [pod for pod in stay if pod not in remove]
     # From here on pods are added. Pods that are being removed no longer count, although they may
     # run until their drain ends: desired and surge limit the pods that fill a place.
-    room = max(0, bounds.most - len(stay))
+    capacity = max(0, bounds.most - len(stay))
     older = len([pod for pod in stay if pod.revision != update])
     add_current = 0
     if current is not None and current != update:
-        add_current = min(max(0, floor - older), room)
-    # Older pods have priority in the room that is left: they keep up the capacity that serves.
-    add_update = min(bounds.desired - (len(stay) - older), room - add_current)
+        add_current = min(max(0, floor - older), capacity)
+    # Older pods have priority in the capacity that is left: they keep up the capacity that serves.
+    add_update = min(bounds.desired - (len(stay) - older), capacity - add_current)
     return PodChanges(tuple(remove), add_current, max(0, add_update))
 
 

@@ -69,11 +69,13 @@ def connector_variables(pool: Pool) -> dict[str, str]:
 def connector_ports(pool: Pool) -> dict[str, int]:
     """Name → port of every port on which the connectors listen."""
     spec = pool.spec
-    named = rank_ports("side-channel", spec.transfer.side_channel_port, spec.parallelism.data)
+    port_by_name = rank_ports(
+        "side-channel", spec.transfer.side_channel_port, spec.parallelism.data
+    )
     if ConnectorName.MOONCAKE in spec.transfer.connector_names and isinstance(pool, PrefillPool):
         # One bootstrap server per pod: the first rank keeps the list of all ranks.
-        named["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
-    return named
+        port_by_name["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
+    return port_by_name
 
 
 def peer_port_flag(pool: Pool) -> list[str]:

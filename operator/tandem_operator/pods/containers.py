@@ -145,13 +145,13 @@ def _resources(pool: Pool, *, handoff: bool) -> dict[str, Any]:
 
 def _ports(pool: Pool, port: int, *, handoff: bool) -> list[dict[str, Any]]:
     ranks = pool.spec.parallelism.data
-    named = {
+    port_by_name = {
         ENGINE: port,
         **connectors.rank_ports("kv-events", ports.KV_EVENTS, ranks),
         **connectors.rank_ports("kv-replay", ports.KV_EVENTS_REPLAY, ranks),
         **(connectors.connector_ports(pool) if handoff else {}),
     }
-    return [{"name": name, "containerPort": number} for name, number in named.items()]
+    return [{"name": name, "containerPort": number} for name, number in port_by_name.items()]
 
 
 def _wait_until_idle(pool: PrefillPool) -> list[str]:

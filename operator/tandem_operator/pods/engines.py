@@ -121,17 +121,17 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
 
 def environment(pool: Pool, *, handoff: bool) -> list[dict[str, Any]]:
     """Variables of the engine container; those of the pool's spec replace ours of the same name."""
-    own: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     if handoff:
-        own |= connectors.connector_variables(pool)
-    own |= _all2all_variable(pool)
-    own |= engine_needs(pool).env
+        variables |= connectors.connector_variables(pool)
+    variables |= _all2all_variable(pool)
+    variables |= engine_needs(pool).env
     users = {variable["name"] for variable in pool.spec.engine.env}
     return [
         *downward_api(),
         *(
             {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
-            for name, value in own.items()
+            for name, value in variables.items()
             if name not in users
         ),
         *pool.spec.engine.env,
@@ -220,13 +220,13 @@ def _shared_memory(spec: PoolSpec) -> ContainerNeeds:
 def _flags(pool: Pool) -> Iterator[tuple[str, object]]:
     """Flags with their values, in the order of the command line; unset flags are left out."""
     engine = pool.spec.engine
-    every = [
+    flags = [
         ("--dtype", _unless(engine.dtype, "auto")),
         ("--block-size", engine.block_size),
         ("--max-model-len", engine.max_model_len),
         *(_vllm_flags(pool, engine) if engine.type == "vllm" else _torch_flags(pool)),
     ]
-    yield from ((flag, value) for flag, value in every if value is not None and value is not False)
+    yield from ((flag, value) for flag, value in flags if value is not None and value is not False)
 
 
 def _torch_flags(pool: Pool) -> Iterator[tuple[str, object]]:

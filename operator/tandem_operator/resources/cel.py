@@ -63,10 +63,10 @@ def _to_cel(schema: Mapping[str, Any], value: Any) -> Any:
     from celpy import celtypes as cel  # noqa: PLC0415 - see the module's docstring
 
     if isinstance(value, dict):
-        fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
-        known = {key: fields.get(key, rest) for key in value}
+        fields, additional = schema.get("properties", {}), schema.get("additionalProperties")
+        schemas = {key: fields.get(key, additional) for key in value}
         return cel.MapType(
-            {cel.StringType(k): _to_cel(s, value[k]) for k, s in known.items() if s is not None}
+            {cel.StringType(k): _to_cel(s, value[k]) for k, s in schemas.items() if s is not None}
         )
     if isinstance(value, list):
         return cel.ListType([_to_cel(schema.get("items", {}), item) for item in value])

@@ -82,12 +82,12 @@ def _default(schema: Mapping[str, Any], value: Any) -> Any:
     rest: Mapping[str, Any] = schema.get("additionalProperties", {})
     # A null of an unknown field stays, so that the field is reported.
     absent = [k for k, v in value.items() if v is None and (k in fields or rest)]
-    given = {k: v for k, v in value.items() if k not in absent}
+    fields_set = {k: v for k, v in value.items() if k not in absent}
     for name, field in fields.items():
         # Before the recursion: a default may itself have fields with defaults.
-        if name not in given and "default" in field:
-            given[name] = field["default"]
-    return {key: _default(fields.get(key, rest), item) for key, item in given.items()}
+        if name not in fields_set and "default" in field:
+            fields_set[name] = field["default"]
+    return {key: _default(fields.get(key, rest), item) for key, item in fields_set.items()}
 
 
 @cache

@@ -41,9 +41,9 @@ def drain(host: str, port: int, *, settle: float, limit: float) -> int:
     # client on a node that still routes to this pod is served.
     _call(host, port, "POST", "/drain_listeners?graceful&skip_exit")
     while True:
-        running, elapsed = _active(host, port), time.monotonic() - started
-        if elapsed >= limit or (running == 0 and elapsed >= settle):
-            return running
+        active, elapsed = _active(host, port), time.monotonic() - started
+        if elapsed >= limit or (active == 0 and elapsed >= settle):
+            return active
         time.sleep(min(_POLL, limit - elapsed))
 
 

@@ -154,8 +154,8 @@ class Cluster:
             return
         pool, before = pools[0], pools[0].status
         # In a merge patch null removes a field.
-        removed: dict[str, Any] = {name: None for name in before if name not in status}
-        patch: Object = {"metadata": {"uid": pool.uid}, "status": {**removed, **status}}
+        removals: dict[str, Any] = {name: None for name in before if name not in status}
+        patch: Object = {"metadata": {"uid": pool.uid}, "status": {**removals, **status}}
         resource = POOL_RESOURCES[key.kind]
         try:
             body = await self._api.patch(

@@ -64,12 +64,12 @@ async def _check_served(api: Api) -> None:
     try:
         # By default every authenticated client may use discovery. Where it may not, the kinds are
         # taken to be there.
-        listed = await api.raw(f"/apis/{GROUP}/{VERSION}")
+        api_resources = await api.raw(f"/apis/{GROUP}/{VERSION}")
     except Forbidden:
         return
     except NotFound:
-        listed = {}
-    served = {resource.get("kind") for resource in listed.get("resources") or ()}
+        api_resources = {}
+    served = {resource.get("kind") for resource in api_resources.get("resources") or ()}
     names = [load_crd(kind)["metadata"]["name"] for kind in KINDS if kind not in served]
     if names:
         raise CrdsMissing(tuple(names))

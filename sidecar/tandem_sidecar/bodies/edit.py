@@ -85,8 +85,8 @@ def replace_members(
     members: Members, changes: Mapping[str, Any], drop: Collection[str] = ()
 ) -> bytes:
     """Encode the object with `changes` set, new keys last, and without the keys in `drop`."""
-    kept: dict[str, Any] = {k: v for k, v in members.items() if k not in drop}
-    return msgspec.json.encode(kept | dict(changes))
+    remaining: dict[str, Any] = {k: v for k, v in members.items() if k not in drop}
+    return msgspec.json.encode(remaining | dict(changes))
 
 
 def cap_to_one_token(kind: RequestKind, body: Body, changes: dict[str, Any]) -> bytes:

@@ -74,10 +74,10 @@ def parse_body(data: bytes) -> Body:
         members = decode_members(data)
         if members.keys().isdisjoint(_INSPECTED):
             return Body(data, members)
-        kept = _clean(members, _EXTRA_ARGS)
+        allowed = _clean(members, _EXTRA_ARGS)
     except UNREADABLE as err:
         raise to_bad_body(err) from err
-    return Body(data, members) if kept is None else Body(msgspec.json.encode(kept), kept)
+    return Body(data, members) if allowed is None else Body(msgspec.json.encode(allowed), allowed)
 
 
 def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
@@ -116,13 +116,13 @@ def to_bad_body(err: Exception) -> BadBody:
 
 def _clean(members: Members, nested: _NestedObjects) -> dict[str, Raw] | None:
     """Remove forbidden keys here and in the `nested` objects; None: there are none."""
-    kept = {key: value for key, value in members.items() if key not in CLIENT_FORBIDDEN}
-    changed = len(kept) != len(members)
-    for name in nested.keys() & kept.keys():
-        inner = _clean_object(kept[name], nested[name])
+    allowed = {key: value for key, value in members.items() if key not in CLIENT_FORBIDDEN}
+    changed = len(allowed) != len(members)
+    for name in nested.keys() & allowed.keys():
+        inner = _clean_object(allowed[name], nested[name])
         if inner is not None:
-            kept[name], changed = inner, True
-    return kept if changed else None
+            allowed[name], changed = inner, True
+    return allowed if changed else None
 
 
 def _clean_object(raw: Raw, nested: _NestedObjects) -> Raw | None:
@@ -130,8 +130,8 @@ def _clean_object(raw: Raw, nested: _NestedObjects) -> Raw | None:
         members = decode_members(raw)
     except msgspec.ValidationError:
         return None
-    kept = _clean(members, nested)
-    return None if kept is None else Raw(msgspec.json.encode(kept))
+    allowed = _clean(members, nested)
+    return None if allowed is None else Raw(msgspec.json.encode(allowed))
 
 
 def _check_form(data: bytes, content_type: bytes) -> None:

@@ -212,8 +212,8 @@ class SupervisorAdmin(AdminHandlers):
                 worker.page = aggregate.parse_page(body.decode())
         await self.counters.refresh()
         # The supervisor's own page holds the engine's counts and zeros: it serves no request.
-        own = aggregate.parse_page(self._own_metrics.page().decode())
-        return aggregate.format_page(aggregate.sum_pages([*self._pages(), own]))
+        own_page = aggregate.parse_page(self._own_metrics.page().decode())
+        return aggregate.format_page(aggregate.sum_pages([*self._pages(), own_page]))
 
     async def not_ready(self) -> str | None:
         if self._workers.draining:

@@ -57,12 +57,12 @@ def rotate(keys: Mapping[str, bytes], now: float, secret: bytes, period: float) 
         starts[key_id(newest)] = newest
     started = sorted(name for name, start in starts.items() if start <= now)
     # Keep the two latest keys that have started: the signing key and the one before it.
-    kept = {
+    remaining = {
         name: value
         for name, value in keys.items()
         if signs_from(name) is None or (name in starts and name not in started[:-2])
     }
-    return Rotation({**kept, **added}, newest if newest > now else newest + period - AHEAD)
+    return Rotation({**remaining, **added}, newest if newest > now else newest + period - AHEAD)
 
 
 def keys_in(secret: Body | None) -> dict[str, bytes]:

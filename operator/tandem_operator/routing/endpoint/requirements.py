@@ -125,22 +125,22 @@ def find_conflicts(pools: Sequence[EndpointPool]) -> tuple[str, ...]:
 
 def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | None:
     """The line for one field, from the pools' names and values in the order of names."""
-    given = [(pool, value) for pool, value in values_by_pool if value is not None]
-    values = [value for _, value in given]
+    stated = [(pool, value) for pool, value in values_by_pool if value is not None]
+    values = [value for _, value in stated]
     if all(value == values[0] for value in values):
         return None
     # A whole configuration is too long to quote in a condition.
     if isinstance(values[0], Mapping):
-        first, others = given[0][0], [pool for pool, value in given if value != values[0]]
+        first, others = stated[0][0], [pool for pool, value in stated if value != values[0]]
         return (
             f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"
             f" set it in one pool, or the same in all"
         )
     # As in `combine_requirements`: it is on when any pool turns it on.
     effective = "auto" if "auto" in values else True
-    listed = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in given)
+    summary = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in stated)
     return (
-        f"routing.{name} is {listed}: {json.dumps(effective)} is used;"
+        f"routing.{name} is {summary}: {json.dumps(effective)} is used;"
         f" set the same value in all pools of the endpoint"
     )
 

@@ -67,7 +67,7 @@ class Mooncake:
         self._engines: dict[HostPort, tuple[str, float]] = {}
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
-        return cap_to_one_token(kind, body, {FIELD: MooncakePrefill(attempt.engine_id)})
+        return cap_to_one_token(kind, body, {FIELD: MooncakePrefill(attempt.attempt_id)})
 
     def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
         check_ended_by_length(answer)
@@ -88,7 +88,7 @@ class Mooncake:
         if attempt.prefill not in self._engines:
             raise ParamsUnusable("mooncake: the prefill pod's engine id is not known")
         params = MooncakeDecode(
-            transfer_id=attempt.engine_id,
+            transfer_id=attempt.attempt_id,
             remote_bootstrap_addr=f"http://{self._bootstrap(attempt.prefill)}",
             remote_engine_id=self._engines[attempt.prefill][0],
         )

@@ -70,7 +70,7 @@ class Nixl:
             raw,
             cached_tokens=None if reported else read_cached_tokens(answer),
             prompt_token_ids=_token_ids(fields),
-            engine_id=attempt.engine_id,
+            attempt_id=attempt.attempt_id,
         )
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:

@@ -32,20 +32,20 @@ class NixlPush(Nixl):
     transfer_mode = "push"
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
-        members = self._prefill_members(kind, body) | _id_member(kind, attempt.engine_id)
+        members = self._prefill_members(kind, body) | _id_member(kind, attempt.attempt_id)
         return cap_to_one_token(kind, body, members)
 
     def decode_body(self, kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
         data = super().decode_body(kind, body, kv_hold)
         # The id must be the prefill leg's: the producer matches the registration by it.
-        for name, value in _id_member(kind, kv_hold.engine_id).items():
+        for name, value in _id_member(kind, kv_hold.attempt_id).items():
             data = add_member_to_object(data, name, msgspec.json.encode(value))
         return data
 
     def release_request(
         self, kind: RequestKind, body: Body, kv_hold: KvHold
     ) -> ReleaseRequest | None:
-        members = {FIELD: Raw(kv_hold.transfer_params)} | _id_member(kind, kv_hold.engine_id)
+        members = {FIELD: Raw(kv_hold.transfer_params)} | _id_member(kind, kv_hold.attempt_id)
         data = cap_to_one_token(kind, body, members)
         return ReleaseRequest(PATHS[kind].encode(), data, expected_status=200)
 
@@ -57,6 +57,6 @@ class NixlPush(Nixl):
             raise ParamsUnusable(f"{FIELD}.tp_size is missing")
 
 
-def _id_member(kind: RequestKind, engine_id: str) -> dict[str, Any]:
+def _id_member(kind: RequestKind, attempt_id: str) -> dict[str, Any]:
     """A responses request takes its id from the body only."""
-    return {REQUEST_ID: f"resp_{engine_id}"} if kind is RequestKind.RESPONSES else {}
+    return {REQUEST_ID: f"resp_{attempt_id}"} if kind is RequestKind.RESPONSES else {}

@@ -36,7 +36,7 @@ class Offloading:
         self._port = (options or ConnectorOptions()).peer_port or ports.OFFLOADING_P2P
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
-        params = OffloadingPrefill(OffloadingPeerOfPrefill(attempt.engine_id))
+        params = OffloadingPrefill(OffloadingPeerOfPrefill(attempt.attempt_id))
         return cap_to_one_token(kind, body, {FIELD: params})
 
     def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
@@ -55,5 +55,5 @@ class Offloading:
     # ConcurrentLegs
 
     def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold:
-        peer = OffloadingPeerOfDecode(attempt.engine_id, attempt.prefill.host, self._port)
+        peer = OffloadingPeerOfDecode(attempt.attempt_id, attempt.prefill.host, self._port)
         return KvHold(msgspec.json.encode(OffloadingDecode(peer)))

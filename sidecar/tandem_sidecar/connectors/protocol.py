@@ -20,7 +20,7 @@ from ..bodies.parse import Body
 class HandoffAttempt(msgspec.Struct, frozen=True, gc=False):
     """One attempt to hand a request off, with one prefill pod."""
 
-    engine_id: str
+    attempt_id: str
     """`X-Request-Id` of both legs and of the release, unique to this attempt. vLLM's connectors
     match the legs by it."""
     prefill: HostPort
@@ -36,14 +36,14 @@ class KvHold(msgspec.Struct, frozen=True, gc=False):
     engine's answer; None: that engine reports the count correctly."""
     prompt_token_ids: bytes = b""
     """The prompt's token ids from the prefill, an encoded JSON list; empty: decode tokenizes."""
-    engine_id: str = ""
+    attempt_id: str = ""
     """The attempt's, for connectors that repeat it in the decode leg's body."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, gc=False):
     """A POST to the decode engine that makes the prefill engine free the KV.
 
-    It carries the attempt's engine id as its request id.
+    It carries the attempt's id as its request id.
     """
 
     target: bytes

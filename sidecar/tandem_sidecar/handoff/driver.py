@@ -21,7 +21,7 @@ from . import events_actions, machine
 from .classify import merge_timing
 from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
-from .outbound import engine_request, new_engine_id, release_kv
+from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
 from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
 
@@ -122,7 +122,7 @@ class HandoffDriver:
         self._handle(event)
 
     def release_unused_kv(self, attempt: HandoffAttempt, kv_hold: KvHold) -> None:
-        release_kv(self._context, self._generation, self._engine, attempt.engine_id, kv_hold)
+        release_kv(self._context, self._generation, self._engine, attempt.attempt_id, kv_hold)
 
     # The machine.
 
@@ -172,8 +172,8 @@ class HandoffDriver:
                 # A release that an engine runs would register a second time under the id of a
                 # decode leg that was sent; see `connectors.nixl_push`.
                 if self._context.connector.core.release_is_notification:
-                    engine_id = self._attempt_id
-                    release_kv(self._context, self._generation, self._engine, engine_id, kv_hold)
+                    attempt_id = self._attempt_id
+                    release_kv(self._context, self._generation, self._engine, attempt_id, kv_hold)
             case events_actions.SendError(status, message, retry_after):
                 self._send_error(status, message, retry_after)
             case events_actions.CutAnswer(status, message):
@@ -187,25 +187,25 @@ class HandoffDriver:
     @property
     def _attempt_id(self) -> str:
         leg = self._attempts.leg
-        return leg.attempt.engine_id if leg is not None else ""
+        return leg.attempt.attempt_id if leg is not None else ""
 
     def _start_decode(self, kv_hold: KvHold | None) -> None:
         generation, record = self._generation, self._record
         connector = self._context.connector
         if kv_hold is None:
             # The prefill, if there was one, had no part in this answer: drop its timing.
-            engine_id, body = new_engine_id(generation.request_id), generation.body.data
+            attempt_id, body = new_attempt_id(generation.request_id), generation.body.data
             self._attempts.timing = None
             cached, rewrite_usage = None, False
         else:
             # Both legs have the attempt's id: vLLM's connectors match them by it.
-            engine_id = self._attempt_id
+            attempt_id = self._attempt_id
             body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
             cached = kv_hold.cached_tokens
             # With concurrent legs only the prefill's answer, which comes later, tells the count.
             rewrite_usage = cached is not None or connector.concurrent is not None
-        self._decode_id = engine_id
-        leg = record.leg(Phase.DECODE, self._decode_name, engine_id, self._loop.time())
+        self._decode_id = attempt_id
+        leg = record.leg(Phase.DECODE, self._decode_name, attempt_id, self._loop.time())
         self._decode = DecodeLeg(
             self._context,
             self,
@@ -294,8 +294,8 @@ class HandoffDriver:
         elif isinstance(event, events_actions.PrefillFailed | events_actions.PrefillUnusable):
             self._warn(self._attempt_id, event.detail)
 
-    def _warn(self, engine_id: str, detail: str) -> None:
-        ids = {"request_id": self._generation.request_id, "engine_id": engine_id}
+    def _warn(self, attempt_id: str, detail: str) -> None:
+        ids = {"request_id": self._generation.request_id, "engine_id": attempt_id}
         log.warning("%s", detail, extra=ids)
 
     def _end(self, state: machine.Ended) -> None:

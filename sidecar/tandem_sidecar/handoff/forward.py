@@ -22,7 +22,7 @@ from .classify import read_timing, result_of, result_of_failure, starts_with_err
 from .context import SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
-from .outbound import REQUEST_ID, client_request_id, engine_request, new_engine_id
+from .outbound import REQUEST_ID, client_request_id, engine_request, new_attempt_id
 from .reply import ANSWER_DROPPED, ServedBy, encode_headers, new_record, send_error
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ class Forward(ABC):
         context.lifecycle.add(self)
         # Before the leg: tracing decides here which `traceparent` the leg gets.
         context.observer.on_request_start(record)
-        engine_id = new_engine_id(record.request_id)
-        self.leg = record.leg(Phase.DECODE, backend, engine_id, record.received)
+        attempt_id = new_attempt_id(record.request_id)
+        self.leg = record.leg(Phase.DECODE, backend, attempt_id, record.received)
         self._liveness = context.liveness.watch(engine, self)
         self._call = context.pool.send(
             engine,
@@ -231,7 +231,7 @@ class SingleEngineGeneration(Forward):
 
     def _count_error(self, detail: str) -> None:
         self.record.errors += (ErrorPhase.DECODE,)
-        ids = {"request_id": self.record.request_id, "engine_id": self.leg.engine_id}
+        ids = {"request_id": self.record.request_id, "engine_id": self.leg.attempt_id}
         log.warning("%s", detail, extra=ids)
 
 

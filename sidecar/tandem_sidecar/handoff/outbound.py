@@ -48,7 +48,7 @@ def client_request_id(request: Request) -> str:
     return usable or secrets.token_hex(16)
 
 
-def new_engine_id(base: str) -> str:
+def new_attempt_id(base: str) -> str:
     """Make a request id for one attempt, unique because engines match legs by it.
 
     A client's own id may repeat.
@@ -81,7 +81,7 @@ def _host(engine: HostPort) -> tuple[bytes, bytes]:
 
 def leg_headers(leg: Leg) -> Headers:
     """Headers that tell an engine the leg's request id and the parent of its spans."""
-    request_id = REQUEST_ID, leg.engine_id.encode()
+    request_id = REQUEST_ID, leg.attempt_id.encode()
     if not leg.traceparent:
         return [request_id]
     return [request_id, (_TRACEPARENT, leg.traceparent.encode())]
@@ -91,17 +91,17 @@ def release_kv(
     context: SidecarContext,
     generation: GenerationRequest,
     engine: HostPort,
-    engine_id: str,
+    attempt_id: str,
     kv_hold: KvHold,
 ) -> None:
-    """Have `engine` release the KV that the attempt `engine_id` made a prefill pod hold.
+    """Have `engine` release the KV that the attempt `attempt_id` made a prefill pod hold.
 
     The release may outlive the request. Nothing is sent for connectors without a release.
     """
     connector = context.connector.core
     release = connector.release_request(generation.kind, generation.body, kv_hold)
     if release is not None:
-        ReleaseCall(context, generation, engine, engine_id).send(release)
+        ReleaseCall(context, generation, engine, attempt_id).send(release)
 
 
 class ReleaseCall:
@@ -115,15 +115,15 @@ class ReleaseCall:
         context: SidecarContext,
         generation: GenerationRequest,
         engine: HostPort,
-        engine_id: str,
+        attempt_id: str,
     ) -> None:
         self._context = context
         self._generation = generation
         self._engine = engine
-        self._engine_id = engine_id
+        self._attempt_id = attempt_id
         self._loop = asyncio.get_running_loop()
         record = generation.record
-        self._leg = record.leg(Phase.RELEASE, str(engine), engine_id, self._loop.time())
+        self._leg = record.leg(Phase.RELEASE, str(engine), attempt_id, self._loop.time())
         self._expected_status = 0
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -175,5 +175,5 @@ class ReleaseCall:
         self._context.lifecycle.remove(self)
         self._context.observer.on_release_end(self._generation.record, self._leg)
         if problem:
-            ids = {"request_id": self._generation.request_id, "engine_id": self._engine_id}
+            ids = {"request_id": self._generation.request_id, "engine_id": self._attempt_id}
             log.warning("KV not released: %s", problem, extra=ids)

@@ -25,7 +25,7 @@ from .events_actions import (
     PrefillSent,
     PrefillUnusable,
 )
-from .outbound import engine_request, new_engine_id
+from .outbound import engine_request, new_attempt_id
 
 log = logging.getLogger(__name__)
 
@@ -115,13 +115,15 @@ class PrefillLeg:
 
     def __init__(self, attempts: PrefillAttempts, candidate: Candidate, now: float) -> None:
         generation = attempts.generation
-        engine_id = new_engine_id(generation.request_id)
-        self.attempt = HandoffAttempt(engine_id, candidate.address)
+        attempt_id = new_attempt_id(generation.request_id)
+        self.attempt = HandoffAttempt(attempt_id, candidate.address)
         self._attempts = attempts
         self._context = attempts.context
         self._loop = asyncio.get_running_loop()
         self._backend = candidate.name
-        self._leg_record: Leg = generation.record.leg(Phase.PREFILL, candidate.name, engine_id, now)
+        self._leg_record: Leg = generation.record.leg(
+            Phase.PREFILL, candidate.name, attempt_id, now
+        )
         self._call: Call | None = None
         self._querying = False
         self._aborting = False

@@ -170,7 +170,7 @@ def _ended(record: Record, stamp: str) -> _Ended:
 
 def _leg(leg: Leg) -> _Leg:
     seconds = _since(leg.started, leg.ended)
-    return _Leg(leg.phase, leg.backend, leg.engine_id, leg.result, leg.status, seconds)
+    return _Leg(leg.phase, leg.backend, leg.attempt_id, leg.result, leg.status, seconds)
 
 
 def _since(start: float, end: float | None) -> float | None:

@@ -201,12 +201,12 @@ def count_failed_loads(record: Record) -> int:
     The decode engine counts these failures, too.
     """
     prefilled = {
-        leg.engine_id
+        leg.attempt_id
         for leg in record.legs
         if leg.phase is Phase.PREFILL and leg.result is Result.ANSWERED
     }
     return sum(
-        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.engine_id in prefilled
+        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.attempt_id in prefilled
         for leg in record.legs
     )
 
@@ -247,7 +247,7 @@ def _to_leg_trace(record: Record, leg: Leg) -> LegTrace:
     return LegTrace(
         phase=leg.phase.value,
         backend=leg.backend,
-        engine_id=leg.engine_id,
+        engine_id=leg.attempt_id,
         started=round(leg.started - record.received, 6),
         first_byte=_since_received(record, leg.first_byte),
         ended=_since_received(record, leg.ended),

@@ -1,7 +1,7 @@
 """The record of one request: filled in by the data path, read by metrics, history, log and spans.
 
     record = Record(request_id, kind, received, received_unix)
-    leg = record.leg(Phase.PREFILL, "prefill-0", engine_id, now)
+    leg = record.leg(Phase.PREFILL, "prefill-0", attempt_id, now)
     leg.end(Result.ANSWERED, now, status=200)
 
 Times are the event loop's seconds; `received_unix` relates them to the wall clock. A record holds
@@ -147,7 +147,7 @@ class Leg(msgspec.Struct, eq=False, gc=False):
     phase: Phase
     backend: str
     """Name or address of the pod."""
-    engine_id: str
+    attempt_id: str
     """The request id that the engine was given for this attempt; empty when none was sent."""
     started: float
     first_byte: float | None = None
@@ -206,9 +206,9 @@ class Record(msgspec.Struct, eq=False, gc=False):
     trace: TraceContext | None = None
     """The span that this request will get; None: it is not traced."""
 
-    def leg(self, phase: Phase, backend: str, engine_id: str, now: float) -> Leg:
+    def leg(self, phase: Phase, backend: str, attempt_id: str, now: float) -> Leg:
         """Add a leg that starts now."""
-        leg = Leg(phase, backend, engine_id, now)
+        leg = Leg(phase, backend, attempt_id, now)
         if self.trace is not None:
             leg.traceparent = self.trace.new_traceparent()
         self.legs.append(leg)

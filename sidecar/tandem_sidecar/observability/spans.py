@@ -113,7 +113,7 @@ def _request_span(record: Record, trace: TraceContext) -> Span:
 
 
 def _leg_attributes(leg: Leg) -> Attributes:
-    attributes: Attributes = {"tandem.backend": leg.backend, "tandem.engine_id": leg.engine_id}
+    attributes: Attributes = {"tandem.backend": leg.backend, "tandem.engine_id": leg.attempt_id}
     if leg.result is not None:
         attributes["tandem.result"] = leg.result.value
         if leg.result not in _NO_ERROR:

@@ -109,7 +109,7 @@ async def test_a_hand_off_records_two_legs_with_one_engine_id() -> None:
     record, _ = await record_of([None])
     prefill, decode = record.legs
     assert results(record) == [(Phase.PREFILL, Result.ANSWERED), (Phase.DECODE, Result.ANSWERED)]
-    assert prefill.engine_id == decode.engine_id != ""
+    assert prefill.attempt_id == decode.attempt_id != ""
     assert (record.request_id, record.kind, record.reason) == ("r1", "completions", "named")
     assert (record.method, record.target) == ("POST", "/v1/completions")
     assert record.path is RoutingPath.PREFILL_THEN_DECODE
@@ -133,7 +133,7 @@ async def test_a_failed_prefill_and_a_fallback_are_recorded() -> None:
         (Phase.DECODE, Result.ANSWERED),
     ]
     assert [leg.status for leg in record.legs] == [500, 500, 200]
-    assert len({leg.engine_id for leg in record.legs}) == 3
+    assert len({leg.attempt_id for leg in record.legs}) == 3
     assert (record.path, record.outcome) == (RoutingPath.FALLBACK, "answered")
     assert record.errors == (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
 

@@ -21,17 +21,17 @@ async def test_a_prefill_engine_killed_at_work_and_then_away(
     decode: Engine, prefill: Engine, second: Engine
 ) -> None:
     async with paired(decode) as pair:
-        it = call(1)
+        request = call(1)
         prefill.stop()
-        client = asyncio.create_task(pair.ask(it, prefill.address, second.address))
+        client = asyncio.create_task(pair.ask(request, prefill.address, second.address))
         await pair.reaches("prefilling")
         prefill.kill()
-        told = await client
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
-        assert told.prefill == str(second.address)
-        it = call(2)
-        told = await pair.ask(it, prefill.address)
-        assert (told.status, told.path, told.tokens) == (200, FALLBACK.value, alone(it))
+        answer = await client
+        assert (answer.status, answer.path, answer.tokens) == (200, SPLIT.value, alone(request))
+        assert answer.prefill == str(second.address)
+        request = call(2)
+        answer = await pair.ask(request, prefill.address)
+        assert (answer.status, answer.path, answer.tokens) == (200, FALLBACK.value, alone(request))
         assert await pair.errors() == {"prefill": 2}
         await pair.at_rest(decode, second)
 
@@ -41,25 +41,25 @@ async def test_without_fallback_a_dead_prefill_engine_is_a_502(
 ) -> None:
     prefill.kill()
     async with paired(decode, "--no-fallback-to-unified") as pair:
-        told = await pair.ask(call(3), prefill.address)
-        assert (told.status, told.path) == (502, SPLIT.value)
-        assert str(prefill.address) in told.error
+        answer = await pair.ask(call(3), prefill.address)
+        assert (answer.status, answer.path) == (502, SPLIT.value)
+        assert str(prefill.address) in answer.error
         assert await pair.errors() == {"prefill": 1}
         await pair.at_rest(decode)
 
 
 async def test_killed_between_its_answer_and_the_pull(decode: Engine, prefill: Engine) -> None:
-    it = call(4)
+    request = call(4)
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
 
-    async def killed(params: Params) -> Params:
+    async def kill_prefill(params: Params) -> Params:
         prefill.kill()
         return params
 
-    async with liar(prefill, killed) as lying, paired(decode) as pair:
+    async with liar(prefill, kill_prefill) as lying, paired(decode) as pair:
         assert await pair.errors() == {}
-        told = await pair.ask(it, lying.address)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        answer = await pair.ask(request, lying.address)
+        assert (answer.status, answer.path, answer.tokens) == (200, SPLIT.value, alone(request))
         assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed + 1
         await pair.counted(kv_transfer=1)
         await pair.at_rest(decode)
@@ -70,16 +70,16 @@ async def test_where_a_failed_load_fails_the_request_it_is_tried_once_without(
     prefill: Engine, strict: Engine, stream: bool
 ) -> None:
     """vLLM's default policy: the engine answers 500, or an error as the stream's first event."""
-    it = call(5, stream=stream)
+    request = call(5, stream=stream)
 
-    async def killed(params: Params) -> Params:
+    async def kill_prefill(params: Params) -> Params:
         prefill.kill()
         return params
 
-    async with liar(prefill, killed) as lying, paired(strict) as pair:
-        told = await pair.ask(it, lying.address)
-        assert (told.status, told.path, told.error) == (200, FALLBACK.value, "")
-        assert told.tokens == alone(it)
+    async with liar(prefill, kill_prefill) as lying, paired(strict) as pair:
+        answer = await pair.ask(request, lying.address)
+        assert (answer.status, answer.path, answer.error) == (200, FALLBACK.value, "")
+        assert answer.tokens == alone(request)
         assert await pair.errors() == {"kv_transfer": 1}
         await pair.at_rest(strict)
 
@@ -93,9 +93,12 @@ async def test_a_decode_engine_killed_before_the_first_byte_is_a_502(
         client = asyncio.create_task(pair.ask(call(6), *([second.address] if split else [])))
         await pair.reaches("decoding")
         decode.kill()
-        told = await client
-        assert (told.status, told.path in (AFTER_DEATH if split else ("unified",))) == (502, True)
-        assert "decode failed" in told.error
+        answer = await client
+        assert (answer.status, answer.path in (AFTER_DEATH if split else ("unified",))) == (
+            502,
+            True,
+        )
+        assert "decode failed" in answer.error
         assert (await pair.errors())["decode"] == 1
         # The decode engine, which would notify the producer, is dead: the short lease frees the KV.
         await pair.at_rest(second)
@@ -109,9 +112,9 @@ async def test_a_decode_engine_killed_in_mid_stream_is_an_error_event(
             stream = Stream(response)
             await stream.first()
             decode.kill()
-            told = await stream.rest()
-        assert told.status == 200
-        assert "decode failed" in told.error
+            answer = await stream.rest()
+        assert answer.status == 200
+        assert "decode failed" in answer.error
         assert await pair.errors() == {"decode": 1}
         await pair.at_rest(prefill)
 
@@ -126,8 +129,8 @@ async def test_a_decode_engine_killed_before_a_whole_answer_is_a_502(
             while await decode.figure(metrics.ENGINE_GENERATION_TOKENS) < generated + 5:
                 pass
         decode.kill()
-        told = await client
-        assert (told.status, told.path in AFTER_DEATH) == (502, True)
-        assert "decode failed" in told.error
+        answer = await client
+        assert (answer.status, answer.path in AFTER_DEATH) == (502, True)
+        assert "decode failed" in answer.error
         assert (await pair.errors())["decode"] == 1
         await pair.at_rest(prefill)

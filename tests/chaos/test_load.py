@@ -17,15 +17,15 @@ REQUESTS = 2000
 
 @pytest.fixture
 async def prefills(tmp_path: Path) -> AsyncIterator[list[Engine]]:
-    made = engines(tmp_path, first={}, second={}, third={})
+    started = engines(tmp_path, first={}, second={}, third={})
     try:
-        for engine in made:
+        for engine in started:
             engine.begin()
-        for engine in made:
+        for engine in started:
             await engine.up()
-        yield made
+        yield started
     finally:
-        for engine in made:
+        for engine in started:
             with contextlib.suppress(ProcessLookupError):
                 engine.kill()
 
@@ -37,7 +37,7 @@ async def test_none_hangs_is_truncated_or_wrong(decode: Engine, prefills: list[E
         print(f"\n{storm.summary()}")
         assert len(storm.told) == REQUESTS
         assert storm.unclear() == []
-        assert [told for _, told in storm.told if told.error] == [], (
+        assert [answer for _, answer in storm.told if answer.error] == [], (
             "the decode engine can always serve"
         )
         assert await storm.wrong(prefills[0]) == []

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 @pytest.fixture
 async def network(toxiproxy_program: None) -> AsyncIterator[Toxiproxy]:
-    async with toxiproxy() as it:
-        yield it
+    async with toxiproxy() as proxies:
+        yield proxies
 
 
 async def test_a_slow_prefill_pod_is_waited_for_as_long_as_there_is_time(
@@ -27,9 +27,9 @@ async def test_a_slow_prefill_pod_is_waited_for_as_long_as_there_is_time(
     slow = await network.before("prefill", prefill.address)
     async with paired(decode) as pair:
         await network.poison("prefill", "latency", latency=700)
-        it = call(10)
-        told = await pair.ask(it, slow)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        request = call(10)
+        answer = await pair.ask(request, slow)
+        assert (answer.status, answer.path, answer.tokens) == (200, SPLIT.value, alone(request))
         assert await pair.errors() == {}
         await pair.at_rest(decode, prefill)
 
@@ -42,12 +42,16 @@ async def test_past_its_time_it_is_given_up_and_keeps_nothing(
     flags = () if fallback else ("--no-fallback-to-unified",)
     async with paired(decode, "--prefill-timeout", "500ms", *flags) as pair:
         await network.poison("prefill", "latency", latency=1500)
-        it = call(11)
-        told = await pair.ask(it, slow, prefill.address)
+        request = call(11)
+        answer = await pair.ask(request, slow, prefill.address)
         if fallback:
-            assert (told.status, told.path, told.tokens) == (200, FALLBACK.value, alone(it))
+            assert (answer.status, answer.path, answer.tokens) == (
+                200,
+                FALLBACK.value,
+                alone(request),
+            )
         else:
-            assert (told.status, told.path) == (504, SPLIT.value)
+            assert (answer.status, answer.path) == (504, SPLIT.value)
         assert await pair.errors() == {"prefill": 1}
         # The prefill response arrives a second late; the sidecar releases its KV.
         await pair.at_rest(decode, prefill)
@@ -59,10 +63,10 @@ async def test_a_prefill_pod_behind_a_silent_network_is_left_for_the_next(
     lost = await network.before("prefill", second.address)
     async with paired(decode, "--silence-timeout", "1s") as pair:
         await network.poison("prefill", "timeout", timeout=0)
-        it = call(12)
-        told = await pair.ask(it, lost, prefill.address)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
-        assert told.prefill == str(prefill.address)
+        request = call(12)
+        answer = await pair.ask(request, lost, prefill.address)
+        assert (answer.status, answer.path, answer.tokens) == (200, SPLIT.value, alone(request))
+        assert answer.prefill == str(prefill.address)
         assert await pair.errors() == {"prefill": 1}
         await network.cure("prefill", "timeout")
         await pair.at_rest(decode, prefill, second)
@@ -73,19 +77,19 @@ async def test_kv_that_breaks_off_or_stops_on_its_way_is_computed_again(
     network: Toxiproxy, decode: Engine, second: Engine, toxic: str
 ) -> None:
     """A prompt's KV is 50 KB here; the engine detects a stalled transfer after 10 s."""
-    it = call(13)
+    request = call(13)
     attributes = {"limit_data": {"bytes": 20_000}, "reset_peer": {"timeout": 0}}
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
     side_channel = await network.before("kv", HostPort(second.host, ports.SIDE_CHANNEL))
 
-    async def through(params: Params) -> Params:
+    async def via_toxiproxy(params: Params) -> Params:
         return params | {"remote_host": side_channel.host, "remote_port": side_channel.port}
 
-    async with liar(second, through) as between, paired(decode) as pair:
+    async with liar(second, via_toxiproxy) as between, paired(decode) as pair:
         assert await pair.errors() == {}
         await network.poison("kv", toxic, **attributes.get(toxic, {"timeout": 0}))
-        told = await pair.ask(it, between.address)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        answer = await pair.ask(request, between.address)
+        assert (answer.status, answer.path, answer.tokens) == (200, SPLIT.value, alone(request))
         assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed + 1
         await pair.counted(kv_transfer=1)
         await network.cure("kv", toxic)

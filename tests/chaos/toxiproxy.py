@@ -25,9 +25,9 @@ class Toxiproxy:
         """Create the proxy `name` before `upstream`; returns the address to connect to."""
         body = {"name": name, "listen": "127.0.0.1:0", "upstream": str(upstream)}
         async with self.http.post(f"{self.url}/proxies", json=body) as answer:
-            made = await answer.json()
-            assert answer.status == 201, made
-        host, _, port = made["listen"].rpartition(":")
+            proxy = await answer.json()
+            assert answer.status == 201, proxy
+        host, _, port = proxy["listen"].rpartition(":")
         return HostPort(host, int(port))
 
     async def poison(self, name: str, kind: str, **attributes: int) -> None:

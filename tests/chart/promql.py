@@ -23,10 +23,10 @@ def series(expression: str) -> set[str]:
 def matched_labels(expression: str) -> dict[str, set[str]]:
     """Labels in the braces of each series."""
     bare = _STRING.sub('""', expression)
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for match in _SELECTOR.finditer(bare):
-        found.setdefault(match[1], set()).update(_NAME.findall(match[2].replace('""', "")))
-    return found
+        values.setdefault(match[1], set()).update(_NAME.findall(match[2].replace('""', "")))
+    return values
 
 
 def grouped_labels(expression: str) -> set[str]:

@@ -45,9 +45,9 @@ def test_every_value_is_in_the_schema_with_a_description() -> None:
             return [path]
         assert node["additionalProperties"] is False, path
         return [
-            found
+            name_path
             for name, child in value.items()
-            for found in undescribed(child, properties[name], f"{path}.{name}")
+            for name_path in undescribed(child, properties[name], f"{path}.{name}")
         ]
 
     assert undescribed(values, schema, "") == []

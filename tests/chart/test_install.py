@@ -25,11 +25,11 @@ def test_strictly_valid(control_plane: ControlPlane, namespace: str, case: str) 
         *("--values", HERE / "values" / f"{case}.yaml", "--namespace", namespace),
         apis=[MONITORING],
     )
-    served = [made for made in manifests if made["kind"] not in NOT_SERVED]
-    for made in served:
+    served = [manifest for manifest in manifests if manifest["kind"] not in NOT_SERVED]
+    for manifest in served:
         # Users create the namespaces to watch; a server-side dry run needs them to exist.
-        if made["metadata"].get("namespace", "").startswith("team-"):
-            made["metadata"]["namespace"] = namespace
+        if manifest["metadata"].get("namespace", "").startswith("team-"):
+            manifest["metadata"]["namespace"] = namespace
     # A pod is not admitted before its service account exists.
     control_plane.kubectl(
         *("create", "serviceaccount", f"{RELEASE}-test", f"--namespace={namespace}")
@@ -63,8 +63,8 @@ def test_installs_upgrades_and_leaves_only_crds(
         )
 
     # The CRDs may exist already, because tests share the control plane.
-    said = helm("install", RELEASE, str(CHART), "--take-ownership")
-    assert f"deployment/{RELEASE}" in said
+    output = helm("install", RELEASE, str(CHART), "--take-ownership")
+    assert f"deployment/{RELEASE}" in output
     # Pods that exist were admitted by the namespace's pod security.
     control_plane.kubectl(
         *("wait", f"deployment/{RELEASE}", "--for=jsonpath={.status.replicas}=1"),
@@ -74,8 +74,8 @@ def test_installs_upgrades_and_leaves_only_crds(
     labelled = f"--selector=app.kubernetes.io/instance={RELEASE}"
     assert "PodDisruptionBudget" in _kinds(control_plane, labelled)
 
-    said = helm("uninstall", RELEASE)
-    assert "prefillpools.tandem.dev" in said
+    output = helm("uninstall", RELEASE)
+    assert "prefillpools.tandem.dev" in output
     control_plane.kubectl(
         *("wait", "--for=delete", "deployment", labelled, f"--namespace={restricted}")
     )
@@ -90,7 +90,7 @@ def _kinds(control_plane: ControlPlane, selector: str) -> set[str]:
     names = control_plane.kubectl("api-resources", "--verbs=list", "--output=name").split()
     passing = {"pods", "replicasets.apps", "endpoints", "endpointslices.discovery.k8s.io"}
     resources = ",".join(sorted(set(names) - passing - {"componentstatuses"}))
-    found: list[dict[str, Any]] = json.loads(
+    objects: list[dict[str, Any]] = json.loads(
         control_plane.kubectl("get", resources, "--all-namespaces", selector, "--output=json")
     )["items"]
-    return {each["kind"] for each in found}
+    return {item["kind"] for item in objects}

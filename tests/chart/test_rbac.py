@@ -43,8 +43,8 @@ RARE = {
 
 def test_cluster_wide(control_plane: ControlPlane, namespace: str) -> None:
     with _run(control_plane, namespace, "--all-namespaces"):
-        _live(control_plane, namespace)
-    used, denied = _asked(control_plane, namespace)
+        _exercise_operator(control_plane, namespace)
+    used, denied = _audited_grants(control_plane, namespace)
     assert denied == set()
     granted = set(_granted(programs.objects("--set", "crds.install=false")))
     idle = {grant for grant in granted if f"{grant[0]}/{grant[1]}" not in GATEWAY} - used
@@ -56,8 +56,8 @@ def test_in_a_namespace(control_plane: ControlPlane, namespace: str) -> None:
         *(control_plane, namespace, f"--namespace={namespace}"),
         values=("--set", f"watchNamespaces={{{namespace}}}"),
     ):
-        _live(control_plane, namespace)
-    _, denied = _asked(control_plane, namespace)
+        _exercise_operator(control_plane, namespace)
+    _, denied = _audited_grants(control_plane, namespace)
     # The operator asks once at start and works without it.
     assert denied == {
         ("", "nodes", "list"),
@@ -94,7 +94,7 @@ def _run(
         )
 
 
-def _live(control_plane: ControlPlane, namespace: str) -> None:
+def _exercise_operator(control_plane: ControlPlane, namespace: str) -> None:
     """Create a pair of pools, scale it to zero, move pods to another endpoint, delete all."""
 
     def kubectl(*arguments: str) -> str:
@@ -113,21 +113,21 @@ def _live(control_plane: ControlPlane, namespace: str) -> None:
     moved = {"spec": {"routing": {"endpoint": "other", "epp": {"enabled": False}}}}
     kubectl("patch", "decodepool/quickstart", "--type=merge", f"--patch={json.dumps(moved)}")
     kubectl("wait", "--for=create", "deployment/other-envoy", f"--timeout={_SECONDS}s")
-    for gone in ("deployment/quickstart-envoy", "deployment/quickstart-epp"):
-        kubectl("wait", "--for=delete", gone, f"--timeout={_SECONDS}s")
+    for deleted in ("deployment/quickstart-envoy", "deployment/quickstart-epp"):
+        kubectl("wait", "--for=delete", deleted, f"--timeout={_SECONDS}s")
     _until(lambda: pods(labels.endpoint_label("other")) == 1, "the prefill pod's label")
     kubectl("delete", "decodepools,prefillpools", "--all")
     _until(lambda: pods() == 0, "the pods to be collected")
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
+def _until(holds: Callable[[], bool], event: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"waited {_SECONDS} s for {what}"
+        assert time.monotonic() < deadline, f"waited {_SECONDS} s for {event}"
         time.sleep(0.1)
 
 
-def _asked(control_plane: ControlPlane, namespace: str) -> tuple[set[Grant], set[Grant]]:
+def _audited_grants(control_plane: ControlPlane, namespace: str) -> tuple[set[Grant], set[Grant]]:
     """Requests of the operator's account in the audit log: allowed, and denied."""
     user = f"system:serviceaccount:{namespace}:{RELEASE}"
     used, denied = set[Grant](), set[Grant]()

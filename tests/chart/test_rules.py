@@ -58,5 +58,5 @@ def test_rules_read_exported_series(rule: dict[str, Any]) -> None:
     for series, labels in promql.matched_labels(rule["expr"]).items():
         assert labels <= exported[series], series
     read = promql.series(rule["expr"]) & exported.keys()
-    known: set[str] = set().union(*(exported[series] for series in read))
-    assert promql.grouped_labels(rule["expr"]) <= known or not read
+    exported_labels: set[str] = set().union(*(exported[series] for series in read))
+    assert promql.grouped_labels(rule["expr"]) <= exported_labels or not read

@@ -25,25 +25,25 @@ HIDDEN = "…"
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case: str) -> None:
-    made = template(
+    manifests = template(
         *("--values", HERE / "values" / f"{case}.yaml", "--set", "crds.install=false"),
         apis=[MONITORING] if case == "monitoring" else [],
     )
     for copied in ("dashboards/tandem.json", "rules/tandem.yaml", "check.py"):
-        made = _without((CHART / "files" / copied).read_text(), made)
+        manifests = _without((CHART / "files" / copied).read_text(), manifests)
     golden = HERE / "golden" / f"{case}.yaml"
     if os.environ.get("TANDEM_GOLDEN") == "write":
-        golden.write_text(made)
-    assert made == golden.read_text(), f"see this module's docstring: {golden}"
+        golden.write_text(manifests)
+    assert manifests == golden.read_text(), f"see this module's docstring: {golden}"
 
 
-def _without(text: str, made: str) -> str:
+def _without(text: str, manifests: str) -> str:
     """`made` with a copy of `text`, indented or as one quoted string, hidden."""
     for indent in ("  ", "    "):
         copy = "\n".join(f"{indent}{line}".rstrip() for line in text.splitlines())
-        made = made.replace(copy, indent + HIDDEN)
+        manifests = manifests.replace(copy, indent + HIDDEN)
     lines = [f'    - "{HIDDEN}"' if line.startswith('    - "\\"') else line
-             for line in made.splitlines()]  # fmt: skip
+             for line in manifests.splitlines()]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +53,7 @@ def test_lint(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("operator.replica=2", "replica"),
         ("watchNamespace={a}", "watchNamespace"),
@@ -65,13 +65,13 @@ def test_lint(case: str) -> None:
         ("router.epp.replicas=0", "replicas"),
     ],
 )
-def test_refuses_values(value: str, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_refuses_values(value: str, message: str) -> None:
+    with pytest.raises(Refused, match=message):
         template("--set", value)
 
 
 def test_installs_crds_as_they_are_and_keeps_them() -> None:
-    crds = [made for made in objects() if made["kind"] == "CustomResourceDefinition"]
+    crds = [manifest for manifest in objects() if manifest["kind"] == "CustomResourceDefinition"]
     assert {crd["metadata"]["name"] for crd in crds} == {
         "prefillpools.tandem.dev",
         "decodepools.tandem.dev",
@@ -88,9 +88,9 @@ def test_installs_crds_as_they_are_and_keeps_them() -> None:
 def test_crds_may_be_left_out_or_not_kept() -> None:
     assert "CustomResourceDefinition" not in kinds(objects("--set", "crds.install=false"))
     crds = [
-        made
-        for made in objects("--set", "crds.keep=false")
-        if made["kind"] == "CustomResourceDefinition"
+        manifest
+        for manifest in objects("--set", "crds.keep=false")
+        if manifest["kind"] == "CustomResourceDefinition"
     ]
     assert len(crds) == 2
     assert not any(
@@ -99,16 +99,16 @@ def test_crds_may_be_left_out_or_not_kept() -> None:
 
 
 def test_namespaced_mode_has_no_cluster_scoped_objects() -> None:
-    made = objects("--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
-    assert not {kind for kind in kinds(made) if kind.startswith("Cluster")}
+    manifests = objects("--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
+    assert not {kind for kind in kinds(manifests) if kind.startswith("Cluster")}
     roles = {
         (role["metadata"]["namespace"], role["metadata"]["name"])
-        for role in made
+        for role in manifests
         if role["kind"] == "Role"
     }
     assert roles == {("team-a", "tandem"), ("tandem-system", "tandem-leader")}
-    assert "--namespace=team-a" in _operator(made)["args"]
-    assert "--all-namespaces" not in _operator(made)["args"]
+    assert "--namespace=team-a" in _operator(manifests)["args"]
+    assert "--all-namespaces" not in _operator(manifests)["args"]
 
 
 def test_monitoring_needs_the_value_and_the_kinds() -> None:
@@ -120,19 +120,28 @@ def test_monitoring_needs_the_value_and_the_kinds() -> None:
 
 
 def test_every_object_has_the_standard_labels() -> None:
-    for made in objects("--values", HERE / "values/monitoring.yaml", apis=[MONITORING]):
-        if made["kind"] == "CustomResourceDefinition":
+    for manifest in objects("--values", HERE / "values/monitoring.yaml", apis=[MONITORING]):
+        if manifest["kind"] == "CustomResourceDefinition":
             continue
-        wanted = {"name", "instance", "version", "managed-by", "part-of"}
-        had = {label.removeprefix("app.kubernetes.io/") for label in made["metadata"]["labels"]}
-        assert wanted <= had, made["metadata"]["name"]
+        expected = {"name", "instance", "version", "managed-by", "part-of"}
+        actual = {
+            label.removeprefix("app.kubernetes.io/") for label in manifest["metadata"]["labels"]
+        }
+        assert expected <= actual, manifest["metadata"]["name"]
 
 
 def test_a_release_of_any_name_and_labels_fits() -> None:
     long = objects("--set", f"fullnameOverride={'x' * 63}")
-    assert max(len(made["metadata"]["name"]) for made in long if "Cluster" not in made["kind"]) < 64
+    assert (
+        max(
+            len(manifest["metadata"]["name"])
+            for manifest in long
+            if "Cluster" not in manifest["kind"]
+        )
+        < 64
+    )
     labelled = objects("--set", "operator.podLabels.team=serving")
-    (deployment,) = (made for made in labelled if made["kind"] == "Deployment")
+    (deployment,) = (manifest for manifest in labelled if manifest["kind"] == "Deployment")
     selected = deployment["spec"]["selector"]["matchLabels"].items()
     pod = deployment["spec"]["template"]["metadata"]["labels"]
     assert selected <= pod.items()
@@ -147,26 +156,26 @@ def test_the_operator_reads_the_router_settings(tmp_path: Path) -> None:
         " nodeSelector: {disk: fast}, tolerations: [{key: router, operator: Exists}],"
         " priorityClassName: high, imagePullSecrets: [{name: registry}]}"
     )
-    made = objects("--values", values)
-    (config,) = (each for each in made if each["kind"] == "ConfigMap")
+    manifests = objects("--values", values)
+    (config,) = (each for each in manifests if each["kind"] == "ConfigMap")
     ((name, text),) = config["data"].items()
     file = tmp_path / name
     file.write_text(text)
     settings = load_router_settings(file, RouterSettings())
     assert (settings.envoy_replicas, settings.epp_replicas) == (3, 2)
     assert settings.image_pull_secrets == ("registry",)
-    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    (deployment,) = (each for each in manifests if each["kind"] == "Deployment")
     pod = deployment["spec"]["template"]
-    (mount,), (volume,) = _operator(made)["volumeMounts"], pod["spec"]["volumes"]
-    assert f"--router-settings={mount['mountPath']}/{name}" in _operator(made)["args"]
+    (mount,), (volume,) = _operator(manifests)["volumeMounts"], pod["spec"]["volumes"]
+    assert f"--router-settings={mount['mountPath']}/{name}" in _operator(manifests)["args"]
     assert volume["configMap"]["name"] == config["metadata"]["name"]
     changed = objects("--values", values, "--set", "router.epp.replicas=4")
     (again,) = (each for each in changed if each["kind"] == "Deployment")
     assert again["spec"]["template"]["metadata"] != pod["metadata"], "it is read once"
 
 
-def _operator(made: list[dict[str, Any]]) -> dict[str, Any]:
-    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+def _operator(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    (deployment,) = (each for each in manifests if each["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert isinstance(container, dict)
     return container

@@ -155,8 +155,10 @@ class ControlPlane:
 
     def _failure(self, name: str, process: subprocess.Popen[bytes]) -> str:
         log = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
-        how = "does not answer" if process.returncode is None else f"ended: {process.returncode}"
-        return "\n".join([f"{name} {how}", *log[-10:]])
+        problem = (
+            "does not answer" if process.returncode is None else f"ended: {process.returncode}"
+        )
+        return "\n".join([f"{name} {problem}", *log[-10:]])
 
 
 def _is_listening(port: int) -> bool:

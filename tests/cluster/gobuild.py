@@ -79,8 +79,8 @@ class Go:
 def build(go: str, program: Program, cache: Path) -> None:
     """Build `program` into `cache/bin`. Raises BuildFailed."""
     folder, staging = cache / "build" / program.module, cache / "bin" / f".new-{os.getpid()}"
-    for made in (folder, staging, cache / "log"):
-        made.mkdir(parents=True, exist_ok=True)
+    for directory in (folder, staging, cache / "log"):
+        directory.mkdir(parents=True, exist_ok=True)
     log = cache / "log" / f"build-{program.name}.log"
     log.write_text("")
     run = Go(go, folder, log)
@@ -103,8 +103,8 @@ def _kubernetes_module(go: Go) -> None:
     version = versions.KUBERNETES
     go("mod", "init", "k8sbuild")
     go("mod", "edit", "-require", f"{_K8S}@v{version}")
-    about = json.loads(go("mod", "download", "-json", f"{_K8S}@v{version}"))
-    declared = Path(about["GoMod"]).read_text()
+    module = json.loads(go("mod", "download", "-json", f"{_K8S}@v{version}"))
+    declared = Path(module["GoMod"]).read_text()
     for part in re.findall(r"^\s*(k8s\.io/[a-z-]+) => \./staging", declared, re.MULTILINE):
         go("mod", "edit", "-replace", f"{part}={part}@v0.{version.removeprefix('1.')}")
 

@@ -40,9 +40,9 @@ def test_decides_by_rbac(control_plane: ControlPlane, namespace: str) -> None:
 
 def test_knows_users_by_certificate(control_plane: ControlPlane) -> None:
     kubeconfig = control_plane.kubeconfig_for("jane", groups=("team",))
-    who = json.loads(kubectl.run(kubeconfig, "auth", "whoami", "--output=json"))
-    assert who["status"]["userInfo"]["username"] == "jane"
-    assert "team" in who["status"]["userInfo"]["groups"]
+    review = json.loads(kubectl.run(kubeconfig, "auth", "whoami", "--output=json"))
+    assert review["status"]["userInfo"]["username"] == "jane"
+    assert "team" in review["status"]["userInfo"]["groups"]
 
 
 def test_collects_what_a_custom_resource_owned(crds: ControlPlane, namespace: str) -> None:
@@ -52,7 +52,7 @@ def test_collects_what_a_custom_resource_owned(crds: ControlPlane, namespace: st
         "metadata": {"name": "owner", "namespace": namespace},
         "spec": {"model": {"name": "m"}, "accelerator": {"count": 1}},
     }
-    made = json.loads(
+    owner = json.loads(
         crds.kubectl("create", "--filename=-", "--output=json", input=json.dumps(pool))
     )
     owned = {
@@ -66,7 +66,7 @@ def test_collects_what_a_custom_resource_owned(crds: ControlPlane, namespace: st
                     "apiVersion": pool["apiVersion"],
                     "kind": pool["kind"],
                     "name": "owner",
-                    "uid": made["metadata"]["uid"],
+                    "uid": owner["metadata"]["uid"],
                 }
             ],
         },
@@ -87,12 +87,12 @@ def test_leaves_no_process(tmp_path: Path) -> None:
 
 def _processes_of(folder: Path) -> list[list[str]]:
     """The command lines that name `folder`."""
-    found = []
+    commands = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
         except OSError:
             continue
         if any(str(folder) in argument for argument in line):
-            found.append(line)
-    return found
+            commands.append(line)
+    return commands

@@ -21,9 +21,9 @@ def test_missing_programs_are_reported_in_capitals_and_not_built(tmp_path: Path)
         "HOME": str(tmp_path),
         "TANDEM_CLUSTER_CACHE": str(tmp_path / "cache"),
     }
-    chosen = "tests/cluster/test_control_plane.py::test_knows_users_by_certificate"
+    test_id = "tests/cluster/test_control_plane.py::test_knows_users_by_certificate"
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", chosen],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test_id],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -39,11 +39,11 @@ def test_missing_programs_are_reported_in_capitals_and_not_built(tmp_path: Path)
 
 
 def test_kubebuilder_assets_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = tmp_path / "kube-apiserver"
-    theirs.write_text("")
-    theirs.chmod(0o755)
+    program = tmp_path / "kube-apiserver"
+    program.write_text("")
+    program.chmod(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
-    assert tools.path("kube-apiserver") == theirs
+    assert tools.path("kube-apiserver") == program
 
 
 def test_a_program_of_another_version_is_not_taken(
@@ -72,8 +72,8 @@ def test_ends_the_process_it_started(tmp_path: Path) -> None:
 @pytest.mark.component
 def test_leaves_alone_a_process_that_has_the_number_since(tmp_path: Path) -> None:
     record = tmp_path / "pid"
-    with subprocess.Popen(["sleep", "600"]) as other:
-        record.write_text(f"{other.pid} 1")
+    with subprocess.Popen(["sleep", "600"]) as process:
+        record.write_text(f"{process.pid} 1")
         detached.kill(record)
-        assert other.poll() is None
-        other.kill()
+        assert process.poll() is None
+        process.kill()

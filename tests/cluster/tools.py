@@ -51,8 +51,8 @@ class MissingTool(Exception):
 
 
 def cache() -> Path:
-    chosen = os.environ.get("TANDEM_CLUSTER_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache/tandem/cluster"
+    directory = os.environ.get("TANDEM_CLUSTER_CACHE")
+    return Path(directory) if directory else Path.home() / ".cache/tandem/cluster"
 
 
 def path(name: str) -> Path:

@@ -210,12 +210,12 @@ def test_a_url_that_is_none_is_an_error(tmp_path: Path, url: str) -> None:
 
 
 def test_a_variable_that_is_not_set_names_itself_and_its_line(tmp_path: Path) -> None:
-    known = {"STORAGE_ACCESS_KEY": "hush"}
+    environment = {"STORAGE_ACCESS_KEY": "hush"}
     with pytest.raises(
         DocumentError,
         match=r"router.yaml:11: .*credentials\.secret_key: \$\{STORAGE_SECRET_KEY\} is not set",
     ) as caught:
-        loaded(tmp_path, FULL, **known)
+        loaded(tmp_path, FULL, **environment)
     assert "hush" not in str(caught.value)
 
 

@@ -70,9 +70,9 @@ def test_paths_and_steps_are_inverse() -> None:
 
 
 def test_documents_are_plain_and_empty_ones_left_out() -> None:
-    one, two = parse_documents("---\na: 1\n---\n---\nb: [true, 1.5, x, null]\n", "f.yaml")
-    assert (one.data, two.data) == ({"a": 1}, {"b": [True, 1.5, "x", None]})
-    assert two.where("b") == "f.yaml:5"
+    first, second = parse_documents("---\na: 1\n---\n---\nb: [true, 1.5, x, null]\n", "f.yaml")
+    assert (first.data, second.data) == ({"a": 1}, {"b": [True, 1.5, "x", None]})
+    assert second.where("b") == "f.yaml:5"
     assert parse_documents("", "f.yaml") == parse_documents("# nothing\n", "f.yaml") == []
 
 
@@ -90,9 +90,9 @@ def test_documents_are_plain_and_empty_ones_left_out() -> None:
     ],
 )
 def test_values_are_builtin_types(text: str, value: object, kind: type) -> None:
-    found = parsed(text).data["a"]
-    assert found == value
-    assert type(found) is kind
+    actual = parsed(text).data["a"]
+    assert actual == value
+    assert type(actual) is kind
 
 
 def test_aliases_and_merges_are_resolved_and_still_have_a_line() -> None:

@@ -7,7 +7,7 @@ from tandem_contract.otlp import is_wanted, traces_url
 
 
 @pytest.mark.parametrize(
-    ("flag", "environ", "wanted"),
+    ("flag", "environ", "expected"),
     [
         ("", {}, False),
         ("http://c:4318", {}, True),
@@ -23,9 +23,9 @@ from tandem_contract.otlp import is_wanted, traces_url
     ],
 )
 def test_spans_are_made_where_someone_takes_them(
-    flag: str, environ: dict[str, str], wanted: bool
+    flag: str, environ: dict[str, str], expected: bool
 ) -> None:
-    assert is_wanted(flag, environ) is wanted
+    assert is_wanted(flag, environ) is expected
 
 
 @pytest.mark.parametrize(

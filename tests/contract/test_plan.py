@@ -57,8 +57,8 @@ def test_the_value_fits_a_header() -> None:
 def test_a_change_in_any_part_is_rejected(part: int) -> None:
     parts = sign(PLAN, NEW, now=999.0).split(".")
     for position, character in enumerate(parts[part]):
-        other = "A" if character != "A" else "B"
-        changed = parts[part][:position] + other + parts[part][position + 1 :]
+        replacement = "A" if character != "A" else "B"
+        changed = parts[part][:position] + replacement + parts[part][position + 1 :]
         with pytest.raises(PlanRejected):
             verified(".".join([*parts[:part], changed, *parts[part + 1 :]]))
 
@@ -66,9 +66,9 @@ def test_a_change_in_any_part_is_rejected(part: int) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_a_part_left_out_or_emptied_is_rejected(part: int) -> None:
     parts = sign(PLAN, NEW, now=999.0).split(".")
-    for rest in ([*parts[:part], *parts[part + 1 :]], [*parts[:part], "", *parts[part + 1 :]]):
+    for remaining in ([*parts[:part], *parts[part + 1 :]], [*parts[:part], "", *parts[part + 1 :]]):
         with pytest.raises(PlanRejected):
-            verified(".".join(rest))
+            verified(".".join(remaining))
 
 
 @given(st.text(max_size=60))
@@ -136,11 +136,11 @@ TIMED = {key_id(at): b"t" * 32 for at in (100.0, 200.0, 300.0)}
 
 
 @pytest.mark.parametrize(
-    ("now", "came"), [(99.9, 100.0), (100.0, 100.0), (199.9, 100.0), (200.0, 200.0), (1e9, 300.0)]
+    ("now", "start"), [(99.9, 100.0), (100.0, 100.0), (199.9, 100.0), (200.0, 200.0), (1e9, 300.0)]
 )
-def test_of_keys_named_by_a_time_the_last_to_have_come_signs(now: float, came: float) -> None:
+def test_of_keys_named_by_a_time_the_last_to_have_come_signs(now: float, start: float) -> None:
     value = sign(PLAN, TIMED, now=now)
-    assert value.split(".")[1] == key_id(came)
+    assert value.split(".")[1] == key_id(start)
     assert verified(value, TIMED) == PLAN
 
 
@@ -171,9 +171,11 @@ def test_keys_are_the_files_of_a_directory(tmp_path: Path) -> None:
 
 def test_a_short_secret_names_its_file_and_not_itself(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"hushhushhush")
-    with pytest.raises(ValueError, match=f"{tmp_path}/a: .*at least 16 bytes, this has 12") as got:
+    with pytest.raises(
+        ValueError, match=f"{tmp_path}/a: .*at least 16 bytes, this has 12"
+    ) as error:
         load_keys(tmp_path)
-    assert "hush" not in str(got.value)
+    assert "hush" not in str(error.value)
 
 
 def test_a_key_id_with_a_dot_is_an_error(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ from tandem_contract.prefix import prompt_hash, text_chain, token_bytes
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
 
-def common(left: list[int], right: list[int]) -> int:
-    pairs = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+def common(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 @given(TOKENS, TOKENS, TOKENS, st.integers(1, 5))
 def test_chains_share_the_blocks_that_the_prompts_share(
-    start: list[int], left: list[int], right: list[int], block: int
+    start: list[int], first_end: list[int], second_end: list[int], block: int
 ) -> None:
-    one, other = start + left, start + right
-    chains = [text_chain(token_bytes(ids), 4 * block) for ids in (one, other)]
-    assert common(*chains) == common(one, other) // block
+    first, second = start + first_end, start + second_end
+    chains = [text_chain(token_bytes(ids), 4 * block) for ids in (first, second)]
+    assert common(*chains) == common(first, second) // block
 
 
 @given(st.binary(max_size=60), st.binary(max_size=20), st.integers(1, 9))
@@ -34,9 +34,9 @@ def test_a_longer_text_continues_the_chain(text: bytes, more: bytes, block: int)
 
 
 def test_a_change_in_a_block_changes_all_after_it() -> None:
-    one, other = text_chain(b"abcdefgh", 2), text_chain(b"abXdefgh", 2)
-    assert common(one, other) == 1
-    assert not set(one[1:]) & set(other[1:])
+    first, second = text_chain(b"abcdefgh", 2), text_chain(b"abXdefgh", 2)
+    assert common(first, second) == 1
+    assert not set(first[1:]) & set(second[1:])
 
 
 def test_equal_blocks_at_different_places_differ() -> None:
@@ -66,6 +66,6 @@ def test_an_id_beyond_32_bits_is_an_error(token: int) -> None:
 
 @given(TOKENS, TOKENS)
 def test_prompts_have_one_hash_exactly_when_they_are_equal(
-    left: list[int], right: list[int]
+    first: list[int], second: list[int]
 ) -> None:
-    assert (prompt_hash(left) == prompt_hash(right)) == (left == right)
+    assert (prompt_hash(first) == prompt_hash(second)) == (first == second)

@@ -1,6 +1,6 @@
 """The rules by which one engine must serve a request alone.
 
-`tests/sidecar/bodies/test_rules.py` has the cases of each rule; here is what the table promises.
+`tests/sidecar/bodies/test_kinds.py` has the cases of each rule. The tests below check the table.
 """
 
 import json

@@ -18,16 +18,16 @@ from tandem_contract.trace import (
 
 def test_a_sidecars_answer_reads_back_equal() -> None:
     leg = LegTrace("prefill", "p-0", "r-1", 0.1, ended=0.5, timing=Timing(queue=0.2, cached=3))
-    known = SidecarTrace(
+    finished = SidecarTrace(
         "r", "chat", "/v1/chat/completions", 1.5, path=RoutingPath.FALLBACK, legs=(leg,)
     )
     running = SidecarTrace("r", "passthrough", "/tokenize", 2.5)
-    data = msgspec.json.encode([known, running])
-    assert msgspec.json.decode(data, type=list[SidecarTrace]) == [known, running]
+    data = msgspec.json.encode([finished, running])
+    assert msgspec.json.decode(data, type=list[SidecarTrace]) == [finished, running]
 
 
 def test_an_epps_answer_reads_back_equal() -> None:
-    known = DecisionTrace(
+    decision = DecisionTrace(
         "r",
         1.5,
         0.001,
@@ -35,8 +35,8 @@ def test_an_epps_answer_reads_back_equal() -> None:
         decode=(CandidateTrace("d", "10.0.0.1:8000", 2, waiting=1.0, kv_usage=0.5),),
         prefill=(CandidateTrace("p", "10.0.0.2:8000"),),
     )
-    data = msgspec.json.encode([known])
-    assert msgspec.json.decode(data, type=list[DecisionTrace]) == [known]
+    data = msgspec.json.encode([decision])
+    assert msgspec.json.decode(data, type=list[DecisionTrace]) == [decision]
 
 
 @given(st.text("".join(map(chr, range(0x21, 0x7F))), min_size=1))

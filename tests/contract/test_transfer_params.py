@@ -87,9 +87,9 @@ def test_blocks_are_read_flat_and_grouped(
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-@pytest.mark.parametrize("how", ["absent", "null"])
-def test_a_missing_field_is_named(name: str, how: str) -> None:
-    value = without(name) if how == "absent" else {**ANSWER, name: None}
+@pytest.mark.parametrize("absence", ["absent", "null"])
+def test_a_missing_field_is_named(name: str, absence: str) -> None:
+    value = without(name) if absence == "absent" else {**ANSWER, name: None}
     with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):
         read_transfer_params(json.dumps(value).encode())
     with pytest.raises(ParamsUnusable, match=rf"{FIELD}\.{name} is missing"):

@@ -32,10 +32,10 @@ def chat(address: str, prompt: str, *, tokens: int = 16) -> Answer:
         )
         response = connection.getresponse()
         body = response.read()
-        said = json.loads(body)["choices"][0]["message"]["content"] if response.status == 200 else (
+        text = json.loads(body)["choices"][0]["message"]["content"] if response.status == 200 else (
             body.decode(errors="replace")
         )  # fmt: skip
-        return Answer(response.status, response.getheader(headers.ROUTING_PATH), said)
+        return Answer(response.status, response.getheader(headers.ROUTING_PATH), text)
     finally:
         connection.close()
 

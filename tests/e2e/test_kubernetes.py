@@ -100,32 +100,32 @@ def prompt(words: int = 600) -> str:
     return " ".join(uuid.uuid4().hex[:6] for _ in range(words // 6))
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
+def until(holds: Callable[[], bool], event: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"waited {_SECONDS} s for: {what}"
+        assert time.monotonic() < deadline, f"waited {_SECONDS} s for: {event}"
         time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
 def site(node: Node) -> Iterator[Site]:
     """The chart installed and the quickstart's pools ready, under restricted pod security."""
-    made = Site(node)
+    deployed = Site(node)
     try:
-        made.install()
-        made.kubectl("apply", f"--filename={QUICKSTART}")
-        made.ready()
-        yield made
+        deployed.install()
+        deployed.kubectl("apply", f"--filename={QUICKSTART}")
+        deployed.ready()
+        yield deployed
     finally:
-        made.clear()
+        deployed.clear()
 
 
 def test_hands_off_and_answers_as_one_engine_does(site: Site) -> None:
-    asked = prompt()
-    answer = chat(site.address, asked)
+    question = prompt()
+    answer = chat(site.address, question)
     assert answer.status == 200, answer.text
     assert answer.path == RoutingPath.PREFILL_THEN_DECODE
-    assert answer.text == chat(site.prefill_address(), asked).text
+    assert answer.text == chat(site.prefill_address(), question).text
 
 
 def test_pools_tell_where_to_ask(site: Site) -> None:
@@ -155,9 +155,9 @@ def test_answers_while_the_picker_is_away(site: Site) -> None:
     def answered_until_back() -> bool:
         answer = chat(site.address, prompt(60))
         assert answer.status == 200, answer.text
-        found = site.get("pods", f"--selector={pickers}")["items"]
-        gone = not {pod["metadata"]["uid"] for pod in found} & before
-        return gone and bool(found) and all(_is_ready(pod) for pod in found)
+        pods = site.get("pods", f"--selector={pickers}")["items"]
+        is_replaced = not {pod["metadata"]["uid"] for pod in pods} & before
+        return is_replaced and bool(pods) and all(_is_ready(pod) for pod in pods)
 
     until(answered_until_back, "another picker")
 
@@ -202,23 +202,27 @@ def test_leaves_nothing_but_the_crds(site: Site) -> None:
     until(
         lambda: not _everything(site.node, f"{labels.INSTANCE}={RELEASE}"), "the release to be gone"
     )
-    found = site.get("leases,secrets,roles,rolebindings,serviceaccounts", namespace=SYSTEM)["items"]
-    assert [each["metadata"]["name"] for each in found] == ["default"]
-    left = {
+    objects = site.get("leases,secrets,roles,rolebindings,serviceaccounts", namespace=SYSTEM)[
+        "items"
+    ]
+    assert [each["metadata"]["name"] for each in objects] == ["default"]
+    remaining_crds = {
         crd["metadata"]["name"]
         for crd in json.loads(site.node.kubectl("get", "crd", "--output=json"))["items"]
     }
-    assert left == {"prefillpools.tandem.dev", "decodepools.tandem.dev"}
+    assert remaining_crds == {"prefillpools.tandem.dev", "decodepools.tandem.dev"}
 
 
 def _is_ready(pod: Any) -> bool:
     conditions = pod["status"].get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+    )
 
 
 def _everything(node: Node, selector: str) -> list[str]:
     """Names of all objects with the label, of every kind, in all namespaces."""
     kinds = node.kubectl("api-resources", "--verbs=list", "--output=name").split()
     listed = ",".join(sorted(set(kinds) - {"componentstatuses"}))
-    asked = ("get", listed, "--all-namespaces", f"--selector={selector}", "--output=name")
-    return node.kubectl(*asked, "--ignore-not-found").split()
+    arguments = ("get", listed, "--all-namespaces", f"--selector={selector}", "--output=name")
+    return node.kubectl(*arguments, "--ignore-not-found").split()

@@ -35,8 +35,8 @@ def test_a_layer_holds_modes_links_and_parents(tmp_path: Path) -> None:
     program.write_text("#!/bin/true")
     program.chmod(0o700)
     files = {"/usr/bin/run": program, "/run": Link("usr/bin/run"), "/tmp": Directory(0o1777)}
-    made = write_layer(files, tmp_path / "layer.tar")
-    with tarfile.open(made.path) as tar:
+    layer = write_layer(files, tmp_path / "layer.tar")
+    with tarfile.open(layer.path) as tar:
         modes = {member.name: (member.mode, member.uid, member.mtime) for member in tar}
         assert tar.getmember("run").linkname == "usr/bin/run"
     assert modes == {

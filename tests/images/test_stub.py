@@ -20,6 +20,6 @@ def test_a_stub_loads_and_has_no_functions(tmp_path: Path) -> None:
 
 
 def test_the_closure_of_this_interpreter_has_its_c_library() -> None:
-    found = libraries([Path(sys.executable).resolve()])
-    assert any(Path(name).name.startswith("libc.so") for name in found)
-    assert all(path.is_file() for path in found.values())
+    paths = libraries([Path(sys.executable).resolve()])
+    assert any(Path(name).name.startswith("libc.so") for name in paths)
+    assert all(path.is_file() for path in paths.values())

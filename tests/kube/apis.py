@@ -58,11 +58,13 @@ class Script:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
             self.watched.append(request.query["resourceVersion"])
-            said = self.watches[min(len(self.watched), len(self.watches)) - 1]
-            return refused(said) if isinstance(said, dict) else await self._stream(request, said)
-        found = self.lists[min(self.listed, len(self.lists) - 1)]
+            script = self.watches[min(len(self.watched), len(self.watches)) - 1]
+            return (
+                refused(script) if isinstance(script, dict) else await self._stream(request, script)
+            )
+        page = self.lists[min(self.listed, len(self.lists) - 1)]
         self.listed += 1
-        return refused(found) if "code" in found else web.json_response(found)
+        return refused(page) if "code" in page else web.json_response(page)
 
     async def _stream(
         self, request: web.Request, events: list[dict[str, Any]] | tuple[dict[str, Any], ...]
@@ -116,8 +118,8 @@ def _kubeconfig(server: str) -> dict[str, Any]:
 class _Side(asyncio.Protocol):
     """One of a forwarded connection's two ends."""
 
-    def __init__(self, proxy: "Proxy", other: "_Side | None" = None) -> None:
-        self._proxy, self._other = proxy, other
+    def __init__(self, proxy: "Proxy", peer: "_Side | None" = None) -> None:
+        self._proxy, self._peer = proxy, peer
         self._early: list[bytes] = []
         self.transport: asyncio.Transport | None = None
         self.closed = asyncio.Event()
@@ -126,23 +128,23 @@ class _Side(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._proxy.join(self)
-        if self._other is None:
-            self._other = self._proxy.dial(self)
+        if self._peer is None:
+            self._peer = self._proxy.dial(self)
         else:
-            transport.writelines(self._other._early)
+            transport.writelines(self._peer._early)
 
     def data_received(self, data: bytes) -> None:
         if self._proxy.stalled:
             return
-        if self._other is None or self._other.transport is None:
+        if self._peer is None or self._peer.transport is None:
             self._early.append(data)
         else:
-            self._other.transport.write(data)
+            self._peer.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._proxy.leave(self)
-        if self._other is not None and self._other.transport is not None:
-            self._other.transport.abort()
+        if self._peer is not None and self._peer.transport is not None:
+            self._peer.transport.abort()
         self.closed.set()
 
 

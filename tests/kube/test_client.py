@@ -38,13 +38,13 @@ def config_map(namespace: str, name: str, **data: str) -> Object:
 
 @pytest.fixture
 async def api(control_plane: ControlPlane) -> AsyncIterator[Api]:
-    async with await connect(control_plane.kubeconfig) as made:
-        yield made
+    async with await connect(control_plane.kubeconfig) as client:
+        yield client
 
 
 @pytest.mark.control_plane
 async def test_an_object_is_created_read_changed_and_deleted(api: Api, namespace: str) -> None:
-    made = await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"))
+    created = await api.create(CONFIG_MAPS, config_map(namespace, "a", x="1"))
     with pytest.raises(AlreadyExists):
         await api.create(CONFIG_MAPS, config_map(namespace, "a"))
     assert (await api.get(CONFIG_MAPS, "a", namespace))["data"] == {"x": "1"}
@@ -54,12 +54,12 @@ async def test_an_object_is_created_read_changed_and_deleted(api: Api, namespace
     with pytest.raises(Conflict):
         await api.patch(CONFIG_MAPS, "a", {"metadata": {"uid": str(uuid.uuid4())}}, namespace)
     with pytest.raises(Conflict):
-        await api.replace(CONFIG_MAPS, made | {"data": {}})
+        await api.replace(CONFIG_MAPS, created | {"data": {}})
     assert "data" not in await api.replace(CONFIG_MAPS, patched | {"data": {}})
 
     with pytest.raises(Conflict):
         await api.delete(CONFIG_MAPS, "a", namespace, uid=str(uuid.uuid4()))
-    await api.delete(CONFIG_MAPS, "a", namespace, uid=made["metadata"]["uid"])
+    await api.delete(CONFIG_MAPS, "a", namespace, uid=created["metadata"]["uid"])
     with pytest.raises(NotFound):
         await api.get(CONFIG_MAPS, "a", namespace)
 
@@ -80,7 +80,7 @@ async def test_a_list_is_complete_for_any_page_size(api: Api, namespace: str) ->
         body["metadata"]["labels"] = {"half": str(name in "abc")}
         await api.create(CONFIG_MAPS, body)
     listed = await api.list(CONFIG_MAPS, namespace, labels="half", page=2)
-    assert [one["metadata"]["name"] for one in listed.items] == list("abcde")
+    assert [item["metadata"]["name"] for item in listed.items] == list("abcde")
     assert len((await api.list(CONFIG_MAPS, namespace, labels="half=True")).items) == 3
     assert len((await api.list(CONFIG_MAPS, namespace, fields="metadata.name=b")).items) == 1
 
@@ -102,9 +102,9 @@ async def test_a_watch_delivers_changes_after_a_list(api: Api, namespace: str) -
 
 
 async def test_a_watch_from_long_ago_has_expired(tmp_path: Path) -> None:
-    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    expired = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
     async with (
-        answering(web.Response(text=json.dumps(gone) + "\n"), tmp_path) as api,
+        answering(web.Response(text=json.dumps(expired) + "\n"), tmp_path) as api,
         api.watch(PODS, "n", resource_version="1") as events,
     ):
         with pytest.raises(Expired, match="too old"):
@@ -120,9 +120,9 @@ async def test_errors_have_the_servers_message(
     with pytest.raises(NotFound):
         await api.list(Resource("example.com/v1", "nothings"))
     stranger = control_plane.kubeconfig_for("stranger")
-    async with await connect(stranger) as other:
+    async with await connect(stranger) as stranger_api:
         with pytest.raises(Forbidden, match='User "stranger" cannot list resource "nodes"'):
-            await other.list(NODES)
+            await stranger_api.list(NODES)
 
 
 @pytest.mark.control_plane

@@ -21,26 +21,26 @@ Labels = dict[str, str]
 
 def labels_of(body: dict[str, Any]) -> Labels | None:
     """The value kept for a pod; None for a pod labelled `skip`."""
-    found: Labels = body["metadata"].get("labels") or {}
-    return None if "skip" in found else found
+    labels: Labels = body["metadata"].get("labels") or {}
+    return None if "skip" in labels else labels
 
 
 class Watched:
     """A running reflector and the keys for which it called `changed`."""
 
     def __init__(self, api: Api, namespace: str, **options: Any) -> None:
-        self.told: list[str] = []
+        self.changed_keys: list[str] = []
         self.reflector: Reflector[Labels] = Reflector(
             api,
             PODS,
             namespace,
             parse=labels_of,
-            changed=lambda key: self.told.append(key.name),
+            changed=lambda key: self.changed_keys.append(key.name),
             **options,
         )
 
     @property
-    def known(self) -> dict[str, Labels]:
+    def values(self) -> dict[str, Labels]:
         return {key.name: value for key, value in self.reflector.items.items()}
 
 
@@ -68,8 +68,8 @@ async def test_changed_is_called_once_and_only_when_the_value_differs(tmp_path: 
     ]
     script = Script([listing(5, pod("a", 3, x="1"))], [events])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
-        await until(lambda: watched.told == ["a", "a", "b", "b"])
-        assert watched.known == {"a": {"x": "2"}}
+        await until(lambda: watched.changed_keys == ["a", "a", "b", "b"])
+        assert watched.values == {"a": {"x": "2"}}
         assert watched.reflector.items[Key("n", "a")] == {"x": "2"}
         assert watched.reflector.synced.is_set()
         assert watched.reflector.connected
@@ -83,8 +83,8 @@ async def test_a_list_of_several_pages_is_applied_completely_or_not_at_all(tmp_p
     script = Script([halves[0], refusal(410), halves[1], listing(6, pod("b", 4))], [[]])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
         await until(lambda: watched.reflector.connected)
-        assert watched.known == {"a": {}, "b": {}}
-        assert sorted(watched.told) == ["a", "b"]
+        assert watched.values == {"a": {}, "b": {}}
+        assert sorted(watched.changed_keys) == ["a", "b"]
         assert (script.listed, script.watched) == (4, ["6"])
 
 
@@ -109,7 +109,7 @@ async def test_a_page_is_freed_before_the_next_is_read(tmp_path: Path) -> None:
 async def test_a_watch_resumes_from_the_last_version(tmp_path: Path, first: Any) -> None:
     script = Script([listing(5)], [first, [event("ADDED", pod("c", 10))]])
     async with scripted(script, tmp_path) as api, watching(api) as watched:
-        await until(lambda: watched.told == ["b", "c"])
+        await until(lambda: watched.changed_keys == ["b", "c"])
         assert script.watched == ["5", "9"]
         assert script.listed == 1
 
@@ -130,9 +130,9 @@ async def test_an_expired_version_causes_a_relist_that_reports_differences(
     async with scripted(script, tmp_path) as api, watching(api) as watched:
         await until(lambda: len(script.watched) == 2)
         assert script.watched == ["5", "50"]
-        assert watched.known == {"same": {}, "moved": {"x": "1"}, "new": {}}
-        assert sorted(watched.told[:3]) == ["gone", "moved", "same"]
-        assert sorted(watched.told[3:]) == ["gone", "moved", "new"]
+        assert watched.values == {"same": {}, "moved": {"x": "1"}, "new": {}}
+        assert sorted(watched.changed_keys[:3]) == ["gone", "moved", "same"]
+        assert sorted(watched.changed_keys[3:]) == ["gone", "moved", "new"]
 
 
 async def test_a_version_refused_repeatedly_causes_a_relist(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_forbidden_watch_is_logged_once_and_retried(
         assert isinstance(watched.reflector.last_error, Forbidden)
         assert not watched.reflector.synced.is_set()
         await until(lambda: watched.reflector.connected)
-        assert watched.known == {"a": {}}
+        assert watched.values == {"a": {}}
         assert watched.reflector.failures == 3
     assert caplog.text.count("pods in n: watch failed") == 1
     assert "pods is forbidden" in caplog.text
@@ -181,9 +181,9 @@ class Cluster:
         self._api, self._namespace = api, namespace
 
     async def create(self, name: str, **labels: str) -> None:
-        made = body(name, **labels)
-        made["metadata"]["namespace"] = self._namespace
-        await self._api.create(PODS, made)
+        pod = body(name, **labels)
+        pod["metadata"]["namespace"] = self._namespace
+        await self._api.create(PODS, pod)
 
     async def label(self, name: str, **labels: str | None) -> None:
         await self._api.patch(PODS, name, {"metadata": {"labels": labels}}, self._namespace)
@@ -201,14 +201,14 @@ async def test_a_real_server_is_watched_by_label(
         await cluster.create("a", app="x")
         await cluster.create("other", app="y")
         async with watching(api, namespace, labels="app=x") as watched:
-            await until(lambda: watched.told == ["a"])
+            await until(lambda: watched.changed_keys == ["a"])
             await cluster.create("b", app="x")
             await cluster.label("a", app="x", more="1")
             await cluster.label("other", app="x")
             await cluster.label("b", app=None)
             await cluster.delete("a")
-            await until(lambda: watched.told == ["a", "b", "a", "other", "b", "a"])
-            assert watched.known == {"other": {"app": "x"}}
+            await until(lambda: watched.changed_keys == ["a", "b", "a", "other", "b", "a"])
+            assert watched.values == {"other": {"app": "x"}}
 
 
 @pytest.mark.control_plane
@@ -226,18 +226,18 @@ async def test_broken_stalled_and_refused_connections_are_survived(
             await until(lambda: watched.reflector.connected)
             await proxy.drop()
             await cluster.create("b")
-            await until(lambda: "b" in watched.known)
+            await until(lambda: "b" in watched.values)
 
             proxy.stalled = True
             await cluster.create("c")
             await until(lambda: not watched.reflector.connected)
             proxy.stalled = False
-            await until(lambda: "c" in watched.known)
+            await until(lambda: "c" in watched.values)
 
             await proxy.refuse()
             await cluster.delete("a")
             await until(lambda: watched.reflector.last_error is not None)
-            assert watched.known.keys() == {"a", "b", "c"}, "nothing is forgotten"
+            assert watched.values.keys() == {"a", "b", "c"}, "nothing is forgotten"
             await proxy.accept()
-            await until(lambda: watched.known.keys() == {"b", "c"})
+            await until(lambda: watched.values.keys() == {"b", "c"})
             await until(lambda: watched.reflector.last_error is None)

@@ -38,8 +38,8 @@ def unified(name: str = "u", **spec: Any) -> DecodePool:
 def endpoint(*pools: DecodePool, **fields: Any) -> ObservedEndpoint:
     """An endpoint that `pools` (one by default) name and that has no objects yet."""
     named = tuple(EndpointPool(f"uid-{pool.name}", pool) for pool in pools or (decode(),))
-    known: dict[str, Any] = {"key": KEY, "now": NOW, "pools": named, "secret": SECRET}
-    return ObservedEndpoint(**(known | fields))
+    defaults: dict[str, Any] = {"key": KEY, "now": NOW, "pools": named, "secret": SECRET}
+    return ObservedEndpoint(**(defaults | fields))
 
 
 def with_children(observed: ObservedEndpoint, bodies: Iterable[Body]) -> ObservedEndpoint:

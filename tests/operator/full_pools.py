@@ -105,9 +105,9 @@ _VALUES: list[Any] = [
 
 def changed(random: Random) -> dict[str, Any]:
     """One of `FULL` with a field of its spec left out, added or given another value."""
-    made: dict[str, Any] = copy.deepcopy(random.choice(FULL))
-    *parents, last = random.choice(paths(made["spec"]))
-    node: Any = made["spec"]
+    pool: dict[str, Any] = copy.deepcopy(random.choice(FULL))
+    *parents, last = random.choice(paths(pool["spec"]))
+    node: Any = pool["spec"]
     for step in parents:
         node = node[step]
     if isinstance(node, dict) and random.random() < 0.2:
@@ -117,7 +117,7 @@ def changed(random: Random) -> dict[str, Any]:
             node[random.choice(["name", "count", "replica"])] = random.choice(_VALUES)
     else:
         node[last] = copy.deepcopy(random.choice(_VALUES))
-    return made
+    return pool
 
 
 def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

@@ -31,7 +31,7 @@ class Proxy:
         self._connected = asyncio.Event()
         self._connected.set()
         self._forgetful = False
-        self._told: set[str] = set()
+        self._expired_paths: set[str] = set()
 
     def cut_watches(self) -> None:
         """End every watch, and block new ones until `forget`."""
@@ -71,8 +71,8 @@ class Proxy:
         response = web.StreamResponse()
         response.content_type = "application/json"
         await response.prepare(request)
-        if self._forgetful and request.path not in self._told:
-            self._told.add(request.path)
+        if self._forgetful and request.path not in self._expired_paths:
+            self._expired_paths.add(request.path)
             await response.write(_EXPIRED)
             return response
 
@@ -100,26 +100,26 @@ _EXPIRED = (
 async def proxy(admin: Path, folder: Path) -> AsyncIterator[Proxy]:
     """A proxy for the cluster of kubeconfig `admin`; its own kubeconfig is in `folder`."""
     async with await connect(admin) as api:
-        known = api.configuration
-        context = ssl.create_default_context(cafile=known.ssl_ca_cert)
-        context.load_cert_chain(known.cert_file, known.key_file)
+        configuration = api.configuration
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
         connector = aiohttp.TCPConnector(ssl=context, limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=True
         ) as session:
-            made = Proxy(known.host, session)
+            server = Proxy(configuration.host, session)
             app = web.Application(client_max_size=1 << 24)
-            app.router.add_route("*", "/{path:.*}", made.handle)
+            app.router.add_route("*", "/{path:.*}", server.handle)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             port = runner.addresses[0][1]
-            made.kubeconfig = folder / "proxy.kubeconfig"
-            made.kubeconfig.write_text(_KUBECONFIG.format(port=port))
+            server.kubeconfig = folder / "proxy.kubeconfig"
+            server.kubeconfig.write_text(_KUBECONFIG.format(port=port))
             try:
-                yield made
+                yield server
             finally:
                 await runner.cleanup()
 

@@ -43,8 +43,8 @@ class Operator:
     def __init__(self, log: Path, *flags: str) -> None:
         self._log = log
         self._health, self._metrics = free_ports(2)
-        given = [*flags, *self._ports()]
-        self._process = _processes.Process(target=_main, args=(given, log), daemon=True)
+        all_flags = [*flags, *self._ports()]
+        self._process = _processes.Process(target=_main, args=(all_flags, log), daemon=True)
         self._process.start()
 
     def _ports(self) -> tuple[str, str]:
@@ -110,7 +110,7 @@ async def until(
     """Wait until `holds`; a failure shows the operator's log."""
     try:
         async with asyncio.timeout(DEADLINE):
-            while not (await found if isinstance(found := holds(), Awaitable) else found):
+            while not (await result if isinstance(result := holds(), Awaitable) else result):
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"not within {DEADLINE:g} s; {operator and operator.log}") from None
@@ -137,8 +137,8 @@ _MODEL: dict[str, Any] = {
 
 async def pods(api: Api, namespace: str) -> list[Object]:
     """The pools' pods that are not being deleted, by name."""
-    found = await api.list(PODS, namespace, labels=labels.POOL)
-    staying = [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+    listing = await api.list(PODS, namespace, labels=labels.POOL)
+    staying = [pod for pod in listing.items if "deletionTimestamp" not in pod["metadata"]]
     return sorted(staying, key=lambda pod: str(pod["metadata"]["name"]))
 
 
@@ -182,8 +182,8 @@ async def kubelet(api: Api, namespace: str) -> AsyncIterator[None]:
 
 def condition(pool: Object, kind: str) -> dict[str, Any]:
     """A condition of a pool; empty when it has none of that type."""
-    found = pool.get("status", {}).get("conditions", ())
-    return next((one for one in found if one["type"] == kind), {})
+    conditions = pool.get("status", {}).get("conditions", ())
+    return next((entry for entry in conditions if entry["type"] == kind), {})
 
 
 def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
 def free_ports(count: int) -> list[int]:
     """Different ports that are free now."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in held]
+    ports = [each.getsockname()[1] for each in held]
     for each in held:
         each.close()
-    return found
+    return ports

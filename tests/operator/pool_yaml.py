@@ -43,6 +43,6 @@ def documents(*objects: object) -> list[Document]:
 
 
 def _with(base: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    made = copy.deepcopy(base)
-    made["spec"] |= spec
-    return made
+    pool = copy.deepcopy(base)
+    pool["spec"] |= spec
+    return pool

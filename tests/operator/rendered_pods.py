@@ -17,8 +17,8 @@ def rendered(
     prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first prefill pod and the first decode pod."""
-    made = pods(pair(prefill, decode)[0])
-    return made[0], made[1]
+    bodies = pods(pair(prefill, decode)[0])
+    return bodies[0], bodies[1]
 
 
 def engine(pod: dict[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,11 @@ class SimulatedCluster:
         self.apply_pool(body)
 
     def status(self, name: str, kind: str = "DecodePool") -> dict[str, Any]:
-        found: dict[str, Any] = self.objects[kind, name]["status"]
-        return found
+        status: dict[str, Any] = self.objects[kind, name]["status"]
+        return status
 
-    def condition(self, name: str, which: str, kind: str = "DecodePool") -> dict[str, Any]:
-        return next(c for c in self.status(name, kind)["conditions"] if c["type"] == which)
+    def condition(self, name: str, condition_type: str, kind: str = "DecodePool") -> dict[str, Any]:
+        return next(c for c in self.status(name, kind)["conditions"] if c["type"] == condition_type)
 
     def observe(self) -> Observed:
         resources = [api_objects.pool_resource(body) for body in self.objects.values()]
@@ -135,7 +135,7 @@ class SimulatedCluster:
         moved = False
         for pod in list(self.pods.values()):
             if pod.deleting:
-                self.gone(pod.name)
+                self.remove_pod(pod.name)
                 moved = True
             elif pod.active and not pod.ready:
                 self.make_ready(pod.name)
@@ -153,16 +153,16 @@ class SimulatedCluster:
             name, phase="Failed", ready=False, ready_since=None, ended=self.now, trouble=trouble
         )
 
-    def gone(self, name: str) -> None:
+    def remove_pod(self, name: str) -> None:
         del self.pods[name], self.bodies[name]
 
-    def of(self, pool: str, **wanted: Any) -> list[PodState]:
+    def of(self, pool: str, **attributes: Any) -> list[PodState]:
         """Pods of a pool with these attributes, sorted by name."""
         return sorted(
             (
                 pod
                 for pod in self.pods.values()
-                if pod.pool == pool and all(getattr(pod, k) == v for k, v in wanted.items())
+                if pod.pool == pool and all(getattr(pod, k) == v for k, v in attributes.items())
             ),
             key=lambda pod: pod.name,
         )
@@ -188,17 +188,20 @@ class SimulatedCluster:
     def _create_pod(self, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]
         assert name not in self.pods, f"{name} exists"
-        made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": api_objects.rfc3339(self.now)}
-        self.bodies[name] = made
-        self.pods[name] = api_objects.pod_state(made)
+        pod = copy.deepcopy(body)
+        pod["metadata"] |= {"uid": self._uid(), "creationTimestamp": api_objects.rfc3339(self.now)}
+        self.bodies[name] = pod
+        self.pods[name] = api_objects.pod_state(pod)
 
     def _create_revision(self, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]
         assert name not in self.revisions, f"{name} exists"
-        made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": self._uid(), "creationTimestamp": api_objects.rfc3339(self.now)}
-        self.revisions[name] = made
+        revision = copy.deepcopy(body)
+        revision["metadata"] |= {
+            "uid": self._uid(),
+            "creationTimestamp": api_objects.rfc3339(self.now),
+        }
+        self.revisions[name] = revision
 
     def _adopt(self, kind: str, name: str, uid: str) -> None:
         if kind == "Pod":
@@ -214,7 +217,7 @@ class SimulatedCluster:
     def _delete(self, name: str) -> None:
         pod = self.pods[name]
         if not pod.scheduled or pod.over:
-            self.gone(name)
+            self.remove_pod(name)
         else:
             self._change(name, deleting=True, draining=False, ready=False, leaves_by=self.now + 135)
 
@@ -227,10 +230,10 @@ class SimulatedCluster:
 
 def named(pool: dict[str, Any], name: str, **spec: Any) -> dict[str, Any]:
     """A pool under another name, with these spec fields beside its own."""
-    made = copy.deepcopy(pool)
-    made["metadata"]["name"] = name
-    made["spec"] |= spec
-    return made
+    copied = copy.deepcopy(pool)
+    copied["metadata"]["name"] = name
+    copied["spec"] |= spec
+    return copied
 
 
 def settled(*pools: dict[str, Any]) -> SimulatedCluster:

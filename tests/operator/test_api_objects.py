@@ -41,23 +41,23 @@ def condition(kind: str, status: str, **more: str) -> dict[str, str]:
 
 
 def test_a_ready_pod() -> None:
-    found = pod_state(
+    state = pod_state(
         pod(phase="Running", podIP="10.0.0.1", conditions=[condition("Ready", "True")])
     )
-    assert (found.pool, found.role, found.revision, found.compat) == ("d", "decode", "abc", "k")
-    assert (found.owner, found.attempt, found.node, found.address) == ("pool", 3, "n1", "10.0.0.1")
-    assert (found.ready, found.ready_since, found.active) == (True, NOON + 60, True)
-    assert found.created == NOON
-    assert found.trouble is None
+    assert (state.pool, state.role, state.revision, state.compat) == ("d", "decode", "abc", "k")
+    assert (state.owner, state.attempt, state.node, state.address) == ("pool", 3, "n1", "10.0.0.1")
+    assert (state.ready, state.ready_since, state.active) == (True, NOON + 60, True)
+    assert state.created == NOON
+    assert state.trouble is None
 
 
 def test_a_pod_being_deleted_is_neither_ready_nor_active() -> None:
     body = pod(phase="Running", conditions=[condition("Ready", "True")])
     body["metadata"]["deletionTimestamp"] = "2026-01-01T12:05:00Z"
     body["metadata"]["labels"]["tandem.dev/draining"] = "true"
-    found = pod_state(body)
-    assert (found.ready, found.active, found.leaving) == (False, False, True)
-    assert (found.deleting, found.draining, found.leaves_by) == (True, False, NOON + 300)
+    state = pod_state(body)
+    assert (state.ready, state.active, state.leaving) == (False, False, True)
+    assert (state.deleting, state.draining, state.leaves_by) == (True, False, NOON + 300)
 
 
 @pytest.mark.parametrize(
@@ -104,28 +104,33 @@ def test_a_revision() -> None:
         "revision": 3,
         "data": {"metadata": {}, "spec": {"containers": []}},
     }  # fmt: skip
-    found = revision_state(body)
-    assert (found.kind, found.pool, found.revision, found.number) == ("PrefillPool", "p", "abc", 3)
-    assert found.template == body["data"]
+    revision = revision_state(body)
+    assert (revision.kind, revision.pool, revision.revision, revision.number) == (
+        "PrefillPool",
+        "p",
+        "abc",
+        3,
+    )
+    assert revision.template == body["data"]
     assert revision_state({**body, "data": {"other": 1}}).template == {}
 
 
 def test_a_node() -> None:
-    found = node_state(
+    node = node_state(
         {
             "metadata": {"name": "n", "labels": {"zone": "a"}},
             "spec": {"unschedulable": True, "taints": [{"key": "x", "effect": "NoSchedule"}]},
             "status": {"allocatable": {"cpu": "8"}},
         }
     )
-    assert (found.name, found.unschedulable, found.allocatable) == ("n", True, {"cpu": "8"})
-    assert found.taints == ({"key": "x", "effect": "NoSchedule"},)
+    assert (node.name, node.unschedulable, node.allocatable) == ("n", True, {"cpu": "8"})
+    assert node.taints == ({"key": "x", "effect": "NoSchedule"},)
 
 
 def test_a_pool() -> None:
     body = {"kind": "DecodePool", "metadata": {"name": "d", "namespace": "x", "uid": "u"}}
-    found = pool_resource(body)
-    assert (found.key.kind, found.key.name, found.deleting, found.status) == (
+    pool = pool_resource(body)
+    assert (pool.key.kind, pool.key.name, pool.deleting, pool.status) == (
         "DecodePool", "d", False, {},
     )  # fmt: skip
     with pytest.raises(KeyError):
@@ -152,5 +157,5 @@ JUNK = st.recursive(
 
 @given(status=JUNK, spec=JUNK)
 def test_a_pod_of_any_shape_is_parsed(status: Any, spec: Any) -> None:
-    found = pod_state({"metadata": {"name": "n", "uid": "u"}, "spec": spec, "status": status})
-    assert not found.ready
+    pod = pod_state({"metadata": {"name": "n", "uid": "u"}, "spec": spec, "status": status})
+    assert not pod.ready

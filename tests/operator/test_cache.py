@@ -41,10 +41,10 @@ def pod(name: str, pool: str, role: str, version: int = 1, **status: Any) -> dic
 
 @pytest.fixture
 def cache() -> ClusterCache:
-    made = ClusterCache(nodes=False, clock=lambda: 1000.0)
-    made.upsert_pool(prefill())
-    made.upsert_pool(decode())
-    return made
+    cluster_cache = ClusterCache(nodes=False, clock=lambda: 1000.0)
+    cluster_cache.upsert_pool(prefill())
+    cluster_cache.upsert_pool(decode())
+    return cluster_cache
 
 
 def test_observe_returns_the_pools_of_a_set_and_objects_with_their_labels(
@@ -57,13 +57,13 @@ def test_observe_returns_the_pools_of_a_set_and_objects_with_their_labels(
     # A DecodePool may have a PrefillPool's name; its pods are another set's.
     cache.upsert_pod(pod("p-d-0", "p", "decode"))
     cache.failures[DECODE] = Failure("QuotaExceeded", "full")
-    found = cache.observe(SET)
-    assert found.prefill is not None
-    assert [pool.key.name for pool in found.decodes] == ["d"]
-    assert [one.name for one in found.pods] == ["d-0", "d-1", "p-0"]
-    assert found.failures == {DECODE: Failure("QuotaExceeded", "full")}
-    assert found.nodes is None
-    assert found.now == 1000.0
+    observed = cache.observe(SET)
+    assert observed.prefill is not None
+    assert [pool.key.name for pool in observed.decodes] == ["d"]
+    assert [pod_state.name for pod_state in observed.pods] == ["d-0", "d-1", "p-0"]
+    assert observed.failures == {DECODE: Failure("QuotaExceeded", "full")}
+    assert observed.nodes is None
+    assert observed.now == 1000.0
 
 
 def test_work_keys_are_all_sets_and_endpoints(cache: ClusterCache) -> None:
@@ -93,9 +93,9 @@ def test_an_invalid_pool_has_a_set_of_its_own(spec: object) -> None:
     cache = ClusterCache(nodes=False)
     keys = cache.upsert_pool(body("DecodePool", "d", 1, spec=spec))
     assert ENDPOINT in keys
-    (found,) = [key for key in keys if isinstance(key, SetKey)]
-    assert cache.observe(found).decodes
-    assert [one.name for one in cache.observe_endpoint(ENDPOINT, b"").unreadable_pools] == ["d"]
+    (set_key,) = [key for key in keys if isinstance(key, SetKey)]
+    assert cache.observe(set_key).decodes
+    assert [pool.name for pool in cache.observe_endpoint(ENDPOINT, b"").unreadable_pools] == ["d"]
 
 
 def test_a_router_state_affects_the_sets_of_its_pools(cache: ClusterCache) -> None:

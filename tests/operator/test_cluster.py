@@ -23,8 +23,13 @@ NAME = PodName("p-r-0")
 
 
 def pool(uid: str = "pool", **metadata: Any) -> dict[str, Any]:
-    found = {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": "1", **metadata}
-    return {"apiVersion": labels.API_VERSION, "kind": "PrefillPool", "metadata": found, "spec": {}}
+    full_metadata = {"name": "p", "namespace": "n", "uid": uid, "resourceVersion": "1", **metadata}
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": "PrefillPool",
+        "metadata": full_metadata,
+        "spec": {},
+    }
 
 
 def pod(uid: str, version: int = 1, name: str = NAME) -> dict[str, Any]:
@@ -50,15 +55,17 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.Response:
         kind, _, name = request.path.partition("/namespaces/n/")[2].partition("/")
-        found = self.pods if kind == "pods" else self.pools
+        objects = self.pods if kind == "pods" else self.pools
         if request.method != "GET":
             self.writes += 1
             if self.conflicts:
                 status = {"kind": "Status", "reason": "Conflict", "message": "it was modified"}
                 return web.json_response(status, status=409)
         if name:
-            return web.json_response(next(one for one in found if one["metadata"]["name"] == name))
-        listed = {"metadata": {"resourceVersion": "9"}, "items": list(found)}
+            return web.json_response(
+                next(body for body in objects if body["metadata"]["name"] == name)
+            )
+        listed = {"metadata": {"resourceVersion": "9"}, "items": list(objects)}
         self.on_list()
         return web.json_response(listed)
 
@@ -87,10 +94,10 @@ async def serving(server: Server, folder: Path) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def cache() -> ClusterCache:
-    made = ClusterCache(nodes=False)
-    made.upsert_pool(pool())
-    made.upsert_pod(pod("a"))
-    return made
+    cluster_cache = ClusterCache(nodes=False)
+    cluster_cache.upsert_pool(pool())
+    cluster_cache.upsert_pod(pod("a"))
+    return cluster_cache
 
 
 CHANGES = [
@@ -106,7 +113,7 @@ async def test_a_pod_changed_concurrently_stays_in_the_cache(
     async with serving(Server(), tmp_path) as api:
         with pytest.raises(Conflict):
             await Cluster(api, cache).apply(plan)
-    assert [one.uid for one in cache.observe(SET).pods] == ["a"]
+    assert [state.uid for state in cache.observe(SET).pods] == ["a"]
     assert cache.failures == {}
 
 
@@ -128,12 +135,12 @@ async def test_a_pod_added_by_a_watch_during_the_live_list_stays(
     server.pods = []
     server.on_list = lambda: cache.upsert_pod(pod("b", name="p-r-1"))
     async with serving(server, tmp_path) as api:
-        found = await Cluster(api, cache).observe_live(SET)
-    assert [one.uid for one in found.pods] == ["b"]
+        observed = await Cluster(api, cache).observe_live(SET)
+    assert [state.uid for state in observed.pods] == ["b"]
 
 
 @pytest.mark.parametrize(
-    ("there", "writes"),
+    ("pools", "writes"),
     [
         ([pool()], 1),
         ([], 0),
@@ -142,10 +149,10 @@ async def test_a_pod_added_by_a_watch_during_the_live_list_stays(
     ],
 )
 async def test_orphans_of_a_deleted_pool_are_not_adopted(
-    there: list[dict[str, Any]], writes: int, cache: ClusterCache, tmp_path: Path
+    pools: list[dict[str, Any]], writes: int, cache: ClusterCache, tmp_path: Path
 ) -> None:
     server = Server()
-    server.pools, server.conflicts = there, False
+    server.pools, server.conflicts = pools, False
     adopt = Adopt(POOL, "Pod", NAME, "a", {"uid": "pool"})
     async with serving(server, tmp_path) as api:
         assert await Cluster(api, cache).apply(SetPlan(SET, adopt=(adopt,)))

@@ -16,9 +16,9 @@ from .rendered_pods import TORCH, engine, rendered, sidecar, value_of
 
 def test_nothing_listens_at_or_connects_to_loopback() -> None:
     for spec in ({}, TORCH):
-        for made in rendered(spec, {"accelerator": {}}):
-            assert "127.0.0.1" not in json.dumps(made)
-            assert "localhost" not in json.dumps(made)
+        for pod in rendered(spec, {"accelerator": {}}):
+            assert "127.0.0.1" not in json.dumps(pod)
+            assert "localhost" not in json.dumps(pod)
 
 
 def test_transfer_config_of_both_sides_of_a_handoff() -> None:
@@ -26,9 +26,9 @@ def test_transfer_config_of_both_sides_of_a_handoff() -> None:
         {"transfer": {"leaseDuration": "1500ms", "backends": ["UCX"], "bufferDevice": "cpu"}},
         {"transfer": {"loadFailurePolicy": "fail"}},
     )
-    ours = json.loads(value_of("--kv-transfer-config", engine(prefill)))
-    theirs = json.loads(value_of("--kv-transfer-config", engine(decode)))
-    assert ours == {
+    prefill_config = json.loads(value_of("--kv-transfer-config", engine(prefill)))
+    decode_config = json.loads(value_of("--kv-transfer-config", engine(decode)))
+    assert prefill_config == {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer",
         "engine_id": "$(POD_NAME)-$(POD_UID)",
@@ -36,7 +36,11 @@ def test_transfer_config_of_both_sides_of_a_handoff() -> None:
         "kv_buffer_device": "cpu",
         "kv_connector_extra_config": {"kv_lease_duration": 1.5, "backends": ["UCX"]},
     }
-    assert theirs == {**ours, "kv_role": "kv_consumer", "kv_load_failure_policy": "fail"}
+    assert decode_config == {
+        **prefill_config,
+        "kv_role": "kv_consumer",
+        "kv_load_failure_policy": "fail",
+    }
 
 
 def test_a_chain_of_connectors() -> None:

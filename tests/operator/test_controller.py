@@ -27,16 +27,16 @@ NAMESPACES = Resource("v1", "namespaces")
 
 @pytest.fixture
 async def api(crds: ControlPlane) -> AsyncIterator[Api]:
-    async with operating.api_of(crds.kubeconfig) as made:
-        yield made
+    async with operating.api_of(crds.kubeconfig) as client:
+        yield client
 
 
 @pytest.fixture
 def operator(crds: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[operating.Operator]:
     kubeconfig = crds.kubeconfig_for(f"operator-{namespace}", groups=("system:masters",))
     flags = f"--kubeconfig={kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
-    with operating.operating(tmp_path / "operator.log", *flags) as made:
-        yield made
+    with operating.operating(tmp_path / "operator.log", *flags) as process:
+        yield process
 
 
 async def test_pools_get_pods_children_and_status_and_deletion_removes_them(
@@ -51,9 +51,9 @@ async def test_pools_get_pods_children_and_status_and_deletion_removes_them(
 
     async with kubelet(api, namespace):
         await until(ready, operator)
-        found = await api.get(DECODE_POOLS, "d", namespace)
-        assert found["status"]["readyReplicas"] == 2
-        assert found["status"]["endpoint"].startswith("http://d.")
+        decode_pool = await api.get(DECODE_POOLS, "d", namespace)
+        assert decode_pool["status"]["readyReplicas"] == 2
+        assert decode_pool["status"]["endpoint"].startswith("http://d.")
         assert await named(api, DEPLOYMENTS, namespace) == ["d-envoy", "d-epp"]
 
         await api.patch(DECODE_POOLS, "d", {"spec": {"replicas": 4}}, namespace)
@@ -111,8 +111,8 @@ async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
     await api.patch(PODS, orphan["name"], {"metadata": {"ownerReferences": None}}, namespace)
 
     async def adopted() -> bool:
-        found = (await api.get(PODS, orphan["name"], namespace))["metadata"]
-        return found["uid"] == orphan["uid"] and found.get("ownerReferences") == owners
+        metadata = (await api.get(PODS, orphan["name"], namespace))["metadata"]
+        return metadata["uid"] == orphan["uid"] and metadata.get("ownerReferences") == owners
 
     await until(adopted, operator)
 
@@ -151,11 +151,14 @@ async def test_a_quota_error_is_in_the_status_until_the_quota_is_lifted(
     await until(counted)
     await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=3))
 
-    async def said(text: str) -> bool:
+    async def has_message(text: str) -> bool:
         pool = await api.get(PREFILL_POOLS, "p", namespace)
-        return any(text in one["message"] for one in pool.get("status", {}).get("conditions", ()))
+        return any(
+            text in condition["message"]
+            for condition in pool.get("status", {}).get("conditions", ())
+        )
 
-    await until(lambda: said("exceeded quota"), operator)
+    await until(lambda: has_message("exceeded quota"), operator)
     await api.delete(QUOTAS, "q", namespace)
     await until(lambda: count(api, namespace, 3), operator)
 
@@ -167,15 +170,18 @@ async def test_a_denied_admission_stalls_only_its_own_set(
     await api.patch(NAMESPACES, namespace, {"metadata": {"labels": enforce}})
     refused = prefill("refused", namespace, template={"spec": {"hostNetwork": True}})
     await api.create(PREFILL_POOLS, refused)
-    lonely = decode("lonely", namespace, prefillRef={"name": "missing"})
-    await api.create(DECODE_POOLS, lonely)
+    unpaired = decode("lonely", namespace, prefillRef={"name": "missing"})
+    await api.create(DECODE_POOLS, unpaired)
 
-    async def said(resource: Resource, name: str, text: str) -> bool:
+    async def has_message(resource: Resource, name: str, text: str) -> bool:
         pool = await api.get(resource, name, namespace)
-        return any(text in one["message"] for one in pool.get("status", {}).get("conditions", ()))
+        return any(
+            text in condition["message"]
+            for condition in pool.get("status", {}).get("conditions", ())
+        )
 
-    await until(lambda: said(PREFILL_POOLS, "refused", "violates PodSecurity"), operator)
-    await until(lambda: said(DECODE_POOLS, "lonely", "no PrefillPool missing"), operator)
+    await until(lambda: has_message(PREFILL_POOLS, "refused", "violates PodSecurity"), operator)
+    await until(lambda: has_message(DECODE_POOLS, "lonely", "no PrefillPool missing"), operator)
     await api.create(PREFILL_POOLS, prefill("fine", namespace))
     await until(lambda: count(api, namespace, 1), operator)
 
@@ -205,28 +211,28 @@ async def test_a_refused_template_removes_no_serving_pod(
         assert condition(pool, "Ready")["status"] == "True"
         assert condition(pool, "Progressing")["reason"] == "Held"
         assert len(await named(api, CONTROLLER_REVISIONS, namespace)) == 1
-        kept = await operating.pods(api, namespace)
-        assert [pod["metadata"]["uid"] for pod in kept] == serving
+        remaining = await operating.pods(api, namespace)
+        assert [pod["metadata"]["uid"] for pod in remaining] == serving
 
-        await api.delete(PODS, kept[0]["metadata"]["name"], namespace)
-        await until(lambda: replaced(api, namespace, kept[0]), operator)
+        await api.delete(PODS, remaining[0]["metadata"]["name"], namespace)
+        await until(lambda: replaced(api, namespace, remaining[0]), operator)
 
         await api.patch(PREFILL_POOLS, "p", {"spec": {"template": None}}, namespace)
         await until(complete, operator)
 
 
-async def count(api: Api, namespace: str, wanted: int) -> bool:
-    return len(await operating.pods(api, namespace)) == wanted
+async def count(api: Api, namespace: str, expected: int) -> bool:
+    return len(await operating.pods(api, namespace)) == expected
 
 
 async def replaced(api: Api, namespace: str, pod: Object) -> bool:
     """Whether there are two pods again, without this one."""
-    uids = {one["metadata"]["uid"] for one in await operating.pods(api, namespace)}
+    uids = {item["metadata"]["uid"] for item in await operating.pods(api, namespace)}
     return len(uids) == 2 and pod["metadata"]["uid"] not in uids
 
 
 async def named(api: Api, resource: Resource, namespace: str) -> list[str]:
-    return sorted(one["metadata"]["name"] for one in (await api.list(resource, namespace)).items)
+    return sorted(item["metadata"]["name"] for item in (await api.list(resource, namespace)).items)
 
 
 async def empty(api: Api, resource: Resource, namespace: str) -> bool:

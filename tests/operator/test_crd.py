@@ -58,8 +58,8 @@ def assert_structural(node: Node) -> None:
     assert not {"$ref", "oneOf", "allOf", "anyOf", "not", "nullable", "title"} & set(node)
     assert not ("properties" in node and "additionalProperties" in node)
     if node["type"] == "object":
-        known = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
-        assert known & set(node)
+        contents = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+        assert contents & set(node)
         assert set(node.get("required", ())) <= set(node.get("properties", ()))
 
 
@@ -125,13 +125,13 @@ def test_shared_fields_are_equal_in_both_kinds() -> None:
     decode = deepcopy(root("DecodePool")["properties"])
     assert prefill["status"] == decode["status"]
     assert prefill["metadata"] == decode["metadata"]
-    ours, theirs = prefill["spec"]["properties"], decode["spec"]["properties"]
+    prefill_fields, decode_fields = prefill["spec"]["properties"], decode["spec"]["properties"]
     for name in ("prefillRef", "role", "sidecar", "routing"):
-        del theirs[name]
-    del theirs["transfer"]["properties"]["loadFailurePolicy"]
+        del decode_fields[name]
+    del decode_fields["transfer"]["properties"]["loadFailurePolicy"]
     for name in ("ratio", "gpuBudget", "scaleToZero"):
-        del theirs["scaling"]["properties"][name]
-    assert ours == theirs
+        del decode_fields["scaling"]["properties"][name]
+    assert prefill_fields == decode_fields
     shared_rules = prefill["spec"][RULES]
     assert decode["spec"][RULES][-len(shared_rules) :] == shared_rules
 

@@ -88,7 +88,7 @@ async def test_malformed_objects_are_refused(crds: ControlPlane) -> None:
     pools = [prefill_pool(**spec) for spec, _, _ in MALFORMED]
     results = await answers(crds, pools)
     assert [
-        pool["spec"] for pool, one in zip(pools, results, strict=True) if not refused(one)
+        pool["spec"] for pool, answer in zip(pools, results, strict=True) if not refused(answer)
     ] == []
 
 
@@ -97,25 +97,25 @@ async def test_the_server_and_our_validation_agree_on_any_change(crds: ControlPl
     pools = [*FULL, *(changed(random) for _ in range(200))]
     results = await answers(crds, pools)
     ours = [not valid(pool) for pool in pools]
-    judged = zip(pools, results, ours, strict=True)
-    assert [(pool, one) for pool, one, wrong in judged if wrong != refused(one)] == []
+    cases = zip(pools, results, ours, strict=True)
+    assert [(pool, answer) for pool, answer, wrong in cases if wrong != refused(answer)] == []
     assert True in ours
     assert False in ours[len(FULL) :]
 
 
 async def test_the_server_fills_in_the_same_defaults(crds: ControlPlane) -> None:
     pools = [PREFILL, DECODE, *FULL]
-    for pool, made in zip(pools, await answers(crds, pools), strict=True):
-        assert made["spec"] == defaulted(pool["kind"], pool)["spec"]
+    for pool, stored in zip(pools, await answers(crds, pools), strict=True):
+        assert stored["spec"] == defaulted(pool["kind"], pool)["spec"]
 
 
 def test_every_example_passes_a_strict_dry_run(crds: ControlPlane, namespace: str) -> None:
-    made = crds.kubectl(
+    names = crds.kubectl(
         *("create", "--dry-run=server", "--validate=strict", f"--namespace={namespace}"),
         *("--output=name", f"--filename={EXAMPLES}"),
     )
     written = [text for file in EXAMPLES.glob("*.yaml") for text in file.read_text().split("\n---")]
-    assert len(made.split()) == len(written)
+    assert len(names.split()) == len(written)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,8 +180,8 @@ def patch_status(crds: ControlPlane, namespace: str, pool: str, value: dict[str,
 
 
 def read(crds: ControlPlane, *what: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(crds.kubectl("get", *what, "--output=json"))
-    return found
+    body: dict[str, Any] = json.loads(crds.kubectl("get", *what, "--output=json"))
+    return body
 
 
 def test_columns(pair: tuple[ControlPlane, str]) -> None:
@@ -209,29 +209,36 @@ def test_the_category_names_both_kinds(pair: tuple[ControlPlane, str]) -> None:
 @pytest.mark.parametrize("pool", ["pp/p", "dp/d"])
 def test_wait_and_scale(pair: tuple[ControlPlane, str], pool: str) -> None:
     crds, namespace = pair
-    here = f"--namespace={namespace}"
+    in_namespace = f"--namespace={namespace}"
     # kubectl compares generations: a condition of an older one does not count.
-    crds.kubectl("wait", "--for=condition=Ready", pool, here, "--timeout=10s")
-    crds.kubectl("scale", pool, "--replicas=7", here)
-    assert read(crds, pool, here)["spec"]["replicas"] == 7
-    scale = read(crds, pool, here, "--subresource=scale")
+    crds.kubectl("wait", "--for=condition=Ready", pool, in_namespace, "--timeout=10s")
+    crds.kubectl("scale", pool, "--replicas=7", in_namespace)
+    assert read(crds, pool, in_namespace)["spec"]["replicas"] == 7
+    scale = read(crds, pool, in_namespace, "--subresource=scale")
     assert scale["spec"]["replicas"] == 7
     assert scale["status"] == {"replicas": 3, "selector": f"{labels.POOL}=p"}
 
 
 def test_status_and_spec_are_written_separately(pair: tuple[ControlPlane, str]) -> None:
     crds, namespace = pair
-    here = f"--namespace={namespace}"
+    in_namespace = f"--namespace={namespace}"
     change = json.dumps({"spec": {"replicas": 5}, "status": {"readyReplicas": 99}})
-    crds.kubectl("patch", "pp/p", here, "--type=merge", f"--patch={change}")
-    after = read(crds, "pp/p", here)
+    crds.kubectl("patch", "pp/p", in_namespace, "--type=merge", f"--patch={change}")
+    after = read(crds, "pp/p", in_namespace)
     assert (after["spec"]["replicas"], after["status"]["readyReplicas"]) == (5, 3)
     assert after["metadata"]["generation"] == 2
     change = json.dumps({"spec": {"replicas": 6}, "status": {"readyReplicas": 4}})
     crds.kubectl(
-        *("patch", "pp/p", here, "--subresource=status", "--type=merge", f"--patch={change}")
+        *(
+            "patch",
+            "pp/p",
+            in_namespace,
+            "--subresource=status",
+            "--type=merge",
+            f"--patch={change}",
+        )
     )
-    after = read(crds, "pp/p", here)
+    after = read(crds, "pp/p", in_namespace)
     assert (after["spec"]["replicas"], after["status"]["readyReplicas"]) == (5, 4)
     assert after["metadata"]["generation"] == 2
 
@@ -281,7 +288,7 @@ def test_an_object_older_than_a_rule_can_be_changed_in_other_fields(
         for limit in (RULES, "pattern", "enum"):
             node.pop(limit, None)
     old = prefill_pool(engine={"image": "vllm:latest", "tuning": "some"}, drain={"timeout": "2 m"})
-    here, pool = f"--namespace={namespace}", f"prefillpools.{group}/p"
+    in_namespace, pool = f"--namespace={namespace}", f"prefillpools.{group}/p"
     establish(crds, lax)
     old["apiVersion"] = f"{group}/{labels.VERSION}"
     create(crds, namespace, old)
@@ -290,20 +297,20 @@ def test_an_object_older_than_a_rule_can_be_changed_in_other_fields(
     # The server uses a changed schema only a moment after it has stored it.
     while accepts(crds, namespace, old) and time.monotonic() < deadline:
         pass
-    crds.kubectl("label", pool, here, "team=a")
-    crds.kubectl("scale", pool, here, "--replicas=2")
+    crds.kubectl("label", pool, in_namespace, "team=a")
+    crds.kubectl("scale", pool, in_namespace, "--replicas=2")
     patch_status(crds, namespace, pool, status())
     change = json.dumps({"spec": {"engine": {"tuning": "none"}}})
     with pytest.raises(Failed, match=r"spec\.engine\.tuning"):
-        crds.kubectl("patch", pool, here, "--type=merge", f"--patch={change}")
+        crds.kubectl("patch", pool, in_namespace, "--type=merge", f"--patch={change}")
     crds.kubectl("delete", "crd", crd["metadata"]["name"], "--wait=false")
 
 
 def accepts(crds: ControlPlane, namespace: str, pool: dict[str, Any]) -> bool:
-    other = json.dumps({**pool, "metadata": {"name": "another"}})
+    body = json.dumps({**pool, "metadata": {"name": "another"}})
     dry_run = ("create", "--dry-run=server", f"--namespace={namespace}", "--filename=-")
     try:
-        crds.kubectl(*dry_run, input=other)
+        crds.kubectl(*dry_run, input=body)
     except Failed:
         return False
     return True

@@ -71,8 +71,8 @@ async def observed_in(api: Api, namespace: str, **spec: Any) -> ObservedEndpoint
     """Endpoint chat of a DecodePool that exists, because garbage collection checks the owner."""
     body = decode_pool(routing={"endpoint": "chat"})
     body["metadata"]["namespace"] = namespace
-    made = await api.create(DECODE_POOLS, body)
-    pool = EndpointPool(made["metadata"]["uid"], decode(**spec))
+    created = await api.create(DECODE_POOLS, body)
+    pool = EndpointPool(created["metadata"]["uid"], decode(**spec))
     return ObservedEndpoint(EndpointKey(namespace, "chat"), NOW, (pool,), secret=SECRET)
 
 
@@ -120,21 +120,21 @@ async def test_pods_pass_the_restricted_profile_and_are_deleted_with_the_last_po
     crds.kubectl("label", "namespace", namespace, enforce)
     observed = await observed_in(api, namespace)
     await applied(api, plan_endpoint(observed, RouterSettings()).apply)
-    where = f"--namespace={namespace}"
+    in_namespace = f"--namespace={namespace}"
     for component in ("envoy", "epp"):
-        chosen = f"--selector={labels.ENDPOINT}=chat,{labels.COMPONENT}={component}"
-        crds.kubectl("wait", "pods", where, chosen, "--for=create", "--timeout=60s")
-    crds.kubectl("delete", "decodepools", "d", where)
+        selector = f"--selector={labels.ENDPOINT}=chat,{labels.COMPONENT}={component}"
+        crds.kubectl("wait", "pods", in_namespace, selector, "--for=create", "--timeout=60s")
+    crds.kubectl("delete", "decodepools", "d", in_namespace)
     ours = f"--selector={labels.ENDPOINT}=chat"
     kinds = "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets"
-    crds.kubectl("wait", kinds, where, ours, "--for=delete", "--timeout=60s")
+    crds.kubectl("wait", kinds, in_namespace, ours, "--for=delete", "--timeout=60s")
 
 
 async def test_a_foreign_service_is_not_taken_over(
     crds: ControlPlane, api: Api, namespace: str
 ) -> None:
-    where = f"--namespace={namespace}"
-    crds.kubectl("create", "service", "clusterip", "chat", "--tcp=80", where)
+    in_namespace = f"--namespace={namespace}"
+    crds.kubectl("create", "service", "clusterip", "chat", "--tcp=80", in_namespace)
     bodies = plan_endpoint(await observed_in(api, namespace), SETTINGS).apply
     (service,) = (
         body for body in bodies if ObjectRef.of(body) == ObjectRef("v1", "Service", "chat")
@@ -142,7 +142,7 @@ async def test_a_foreign_service_is_not_taken_over(
     with pytest.raises(Conflict) as refused:
         await api.apply(SERVICES, dict(service), manager="tandem-operator", force=False)
     assert failure_from_error(refused.value).reason == "NameTaken"
-    selector = crds.kubectl("get", "service", "chat", where, "-ojsonpath={.spec.selector}")
+    selector = crds.kubectl("get", "service", "chat", in_namespace, "-ojsonpath={.spec.selector}")
     assert json.loads(selector) == {"app": "chat"}
 
 
@@ -211,11 +211,11 @@ async def test_inference_pool_and_route_match_their_crds(
     }
     observed = await observed_in(api, namespace, routing=routing)
     observed = replace(observed, kinds=frozenset({pool_kind, HTTP_ROUTE}))
-    wanted = [
+    bodies = [
         body
         for body in plan_endpoint(observed, SETTINGS).apply
         if (body["apiVersion"], body["kind"]) in observed.kinds
     ]
-    assert [body["kind"] for body in wanted] == ["InferencePool", "HTTPRoute"]
-    live = await applied(api, wanted)
-    assert all(is_up_to_date(live[ObjectRef.of(body)], body) for body in wanted)
+    assert [body["kind"] for body in bodies] == ["InferencePool", "HTTPRoute"]
+    live = await applied(api, bodies)
+    assert all(is_up_to_date(live[ObjectRef.of(body)], body) for body in bodies)

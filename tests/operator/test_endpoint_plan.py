@@ -100,8 +100,8 @@ def test_adding_or_removing_a_pool_changes_only_owners() -> None:
     changed = planned(after)
     assert set(changed) == set(before.children)
     for ref, body in changed.items():
-        was = {**before.children[ref]["metadata"], "ownerReferences": None}
-        assert {**body["metadata"], "ownerReferences": None} == was
+        old_metadata = {**before.children[ref]["metadata"], "ownerReferences": None}
+        assert {**body["metadata"], "ownerReferences": None} == old_metadata
 
 
 def test_the_first_key_signs_at_once_and_the_next_is_added_to_it() -> None:
@@ -120,8 +120,8 @@ def test_objects_that_no_pool_requires_are_deleted() -> None:
     routing = {"epp": {"enabled": False}}
     observed = endpoint(decode(routing=routing), children=settled(endpoint()).children)
     plan = plan_endpoint(observed, SETTINGS)
-    gone = {(ref.kind, ref.name) for ref in plan.delete}
-    assert gone == {
+    deleted = {(ref.kind, ref.name) for ref in plan.delete}
+    assert deleted == {
         ("Secret", "chat-plan-keys"),
         *(("Service", name) for name in ("chat-epp", "chat-epp-pods")),
         *((kind, "chat-epp") for kind in ("ServiceAccount", "Role", "RoleBinding")),
@@ -187,8 +187,8 @@ def test_envoy_resolves_our_epp_pods_or_a_foreign_epps_service() -> None:
         return host["endpoint"]["address"]["socket_address"]
 
     assert epp(endpoint()) == {"address": "chat-epp-pods.default.svc", "port_value": 9002}
-    other = endpoint(decode(routing={"epp": {"enabled": False}}))
-    assert epp(other) == {"address": "chat-epp.default.svc", "port_value": 9002}
+    foreign = endpoint(decode(routing={"epp": {"enabled": False}}))
+    assert epp(foreign) == {"address": "chat-epp.default.svc", "port_value": 9002}
 
 
 def test_the_fallback_service_selects_decode_pods_by_label() -> None:

@@ -17,31 +17,31 @@ from .endpoints import decode, unified
 CONFIG = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
 
 
-def pools(*made: DecodePool) -> list[EndpointPool]:
-    return [EndpointPool(f"uid-{pool.name}", pool) for pool in made]
+def pools(*decode_pools: DecodePool) -> list[EndpointPool]:
+    return [EndpointPool(f"uid-{pool.name}", pool) for pool in decode_pools]
 
 
-def together(*made: DecodePool) -> EndpointRequirements:
-    return combine_requirements(pools(*made))
+def together(*decode_pools: DecodePool) -> EndpointRequirements:
+    return combine_requirements(pools(*decode_pools))
 
 
 def test_the_longest_timeouts_and_the_strictest_fallback_count() -> None:
     patient = decode("a", sidecar={"prefillTimeout": "90s"}, drain={"timeout": "10s"})
     strict = decode("b", sidecar={"kvTransferTimeout": "20s", "fallbackToUnified": False})
-    wanted = together(patient, strict)
-    assert wanted.disaggregated_serving == {
+    requirements = together(patient, strict)
+    assert requirements.disaggregated_serving == {
         "enabled": True,
         "prefill_timeout": "90s",
         "kv_transfer_timeout": "20s",
         "fallback_to_unified": False,
     }
-    assert wanted.drain_timeout == 120.0
+    assert requirements.drain_timeout == 120.0
 
 
 def test_nothing_is_split_without_a_pool_that_splits() -> None:
-    off = decode("a", routing={"split": "off"})
-    assert together(off, unified()).disaggregated_serving["enabled"] is False
-    assert together(off, decode("b")).disaggregated_serving["enabled"] is True
+    without_split = decode("a", routing={"split": "off"})
+    assert together(without_split, unified()).disaggregated_serving["enabled"] is False
+    assert together(without_split, decode("b")).disaggregated_serving["enabled"] is True
 
 
 def test_a_component_is_required_when_any_pool_enables_it() -> None:
@@ -53,12 +53,12 @@ def test_a_component_is_required_when_any_pool_enables_it() -> None:
 
 
 def test_the_most_replicas_and_the_first_configuration_by_name_count() -> None:
-    wanted = together(
+    requirements = together(
         decode("b", routing={"epp": {"replicas": 2, "config": CONFIG}}),
         decode("a", routing={"epp": {"replicas": 3}}),
         decode("c", routing={"epp": {"config": {"plugins": []}}}),
     )
-    assert (wanted.epp_replicas, wanted.epp_config) == (3, CONFIG)
+    assert (requirements.epp_replicas, requirements.epp_config) == (3, CONFIG)
 
 
 def test_each_gateway_is_listed_once() -> None:
@@ -66,12 +66,14 @@ def test_each_gateway_is_listed_once() -> None:
         routing = {"inferencePool": {"enabled": True}, "gatewayRef": gateway}
         return decode(pool, routing=routing)
 
-    wanted = together(via("a", name="y"), via("b", name="x", namespace="n"), via("c", name="y"))
-    assert [(g.name, g.namespace) for g in wanted.gateways] == [("y", None), ("x", "n")]
+    requirements = together(
+        via("a", name="y"), via("b", name="x", namespace="n"), via("c", name="y")
+    )
+    assert [(g.name, g.namespace) for g in requirements.gateways] == [("y", None), ("x", "n")]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ({}, {}),
         ({"epp": {"replicas": 1}}, {"epp": {"replicas": 2}}),
@@ -79,8 +81,8 @@ def test_each_gateway_is_listed_once() -> None:
         ({"inferencePool": {"enabled": True}}, {}),
     ],
 )
-def test_compatible_settings_are_no_conflict(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert find_conflicts(pools(decode("a", routing=one), decode("b", routing=other))) == ()
+def test_compatible_settings_are_no_conflict(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert find_conflicts(pools(decode("a", routing=first), decode("b", routing=second))) == ()
 
 
 def test_a_conflict_names_pools_values_and_the_value_used() -> None:

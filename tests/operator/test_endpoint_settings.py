@@ -66,7 +66,7 @@ def test_the_documented_file_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", ":1: expected one YAML mapping of envoy, epp, nodeSelector"),
         ("[]", ":1: expected one YAML mapping of"),
@@ -79,10 +79,10 @@ def test_the_documented_file_is_valid(tmp_path: Path) -> None:
         ("envoy: [", "not YAML"),
     ],
 )
-def test_errors_name_file_line_and_field(text: str, said: str, tmp_path: Path) -> None:
+def test_errors_name_file_line_and_field(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as refused:
         settings_of(text, tmp_path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

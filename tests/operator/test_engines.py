@@ -77,30 +77,41 @@ def rendered(case: str, version: str) -> dict[str, Any]:
 
 def _rendered(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any]:
     try:
-        made = pods(pair(prefill, decode)[0])
+        bodies = pods(pair(prefill, decode)[0])
     except InvalidSet as err:
         return {"refused": [line.partition(": ")[2] for line in err.lines]}
-    return {side: _told(pod) for side, pod in zip(("prefill", "decode"), made, strict=False)}
+    return {
+        side: _engine_settings(pod)
+        for side, pod in zip(("prefill", "decode"), bodies, strict=False)
+    }
 
 
-def _alone(version: str) -> dict[str, Any]:
-    lone = decode_pool(prefillRef=None, role="unified", model={"name": "org/model"},
+def _rendered_unified(version: str) -> dict[str, Any]:
+    pool = decode_pool(prefillRef=None, role="unified", model={"name": "org/model"},
                        engine={"version": version}, accelerator={},
                        parallelism={"data": 2, "expert": True,
                                     "all2allBackend": "deepep_low_latency"})  # fmt: skip
-    return {"unified": _told(pods(parse_pools(documents(lone))[0])[0])}
+    return {"unified": _engine_settings(pods(parse_pools(documents(pool))[0])[0])}
 
 
-def _told(pod: dict[str, Any]) -> dict[str, Any]:
+def _engine_settings(pod: dict[str, Any]) -> dict[str, Any]:
     container = pod["spec"]["containers"][0]
-    given = {variable["name"]: variable.get("value") for variable in container["env"]}
-    ours = {name: value for name, value in given.items() if name.startswith(("VLLM_", "UCX_"))}
-    return {"argv": shlex.join([*container["command"], *container["args"]]), "env": ours}
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+    engine_variables = {
+        name: value for name, value in variables.items() if name.startswith(("VLLM_", "UCX_"))
+    }
+    return {
+        "argv": shlex.join([*container["command"], *container["args"]]),
+        "env": engine_variables,
+    }
 
 
 def golden(version: str) -> dict[str, Any]:
     """Everything rendered for `version`."""
-    return {**{case: rendered(case, version) for case in CASES}, "alone": _alone(version)}
+    return {
+        **{case: rendered(case, version) for case in CASES},
+        "alone": _rendered_unified(version),
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -156,17 +167,17 @@ def test_unsupported_settings_are_refused_with_the_fix(
 
 def test_leases_without_renewal_are_long_by_default() -> None:
     def timeout(transfer: dict[str, Any]) -> str:
-        made = _rendered({"engine": {"version": "0.21.0"}, "transfer": transfer}, {})
-        found: str = made["prefill"]["env"]["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"]
-        return found
+        settings = _rendered({"engine": {"version": "0.21.0"}, "transfer": transfer}, {})
+        value: str = settings["prefill"]["env"]["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"]
+        return value
 
     assert timeout({}) == "480"
     assert timeout({"leaseDuration": "1500ms"}) == "2"
 
 
 def test_a_users_variable_replaces_ours() -> None:
-    made = pods(pair({"engine": {"env": [{"name": "UCX_TLS", "value": "rc,cuda"}]}})[0])
-    env = made[0]["spec"]["containers"][0]["env"]
+    bodies = pods(pair({"engine": {"env": [{"name": "UCX_TLS", "value": "rc,cuda"}]}})[0])
+    env = bodies[0]["spec"]["containers"][0]["env"]
     assert [v for v in env if v["name"] == "UCX_TLS"] == [{"name": "UCX_TLS", "value": "rc,cuda"}]
 
 
@@ -191,11 +202,11 @@ def test_vllms_own_parser_accepts_every_command_line() -> None:
     if not python:
         pytest.skip("TANDEM_VLLM_PYTHON names no interpreter with vLLM: see docs/engines.md")
     lines = {
-        f"{case}-{side}": shlex.split(told["argv"].replace("$(POD_IP)", "10.0.0.1"))[2:]
+        f"{case}-{side}": shlex.split(settings["argv"].replace("$(POD_IP)", "10.0.0.1"))[2:]
         for case, sides in golden(VERSIONS[-1]).items()
-        for side, told in sides.items()
+        for side, settings in sides.items()
     }
-    judged = subprocess.run(
+    completed = subprocess.run(
         [python, "-c", _JUDGE],
         input=json.dumps(lines),
         env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
@@ -203,8 +214,8 @@ def test_vllms_own_parser_accepts_every_command_line() -> None:
         check=False,
         text=True,
     )
-    assert judged.returncode == 0, judged.stderr
-    output = judged.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    output = completed.stdout.splitlines()
     assert len([line for line in output if line.split()[0] in lines]) == len(lines)
     assert "lora-prefill 2 NixlConnector" in output
     assert "multi-decode 0 MultiConnector" in output

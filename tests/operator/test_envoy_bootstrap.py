@@ -37,13 +37,13 @@ def test_every_internal_header_is_dropped_before_any_filter() -> None:
 def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() -> None:
     bootstrap = envoy_bootstrap(PLAIN)
     (host,) = manager(bootstrap)["route_config"]["virtual_hosts"]
-    picked, other = host["routes"]
+    picked, default = host["routes"]
     assert picked["match"]["headers"] == [
         {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
     ]
     clusters = {c["name"]: c for c in bootstrap["static_resources"]["clusters"]}
     assert clusters[picked["route"]["cluster"]]["type"] == "ORIGINAL_DST"
-    assignment = clusters[other["route"]["cluster"]]["load_assignment"]
+    assignment = clusters[default["route"]["cluster"]]["load_assignment"]
     assert [e["endpoint"]["address"] for e in assignment["endpoints"][0]["lb_endpoints"]] == [
         {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
         {"socket_address": {"address": "decode", "port_value": 8000}},
@@ -67,11 +67,11 @@ def test_a_foreign_epp_gets_response_bodies() -> None:
 
 def test_only_requests_that_no_pod_has_read_are_retried() -> None:
     (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
-    picked, other = (route["route"]["retry_policy"] for route in host["routes"])
+    picked, default = (route["route"]["retry_policy"] for route in host["routes"])
     unsent = {"connect-failure", "refused-stream", "reset-before-request"}
     assert set(picked["retry_on"].split(",")) == unsent
-    assert set(other["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
-    assert other["retriable_status_codes"] == [503]
+    assert set(default["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
+    assert default["retriable_status_codes"] == [503]
 
 
 def test_the_health_listener_is_exempt_from_limits() -> None:

@@ -61,7 +61,7 @@ def pair(both: dict[str, Any] | None = None, **decode: Any) -> Objects:
     return [prefill_pool(**(both or {})), decode_pool(**{"replicas": 1, **decode})]
 
 
-def lone(**spec: Any) -> Objects:
+def unified_pool(**spec: Any) -> Objects:
     """A DecodePool without a PrefillPool."""
     pool = decode_pool(**{"replicas": 1, "role": "unified", "model": {"name": "org/model"}, **spec})
     del pool["spec"]["prefillRef"]
@@ -72,7 +72,7 @@ def annotated(pools: Objects, **metadata: Any) -> Objects:
     return [{**pool, "metadata": {**pool["metadata"], **metadata}} for pool in pools]
 
 
-def over(engine: str, **transfer: Any) -> dict[str, Any]:
+def on_vllm(engine: str, **transfer: Any) -> dict[str, Any]:
     """Fields of a pair on vLLM `engine` with this `transfer` section."""
     return {"engine": {"version": engine}, "transfer": transfer}
 
@@ -106,20 +106,20 @@ _TEMPLATE = {
 POOLS: dict[str, Objects] = {
     "torch": pair(_TINY, accelerator={"count": 0}),
     "nixl": pair(),
-    "nixl on vLLM 0.13": pair(over("0.13.0", connector="nixl", backends=["UCX"])),
-    "nixl-push": pair(over("0.32.0", connector="nixl-push", bufferDevice="cpu")),
-    "multi": pair(over("0.32.0", connector="multi", connectors=_CHAIN)),
-    "mooncake": pair(over("0.32.0", connector="mooncake", rdma={"resource": "rdma/ib"})),
-    "offloading": pair(over("0.32.0", connector="offloading", sideChannelPort=5700)),
-    "lmcache": pair(over("0.32.0", connector="lmcache")),
+    "nixl on vLLM 0.13": pair(on_vllm("0.13.0", connector="nixl", backends=["UCX"])),
+    "nixl-push": pair(on_vllm("0.32.0", connector="nixl-push", bufferDevice="cpu")),
+    "multi": pair(on_vllm("0.32.0", connector="multi", connectors=_CHAIN)),
+    "mooncake": pair(on_vllm("0.32.0", connector="mooncake", rdma={"resource": "rdma/ib"})),
+    "offloading": pair(on_vllm("0.32.0", connector="offloading", sideChannelPort=5700)),
+    "lmcache": pair(on_vllm("0.32.0", connector="lmcache")),
     "experts": pair(_EXPERTS, parallelism=_EXPERTS["parallelism"],
                     accelerator=_EXPERTS["accelerator"]),
-    "experts on vLLM 0.11": lone(
+    "experts on vLLM 0.11": unified_pool(
         engine={"version": "0.11.0"},
         parallelism={"data": 2, "expert": True, "all2allBackend": "pplx"},
         accelerator={"count": 2},
     ),
-    "unified": lone(),
+    "unified": unified_pool(),
     "template": pair({"template": _TEMPLATE}, template=_TEMPLATE),
     "every field": [copy.deepcopy(FULL[0]), copy.deepcopy(FULL[4])],
     "scaled": [copy.deepcopy(FULL[1]), copy.deepcopy(FULL[5])],
@@ -222,8 +222,10 @@ def observed_set(case: str) -> Observed:
     return Observed(
         key=api_objects.set_key(bodies[0]),
         now=NOW,
-        prefill=next((one for one in resources if one.key.kind == "PrefillPool"), None),
-        decodes=tuple(one for one in resources if one.key.kind == "DecodePool"),
+        prefill=next(
+            (resource for resource in resources if resource.key.kind == "PrefillPool"), None
+        ),
+        decodes=tuple(resource for resource in resources if resource.key.kind == "DecodePool"),
     )
 
 

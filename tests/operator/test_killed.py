@@ -89,14 +89,14 @@ async def run(between: Proxy, api: Api, namespace: str, log: Path, writes: int |
     flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
     with operating(log, *flags) as operator:
         between.kill_after(writes, lambda: operator.signal(signal.SIGKILL))
-        await rest(operator, between, api, namespace)
+        await wait_until_quiet(operator, between, api, namespace)
         killed = not operator.running
         operator.signal(signal.SIGKILL)
         await operator.ended()
         return killed
 
 
-async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> None:
+async def wait_until_quiet(operator: Operator, between: Proxy, api: Api, namespace: str) -> None:
     """Wait until the operator has ended, or has reconciled every set twice without writing."""
     quiet = number = 0
     while operator.running and quiet < 2:
@@ -107,8 +107,8 @@ async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> 
             note = {"metadata": {"annotations": {"example.com/note": f"{id(operator)}-{number}"}}}
             await api.patch(PREFILL_POOLS, pool["metadata"]["name"], note, namespace)
 
-        async def passed(wanted: float = passes + len(pools)) -> bool:
-            return not operator.running or await operator.figure(OPERATOR_RECONCILES) >= wanted
+        async def passed(expected: float = passes + len(pools)) -> bool:
+            return not operator.running or await operator.figure(OPERATOR_RECONCILES) >= expected
 
         await until(passed, operator)
         quiet = quiet + 1 if between.writes == writes else 0
@@ -116,24 +116,24 @@ async def rest(operator: Operator, between: Proxy, api: Api, namespace: str) -> 
 
 async def state(api: Api, namespace: str, prefix: str) -> State:
     """All objects of the pools with a prefix, without prefix and revision in their names."""
-    found: State = {}
+    objects: State = {}
     for resource in (CONTROLLER_REVISIONS, POD_DISRUPTION_BUDGETS, DEPLOYMENTS, SERVICES, SECRETS):
         listed = (await api.list(resource, namespace)).items
-        found[resource.plural] = sorted(
-            _anonymous(one["metadata"]["name"], one, prefix)
-            for one in listed
-            if one["metadata"]["name"].startswith(prefix)
+        objects[resource.plural] = sorted(
+            _anonymous(body["metadata"]["name"], body, prefix)
+            for body in listed
+            if body["metadata"]["name"].startswith(prefix)
         )
-    found["pods"] = sorted(
-        _anonymous(one["metadata"]["name"], one, prefix)
-        for one in await pods(api, namespace)
-        if one["metadata"]["name"].startswith(prefix)
+    objects["pods"] = sorted(
+        _anonymous(body["metadata"]["name"], body, prefix)
+        for body in await pods(api, namespace)
+        if body["metadata"]["name"].startswith(prefix)
     )
     for resource in (PREFILL_POOLS, DECODE_POOLS):
         for pool in (await api.list(resource, namespace)).items:
             if pool["metadata"]["name"].startswith(prefix):
-                found[resource.plural] = _told(pool.get("status", {}))
-    return found
+                objects[resource.plural] = _stable_status(pool.get("status", {}))
+    return objects
 
 
 def _anonymous(name: str, body: Object, prefix: str) -> str:
@@ -141,9 +141,12 @@ def _anonymous(name: str, body: Object, prefix: str) -> str:
     return name.removeprefix(prefix).replace(revision, "REVISION")
 
 
-def _told(status: Object) -> Object:
+def _stable_status(status: Object) -> Object:
     """A pool's counters and conditions, without times and messages."""
     counters = {name: value for name, value in status.items() if isinstance(value, int)}
-    conditions = {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+    conditions = {
+        condition["type"]: (condition["status"], condition["reason"])
+        for condition in status["conditions"]
+    }
     counters.pop("observedGeneration")
     return {**counters, "conditions": conditions}

@@ -33,10 +33,10 @@ async def test_a_follower_takes_over_and_creates_no_pod_twice(
                 await until(second.ready, second)
                 await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=3))
 
-                async def three() -> bool:
+                async def has_three_pods() -> bool:
                     return len(await names(api, namespace)) == 3
 
-                await until(three, first)
+                await until(has_three_pods, first)
                 assert not await leads(second)
                 before = await names(api, namespace)
 
@@ -44,10 +44,10 @@ async def test_a_follower_takes_over_and_creates_no_pod_twice(
                 await until(lambda: leads(second), second)
                 await api.patch(PREFILL_POOLS, "p", {"spec": {"replicas": 4}}, namespace)
 
-                async def four() -> bool:
+                async def has_four_pods() -> bool:
                     return len(await names(api, namespace)) == 4
 
-                await until(four, second)
+                await until(has_four_pods, second)
                 assert set(before) < set(await names(api, namespace))
 
                 second.signal(signal.SIGTERM)

@@ -29,9 +29,13 @@ HERE = Path(__file__).parent
 def test_golden_pods(name: str) -> None:
     """Complete pods. After an intended change, copy the JSON of the failure into the file."""
     (pool_set,) = parse_pools(load_documents(HERE / "golden" / f"{name}.yaml"))
-    made = json.dumps(pods(pool_set), indent=2).replace(f"tandem:{own_version()}", "tandem:OWN")
-    made = made.replace(json.dumps(inspect.getsource(prestop)), '"PRESTOP"')
-    assert json.loads(made) == json.loads((HERE / "golden" / f"{name}.json").read_text()), made
+    manifests = json.dumps(pods(pool_set), indent=2).replace(
+        f"tandem:{own_version()}", "tandem:OWN"
+    )
+    manifests = manifests.replace(json.dumps(inspect.getsource(prestop)), '"PRESTOP"')
+    assert json.loads(manifests) == json.loads((HERE / "golden" / f"{name}.json").read_text()), (
+        manifests
+    )
 
 
 def test_names_are_pool_revision_index() -> None:
@@ -51,8 +55,8 @@ def test_names_are_pool_revision_index() -> None:
     ],
 )
 def test_initial_number_of_pods(spec: dict[str, Any], count: int) -> None:
-    made = pods(pair(spec)[0])
-    assert sum(pod["metadata"]["labels"][labels.POOL] == "p" for pod in made) == count
+    bodies = pods(pair(spec)[0])
+    assert sum(pod["metadata"]["labels"][labels.POOL] == "p" for pod in bodies) == count
 
 
 def test_labels_name_pool_role_model_revision_and_compat() -> None:
@@ -113,14 +117,16 @@ def test_placement_is_a_preferred_affinity() -> None:
 def test_a_template_makes_a_pod_with_owner_and_labels() -> None:
     (pool_set,) = pair()
     assert pool_set.prefill is not None
-    made = template(pool_set.prefill)
+    pod_template = template(pool_set.prefill)
     owner = {"kind": "PrefillPool", "name": "p", "uid": "1"}
-    created = pod(made, name="n", namespace="ns", owner=owner, labels={"more": "1"})
+    created = pod(pod_template, name="n", namespace="ns", owner=owner, labels={"more": "1"})
     assert created["metadata"]["ownerReferences"] == [owner]
-    assert created["metadata"]["labels"] == {**made["metadata"]["labels"], "more": "1"}
+    assert created["metadata"]["labels"] == {**pod_template["metadata"]["labels"], "more": "1"}
     assert created["metadata"]["annotations"][labels.SERVED_MODELS] == '["org/model"]'
-    assert created["spec"] == made["spec"]
-    assert not any(key.startswith(labels.ENDPOINT_PREFIX) for key in made["metadata"]["labels"])
+    assert created["spec"] == pod_template["spec"]
+    assert not any(
+        key.startswith(labels.ENDPOINT_PREFIX) for key in pod_template["metadata"]["labels"]
+    )
     (local, *_) = pods(pool_set)
     assert local["metadata"]["labels"][labels.endpoint_label("d")] == "prefill"
 
@@ -164,8 +170,8 @@ def test_images_come_from_the_defaults() -> None:
 def test_the_static_router_configuration() -> None:
     (pool_set,) = pair({}, {"sidecar": {"prefillTimeout": "5s", "fallbackToUnified": False}})
     addresses = {p["metadata"]["name"]: f"127.0.1.{i}" for i, p in enumerate(pods(pool_set))}
-    made = static_router_config([pool_set], addresses)
-    config = parse_router_config(Document("router.yaml", made), {})
+    data = static_router_config([pool_set], addresses)
+    config = parse_router_config(Document("router.yaml", data), {})
     assert config.disaggregated_serving.enabled
     assert config.disaggregated_serving.prefill_timeout == 5.0
     assert not config.disaggregated_serving.fallback_to_unified

@@ -23,8 +23,8 @@ BASE: dict[str, Any] = {
 
 
 def engine(patch: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = merge(BASE, {"containers": [{"name": "engine", **patch}]})
-    return dict(made["containers"][0])
+    merged: dict[str, Any] = merge(BASE, {"containers": [{"name": "engine", **patch}]})
+    return dict(merged["containers"][0])
 
 
 def test_mappings_merge_and_neither_side_is_changed() -> None:

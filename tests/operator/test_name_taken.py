@@ -33,9 +33,9 @@ def body(namespace: str, kind: str, endpoint: str = "chat", **data: str) -> Obje
 async def test_a_foreign_object_is_not_modified(
     api: Api, namespace: str, kind: str, resource: Resource
 ) -> None:
-    theirs = body(namespace, kind, theirs="eA==")
-    theirs["metadata"]["labels"] = {}
-    await api.create(resource, theirs)
+    foreign = body(namespace, kind, theirs="eA==")
+    foreign["metadata"]["labels"] = {}
+    await api.create(resource, foreign)
     key, cluster = EndpointKey(namespace, "chat"), Cluster(api, ClusterCache(nodes=False))
     plan = EndpointPlan(apply=(body(namespace, kind, ours="eA=="),))
     assert not await cluster.apply_endpoint(key, plan)
@@ -49,14 +49,14 @@ async def test_a_foreign_object_is_not_modified(
 
 
 async def test_our_object_without_its_label_gets_the_label_back(api: Api, namespace: str) -> None:
-    key, wanted = EndpointKey(namespace, "chat"), body(namespace, "ConfigMap", ours="x")
+    key, expected = EndpointKey(namespace, "chat"), body(namespace, "ConfigMap", ours="x")
     assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
-        key, EndpointPlan(apply=(wanted,))
+        key, EndpointPlan(apply=(expected,))
     )
-    gone = {"metadata": {"labels": {labels.ENDPOINT: None}}}
-    await api.patch(CONFIG_MAPS, "chat-x", gone, namespace)
+    change = {"metadata": {"labels": {labels.ENDPOINT: None}}}
+    await api.patch(CONFIG_MAPS, "chat-x", change, namespace)
     assert await Cluster(api, ClusterCache(nodes=False)).apply_endpoint(
-        key, EndpointPlan(apply=(wanted,))
+        key, EndpointPlan(apply=(expected,))
     )
     live = await api.get(CONFIG_MAPS, "chat-x", namespace)
     assert live["metadata"]["labels"] == {labels.ENDPOINT: "chat"}
@@ -65,9 +65,9 @@ async def test_our_object_without_its_label_gets_the_label_back(api: Api, namesp
 async def test_an_endpoint_does_not_take_another_endpoints_object(api: Api, namespace: str) -> None:
     first, second = EndpointKey(namespace, "chat"), EndpointKey(namespace, "chat-x")
     cluster = Cluster(api, ClusterCache(nodes=False))
-    mine, other = body(namespace, "ConfigMap"), body(namespace, "ConfigMap", "chat-x")
-    assert await cluster.apply_endpoint(first, EndpointPlan(apply=(mine,)))
-    assert not await cluster.apply_endpoint(second, EndpointPlan(apply=(other,)))
+    first_body, second_body = body(namespace, "ConfigMap"), body(namespace, "ConfigMap", "chat-x")
+    assert await cluster.apply_endpoint(first, EndpointPlan(apply=(first_body,)))
+    assert not await cluster.apply_endpoint(second, EndpointPlan(apply=(second_body,)))
     (failure,) = cluster.cache.child_failures[second].values()
     assert failure.reason == "NameTaken"
     live = await api.get(CONFIG_MAPS, "chat-x", namespace)

@@ -38,7 +38,7 @@ def test_pods_are_created_from_the_pinned_template_not_a_newly_rendered_one() ->
     cluster = settled()
     (name,) = [name for name in cluster.revisions if name.startswith("d-")]
     cluster.revisions[name]["data"]["spec"]["dnsPolicy"] = "Default"
-    cluster.gone(cluster.of("d")[0].name)
+    cluster.remove_pod(cluster.of("d")[0].name)
     (create,) = cluster.reconcile().create_pods
     assert create.body["spec"]["dnsPolicy"] == "Default"
     assert cluster.condition("d", "UpdateAvailable")["status"] == "True"
@@ -49,7 +49,7 @@ def test_scaling_removes_the_highest_index_and_adds_the_lowest_free_one() -> Non
     cluster.edit("DecodePool", "d", replicas=4)
     cluster.settle()
     revision = cluster.of("d")[0].revision
-    cluster.gone(f"d-{revision}-1")
+    cluster.remove_pod(f"d-{revision}-1")
     cluster.edit("DecodePool", "d", replicas=2)
     cluster.settle()
     assert [pod.name for pod in cluster.of("d")] == [f"d-{revision}-0", f"d-{revision}-2"]
@@ -93,7 +93,7 @@ def test_an_old_pod_lost_during_a_rollout_is_replaced_with_the_old_revision() ->
     old = cluster.of("d")[0].revision
     cluster.edit("DecodePool", "d", engine={"maxNumSeqs": 7})
     cluster.reconcile()
-    cluster.gone(f"d-{old}-0")
+    cluster.remove_pod(f"d-{old}-0")
     (create,) = cluster.reconcile().create_pods
     assert create.name == f"d-{old}-0"
 
@@ -114,9 +114,9 @@ def test_history_keeps_five_unused_revisions() -> None:
     for n in range(1, 10):
         cluster.edit("DecodePool", "d", engine={"maxNumSeqs": n})
         cluster.settle()
-    kept = [name for name in cluster.revisions if name.startswith("d-")]
-    assert len(kept) == 6
-    assert f"d-{cluster.of('d')[0].revision}" in kept
+    names = [name for name in cluster.revisions if name.startswith("d-")]
+    assert len(names) == 6
+    assert f"d-{cluster.of('d')[0].revision}" in names
 
 
 def test_failed_pods_are_replaced_with_growing_delay() -> None:
@@ -207,7 +207,7 @@ def test_a_pool_being_deleted_gets_no_write_and_no_status() -> None:
     cluster = settled()
     cluster.objects["DecodePool", "d"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     for pod in cluster.of("d"):
-        cluster.gone(pod.name)
+        cluster.remove_pod(pod.name)
     plan = cluster.reconcile()
     assert not plan.create_pods
     assert {key.name for key in plan.pools} == {"p"}
@@ -243,6 +243,6 @@ def test_a_pool_whose_pods_the_api_server_refuses_keeps_revision_and_pods() -> N
     assert (plan.create_revisions, plan.delete_pods) == ((), ())
     assert plan.pools[key].mode is Mode.HOLD
     assert plan.pools[key].refused == refused[key]
-    cluster.gone(held.name)
+    cluster.remove_pod(held.name)
     (back,) = plan_set(cluster.observe(), cluster.defaults, refused).create_pods
     assert back.body["metadata"]["labels"][labels.REVISION] == held.revision

@@ -41,8 +41,8 @@ def test_a_key_is_dropped_when_the_second_one_after_it_signs() -> None:
 
 def test_after_a_long_outage_the_new_key_is_still_added_ahead() -> None:
     late = START + 30 * DAY
-    found = rotate({key_id(START): b"k" * 32}, late, SECRET, DAY)
-    assert set(found.keys) == {key_id(START), key_id(late + AHEAD)}
+    rotated = rotate({key_id(START): b"k" * 32}, late, SECRET, DAY)
+    assert set(rotated.keys) == {key_id(START), key_id(late + AHEAD)}
 
 
 def test_a_key_from_a_wrong_clock_is_dropped_and_a_manual_key_stays() -> None:
@@ -72,8 +72,8 @@ def test_a_verifier_that_is_ahead_seconds_late_verifies_every_plan(
         history.append((now, keys))
         signer = signing_key(keys, now)
         assert signer == signing_key(before, now), "a key signed as soon as it was added"
-        known = [there for at, there in history if at <= now - AHEAD or at == START]
-        assert signer in known[-1]
+        readable = [key_set for at, key_set in history if at <= now - AHEAD or at == START]
+        assert signer in readable[-1]
         assert len(keys) <= 3
 
 

@@ -32,10 +32,10 @@ def restricted(control_plane: ControlPlane, namespace: str) -> str:
     return namespace
 
 
-def _create(control_plane: ControlPlane, namespace: str, made: list[dict[str, Any]]) -> None:
-    for pod in made:
+def _create(control_plane: ControlPlane, namespace: str, bodies: list[dict[str, Any]]) -> None:
+    for pod in bodies:
         pod["metadata"]["namespace"] = namespace
-    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": made})
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
     control_plane.kubectl(
         *("create", "--dry-run=server", "--validate=strict", "--filename=-"), input=listed
     )
@@ -44,13 +44,13 @@ def _create(control_plane: ControlPlane, namespace: str, made: list[dict[str, An
 def test_the_restricted_profile_admits_every_pod(
     control_plane: ControlPlane, restricted: str
 ) -> None:
-    made = []
+    bodies = []
     for i, (prefill, decode) in enumerate((*CASES.values(), TINY)):
         for pod in pods(pair(prefill, decode)[0]):
             pod["metadata"]["name"] += f"-{i}"
-            made.append(pod)
+            bodies.append(pod)
     (golden,) = parse_pools(load_documents(HERE / "golden" / "vllm.yaml"))
-    _create(control_plane, restricted, [*made, *pods(golden)])
+    _create(control_plane, restricted, [*bodies, *pods(golden)])
 
 
 def test_a_host_path_model_is_the_exception(control_plane: ControlPlane, restricted: str) -> None:

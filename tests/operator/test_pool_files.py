@@ -325,10 +325,10 @@ def test_any_value_anywhere_gives_pods_or_an_error_never_a_crash(data: st.DataOb
         assert all(pod["kind"] == "Pod" for pod in pods(pool_set))
 
 
-def parsed_or_refused(made: list[Document]) -> Pools:
+def parsed_or_refused(files: list[Document]) -> Pools:
     """Any other exception than a DocumentError fails the test."""
     with suppress(DocumentError):
-        return parse_pools(made)
+        return parse_pools(files)
     return ()
 
 

@@ -22,11 +22,11 @@ class Engine:
 
     def __init__(self) -> None:
         self.held = 1.0
-        self.asked = asyncio.Event()
+        self.metrics_requested = asyncio.Event()
         self.port = 0
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        self.asked.set()
+        self.metrics_requested.set()
         return web.Response(text=page(held=self.held))
 
 
@@ -79,10 +79,10 @@ async def engine() -> AsyncIterator[Engine]:
 def command(port: int, seconds: str) -> list[str]:
     """The rendered preStop command, with this port."""
     container: dict[str, Any] = pods(pair()[0])[0]["spec"]["containers"][0]
-    python, *rest = container["lifecycle"]["preStop"]["exec"]["command"]
+    python, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
     assert python == "python3"
-    assert rest[2:4] == ["8000", "120"]
-    return [sys.executable, *rest[:2], str(port), seconds, *rest[4:]]
+    assert arguments[2:4] == ["8000", "120"]
+    return [sys.executable, *arguments[:2], str(port), seconds, *arguments[4:]]
 
 
 async def run(port: int, seconds: str = "60") -> asyncio.subprocess.Process:
@@ -94,8 +94,8 @@ async def run(port: int, seconds: str = "60") -> asyncio.subprocess.Process:
 async def test_prestop_waits_until_no_block_is_held(engine: Engine) -> None:
     hook = await run(engine.port)
     for _ in range(2):
-        engine.asked.clear()
-        await engine.asked.wait()
+        engine.metrics_requested.clear()
+        await engine.metrics_requested.wait()
     assert hook.returncode is None
     engine.held = 0.0
     assert await hook.wait() == 0

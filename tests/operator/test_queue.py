@@ -34,7 +34,7 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
-        for timer in [one for one in self.timers if one.at <= self.now]:
+        for timer in [pending for pending in self.timers if pending.at <= self.now]:
             self.timers.remove(timer)
             if not timer.cancelled:
                 timer.call()

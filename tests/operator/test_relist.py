@@ -21,17 +21,17 @@ async def test_a_pod_deleted_while_no_watch_was_open_is_replaced(
         with operating(tmp_path / "operator.log", *flags, "--no-leader-elect") as operator:
             await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=2))
 
-            async def two() -> bool:
+            async def has_two_pods() -> bool:
                 return len(await names(api, namespace)) == 2
 
-            await until(two, operator)
+            await until(has_two_pods, operator)
             lost, _ = await pods(api, namespace)
             between.cut_watches()
             await api.delete(PODS, lost["metadata"]["name"], namespace)
             between.forget()
 
             async def replaced() -> bool:
-                found = {pod["metadata"]["uid"] for pod in await pods(api, namespace)}
-                return len(found) == 2 and lost["metadata"]["uid"] not in found
+                uids = {pod["metadata"]["uid"] for pod in await pods(api, namespace)}
+                return len(uids) == 2 and lost["metadata"]["uid"] not in uids
 
             await until(replaced, operator)

@@ -60,7 +60,7 @@ def test_no_old_pod_is_removed_before_every_pool_has_a_ready_new_one() -> None:
     for pod in cluster.of("d", ready=False):
         cluster.make_ready(pod.name)
     plan = cluster.reconcile()
-    assert [one.name[0] for one in plan.delete_pods] == ["d"]
+    assert [deleted.name[0] for deleted in plan.delete_pods] == ["d"]
 
 
 def test_a_pair_of_single_pods_rolls_without_surge() -> None:
@@ -117,7 +117,7 @@ def test_a_paused_pool_keeps_its_revision_and_replaces_lost_pods() -> None:
     cluster = settled()
     before = set(cluster.pods)
     cluster.edit("DecodePool", "d", paused=True, engine={"maxNumSeqs": 7})
-    cluster.gone(cluster.of("d")[0].name)
+    cluster.remove_pod(cluster.of("d")[0].name)
     cluster.settle()
     assert set(cluster.pods) == before
     assert cluster.condition("d", "Progressing")["reason"] == "Paused"
@@ -138,8 +138,8 @@ def test_decode_pods_outlive_their_prefill_pool() -> None:
     cluster = settled()
     before = {pod.name for pod in cluster.of("d")}
     del cluster.objects["PrefillPool", "p"]
-    cluster.gone(cluster.of("p")[0].name)
-    cluster.gone(sorted(before)[0])
+    cluster.remove_pod(cluster.of("p")[0].name)
+    cluster.remove_pod(sorted(before)[0])
     cluster.settle()
     assert {pod.name for pod in cluster.of("d")} == before
     assert cluster.condition("d", "PeerReady")["reason"] == "PeerMissing"

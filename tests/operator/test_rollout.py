@@ -56,8 +56,8 @@ def test_limits(
     desired: int,
     expected: tuple[int, int],
 ) -> None:
-    found = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)
-    assert (found.surge, found.unavailable) == expected
+    computed = limits(Rollout(max_surge=surge, max_unavailable=unavailable), desired)
+    assert (computed.surge, computed.unavailable) == expected
 
 
 def test_a_first_rollout_creates_all_pods_at_once() -> None:
@@ -170,8 +170,8 @@ class Pool:
             for _ in range(number):
                 name = next(n for i in range(99) if (n := f"p-{revision}-{i}") not in self.pods)
                 self.pods[name] = pod(name, ready=False)
-        left = len([pod for pod in self.pods.values() if pod.ready])
-        assert left >= min(ready, self.within.fewest_ready), "took too many ready pods away"
+        ready_count = len([pod for pod in self.pods.values() if pod.ready])
+        assert ready_count >= min(ready, self.within.fewest_ready), "took too many ready pods away"
         most = max(self.within.most, len(before))
         assert len(self.pods) <= most, "made too many pods"
         if has_served(list(self.pods.values()), self.within, update):

@@ -43,10 +43,10 @@ class Running:
     async def slow_request(self) -> "asyncio.Task[bytes]":
         """A request whose response the backend has started and finishes when the test says so."""
         request = asyncio.create_task(self.ask("/slow"))
-        await until(self.asked)
+        await until(self.has_received)
         return request
 
-    async def asked(self) -> bool:
+    async def has_received(self) -> bool:
         return bool(self.backend.received)
 
 

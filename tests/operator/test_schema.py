@@ -44,14 +44,14 @@ MALFORMED: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def found(kind: str, data: Any) -> list[tuple[str, str]]:
+def errors_of(kind: str, data: Any) -> list[tuple[str, str]]:
     return [(".".join(map(str, p.path)), p.message) for p in problems(kind, defaulted(kind, data))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_full_pools_are_valid_and_cover_every_field(kind: str) -> None:
     pools = [pool for pool in FULL if pool["kind"] == kind]
-    assert [found(kind, pool) for pool in pools] == [[]] * len(pools)
+    assert [errors_of(kind, pool) for pool in pools] == [[]] * len(pools)
     written = {path for pool in pools for path in field_paths(pool["spec"])}
     fields = {path for path, _ in nodes(root(kind)["properties"]["spec"]) if path}
     assert fields - written == set()
@@ -71,8 +71,8 @@ def field_paths(value: Any, at: str = "") -> set[str]:
 
 
 def test_the_minimal_pair_is_valid() -> None:
-    assert found("PrefillPool", PREFILL) == []
-    assert found("DecodePool", DECODE) == []
+    assert errors_of("PrefillPool", PREFILL) == []
+    assert errors_of("DecodePool", DECODE) == []
 
 
 def test_defaults_are_filled_in_without_changing_the_input() -> None:
@@ -111,13 +111,13 @@ def test_null_counts_as_left_out_except_in_the_template() -> None:
 def test_structural_errors_name_path_and_cause(
     spec: dict[str, Any], path: str, message: str
 ) -> None:
-    ((at, text),) = found("PrefillPool", prefill_pool(**spec))
+    ((at, text),) = errors_of("PrefillPool", prefill_pool(**spec))
     assert at == path
     assert message in text
 
 
 def test_all_errors_are_found_at_once() -> None:
-    assert len(found("PrefillPool", prefill_pool(replica=1, paused="no", drain=[]))) == 3
+    assert len(errors_of("PrefillPool", prefill_pool(replica=1, paused="no", drain=[]))) == 3
 
 
 def test_rules_are_evaluated_only_for_a_valid_structure() -> None:
@@ -129,11 +129,11 @@ def test_rules_are_evaluated_only_for_a_valid_structure() -> None:
 
 @pytest.mark.parametrize("name", ["Upper", "a" * 51, "dotted.name", "1st", ""])
 def test_a_pool_name_must_fit_pod_and_service_names(name: str) -> None:
-    assert [at for at, _ in found("PrefillPool", {**PREFILL, "metadata": {"name": name}})][:1] == [
-        "metadata.name"
-    ]
+    assert [at for at, _ in errors_of("PrefillPool", {**PREFILL, "metadata": {"name": name}})][
+        :1
+    ] == ["metadata.name"]
 
 
 def test_other_metadata_is_not_validated_here() -> None:
     metadata = {"name": "p", "labels": {"team": "a"}, "namespace": None, "annotations": {}}
-    assert found("PrefillPool", {**PREFILL, "metadata": metadata}) == []
+    assert errors_of("PrefillPool", {**PREFILL, "metadata": metadata}) == []

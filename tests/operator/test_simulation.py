@@ -23,7 +23,7 @@ def test_an_unreadable_pool_is_frozen_and_blocks_no_other(broken: dict[str, Any]
     cluster.objects["DecodePool", "d"]["spec"] |= broken
     cluster.objects["DecodePool", "d"]["metadata"]["generation"] += 1
     lost = cluster.of("e")[0].name
-    cluster.gone(lost)
+    cluster.remove_pod(lost)
     cluster.edit("DecodePool", "e", replicas=3)
     cluster.settle()
     assert before <= set(cluster.pods)
@@ -34,16 +34,16 @@ def test_an_unreadable_pool_is_frozen_and_blocks_no_other(broken: dict[str, Any]
 
 @pytest.mark.parametrize("writes", range(14))
 def test_a_crash_after_any_write_leads_to_the_same_result(writes: int) -> None:
-    def end(*, dies: bool) -> tuple[set[str], set[str], set[str]]:
+    def end(*, crashes: bool) -> tuple[set[str], set[str], set[str]]:
         cluster = SimulatedCluster()
         for change in ({}, {"replicas": 4}, {"engine": {"maxNumSeqs": 3}}, {"replicas": 1}):
             cluster.edit("DecodePool", "d", **change)
-            if dies:
+            if crashes:
                 cluster.reconcile(writes=writes)
             cluster.settle()
         return set(cluster.pods), set(cluster.revisions), set(cluster.budgets)
 
-    assert end(dies=True) == end(dies=False)
+    assert end(crashes=True) == end(crashes=False)
 
 
 CHANGES: list[tuple[str, str, dict[str, Any]]] = [
@@ -74,20 +74,20 @@ def test_after_any_events_the_set_reaches_its_spec_and_stays_there(data: st.Data
             mishap(cluster, pod, data.draw(st.sampled_from(MISHAPS)))
         cluster.now += data.draw(st.sampled_from([1, 30, 900]))
         for pool in ("p", "d"):
-            assert len([one for one in cluster.of(pool) if one.active]) <= 4 + 4
+            assert len([pod_state for pod_state in cluster.of(pool) if pod_state.active]) <= 4 + 4
     cluster.edit("DecodePool", "d", paused=False, engine=None)
     for pod in sorted(cluster.pods):
         if cluster.pods[pod].phase == "Failed":
             cluster.now += 300
     cluster.settle()
     for kind, pool in (("PrefillPool", "p"), ("DecodePool", "d")):
-        wanted = cluster.objects[kind, pool]["spec"]["replicas"]
+        replicas = cluster.objects[kind, pool]["spec"]["replicas"]
         status = cluster.status(pool, kind)
-        found = cluster.of(pool)
-        assert [one.ready for one in found] == [True] * wanted
-        assert {one.revision for one in found} <= {status["updateRevision"]}
+        pods = cluster.of(pool)
+        assert [pod_state.ready for pod_state in pods] == [True] * replicas
+        assert {pod_state.revision for pod_state in pods} <= {status["updateRevision"]}
         assert status["currentRevision"] == status["updateRevision"]
-        assert status["readyReplicas"] == status["updatedReplicas"] == wanted
+        assert status["readyReplicas"] == status["updatedReplicas"] == replicas
     assert len({pod.compat for pod in cluster.pods.values()}) <= 1
 
 
@@ -129,15 +129,15 @@ def test_any_value_anywhere_in_one_pool_does_not_affect_the_others(
 MISHAPS = ["nothing", "nothing", "ready", "ready", "unready", "fail", "gone", "orphaned"]
 
 
-def mishap(cluster: SimulatedCluster, name: str, what: str) -> None:
+def mishap(cluster: SimulatedCluster, name: str, event: str) -> None:
     pod = cluster.pods[name]
-    if what == "gone":
-        cluster.gone(name)
-    elif what == "orphaned":
+    if event == "gone":
+        cluster.remove_pod(name)
+    elif event == "orphaned":
         cluster._change(name, owner=None)
-    elif pod.active and what == "ready":
+    elif pod.active and event == "ready":
         cluster.make_ready(name)
-    elif pod.active and what == "unready":
+    elif pod.active and event == "unready":
         cluster.make_unready(name)
-    elif pod.active and what == "fail":
+    elif pod.active and event == "fail":
         cluster.fail(name)

@@ -24,11 +24,11 @@ def settled(*pools: dict[str, Any]) -> SimulatedCluster:
     return cluster
 
 
-def stated(
-    cluster: SimulatedCluster, which: str, pool: str = "d", kind: str = "DecodePool"
+def status_and_reason(
+    cluster: SimulatedCluster, condition_type: str, pool: str = "d", kind: str = "DecodePool"
 ) -> tuple[str, str]:
-    found = cluster.condition(pool, which, kind)
-    return found["status"], found["reason"]
+    condition = cluster.condition(pool, condition_type, kind)
+    return condition["status"], condition["reason"]
 
 
 def test_a_ready_pair() -> None:
@@ -56,14 +56,14 @@ def test_a_ready_pair() -> None:
     }  # fmt: skip
     prefill = {c["type"] for c in cluster.status("p", "PrefillPool")["conditions"]}
     assert "RouterReady" not in prefill
-    assert stated(cluster, "Ready", "p", "PrefillPool") == ("True", "AllReady")
+    assert status_and_reason(cluster, "Ready", "p", "PrefillPool") == ("True", "AllReady")
 
 
 @pytest.mark.parametrize("kind", ["PrefillPool", "DecodePool"])
 def test_the_status_is_valid_for_the_schema(kind: str) -> None:
     cluster = settled(PREFILL, decode_pool(replicas=None, scaling={"maxReplicas": 3}))
-    for (found, _), body in cluster.objects.items():
-        if found == kind:
+    for (object_kind, _), body in cluster.objects.items():
+        if object_kind == kind:
             assert not problems(kind, body)
 
 
@@ -86,8 +86,8 @@ def test_no_prefill_pod_is_ready() -> None:
     cluster = settled()
     cluster.make_unready(cluster.of("p")[0].name)
     cluster.reconcile()
-    assert stated(cluster, "PeerReady") == ("False", "PeerNotReady")
-    assert stated(cluster, "Ready") == ("False", "PeerNotReady")
+    assert status_and_reason(cluster, "PeerReady") == ("False", "PeerNotReady")
+    assert status_and_reason(cluster, "Ready") == ("False", "PeerNotReady")
     assert cluster.status("d")["pairedReplicas"] == 0
 
 
@@ -95,24 +95,24 @@ def test_a_prefill_pool_scaled_to_zero_leaves_decode_ready() -> None:
     cluster = settled()
     cluster.edit("PrefillPool", "p", replicas=0)
     cluster.settle()
-    assert stated(cluster, "PeerReady") == ("True", "PeerScaledToZero")
-    assert stated(cluster, "Ready") == ("True", "AllReady")
+    assert status_and_reason(cluster, "PeerReady") == ("True", "PeerScaledToZero")
+    assert status_and_reason(cluster, "Ready") == ("True", "AllReady")
 
 
 def test_a_prefill_pool_that_no_decode_pool_names() -> None:
     cluster = settled(PREFILL)
-    assert stated(cluster, "Ready", "p", "PrefillPool") == ("True", "AllReady")
-    assert stated(cluster, "PeerReady", "p", "PrefillPool") == ("False", "PeerMissing")
-    assert stated(cluster, "Compatible", "p", "PrefillPool") == ("True", "Alone")
+    assert status_and_reason(cluster, "Ready", "p", "PrefillPool") == ("True", "AllReady")
+    assert status_and_reason(cluster, "PeerReady", "p", "PrefillPool") == ("False", "PeerMissing")
+    assert status_and_reason(cluster, "Compatible", "p", "PrefillPool") == ("True", "Alone")
 
 
 def test_router_ready_is_the_routers_own_state() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
-    assert stated(cluster, "RouterReady") == ("Unknown", "RouterPending")
+    assert status_and_reason(cluster, "RouterReady") == ("Unknown", "RouterPending")
     cluster.routers["d"] = RouterState(False, "EnvoyNotReady", "0 of 2 Envoys are ready", None)
     cluster.settle()
-    assert stated(cluster, "Ready") == ("False", "EnvoyNotReady")
+    assert status_and_reason(cluster, "Ready") == ("False", "EnvoyNotReady")
     assert "endpoint" not in cluster.status("d")
 
 
@@ -121,12 +121,12 @@ def test_a_refused_write_is_reported_with_the_api_servers_message() -> None:
     key = PoolKey("default", "DecodePool", "d")
     cluster.failures[key] = Failure("QuotaExceeded", "exceeded quota: gpus, requested: 1, used: 8")
     cluster.reconcile()
-    assert stated(cluster, "PodsReady") == ("False", "QuotaExceeded")
-    assert stated(cluster, "Stalled") == ("True", "QuotaExceeded")
+    assert status_and_reason(cluster, "PodsReady") == ("False", "QuotaExceeded")
+    assert status_and_reason(cluster, "Stalled") == ("True", "QuotaExceeded")
     assert "exceeded quota: gpus" in cluster.condition("d", "Ready")["message"]
     cluster.failures.clear()
     cluster.settle()
-    assert stated(cluster, "Stalled") == ("False", "NotStalled")
+    assert status_and_reason(cluster, "Stalled") == ("False", "NotStalled")
 
 
 def test_an_unschedulable_pod_is_reported_with_the_schedulers_message() -> None:
@@ -135,7 +135,7 @@ def test_an_unschedulable_pod_is_reported_with_the_schedulers_message() -> None:
     words = "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     cluster._change(cluster.of("d")[0].name, trouble=words)
     cluster.reconcile()
-    assert stated(cluster, "PodsReady") == ("False", "Unschedulable")
+    assert status_and_reason(cluster, "PodsReady") == ("False", "Unschedulable")
     assert words in cluster.condition("d", "PodsReady")["message"]
 
 
@@ -145,14 +145,14 @@ def test_a_replica_larger_than_any_node() -> None:
     cluster.nodes = (node,)
     cluster.reconcile()
     cluster.reconcile()
-    assert stated(cluster, "PodsReady", "p", "PrefillPool") == ("False", "FitsNoNode")
-    assert stated(cluster, "Stalled", "p", "PrefillPool") == ("True", "FitsNoNode")
+    assert status_and_reason(cluster, "PodsReady", "p", "PrefillPool") == ("False", "FitsNoNode")
+    assert status_and_reason(cluster, "Stalled", "p", "PrefillPool") == ("True", "FitsNoNode")
     message = cluster.condition("p", "Ready", "PrefillPool")["message"]
     assert "requests nvidia.com/gpu: 8" in message
     assert "small, has 4" in message
     cluster.nodes = None
     cluster.reconcile()
-    assert stated(cluster, "PodsReady", "p", "PrefillPool") == ("False", "PodsNotReady")
+    assert status_and_reason(cluster, "PodsReady", "p", "PrefillPool") == ("False", "PodsNotReady")
 
 
 def test_failing_pods_are_reported_with_their_trouble() -> None:
@@ -161,13 +161,13 @@ def test_failing_pods_are_reported_with_their_trouble() -> None:
         pod = next(iter(sorted(cluster.of("d", phase="Running"), key=lambda p: -p.attempt)))
         cluster.fail(pod.name, "container engine: Error (exit code 2)")
         cluster.reconcile()
-        for other in cluster.of("d", phase="Pending"):
-            cluster.make_ready(other.name)
+        for pending in cluster.of("d", phase="Pending"):
+            cluster.make_ready(pending.name)
     cluster.fail(
         max(cluster.of("d"), key=lambda p: p.attempt).name, "container engine: (exit code 2)"
     )
     cluster.reconcile()
-    assert stated(cluster, "PodsReady") == ("False", "PodsFail")
+    assert status_and_reason(cluster, "PodsReady") == ("False", "PodsFail")
     assert "exit code 2" in cluster.condition("d", "PodsReady")["message"]
 
 
@@ -180,7 +180,7 @@ def test_progressing_says_why_new_pods_are_not_ready_while_old_ones_serve() -> N
         (new,) = [pod for pod in cluster.of("d") if not pod.ready]
         cluster.fail(new.name, "container engine: Error (exit code 2)")
         cluster.reconcile()
-    assert stated(cluster, "PodsReady") == ("True", "AllReady")
+    assert status_and_reason(cluster, "PodsReady") == ("True", "AllReady")
     message = cluster.condition("d", "Progressing")["message"]
     assert f"{new.name}: container engine: Error (exit code 2)" in message
 
@@ -190,35 +190,35 @@ def test_a_pool_stalls_after_the_deadline_until_it_makes_progress() -> None:
     cluster.edit("DecodePool", "d", engine={"maxNumSeqs": 3})
     cluster.now += 5000
     plan = cluster.reconcile()
-    assert stated(cluster, "Progressing") == ("True", "RollingOut")
+    assert status_and_reason(cluster, "Progressing") == ("True", "RollingOut")
     assert plan.requeue_after == 600
     cluster.reconcile()
     cluster.now += 601
     cluster.reconcile()
-    assert stated(cluster, "Progressing") == ("False", "ProgressDeadlineExceeded")
-    assert stated(cluster, "Stalled") == ("True", "ProgressDeadlineExceeded")
-    assert stated(cluster, "Ready")[0] == "True", "the old pods serve"
+    assert status_and_reason(cluster, "Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert status_and_reason(cluster, "Stalled") == ("True", "ProgressDeadlineExceeded")
+    assert status_and_reason(cluster, "Ready")[0] == "True", "the old pods serve"
     cluster.now += 601
     assert cluster.reconcile().requeue_after is None
-    assert stated(cluster, "Progressing")[0] == "False"
+    assert status_and_reason(cluster, "Progressing")[0] == "False"
     cluster.now += 1
     cluster.settle()
-    assert stated(cluster, "Progressing") == ("False", "Complete")
-    assert stated(cluster, "Stalled")[0] == "False"
+    assert status_and_reason(cluster, "Progressing") == ("False", "Complete")
+    assert status_and_reason(cluster, "Stalled")[0] == "False"
 
 
 def test_transport_stays_verified_once_bytes_moved() -> None:
     cluster = settled()
     cluster.kv_bytes_moved["d"] = 4096.0
     cluster.settle()
-    assert stated(cluster, "TransportVerified") == ("True", "BytesMoved")
+    assert status_and_reason(cluster, "TransportVerified") == ("True", "BytesMoved")
     writes = cluster.status_writes
     cluster.kv_bytes_moved["d"] = 8192.0
     cluster.settle()
     assert cluster.status_writes == writes
     cluster.kv_bytes_moved.clear()
     cluster.settle()
-    assert stated(cluster, "TransportVerified") == ("True", "BytesMoved")
+    assert status_and_reason(cluster, "TransportVerified") == ("True", "BytesMoved")
 
 
 def test_draining_pods_are_counted_separately() -> None:
@@ -228,7 +228,7 @@ def test_draining_pods_are_counted_separately() -> None:
     cluster.reconcile()
     status = cluster.status("d")
     assert (status["replicas"], status["drainingReplicas"]) == (1, 1)
-    assert stated(cluster, "Draining") == ("True", "PodsDrain")
+    assert status_and_reason(cluster, "Draining") == ("True", "PodsDrain")
     assert labels.DRAINING in cluster.of("d", deleting=True)[0].labels
 
 
@@ -239,14 +239,14 @@ def test_a_rolling_pool_is_ready_while_enough_pods_are() -> None:
     cluster.edit("DecodePool", "d", engine={"maxNumSeqs": 3})
     cluster.reconcile()
     cluster.reconcile()
-    assert stated(cluster, "PodsReady") == ("True", "RollingOut")
-    assert stated(cluster, "Progressing") == ("True", "RollingOut")
+    assert status_and_reason(cluster, "PodsReady") == ("True", "RollingOut")
+    assert status_and_reason(cluster, "Progressing") == ("True", "RollingOut")
 
 
 def test_events_are_sent_for_changed_conditions_only() -> None:
     cluster = settled()
-    told = [(event.type, event.reason) for event in cluster.events]
-    assert told.count(("Normal", "AllReady")) == 2
+    events = [(event.type, event.reason) for event in cluster.events]
+    assert events.count(("Normal", "AllReady")) == 2
     cluster.events.clear()
     cluster.reconcile()
     assert cluster.events == []
@@ -265,6 +265,6 @@ def test_compatible_notes_a_limit_that_cannot_be_checked() -> None:
 def test_every_condition_and_reason_is_in_the_runbook() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text()
     missing = [
-        str(one) for one in (*ConditionType, *Reason, *RouterReason) if f"`{one}`" not in page
+        str(name) for name in (*ConditionType, *Reason, *RouterReason) if f"`{name}`" not in page
     ]
     assert not missing

@@ -5,7 +5,7 @@ from tandem_operator.runtime.write_errors import failure_from_error, template_fa
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "message", "wanted"),
+    ("status", "reason", "message", "expected"),
     [
         (403, "Forbidden", 'pods "p-0" is forbidden: exceeded quota: q, used: 1', "QuotaExceeded"),
         (403, "Forbidden", "failed quota: q: must specify requests.memory", "QuotaExceeded"),
@@ -19,10 +19,10 @@ from tandem_operator.runtime.write_errors import failure_from_error, template_fa
     ],
 )  # fmt: skip
 def test_failure_has_a_reason_and_the_servers_message(
-    status: int, reason: str, message: str, wanted: str
+    status: int, reason: str, message: str, expected: str
 ) -> None:
     failure = failure_from_error(error_of(status, {"reason": reason, "message": message}))
-    assert failure.reason == wanted
+    assert failure.reason == expected
     assert message in failure.message
 
 

@@ -137,9 +137,9 @@ class Vllm:
     def _volume(self, name: str, volume: Mapping[str, Any]) -> Path:
         if "hostPath" in volume:
             return Path(volume["hostPath"]["path"])
-        made = self._directory / f"{self.name}-{name}"
-        made.mkdir(exist_ok=True)
-        return made
+        directory = self._directory / f"{self.name}-{name}"
+        directory.mkdir(exist_ok=True)
+        return directory
 
 
 def make_pair(model: Path, directory: Path, **transfer: Any) -> tuple[Vllm, Vllm]:

@@ -97,19 +97,19 @@ class Pair:
     async def handed_off(
         self,
         http: aiohttp.ClientSession,
-        asked: RequestKind,
+        request_kind: RequestKind,
         body: dict[str, Any],
         sent: Mapping[str, str] | None = None,
     ) -> Answer:
         """Response to a request routed to prefill then decode; `sent` are additional headers."""
-        return await ask(http, self.url(asked.path), body, {**self.split, **(sent or {})})
+        return await ask(http, self.url(request_kind.path), body, {**self.split, **(sent or {})})
 
     async def alone(
-        self, http: aiohttp.ClientSession, asked: RequestKind, body: dict[str, Any]
+        self, http: aiohttp.ClientSession, request_kind: RequestKind, body: dict[str, Any]
     ) -> Answer:
         """Response of the decode engine without a hand-off; the salt prevents prefix-cache hits."""
         salted = {**body, "cache_salt": f"alone-{time.monotonic_ns()}"}
-        return await ask(http, self.decode.url(asked.path), salted)
+        return await ask(http, self.decode.url(request_kind.path), salted)
 
     def _wait_sidecar(self) -> None:
         deadline = time.monotonic() + 60

@@ -24,7 +24,7 @@ POISON: dict[str, Any] = {
     "remote_port": 1,
 }
 """Remote fields without blocks; unfiltered, they crash a decode engine."""
-SAID = [
+FIELDS = [
     {"kv_transfer_params": {"do_remote_prefill": True}},
     {"kv_transfer_params": POISON},
     {"kv_transfer_params": {"prompt_token_ids": [5, 6, 7]}},
@@ -36,21 +36,23 @@ SAID = [
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 @pytest.mark.parametrize("split", [True, False], ids=["split", "unified"])
-@pytest.mark.parametrize("said", SAID, ids=lambda said: next(iter(said)))
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
 async def test_forbidden_client_fields_are_removed(
-    pair: Pair, http: aiohttp.ClientSession, kind: str, split: bool, said: dict[str, Any]
+    pair: Pair, http: aiohttp.ClientSession, kind: str, split: bool, fields: dict[str, Any]
 ) -> None:
-    asked = KINDS[kind]
-    body = asked.body("Tell me about the printing press. " * 4, max_tokens=4)
+    request_kind = KINDS[kind]
+    body = request_kind.body("Tell me about the printing press. " * 4, max_tokens=4)
     sent = {headers.DATA_PARALLEL_RANK: "7", **(pair.split if split else {})}
-    answer = await ask(http, pair.url(asked.path), body | said, sent)
-    assert asked.text(answer) == asked.text(await pair.alone(http, asked, body))
+    answer = await ask(http, pair.url(request_kind.path), body | fields, sent)
+    assert request_kind.text(answer) == request_kind.text(
+        await pair.alone(http, request_kind, body)
+    )
     assert pair.decode.healthy()
     assert pair.prefill.healthy()
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "fields"),
     [
         ("n", {"n": 2, "temperature": 1, "seed": 3}),
         ("batch", {"prompt": ["one " * 40, "two " * 40]}),
@@ -59,29 +61,29 @@ async def test_forbidden_client_fields_are_removed(
     ],
 )
 async def test_requests_that_one_engine_must_serve_alone(
-    pair: Pair, http: aiohttp.ClientSession, reason: str, said: dict[str, Any]
+    pair: Pair, http: aiohttp.ClientSession, reason: str, fields: dict[str, Any]
 ) -> None:
     counted = ("tandem_sidecar_unified_total", {"reason": reason})
     before = metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1])
-    asked = KINDS["completions"]
-    body = asked.body("The ship finds harbour at night. ") | said
-    answer = await pair.handed_off(http, asked, body)
-    alone = await pair.alone(http, asked, body)
+    request_kind = KINDS["completions"]
+    body = request_kind.body("The ship finds harbour at night. ") | fields
+    answer = await pair.handed_off(http, request_kind, body)
+    alone = await pair.alone(http, request_kind, body)
     assert [c["text"] for c in answer.json["choices"]] == [c["text"] for c in alone.json["choices"]]
     assert answer.headers[headers.ROUTING_PATH] == RoutingPath.UNIFIED
     assert metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1]) == before + 1
 
 
 async def test_an_engine_error_is_passed_on(pair: Pair, http: aiohttp.ClientSession) -> None:
-    asked = KINDS["completions"]
-    for said in (
+    request_kind = KINDS["completions"]
+    for fields in (
         {"model": "an-unknown-adapter"},
         {"max_tokens": 10**6},
         {"prompt": 1.5},
     ):
-        body = asked.body("Hello") | said
-        handed = await pair.handed_off(http, asked, body)
-        direct = await ask(http, pair.prefill.url(asked.path), body)
+        body = request_kind.body("Hello") | fields
+        handed = await pair.handed_off(http, request_kind, body)
+        direct = await ask(http, pair.prefill.url(request_kind.path), body)
         assert (handed.status, handed.json) == (direct.status, direct.json)
         assert 400 <= handed.status < 500
 
@@ -90,11 +92,11 @@ async def test_an_engine_error_is_passed_on(pair: Pair, http: aiohttp.ClientSess
 async def test_requests_without_generation_pass_byte_for_byte(
     pair: Pair, http: aiohttp.ClientSession, path: str
 ) -> None:
-    async def got(url: str) -> tuple[int, bytes]:
+    async def response_of(url: str) -> tuple[int, bytes]:
         async with http.get(url) as answer:
             return answer.status, _timeless(await answer.read())
 
-    assert await got(pair.url(path)) == await got(pair.decode.url(path))
+    assert await response_of(pair.url(path)) == await response_of(pair.decode.url(path))
 
 
 async def test_tokenize_passes_byte_for_byte(pair: Pair, http: aiohttp.ClientSession) -> None:
@@ -108,19 +110,19 @@ async def test_tokenize_passes_byte_for_byte(pair: Pair, http: aiohttp.ClientSes
 async def test_tools_and_structured_outputs_work_across_a_hand_off(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
-    asked = KINDS["chat"]
+    request_kind = KINDS["chat"]
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     function = {"name": "count", "description": "counts", "parameters": schema}
     one_of = {"structured_outputs": {"choice": ["yes, gladly", "no, thank you"]}}
     tools = {"tools": [{"type": "function", "function": function}]}
-    for said in (
+    for fields in (
         one_of,
         tools,
         {**tools, "tool_choice": {"type": "function", "function": {"name": "count"}}},
     ):
-        body = asked.body("Would you count for me? " * 6, **said)
-        handed = await pair.handed_off(http, asked, body)
-        alone = await pair.alone(http, asked, body)
+        body = request_kind.body("Would you count for me? " * 6, **fields)
+        handed = await pair.handed_off(http, request_kind, body)
+        alone = await pair.alone(http, request_kind, body)
         assert handed.status == alone.status == 200, handed.body
         assert _message(handed.json) == _message(alone.json)
         assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
@@ -130,17 +132,17 @@ async def test_a_hand_off_returns_all_tokens_asked_for(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
     """The prefill leg's limit of one token does not reach the response."""
-    asked = KINDS["completions"]
-    body = asked.body("1, 2, 3, " * 30, logprobs=1, stop=["<|nothing|>"], min_tokens=COUNT)
-    answer = await pair.handed_off(http, asked, body)
+    request_kind = KINDS["completions"]
+    body = request_kind.body("1, 2, 3, " * 30, logprobs=1, stop=["<|nothing|>"], min_tokens=COUNT)
+    answer = await pair.handed_off(http, request_kind, body)
     assert len(logprobs(answer)) == COUNT
     assert answer.json["choices"][0]["finish_reason"] == "length"
 
 
 async def test_the_sidecar_counts_what_vllm_moved(pair: Pair, http: aiohttp.ClientSession) -> None:
-    asked = KINDS["completions"]
+    request_kind = KINDS["completions"]
     moved = await Moved(http, pair.decode.url("/metrics")).begin()
-    await pair.handed_off(http, asked, asked.body("every word of this moves " * 20))
+    await pair.handed_off(http, request_kind, request_kind.body("every word of this moves " * 20))
     assert await moved.by(f"{metrics.ENGINE_XFER_SECONDS}_count") == 1
     assert await moved.by(f"{metrics.ENGINE_XFER_BYTES}_sum") > 0
 

@@ -39,12 +39,12 @@ async def pair(push: Pair, http: aiohttp.ClientSession) -> Pair:
 async def test_the_answer_is_that_of_one_engine(
     pair: Pair, http: aiohttp.ClientSession, kind: str, stream: bool
 ) -> None:
-    asked = KINDS[kind]
-    body = asked.body(f"{kind} {stream}: " + "how far is the harbour? " * 20, stream=stream)
+    request_kind = KINDS[kind]
+    body = request_kind.body(f"{kind} {stream}: " + "how far is the harbour? " * 20, stream=stream)
     moved = await Moved(http, pair.decode.url("/metrics")).begin()
-    handed = await pair.handed_off(http, asked, body)
-    alone = await pair.alone(http, asked, body)
-    assert asked.text(handed) == asked.text(alone) != ""
+    handed = await pair.handed_off(http, request_kind, body)
+    alone = await pair.alone(http, request_kind, body)
+    assert request_kind.text(handed) == request_kind.text(alone) != ""
     assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
     assert await moved.by(metrics.ENGINE_PROMPT_BY_SOURCE, source="external_kv_transfer") > 100
 
@@ -53,20 +53,25 @@ async def test_requests_side_by_side_get_their_own_kv(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:
     """Push matches legs by request id; here all clients send the same id."""
-    asked = KINDS["completions"]
-    bodies = [asked.body(f"{i} is what I say. " * 20) for i in range(8)]
-    alone = [asked.text(await pair.alone(http, asked, body)) for body in bodies]
+    request_kind = KINDS["completions"]
+    bodies = [request_kind.body(f"{i} is what I say. " * 20) for i in range(8)]
+    alone = [request_kind.text(await pair.alone(http, request_kind, body)) for body in bodies]
     handed = await asyncio.gather(
-        *(pair.handed_off(http, asked, body, {headers.REQUEST_ID: "mine"}) for body in bodies)
+        *(
+            pair.handed_off(http, request_kind, body, {headers.REQUEST_ID: "mine"})
+            for body in bodies
+        )
     )
-    assert [asked.text(answer) for answer in handed] == alone
+    assert [request_kind.text(answer) for answer in handed] == alone
 
 
 async def test_kv_of_clients_that_leave_comes_back(pair: Pair, http: aiohttp.ClientSession) -> None:
-    asked = KINDS["completions"]
+    request_kind = KINDS["completions"]
     async with stopped(pair.decode):
         tasks = [
-            asyncio.create_task(pair.handed_off(http, asked, asked.body(f"{i} leaves. " * 20)))
+            asyncio.create_task(
+                pair.handed_off(http, request_kind, request_kind.body(f"{i} leaves. " * 20))
+            )
             for i in range(10)
         ]
         await in_phase(pair, http, "decoding", len(tasks))

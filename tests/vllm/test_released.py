@@ -66,37 +66,37 @@ async def during_prefill(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
 ) -> None:
     async with stopped(pair.prefill):
-        asked = leavers.ask(stream=stream)
+        clients = leavers.ask(stream=stream)
         await in_phase(pair, http, "prefilling", ROUND)
-        await leave(asked)
+        await leave(clients)
 
 
 async def between(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
 ) -> None:
     async with stopped(pair.decode):
-        asked = leavers.ask(stream=stream)
+        clients = leavers.ask(stream=stream)
         await in_phase(pair, http, "decoding", ROUND)
-        await leave(asked)
+        await leave(clients)
 
 
 async def after_admission(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
 ) -> None:
-    asked = leavers.ask(stream=stream)
-    await (asyncio.gather(*asked) if stream else in_phase(pair, http, "decoding", ROUND))
-    await leave(asked)
+    clients = leavers.ask(stream=stream)
+    await (asyncio.gather(*clients) if stream else in_phase(pair, http, "decoding", ROUND))
+    await leave(clients)
 
 
 async def anywhere(
     pair: Pair, http: aiohttp.ClientSession, leavers: Leavers, *, stream: bool
 ) -> None:
     """Disconnect at random times; most are before the first token."""
-    asked = leavers.ask(stream=stream)
+    clients = leavers.ask(stream=stream)
     loop = asyncio.get_running_loop()
-    for task in asked:
+    for task in clients:
         loop.call_later(leavers.rng.uniform(0, 0.3), task.cancel)
-    await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.gather(*clients, return_exceptions=True)
 
 
 @pytest.mark.parametrize("moment", [during_prefill, between, after_admission, anywhere])
@@ -121,7 +121,7 @@ async def test_kv_is_back_and_no_lease_ran_out(
         await until(partial(free, pair.prefill), 2 * LEASE)
         took.append(time.monotonic() - begun)
     await until(everywhere, 2 * LEASE)
-    said = f"\n{moment.__name__}: KV of {ROUNDS} times {ROUND} back at the producer"
-    print(f"{said} after {min(took):.2f} to {max(took):.2f} s")
+    summary = f"\n{moment.__name__}: KV of {ROUNDS} times {ROUND} back at the producer"
+    print(f"{summary} after {min(took):.2f} to {max(took):.2f} s")
     after = metric(await page(http, pair.prefill.url("/metrics")), metrics.ENGINE_KV_EXPIRED)
     assert after == before

@@ -52,13 +52,13 @@ async def up(directory: Path, model: Path) -> AsyncIterator[str]:
     )
     assert process.stdout is not None
     try:
-        said = ""
+        output = ""
         async with asyncio.timeout(STARTS_WITHIN):
-            while "Serving at" not in said:
+            while "Serving at" not in output:
                 line = (await process.stdout.readline()).decode()
-                assert line, f"it ended: {said}"
-                said += line
-        yield said.partition("Serving at ")[2].partition(";")[0]
+                assert line, f"it ended: {output}"
+                output += line
+        yield output.partition("Serving at ")[2].partition(";")[0]
     finally:
         if process.returncode is None:
             process.terminate()
@@ -88,10 +88,10 @@ async def test_your_own_vllm_hands_off_and_passes_doctor(tmp_path: Path, model: 
         assert code == 0
         assert "prefill_then_decode" in story
 
-        code, said = await tandem("doctor", "--json", "--run-dir", tmp_path / "run")
-        found = json.loads(said)["findings"]
-        assert code == 0, found
-        assert [f["seen"] for f in found if f["check"] == "compatible"] == [
+        code, output = await tandem("doctor", "--json", "--run-dir", tmp_path / "run")
+        findings = json.loads(output)["findings"]
+        assert code == 0, findings
+        assert [f["seen"] for f in findings if f["check"] == "compatible"] == [
             "everything that a hand-off compares is equal"
         ]
-        assert [f["severity"] for f in found if f["check"] == "side channel"] == ["ok", "ok"]
+        assert [f["severity"] for f in findings if f["check"] == "side channel"] == ["ok", "ok"]

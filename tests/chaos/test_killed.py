@@ -17,7 +17,7 @@ AFTER_DEATH = (SPLIT.value, FALLBACK.value)
 """A pooled connection that ends before a response may be stale: the sidecar retries without KV."""
 
 
-async def test_a_prefill_engine_killed_at_work_and_then_away(
+async def test_a_prefill_engine_killed_during_prefill_and_then_unreachable(
     decode: Engine, prefill: Engine, second: Engine
 ) -> None:
     async with paired(decode) as pair:
@@ -48,7 +48,9 @@ async def test_without_fallback_a_dead_prefill_engine_is_a_502(
         await pair.at_rest(decode)
 
 
-async def test_killed_between_its_answer_and_the_pull(decode: Engine, prefill: Engine) -> None:
+async def test_a_prefill_engine_killed_between_its_answer_and_the_pull(
+    decode: Engine, prefill: Engine
+) -> None:
     request = call(4)
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
 
@@ -66,7 +68,7 @@ async def test_killed_between_its_answer_and_the_pull(decode: Engine, prefill: E
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_where_a_failed_load_fails_the_request_it_is_tried_once_without(
+async def test_a_request_failed_by_a_kv_load_is_retried_once_without_kv(
     prefill: Engine, strict: Engine, stream: bool
 ) -> None:
     """vLLM's default policy: the engine answers 500, or an error as the stream's first event."""

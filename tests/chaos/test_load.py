@@ -30,7 +30,9 @@ async def prefills(tmp_path: Path) -> AsyncIterator[list[Engine]]:
                 engine.kill()
 
 
-async def test_none_hangs_is_truncated_or_wrong(decode: Engine, prefills: list[Engine]) -> None:
+async def test_no_request_hangs_is_truncated_or_wrong(
+    decode: Engine, prefills: list[Engine]
+) -> None:
     async with paired(decode, "--log-level", "error") as pair:
         storm = Storm(pair, prefills, seed=2, between_kills=(60, 140))
         await storm.blow(REQUESTS)

@@ -35,7 +35,7 @@ async def test_a_slow_prefill_pod_is_waited_for_as_long_as_there_is_time(
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-async def test_past_its_time_it_is_given_up_and_keeps_nothing(
+async def test_a_prefill_past_its_timeout_is_aborted_and_holds_no_kv(
     network: Toxiproxy, decode: Engine, prefill: Engine, fallback: bool
 ) -> None:
     slow = await network.before("prefill", prefill.address)
@@ -57,7 +57,7 @@ async def test_past_its_time_it_is_given_up_and_keeps_nothing(
         await pair.at_rest(decode, prefill)
 
 
-async def test_a_prefill_pod_behind_a_silent_network_is_left_for_the_next(
+async def test_a_silent_prefill_pod_is_replaced_by_the_next_candidate(
     network: Toxiproxy, decode: Engine, prefill: Engine, second: Engine
 ) -> None:
     lost = await network.before("prefill", second.address)

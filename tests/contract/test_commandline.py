@@ -188,7 +188,7 @@ def test_an_address_is_read(text: str, address: HostPort) -> None:
     ["", "a", ":80", "a:", "a:x", "a:-1", "a:65536", "a: 80", " a:80", "::1:80", "[::1]80",
      "[::1:80", "[a]:80", "http://a:80", "a/b:80", "a:\u0663"],
 )  # fmt: skip
-def test_what_is_no_address_is_an_error(text: str) -> None:
+def test_an_invalid_address_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|'a'"):
         parse_host_port(text)
 

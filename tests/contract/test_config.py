@@ -106,7 +106,7 @@ def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "disaggregated_serving:\nbackends:\n"])
-def test_what_is_left_out_or_null_is_the_default(tmp_path: Path, text: str) -> None:
+def test_an_omitted_or_null_field_takes_its_default(tmp_path: Path, text: str) -> None:
     assert loaded(tmp_path, text) == RouterConfig()
 
 
@@ -204,7 +204,7 @@ def test_an_error_has_file_line_and_field(tmp_path: Path, text: str, line: int, 
 @pytest.mark.parametrize(
     "url", ["a:8000", "ftp://a", "http://", "http://a:0", "http://a:99999", "http://[::1", ""]
 )
-def test_a_url_that_is_none_is_an_error(tmp_path: Path, url: str) -> None:
+def test_an_invalid_url_is_an_error(tmp_path: Path, url: str) -> None:
     with pytest.raises(DocumentError, match=r"router.yaml:3: backends\[0\].url: .* is not a URL"):
         loaded(tmp_path, f"backends:\n- name: a\n  url: '{url}'\n")
 

@@ -114,7 +114,7 @@ def test_aliases_and_merges_are_resolved_and_still_have_a_line() -> None:
         ("%YAML 3.0\n---\na: 1", 1, "not YAML"),
     ],
 )
-def test_what_is_no_yaml_is_one_line_with_a_place(text: str, line: int, says: str) -> None:
+def test_invalid_yaml_is_one_line_with_file_and_line(text: str, line: int, says: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_documents(text, "f.yaml")
     assert str(caught.value).startswith(f"f.yaml:{line}: ")

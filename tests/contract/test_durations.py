@@ -19,7 +19,7 @@ def test_a_duration_is_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "30", "s", "-1s", "1 d", "1S", "1s2", ".5s", "1e3s", "infs"])
-def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
+def test_an_invalid_duration_error_shows_the_format(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration: .*like 250ms, 30s or 2m"):
         parse_duration(text)
 

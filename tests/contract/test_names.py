@@ -53,7 +53,7 @@ def test_label_keys_are_ours() -> None:
         assert constants(labels)[name] == f"tandem.dev/{name.lower().replace('_', '-')}"
 
 
-def test_values_are_the_seeds() -> None:
+def test_wire_values_are_exact() -> None:
     assert set(RoutingPath) == {"fast_decode", "prefill_then_decode", "unified", "fallback"}
     assert set(Role) == {"unified", "prefill", "decode"}
     assert set(ErrorPhase) == {"prefill", "decode", "kv_transfer", "orchestration"}

@@ -22,7 +22,7 @@ from tandem_contract.otlp import is_wanted, traces_url
         ("http://c:4318", {"OTEL_SDK_DISABLED": "true"}, False),
     ],
 )
-def test_spans_are_made_where_someone_takes_them(
+def test_spans_are_exported_when_a_collector_is_configured(
     flag: str, environ: dict[str, str], expected: bool
 ) -> None:
     assert is_wanted(flag, environ) is expected
@@ -41,7 +41,7 @@ def test_a_collector_takes_spans_at_its_usual_path(flag: str, url: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["collector:4318", "grpc://c:4317", "http://", "http://c:99999"])
-def test_what_is_no_url_is_said_to_be_none(flag: str) -> None:
+def test_an_invalid_collector_url_is_an_error(flag: str) -> None:
     with pytest.raises(ValueError, match="write http://HOST:4318"):
         traces_url(flag)
 

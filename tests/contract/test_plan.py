@@ -138,13 +138,13 @@ TIMED = {key_id(at): b"t" * 32 for at in (100.0, 200.0, 300.0)}
 @pytest.mark.parametrize(
     ("now", "start"), [(99.9, 100.0), (100.0, 100.0), (199.9, 100.0), (200.0, 200.0), (1e9, 300.0)]
 )
-def test_of_keys_named_by_a_time_the_last_to_have_come_signs(now: float, start: float) -> None:
+def test_the_newest_key_that_is_due_signs(now: float, start: float) -> None:
     value = sign(PLAN, TIMED, now=now)
     assert value.split(".")[1] == key_id(start)
     assert verified(value, TIMED) == PLAN
 
 
-def test_a_key_of_another_name_signs_at_once_and_before_those_it_is_greater_than() -> None:
+def test_a_key_without_a_time_signs_at_once_and_the_greatest_name_wins() -> None:
     assert signing_key({"1": b"", **TIMED}, now=0.0) == "1"
     assert signing_key({"1": b"", **TIMED}, now=100.0) == key_id(100.0)
     assert signing_key({"k1": b"", **TIMED}, now=1e9) == "k1"
@@ -156,7 +156,7 @@ def test_a_key_signs_from_the_second_it_is_named_after(when: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["k1", "", "20261399T000000Z", "2026-11-21T00:00:00Z"])
-def test_a_name_that_is_no_time_has_none(name: str) -> None:
+def test_a_key_name_without_a_time_has_no_start(name: str) -> None:
     assert signs_from(name) is None
 
 

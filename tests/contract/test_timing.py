@@ -39,7 +39,7 @@ def test_unknown_names_and_spaces_do_no_harm() -> None:
         "cached=1.5", "cached=1e3", "bytes=-3",
     ],
 )  # fmt: skip
-def test_a_figure_that_is_none_is_unknown(figure: str) -> None:
+def test_an_invalid_figure_is_unknown(figure: str) -> None:
     assert parse_timing(f"{figure};compute=0.5") == Timing(compute=0.5)
 
 

@@ -121,7 +121,7 @@ def test_an_answer_that_does_not_offer_its_kv_is_unusable() -> None:
         b'{"more": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     ],
 )  # fmt: skip
-def test_what_is_no_params_object_is_unusable(raw: bytes) -> None:
+def test_a_value_that_is_no_params_object_is_unusable(raw: bytes) -> None:
     with pytest.raises(ParamsUnusable, match=FIELD):
         read_transfer_params(raw)
 
@@ -132,7 +132,7 @@ def test_an_object_of_wrong_types_is_unusable() -> None:
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_give_an_offer_or_the_one_error(raw: bytes) -> None:
+def test_any_bytes_give_params_or_params_unusable(raw: bytes) -> None:
     with contextlib.suppress(ParamsUnusable):
         assert read_transfer_params(raw).remote_block_ids
 

@@ -128,7 +128,7 @@ def test_hands_off_and_answers_as_one_engine_does(site: Site) -> None:
     assert answer.text == chat(site.prefill_address(), question).text
 
 
-def test_pools_tell_where_to_ask(site: Site) -> None:
+def test_a_pools_status_has_the_endpoint_address(site: Site) -> None:
     pool = site.get("decodepool", "quickstart")
     assert pool["status"]["endpoint"] == f"http://quickstart.{TEAM}.svc:8080"
     wide = site.kubectl("get", "prefillpools,decodepools", "--output=wide")

@@ -11,12 +11,21 @@ import socket
 import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from tandem_contract.commandline import DURATION, HOST_PORT, command, fail, format_duration
+from tandem_contract import ports
+from tandem_contract.commandline import (
+    DURATION,
+    HOST_PORT,
+    HostPort,
+    command,
+    fail,
+    format_duration,
+)
 from tandem_contract.documents import DocumentError
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import ApiError, NotConfigured
@@ -29,11 +38,42 @@ from .runtime.crd_check import CrdsMissing, check_crds
 from .runtime.leader import Leadership, LeaseLock, LeaseTimes
 from .runtime.metrics import Metrics
 from .runtime.watches import quiet_kopf_logs
-from .settings import MIN_LEASE_DURATION, Settings
-
-_DEFAULTS: Final = Settings()
 
 log = logging.getLogger(__name__)
+
+_HEALTH: Final = HostPort("0.0.0.0", ports.OPERATOR_HEALTH)
+_METRICS: Final = HostPort("0.0.0.0", ports.OPERATOR_METRICS)
+
+MIN_LEASE_DURATION: Final = 3.0
+"""Seconds. Renewing a shorter Lease would leave no time for a single slow call to the API
+server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of one replica of the operator; times in seconds."""
+
+    scope: Scope = field(default_factory=Scope)
+    """Which pools the leader reconciles, and with which defaults."""
+    health: HostPort = _HEALTH
+    """Address of /healthz and /readyz. All interfaces, because the kubelet calls the pod's address.
+    On another port than the Deployment's probes use, the kubelet restarts the container again and
+    again."""
+    metrics: HostPort = _METRICS
+    """Address of /metrics. All interfaces, because Prometheus scrapes the pod's address. On another
+    port than the PodMonitor's, the alert TandemOperatorNotLeading fires."""
+    leader_elect: bool = True
+    """Whether the replica reconciles only while it holds the Lease. False: the user makes sure that
+    no other replica runs; two replicas would write at the same time."""
+    lease_namespace: str | None = None
+    """Namespace of the Lease; None: the namespace of the pod, or of the kubeconfig's context.
+    Replicas with different namespaces do not exclude each other."""
+    lease_times: LeaseTimes = field(default_factory=LeaseTimes)
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+
+_DEFAULTS: Final = Settings()
 
 
 class LeaseLost(Exception):

@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from tandem_engine.config import parse_kv_transfer_config
 from tandem_engine.events import parse_kv_events_config
 from tandem_engine.main import main as engine_command
+from tandem_operator.main import Settings, settings_from
 from tandem_operator.main import main as operator_command
-from tandem_operator.main import settings_from
 from tandem_operator.pods.manifests import pods
-from tandem_operator.settings import Settings
 from tandem_sidecar.main import main as sidecar_command
 
 from .pool_yaml import pair

@@ -51,8 +51,8 @@ def test_a_body_that_is_not_a_chunked_stream_is_released_as_it_arrives() -> None
     [
         (b"", CutPoint.BETWEEN_CHUNKS),
         (chunk(EVENTS[0]), CutPoint.BETWEEN_CHUNKS),
-        (chunk(EVENTS[0]) + b"20\r\ndata: half an ev", CutPoint.BETWEEN_CHUNKS),
-        # A digit may begin a size line or be payload, so the cut point is not certain.
+        # Bytes of an unfinished event are unsent: a size line or payload, so it is not certain.
+        (chunk(EVENTS[0]) + b"20\r\ndata: half an ev", CutPoint.BETWEEN_EVENTS),
         (chunk(EVENTS[0]) + b"2", CutPoint.BETWEEN_EVENTS),
         (b"400\r\ndata: one\r\n\r\nd", CutPoint.BETWEEN_EVENTS),
         (b"400\r\ndata: one\r\n\r\nda", CutPoint.BETWEEN_EVENTS),
@@ -61,8 +61,8 @@ def test_a_body_that_is_not_a_chunked_stream_is_released_as_it_arrives() -> None
         (b"400\r\ndata: one\r\n\r\nda\r\n", CutPoint.BETWEEN_EVENTS),
         (b"400\r\ndata: one\r\n\r\nda\r\ndata: tw", CutPoint.BETWEEN_EVENTS),
         (b"20\r\ndata: one\r\n\r\nda\r\ndata: tw", CutPoint.BETWEEN_EVENTS),
-        (chunk(EVENTS[0]) + b"9\r\ndata: two", CutPoint.BETWEEN_CHUNKS),
-        (chunk(EVENTS[0]) + b"9;a=b\r\ndata: t", CutPoint.BETWEEN_CHUNKS),
+        (chunk(EVENTS[0]) + b"9\r\ndata: two", CutPoint.BETWEEN_EVENTS),
+        (chunk(EVENTS[0]) + b"9;a=b\r\ndata: t", CutPoint.BETWEEN_EVENTS),
         (chunk(EVENTS[0]) + b"9\r\ndata: two\r", CutPoint.BETWEEN_EVENTS),
         (chunk(EVENTS[0]) + b"7fffffff\r\ndata: two", CutPoint.BETWEEN_EVENTS),
         (b"400\r\ndata: one\r\n\r\n", CutPoint.BETWEEN_EVENTS),

@@ -167,13 +167,13 @@ class EndpointPicker:
         if inputs.is_disaggregated and not inputs.has_prefill_candidate:
             # During a rollout to another compat hash, pods of one hash may have no prefill pod
             # while pods of the other do: a request worth a split goes to the latter.
-            paired = _in_subset(self._fleet.pods_with_prefill(model), subset)
-            if paired and (paired_decode := self._choose_decode(paired, context)):
-                candidates = self._fleet.prefill_candidates(model, paired_decode[0])
-                paired_prefills = _in_subset(candidates, subset)
-                paired_inputs = self._decider_inputs(context, paired_decode[0], paired_prefills)
-                if is_split(paired_inputs, self.routing.scheduling.decider):
-                    decode, prefills, inputs = paired_decode, paired_prefills, paired_inputs
+            with_prefill = _in_subset(self._fleet.pods_with_prefill(model), subset)
+            if with_prefill and (handoff_decode := self._choose_decode(with_prefill, context)):
+                candidates = self._fleet.prefill_candidates(model, handoff_decode[0])
+                handoff_prefills = _in_subset(candidates, subset)
+                handoff_inputs = self._decider_inputs(context, handoff_decode[0], handoff_prefills)
+                if is_split(handoff_inputs, self.routing.scheduling.decider):
+                    decode, prefills, inputs = handoff_decode, handoff_prefills, handoff_inputs
         return self._decide(context, decode, prefills, inputs)
 
     def _check_model(self, model: str | None, now: float) -> None:

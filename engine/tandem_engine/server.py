@@ -280,8 +280,8 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
 
 def _request_id(http: web.Request) -> str:
     """The client's request id, or a new one when it is unusable in answers or hand-offs."""
-    given = http.headers.get(headers.REQUEST_ID)
-    return usable_request_id(given, _LONGEST_ID) or uuid.uuid4().hex
+    request_id = http.headers.get(headers.REQUEST_ID)
+    return usable_request_id(request_id, _LONGEST_ID) or uuid.uuid4().hex
 
 
 def _seeded(sampling: SamplingParams, copy: int) -> SamplingParams:

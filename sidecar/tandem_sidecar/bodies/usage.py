@@ -80,16 +80,16 @@ class UsageCorrector:
         """`cached`: the right count; None: only hold back a stream's unfinished events."""
         self._cached = cached
         self._stream = stream
-        self._held = b""
+        self._incomplete = b""
         self.between_events = stream
         """Whether the returned bytes of a stream end between two events."""
 
     def take(self, payload: bytes, *, last: bool) -> bytes:
         """Return the corrected bytes that may be sent now."""
-        data = self._held + payload
+        data = self._incomplete + payload
         # A JSON answer waits for its end, because it is decoded; so does the JSON of an event.
         complete = len(data) if last else self._complete(data) if self._stream else 0
-        self._held, data = data[complete:], data[:complete]
+        self._incomplete, data = data[complete:], data[:complete]
         cached = self._cached
         # Most events have no usage, and this search is all they cost.
         if cached is None or _USAGE not in data:

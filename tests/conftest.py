@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadGroupScheduling
 
 from .cluster.fixtures import (
@@ -32,8 +32,8 @@ __all__ = [
     "toxiproxy_program",
 ]
 
-# No deadline: how long an example takes depends on the machine's load.
-settings.register_profile("tandem", deadline=None)
+# No limits on time: how long an example takes, and to generate, depends on the machine's load.
+settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tandem")
 
 

@@ -1,4 +1,4 @@
-"""What all requests of a process share, what one generation consists of, and the drain.
+"""The objects that all requests of a process share, the parts of one generation, and the drain.
 
 `SidecarContext` gathers the shared objects. `Lifecycle` is the set of running work: during a drain
 it refuses new work, waits for the rest, and ends what is left when the drain timeout passes.

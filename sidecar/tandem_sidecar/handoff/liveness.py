@@ -32,7 +32,7 @@ class MonitoredLeg(Protocol):
 
 
 class EngineLiveness:
-    """What is known of one engine, and the legs that wait for it."""
+    """The state of one engine, and the legs that wait for it."""
 
     __slots__ = ("alive", "last_alive", "legs", "probe", "probed_at")
 

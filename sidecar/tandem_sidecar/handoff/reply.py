@@ -1,4 +1,4 @@
-"""What the sidecar writes to clients: its headers on answers, and its own errors."""
+"""Responses of the sidecar: the headers that it adds to answers, and its own errors."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What is done with an engine's answer: `Relay` sends it to a client, `Collector` gathers it.
+"""Receivers of an engine's answer: `Relay` sends it to a client, `Collector` gathers it.
 
 `Relay` edits the head and sends the body bytes as they came. The head waits for the first body
 bytes, so that both leave in one write; until then another answer, or an error, can still be sent

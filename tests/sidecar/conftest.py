@@ -20,7 +20,7 @@ from .peers import FakeDecode, FakePrefill, Script
 LOOPBACK = HostPort("127.0.0.1", 0)
 
 
-class World:
+class Harness:
     """One sidecar, its decode engine and any number of prefill engines."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -29,7 +29,7 @@ class World:
         """Set by the test to let a waiting script continue."""
         self.prefills: list[FakePrefill] = []
         self.decode: FakeDecode
-        self.running: RunningSidecar
+        self.sidecar: RunningSidecar
         self.http: aiohttp.ClientSession
 
     async def prefill(
@@ -55,7 +55,7 @@ class World:
         settings = Settings(**values | changes)
         context = start(settings, keys or PlanKeys(None))
         self._serving = await self._stack.enter_async_context(AsyncExitStack())
-        self.running = await self._serving.enter_async_context(context)
+        self.sidecar = await self._serving.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)
         session = aiohttp.ClientSession(timeout=timeout)
         self.http = await self._stack.enter_async_context(session)
@@ -65,15 +65,15 @@ class World:
         await self._serving.aclose()
 
     @property
-    def split(self) -> dict[str, str]:
+    def candidates(self) -> dict[str, str]:
         """Headers that name every prefill engine as a candidate, in order."""
         return {"x-prefiller-host-port": ",".join(str(p.address) for p in self.prefills)}
 
     def url(self, path: str = "/v1/completions") -> str:
-        return f"http://{self.running.listen}{path}"
+        return f"http://{self.sidecar.listen}{path}"
 
     def admin(self, path: str) -> str:
-        return f"http://{self.running.admin}{path}"
+        return f"http://{self.sidecar.admin}{path}"
 
     async def metric(self, sample: str) -> float:
         """The value of one line of /metrics; a name without its labels: the sum over them."""
@@ -86,6 +86,6 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def harness() -> AsyncIterator[Harness]:
     async with AsyncExitStack() as stack:
-        yield World(stack)
+        yield Harness(stack)

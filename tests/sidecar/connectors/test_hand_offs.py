@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import Received, Turn, hangs
 from .fakes import LOCAL, params_of
 from .fakes.mooncake import FakeMooncakeConsumer, FakeMooncakeProducer
@@ -18,17 +18,19 @@ BODY = {"model": "m", "prompt": "Hi", "max_tokens": 5}
 REMOTE = "decoded from kv of Hi"
 
 
-async def ask(world: World, **body: Any) -> tuple[str, str]:
+async def ask(harness: Harness, **body: Any) -> tuple[str, str]:
     """The text of the answer, and the path it took."""
-    async with world.http.post(world.url(), json=BODY | body, headers=world.split) as answer:
+    async with harness.http.post(
+        harness.url(), json=BODY | body, headers=harness.candidates
+    ) as answer:
         assert answer.status == 200
         text = (await answer.json())["choices"][0]["text"]
         return text, answer.headers["X-Continuum-Routing-Path"]
 
 
-def legs(world: World) -> tuple[Received, Received]:
+def legs(harness: Harness) -> tuple[Received, Received]:
     """The newest prefill leg and the newest decode leg."""
-    return world.prefills[0].requests[-1], world.decode.requests[-1]
+    return harness.prefills[0].requests[-1], harness.decode.requests[-1]
 
 
 @pytest.fixture
@@ -37,79 +39,79 @@ async def mooncake() -> AsyncIterator[FakeMooncakeProducer]:
         yield producer
 
 
-async def start_mooncake(world: World, producer: FakeMooncakeProducer) -> None:
-    await world.prefill(producer)
+async def start_mooncake(harness: Harness, producer: FakeMooncakeProducer) -> None:
+    await harness.prefill(producer)
     port = producer.registry.address.port
-    await world.start(FakeMooncakeConsumer(), connector="mooncake", peer_port=port)
+    await harness.start(FakeMooncakeConsumer(), connector="mooncake", peer_port=port)
 
 
-async def test_fake_mooncake_hands_over(world: World, mooncake: FakeMooncakeProducer) -> None:
-    await start_mooncake(world, mooncake)
-    assert await ask(world) == (REMOTE, "prefill_then_decode")
-    prefill, decode = legs(world)
+async def test_fake_mooncake_hands_over(harness: Harness, mooncake: FakeMooncakeProducer) -> None:
+    await start_mooncake(harness, mooncake)
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+    prefill, decode = legs(harness)
     assert params_of(prefill)["transfer_id"] == params_of(decode)["transfer_id"]
     assert prefill.headers["x-request-id"] == decode.headers["x-request-id"]
     assert (prefill.json["max_tokens"], decode.json["max_tokens"]) == (1, 5)
     asked = len(mooncake.registry.requests)
-    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
     # For the second hand-off only the decode engine queries the bootstrap server.
     assert len(mooncake.registry.requests) == asked + 1
     assert not mooncake.kept
 
 
 async def test_fake_mooncake_reports_the_prefills_cached_tokens(
-    world: World, mooncake: FakeMooncakeProducer
+    harness: Harness, mooncake: FakeMooncakeProducer
 ) -> None:
     """The decode engine itself counts all received tokens as cached."""
-    await start_mooncake(world, mooncake)
-    async with world.http.post(world.url(), json=BODY, headers=world.split) as answer:
+    await start_mooncake(harness, mooncake)
+    async with harness.http.post(harness.url(), json=BODY, headers=harness.candidates) as answer:
         usage = (await answer.json())["usage"]
     assert usage == {"prompt_tokens": 1500, "prompt_tokens_details": {"cached_tokens": 32}}
 
 
 async def test_fake_mooncake_runs_both_legs_at_once(
-    world: World, mooncake: FakeMooncakeProducer
+    harness: Harness, mooncake: FakeMooncakeProducer
 ) -> None:
     mooncake.hold_until_pulled = True
-    await start_mooncake(world, mooncake)
-    assert await ask(world) == (REMOTE, "prefill_then_decode")
+    await start_mooncake(harness, mooncake)
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
 
 
 async def test_fake_mooncake_that_ended_early_is_not_waited_for(
-    world: World, mooncake: FakeMooncakeProducer
+    harness: Harness, mooncake: FakeMooncakeProducer
 ) -> None:
     mooncake.finish = "stop"
-    await start_mooncake(world, mooncake)
-    assert await ask(world) == (LOCAL, "fallback")
+    await start_mooncake(harness, mooncake)
+    assert await ask(harness) == (LOCAL, "fallback")
 
 
-async def test_fake_mooncake_that_fails_is_not_waited_for(world: World) -> None:
+async def test_fake_mooncake_that_fails_is_not_waited_for(harness: Harness) -> None:
     class Failing(FakeMooncakeProducer):
         async def __call__(self, turn: Turn) -> None:
             await self.pulled.wait()
             turn.answer(500, b"{}")
 
     async with Failing() as producer:
-        await start_mooncake(world, producer)
-        assert await ask(world) == (LOCAL, "fallback")
+        await start_mooncake(harness, producer)
+        assert await ask(harness) == (LOCAL, "fallback")
 
 
 async def test_fake_mooncake_without_a_registry_falls_back(
-    world: World, mooncake: FakeMooncakeProducer
+    harness: Harness, mooncake: FakeMooncakeProducer
 ) -> None:
-    await start_mooncake(world, mooncake)
+    await start_mooncake(harness, mooncake)
     mooncake.registry.close_port()
-    assert await ask(world) == (LOCAL, "fallback")
-    assert not world.prefills[0].requests
+    assert await ask(harness) == (LOCAL, "fallback")
+    assert not harness.prefills[0].requests
 
 
 async def test_fake_mooncake_frees_kv_on_release(
-    world: World, mooncake: FakeMooncakeProducer
+    harness: Harness, mooncake: FakeMooncakeProducer
 ) -> None:
     """The release carries the parameters of the KV that a refused request would have pulled."""
-    await start_mooncake(world, mooncake)
-    await ask(world)
-    [decode] = world.decode.requests
+    await start_mooncake(harness, mooncake)
+    await ask(harness)
+    [decode] = harness.decode.requests
     params = params_of(decode)
     mooncake.kept[params["transfer_id"]].set_result("kv")
     await FakeMooncakeConsumer().rejected(params)
@@ -123,51 +125,53 @@ async def offloading() -> AsyncIterator[FakeOffloadingProducer]:
 
 
 async def start_offloading(
-    world: World, producer: FakeOffloadingProducer, consumer: FakeOffloadingConsumer
+    harness: Harness, producer: FakeOffloadingProducer, consumer: FakeOffloadingConsumer
 ) -> None:
     port = producer.tier.address.port
-    await world.start(consumer, connector="offloading", peer_port=port)
+    await harness.start(consumer, connector="offloading", peer_port=port)
 
 
-async def test_fake_offloading_hands_over(world: World, offloading: FakeOffloadingProducer) -> None:
-    await world.prefill(offloading)
-    await start_offloading(world, offloading, FakeOffloadingConsumer())
-    assert await ask(world) == (REMOTE, "prefill_then_decode")
-    prefill, decode = legs(world)
+async def test_fake_offloading_hands_over(
+    harness: Harness, offloading: FakeOffloadingProducer
+) -> None:
+    await harness.prefill(offloading)
+    await start_offloading(harness, offloading, FakeOffloadingConsumer())
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+    prefill, decode = legs(harness)
     parked, fetched = params_of(prefill)["remote_decoder"], params_of(decode)["remote_prefiller"]
     assert parked["kv_request_id"] == fetched["kv_request_id"]
     assert fetched["remote_host"] == "127.0.0.1"
 
 
 async def test_fake_offloading_without_a_prefill_falls_back(
-    world: World, offloading: FakeOffloadingProducer
+    harness: Harness, offloading: FakeOffloadingProducer
 ) -> None:
     async def fails(turn: Turn) -> None:
         turn.answer(503, b"{}")
 
-    await world.prefill(fails)
-    await start_offloading(world, offloading, FakeOffloadingConsumer())
-    assert await ask(world) == (LOCAL, "fallback")
+    await harness.prefill(fails)
+    await start_offloading(harness, offloading, FakeOffloadingConsumer())
+    assert await ask(harness) == (LOCAL, "fallback")
 
 
-async def test_fake_multi_passes_on_the_params_of_every_connector(world: World) -> None:
+async def test_fake_multi_passes_on_the_params_of_every_connector(harness: Harness) -> None:
     producer = FakeMultiProducer()
-    await world.prefill(producer)
-    await world.start(FakeMultiConsumer(producer), connector="multi")
-    assert await ask(world) == (REMOTE, "prefill_then_decode")
-    assert params_of(legs(world)[1])["second_tier"] == {"hit": 3}
+    await harness.prefill(producer)
+    await harness.start(FakeMultiConsumer(producer), connector="multi")
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+    assert params_of(legs(harness)[1])["second_tier"] == {"hit": 3}
 
 
-async def test_fake_push_writes_to_the_engine_registered_under_its_id(world: World) -> None:
+async def test_fake_push_writes_to_the_engine_registered_under_its_id(harness: Harness) -> None:
     producer = FakePushProducer()
-    await world.prefill(producer)
-    await world.start(FakePushConsumer(producer), connector="nixl-push")
+    await harness.prefill(producer)
+    await harness.start(FakePushConsumer(producer), connector="nixl-push")
     for _ in range(2):
-        assert await ask(world) == (REMOTE, "prefill_then_decode")
+        assert await ask(harness) == (REMOTE, "prefill_then_decode")
     assert not producer.kept
 
 
-async def test_fake_push_is_released_by_running_the_request(world: World) -> None:
+async def test_fake_push_is_released_by_running_the_request(harness: Harness) -> None:
     """The prefill's answer crosses the client's disconnect: no decode leg was sent."""
     producer = FakePushProducer()
 
@@ -175,25 +179,25 @@ async def test_fake_push_is_released_by_running_the_request(world: World) -> Non
         await turn.gone.wait()
         await producer(turn)
 
-    prefill = await world.prefill(answers_too_late)
-    await world.start(FakePushConsumer(producer), connector="nixl-push")
-    asking = asyncio.create_task(ask(world))
+    prefill = await harness.prefill(answers_too_late)
+    await harness.start(FakePushConsumer(producer), connector="nixl-push")
+    asking = asyncio.create_task(ask(harness))
     await prefill.received(1)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    [release] = await world.decode.received(1)
+    [release] = await harness.decode.received(1)
     assert release.json["max_tokens"] == 1
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
     assert not producer.kept
 
 
-async def test_fake_push_registers_once_under_an_id(world: World) -> None:
+async def test_fake_push_registers_once_under_an_id(harness: Harness) -> None:
     """A decode engine that has not answered may have registered; a second one would hang."""
-    await world.prefill(FakePushProducer())
-    await world.start(hangs, connector="nixl-push")
-    asking = asyncio.create_task(ask(world))
-    await world.decode.received(1)
+    await harness.prefill(FakePushProducer())
+    await harness.start(hangs, connector="nixl-push")
+    asking = asyncio.create_task(ask(harness))
+    await harness.decode.received(1)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
-    assert len(world.decode.requests) == 1
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+    assert len(harness.decode.requests) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from tandem_sidecar.settings import Policy
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import PARAMS, Script, Turn
 from ..wire import wire
 
@@ -21,10 +21,10 @@ STREAM = b'{"model":"m","prompt":"Hi","stream":true}'
 PATH = "X-Continuum-Routing-Path"
 
 
-async def test_split_hands_the_producers_object_over_verbatim(world: World) -> None:
-    prefill = await world.prefill()
-    await world.start()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_split_hands_the_producers_object_over_verbatim(harness: Harness) -> None:
+    prefill = await harness.prefill()
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 200
         assert await answer.json() == {"choices": [{"text": "hello"}]}
         assert answer.headers[PATH] == "prefill_then_decode"
@@ -33,17 +33,18 @@ async def test_split_hands_the_producers_object_over_verbatim(world: World) -> N
         assert answer.headers["x-tandem-timing"] == (
             "queue=0.500000;compute=1.250000;cached=7;computed=9;transfer=0.125000;bytes=4096"
         )
-    [sent] = world.decode.requests
+    [sent] = harness.decode.requests
     assert sent.body == BODY[:-1] + b',"kv_transfer_params":' + PARAMS + b"}"
     [leg] = prefill.requests
     assert leg.json["max_tokens"] == leg.json["min_tokens"] == 1
     assert b'"seed":9007199254740993' in leg.body
     assert leg.headers["x-request-id"] == sent.headers["x-request-id"]
     assert (
-        await world.metric('disaggregated_requests_total{routing_path="prefill_then_decode"}') == 1
+        await harness.metric('disaggregated_requests_total{routing_path="prefill_then_decode"}')
+        == 1
     )
-    assert await world.metric("disaggregated_kv_transfer_duration_seconds_sum") == 0.125
-    assert await world.metric("tandem_sidecar_in_flight") == 0
+    assert await harness.metric("disaggregated_kv_transfer_duration_seconds_sum") == 0.125
+    assert await harness.metric("tandem_sidecar_in_flight") == 0
 
 
 async def refused(turn: Turn) -> None:
@@ -74,41 +75,41 @@ FAILING = [refused, server_error, busy, unavailable, garbage]
 
 
 @pytest.mark.parametrize("script", FAILING)
-async def test_failed_prefill_goes_to_the_next_candidate(world: World, script: Script) -> None:
-    await world.prefill(script)
-    second = await world.prefill()
-    await world.start()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_failed_prefill_goes_to_the_next_candidate(harness: Harness, script: Script) -> None:
+    await harness.prefill(script)
+    second = await harness.prefill()
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 200
         assert answer.headers[PATH] == "prefill_then_decode"
         assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
-    ids = {world.prefills[0].requests[0].headers["x-request-id"]}
+    ids = {harness.prefills[0].requests[0].headers["x-request-id"]}
     ids.add(second.requests[0].headers["x-request-id"])
     assert len(ids) == 2, "each attempt has its own engine id"
-    assert world.decode.requests[0].headers["x-request-id"] in ids
-    assert await world.metric('disaggregated_errors_total{phase="prefill"}') == 1
-    assert await world.metric("tandem_sidecar_retries_total") == 1
-    assert await world.metric("disaggregated_fallback_total") == 0
+    assert harness.decode.requests[0].headers["x-request-id"] in ids
+    assert await harness.metric('disaggregated_errors_total{phase="prefill"}') == 1
+    assert await harness.metric("tandem_sidecar_retries_total") == 1
+    assert await harness.metric("disaggregated_fallback_total") == 0
 
 
 @pytest.mark.parametrize("script", FAILING)
-async def test_failed_prefill_without_another_falls_back(world: World, script: Script) -> None:
-    await world.prefill(script)
-    await world.start()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_failed_prefill_without_another_falls_back(harness: Harness, script: Script) -> None:
+    await harness.prefill(script)
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 200
         assert answer.headers[PATH] == "fallback"
         assert "X-Continuum-Prefill-Backend" not in answer.headers
-    assert world.decode.requests[0].body == BODY
-    assert await world.metric("disaggregated_fallback_total") == 1
-    assert await world.metric('disaggregated_requests_total{routing_path="fallback"}') == 1
+    assert harness.decode.requests[0].body == BODY
+    assert await harness.metric("disaggregated_fallback_total") == 1
+    assert await harness.metric('disaggregated_requests_total{routing_path="fallback"}') == 1
 
 
 @pytest.mark.parametrize("script", FAILING)
-async def test_failed_prefill_without_fallback_is_a_502(world: World, script: Script) -> None:
-    prefill = await world.prefill(script)
-    await world.start(policy=Policy(fallback_to_unified=False))
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_failed_prefill_without_fallback_is_a_502(harness: Harness, script: Script) -> None:
+    prefill = await harness.prefill(script)
+    await harness.start(policy=Policy(fallback_to_unified=False))
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
         error = (await answer.json())["error"]
         assert error["code"] == 502
@@ -116,58 +117,58 @@ async def test_failed_prefill_without_fallback_is_a_502(world: World, script: Sc
         assert answer.headers[PATH] == "prefill_then_decode"
         assert answer.headers["X-Continuum-Decode-Backend"] == "decode-0"
         assert answer.headers["x-request-id"]
-    assert world.decode.requests == []
+    assert harness.decode.requests == []
 
 
-async def test_unreachable_prefill_goes_to_the_next_candidate(world: World) -> None:
-    first = await world.prefill()
-    await world.prefill()
-    await world.start()
+async def test_unreachable_prefill_goes_to_the_next_candidate(harness: Harness) -> None:
+    first = await harness.prefill()
+    await harness.prefill()
+    await harness.start()
     first.close_port()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
 
 
-async def test_retries_bound_the_candidates_asked(world: World) -> None:
+async def test_retries_bound_the_candidates_asked(harness: Harness) -> None:
     for _ in range(4):
-        await world.prefill(server_error)
-    await world.start(retries=1)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        await harness.prefill(server_error)
+    await harness.start(retries=1)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.headers[PATH] == "fallback"
-    assert [len(p.requests) for p in world.prefills] == [1, 1, 0, 0]
+    assert [len(p.requests) for p in harness.prefills] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-async def test_silent_prefill_is_left_at_the_deadline(world: World, fallback: bool) -> None:
+async def test_silent_prefill_is_left_at_the_deadline(harness: Harness, fallback: bool) -> None:
     left = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
         left.set()
 
-    prefill = await world.prefill(script)
-    await world.start(policy=Policy(fallback), prefill_timeout=0.2)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    prefill = await harness.prefill(script)
+    await harness.start(policy=Policy(fallback), prefill_timeout=0.2)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         expected = (200, "fallback") if fallback else (504, "prefill_then_decode")
         assert (answer.status, answer.headers[PATH]) == expected
     if prefill.requests:  # a busy machine may not get as far within the deadline
         await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_prefill_4xx_is_forwarded_unchanged(world: World) -> None:
+async def test_a_prefill_4xx_is_forwarded_unchanged(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(422, b'{"error":  "too long"}', "x-engine: yes", "x-request-id: engine")
 
-    await world.prefill(script)
-    spare = await world.prefill()
-    await world.start()
-    sent = world.split | {"x-request-id": "mine"}
-    async with world.http.post(world.url(), data=BODY, headers=sent) as answer:
+    await harness.prefill(script)
+    spare = await harness.prefill()
+    await harness.start()
+    sent = harness.candidates | {"x-request-id": "mine"}
+    async with harness.http.post(harness.url(), data=BODY, headers=sent) as answer:
         assert answer.status == 422
         assert await answer.read() == b'{"error":  "too long"}'
         assert answer.headers["x-engine"] == "yes"
         assert answer.headers.getall("x-request-id") == ["mine"]
-    assert spare.requests == world.decode.requests == []
+    assert spare.requests == harness.decode.requests == []
 
 
 @pytest.mark.parametrize(
@@ -183,16 +184,16 @@ async def test_a_prefill_4xx_is_forwarded_unchanged(world: World) -> None:
         PARAMS[:-1] + b',"transfer_mode": "\xff"}',
     ],
 )
-async def test_unusable_transfer_params_fall_back(world: World, params: bytes) -> None:
+async def test_unusable_transfer_params_fall_back(harness: Harness, params: bytes) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(200, b'{"kv_transfer_params": ' + params + b"}")
 
-    await world.prefill(script)
-    await world.start()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    await harness.prefill(script)
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
-    assert world.decode.requests[0].body == BODY
-    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+    assert harness.decode.requests[0].body == BODY
+    assert await harness.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
 
 
 async def kv_load_error(turn: Turn) -> None:
@@ -207,71 +208,73 @@ async def kv_load_error_in_stream(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("failure", [kv_load_error, kv_load_error_in_stream])
-async def test_failed_kv_load_is_retried_locally(world: World, failure: Script) -> None:
+async def test_failed_kv_load_is_retried_locally(harness: Harness, failure: Script) -> None:
     async def script(turn: Turn) -> None:
         if "kv_transfer_params" in turn.request.json:
             await failure(turn)
         else:
-            await world.decode.complete(turn)
+            await harness.decode.complete(turn)
 
-    await world.prefill()
-    await world.start(script)
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill()
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
         assert (await answer.text()).endswith("data: [DONE]\n\n")
-    assert world.decode.requests[1].body == STREAM
-    await asyncio.wait_for(world.decode.released.wait(), 10)
-    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
-    assert await world.metric("tandem_sidecar_retries_total") == 1
+    assert harness.decode.requests[1].body == STREAM
+    await asyncio.wait_for(harness.decode.released.wait(), 10)
+    assert await harness.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+    assert await harness.metric("tandem_sidecar_retries_total") == 1
 
 
-async def test_an_engine_error_of_a_single_engine_request_is_forwarded(world: World) -> None:
-    await world.start(server_error)
-    async with world.http.post(world.url(), data=BODY) as answer:
+async def test_an_engine_error_of_a_single_engine_request_is_forwarded(harness: Harness) -> None:
+    await harness.start(server_error)
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         assert (answer.status, answer.headers[PATH]) == (500, "unified")
         assert (await answer.json())["error"]["message"] == "engine trouble"
-    assert len(world.decode.requests) == 1
-    assert await world.metric('disaggregated_errors_total{phase="decode"}') == 1
+    assert len(harness.decode.requests) == 1
+    assert await harness.metric('disaggregated_errors_total{phase="decode"}') == 1
 
 
 @pytest.mark.parametrize("split", [True, False])
-async def test_decode_dying_before_the_first_byte_is_a_502(world: World, split: bool) -> None:
+async def test_decode_dying_before_the_first_byte_is_a_502(harness: Harness, split: bool) -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         await turn.writer.drain()
         turn.die()
 
-    await world.prefill()
-    await world.start(script)
-    headers = world.split if split else {}
-    async with world.http.post(world.url(), data=STREAM, headers=headers) as answer:
+    await harness.prefill()
+    await harness.start(script)
+    headers = harness.candidates if split else {}
+    async with harness.http.post(harness.url(), data=STREAM, headers=headers) as answer:
         assert answer.status == 502
         assert answer.headers[PATH] == ("prefill_then_decode" if split else "unified")
-    assert await world.metric('disaggregated_errors_total{phase="decode"}') == 1
+    assert await harness.metric('disaggregated_errors_total{phase="decode"}') == 1
 
 
-async def test_unreachable_decode_is_a_502(world: World) -> None:
-    await world.start()
-    world.decode.close_port()
-    async with world.http.post(world.url(), data=BODY) as answer:
+async def test_unreachable_decode_is_a_502(harness: Harness) -> None:
+    await harness.start()
+    harness.decode.close_port()
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         assert answer.status == 502
 
 
 @pytest.mark.parametrize("rest", [b"", b'20\r\ndata: {"text": "half an ev'])
-async def test_decode_dying_in_mid_stream_ends_in_an_error_event(world: World, rest: bytes) -> None:
+async def test_decode_dying_in_mid_stream_ends_in_an_error_event(
+    harness: Harness, rest: bytes
+) -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
         turn.send(rest)
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
-    await world.prefill()
-    await world.start(script)
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill()
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
-        world.go.set()
+        harness.go.set()
         event = await answer.content.read()
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
@@ -281,28 +284,28 @@ async def test_decode_dying_in_mid_stream_ends_in_an_error_event(world: World, r
 
 @pytest.mark.parametrize("split", [True, False])
 async def test_a_connection_serves_the_next_request_after_a_stream_was_cut(
-    world: World, split: bool
+    harness: Harness, split: bool
 ) -> None:
     """The head promised a reusable connection: the client may send its next request at once."""
 
     async def script(turn: Turn) -> None:
         if b"stream" not in turn.request.body:
-            await world.decode.complete(turn)
+            await harness.decode.complete(turn)
             return
         turn.stream()
         turn.event("first")
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
-    await world.prefill()
-    await world.start(script)
-    lines = [f"{k}: {v}" for k, v in world.split.items()] if split else []
-    async with wire(world.running.listen) as client:
+    await harness.prefill()
+    await harness.start(script)
+    lines = [f"{k}: {v}" for k, v in harness.candidates.items()] if split else []
+    async with wire(harness.sidecar.listen) as client:
         client.post(STREAM, *lines)
         client.post(BODY, *lines)
-        await world.decode.received(1)
-        world.go.set()
+        await harness.decode.received(1)
+        harness.go.set()
         cut, complete = await client.response(), await client.response()
     assert cut.headers.get("connection") != "close"
     assert cut.body.startswith(b"data: first\n\n")
@@ -312,7 +315,7 @@ async def test_a_connection_serves_the_next_request_after_a_stream_was_cut(
 
 @pytest.mark.parametrize("rest", [b"", b"data: second"])
 async def test_a_stream_that_is_cut_within_a_chunk_stays_incomplete_and_closes(
-    world: World, rest: bytes
+    harness: Harness, rest: bytes
 ) -> None:
     """The client may take the error event for payload, but it notices the end of the connection."""
     first = b"data: first\r\n\r\n"
@@ -321,30 +324,30 @@ async def test_a_stream_that_is_cut_within_a_chunk_stays_incomplete_and_closes(
         turn.stream()
         turn.send(b"400\r\n" + first + rest)
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(STREAM)
         await client.reader.readuntil(first)
-        world.go.set()
+        harness.go.set()
         assert b"0\r\n\r\n" not in await client.closed()
 
 
-async def test_a_stream_with_a_malformed_chunk_ends_in_an_error_event(world: World) -> None:
+async def test_a_stream_with_a_malformed_chunk_ends_in_an_error_event(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.send(b"no chunk size\r\n")
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(STREAM)
         await client.reader.readuntil(b"data: first\n\n\r\n")
-        world.go.set()
+        harness.go.set()
         rest = await client.closed()
     assert b"data: {" in rest
     assert b"0\r\n\r\n" not in rest, "the connection closes, so the body must stay incomplete"
@@ -352,26 +355,28 @@ async def test_a_stream_with_a_malformed_chunk_ends_in_an_error_event(world: Wor
 
 @pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100"])
 async def test_decode_dying_in_a_plain_answer_breaks_the_connection(
-    world: World, framing: str
+    harness: Harness, framing: str
 ) -> None:
     async def script(turn: Turn) -> None:
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
         turn.send(head.encode() + b'4\r\n{"a"\r\n')
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
-    await world.start(script)
-    async with world.http.post(world.url(), data=BODY) as answer:
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         assert await answer.content.readany()
-        world.go.set()
+        harness.go.set()
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ClientOSError)):
             await answer.content.read()
 
 
-async def leave(world: World, body: bytes, headers: dict[str, str], when: Awaitable[Any]) -> None:
+async def leave(
+    harness: Harness, body: bytes, headers: dict[str, str], when: Awaitable[Any]
+) -> None:
     """Post, wait for `when`, and close the connection."""
-    _, writer = await asyncio.open_connection(*world.running.listen)
+    _, writer = await asyncio.open_connection(*harness.sidecar.listen)
     lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}"
     writer.write(head.encode() + b"\r\n\r\n" + body)
@@ -380,43 +385,48 @@ async def leave(world: World, body: bytes, headers: dict[str, str], when: Awaita
     await writer.wait_closed()
 
 
-async def test_client_leaving_during_prefill_aborts_it(world: World) -> None:
+async def test_client_leaving_during_prefill_aborts_it(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
         left.set()
 
-    prefill = await world.prefill(script)
-    await world.start()
-    await leave(world, BODY, world.split, prefill.received(1))
+    prefill = await harness.prefill(script)
+    await harness.start()
+    await leave(harness, BODY, harness.candidates, prefill.received(1))
     await asyncio.wait_for(left.wait(), 10)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
-    assert world.decode.requests == world.decode.releases == []
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+    assert harness.decode.requests == harness.decode.releases == []
 
 
-async def test_client_leaving_before_admission_releases_the_kv(world: World) -> None:
+async def test_client_leaving_before_admission_releases_the_kv(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
         left.set()
 
-    await world.prefill()
-    await world.start(script)
-    await leave(world, BODY, world.split | {"authorization": "Bearer k"}, world.decode.received(1))
+    await harness.prefill()
+    await harness.start(script)
+    await leave(
+        harness,
+        BODY,
+        harness.candidates | {"authorization": "Bearer k"},
+        harness.decode.received(1),
+    )
     await asyncio.wait_for(left.wait(), 10)
-    await asyncio.wait_for(world.decode.released.wait(), 10)
-    [release] = world.decode.releases
+    await asyncio.wait_for(harness.decode.released.wait(), 10)
+    [release] = harness.decode.releases
     assert release.target == "/v1/completions"
     assert release.headers["authorization"] == "Bearer k"
     assert PARAMS in release.body
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
     path = 'disaggregated_requests_total{routing_path="prefill_then_decode"}'
-    assert await world.metric(path) == 1
+    assert await harness.metric(path) == 1
 
 
-async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(world: World) -> None:
+async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(harness: Harness) -> None:
     left, started = asyncio.Event(), asyncio.Event()
 
     async def script(turn: Turn) -> None:
@@ -426,18 +436,18 @@ async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(world:
         await turn.gone.wait()
         left.set()
 
-    await world.prefill()
-    await world.start(script)
+    await harness.prefill()
+    await harness.start(script)
 
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         await answer.content.readuntil(b"\n\n")
         answer.close()
     await asyncio.wait_for(left.wait(), 10)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
-    assert world.decode.releases == []
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+    assert harness.decode.releases == []
 
 
-async def test_a_slow_client_slows_the_engine_down(world: World) -> None:
+async def test_a_slow_client_slows_the_engine_down(harness: Harness) -> None:
     """The engine cannot write the whole answer before the client reads it."""
     total, piece = 64 * 2**20, b"x" * 2**16
     sent = 0
@@ -455,8 +465,8 @@ async def test_a_slow_client_slows_the_engine_down(world: World) -> None:
                 stalled.set()
                 await turn.writer.drain()
 
-    await world.start(script)
-    async with world.http.post(world.url(), data=BODY) as answer:
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         await asyncio.wait_for(stalled.wait(), 20)
         assert sent < total
         received = 0
@@ -465,16 +475,16 @@ async def test_a_slow_client_slows_the_engine_down(world: World) -> None:
     assert received == total
 
 
-async def test_stream_passes_through_byte_for_byte(world: World) -> None:
-    await world.prefill()
-    await world.start()
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+async def test_stream_passes_through_byte_for_byte(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start()
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         text = await answer.text()
     assert text == 'data: {"text": "one"}\n\ndata: {"text": "two"}\n\ndata: [DONE]\n\n'
-    assert world.decode.requests[0].body.startswith(STREAM[:-1])
+    assert harness.decode.requests[0].body.startswith(STREAM[:-1])
 
 
-async def test_internal_headers_of_engines_and_clients_are_replaced(world: World) -> None:
+async def test_internal_headers_of_engines_and_clients_are_replaced(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(
             200,
@@ -485,48 +495,52 @@ async def test_internal_headers_of_engines_and_clients_are_replaced(world: World
             "x-other: kept",
         )
 
-    await world.start(script)
+    await harness.start(script)
     sent = {"x-data-parallel-rank": "3", "x-tandem-timing": "queue=9", "x-request-id": "mine"}
-    async with world.http.post(world.url(), data=BODY, headers=sent) as answer:
+    async with harness.http.post(harness.url(), data=BODY, headers=sent) as answer:
         assert answer.headers.getall(PATH) == ["unified"]
         assert answer.headers.getall("x-request-id") == ["mine"]
         assert answer.headers["x-other"] == "kept"
         assert "x-tandem-timing" not in answer.headers, "no router is there to remove it"
-    got = world.decode.requests[0].headers
+    got = harness.decode.requests[0].headers
     assert got["x-request-id"].startswith("mine-")
     assert not {"x-data-parallel-rank", "x-tandem-timing"} & set(got)
 
 
-async def test_concurrent_hand_offs_stay_apart(world: World) -> None:
+async def test_concurrent_hand_offs_stay_apart(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         prompt = turn.request.json["prompt"]
         turn.answer(200, json.dumps({"prompt": prompt}).encode())
 
-    await world.prefill()
-    await world.start(script)
+    await harness.prefill()
+    await harness.start(script)
 
     async def one(i: int) -> bool:
         body = json.dumps({"prompt": f"p{i}"})
-        async with world.http.post(world.url(), data=body, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=body, headers=harness.candidates
+        ) as answer:
             return bool((await answer.json())["prompt"] == f"p{i}")
 
     assert all(await asyncio.gather(*(one(i) for i in range(100))))
-    ids = [r.headers["x-request-id"] for r in world.decode.requests]
+    ids = [r.headers["x-request-id"] for r in harness.decode.requests]
     assert len(set(ids)) == 100
 
 
 async def test_one_line_for_each_failed_attempt_and_no_prompt(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        await world.prefill(server_error)
-    await world.start()
-    headers = world.split | {"x-request-id": "r1"}
-    async with world.http.post(world.url(), data=b'{"prompt":"SECRET"}', headers=headers) as answer:
+        await harness.prefill(server_error)
+    await harness.start()
+    headers = harness.candidates | {"x-request-id": "r1"}
+    async with harness.http.post(
+        harness.url(), data=b'{"prompt":"SECRET"}', headers=headers
+    ) as answer:
         assert answer.status == 200
     lines = [record for record in caplog.records if record.name.startswith("tandem_sidecar")]
     assert len(lines) == 2
-    for line, peer in zip(lines, world.prefills, strict=True):
+    for line, peer in zip(lines, harness.prefills, strict=True):
         assert vars(line)["request_id"] == "r1"
         assert str(peer.address) in line.getMessage()
         assert "SECRET" not in str(vars(line))

@@ -9,7 +9,7 @@ from tandem_sidecar.handoff.liveness import EngineLiveness, LivenessMonitor
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker, Policy
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import FakeDecode, Turn, hangs, healthy
 
 BODY = b'{"model": "m", "prompt": "Hi"}'
@@ -18,29 +18,35 @@ PATH = "X-Continuum-Routing-Path"
 SILENCE = 0.2
 
 
-async def test_a_hung_prefill_pod_is_replaced_by_the_next_candidate(world: World) -> None:
-    first = await world.prefill(hangs)
+async def test_a_hung_prefill_pod_is_replaced_by_the_next_candidate(harness: Harness) -> None:
+    first = await harness.prefill(hangs)
     first.health = hangs
-    second = await world.prefill()
-    await world.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
+    second = await harness.prefill()
+    await harness.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
     for _ in range(2):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
             assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
     assert len(first.requests) == 1, "its circuit is open for the next request"
 
 
-async def test_a_hung_prefill_pod_without_another_falls_back(world: World) -> None:
-    prefill = await world.prefill(hangs)
+async def test_a_hung_prefill_pod_without_another_falls_back(harness: Harness) -> None:
+    prefill = await harness.prefill(hangs)
     prefill.health = hangs
-    await world.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
+    await harness.start(silence_timeout=SILENCE, breaker=Breaker(cooldown=3600))
     for _ in range(2):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert (answer.status, answer.headers[PATH]) == (200, "fallback")
     assert len(prefill.requests) == 1
 
 
-async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(world: World) -> None:
+async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(
+    harness: Harness,
+) -> None:
     asked = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
@@ -54,46 +60,46 @@ async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(wo
             asked.set()
 
     checks: list[Turn] = []
-    prefill = await world.prefill(slow)
+    prefill = await harness.prefill(slow)
     prefill.health = counting
-    await world.start(silence_timeout=SILENCE)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    await harness.start(silence_timeout=SILENCE)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
     assert len(prefill.requests) == 1
 
 
-async def test_a_hung_decode_engine_before_the_first_byte_is_a_502(world: World) -> None:
-    await world.start(hangs, silence_timeout=SILENCE)
-    world.decode.health = hangs
-    async with world.http.post(world.url(), data=BODY) as answer:
+async def test_a_hung_decode_engine_before_the_first_byte_is_a_502(harness: Harness) -> None:
+    await harness.start(hangs, silence_timeout=SILENCE)
+    harness.decode.health = hangs
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         assert answer.status == 502
         assert "no sign of life" in (await answer.json())["error"]["message"]
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(world: World) -> None:
+async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
         await turn.gone.wait()
 
-    await world.start(script, silence_timeout=SILENCE)
-    world.decode.health = hangs
-    async with world.http.post(world.url(), data=STREAM) as answer:
+    await harness.start(script, silence_timeout=SILENCE)
+    harness.decode.health = hangs
+    async with harness.http.post(harness.url(), data=STREAM) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
         event = await answer.content.read()
     assert json.loads(event[6:])["error"]["code"] == 502
 
 
-async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(world: World) -> None:
+async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(harness: Harness) -> None:
     async def fails(turn: Turn) -> None:
         turn.stream()
         turn.event('{"error": {"message": "no"}}')
         await hangs(turn)
 
-    await world.start(fails, silence_timeout=SILENCE)
-    world.decode.health = hangs
-    async with world.http.post(world.url(), data=STREAM) as answer:
+    await harness.start(fails, silence_timeout=SILENCE)
+    harness.decode.health = hangs
+    async with harness.http.post(harness.url(), data=STREAM) as answer:
         said = await asyncio.wait_for(answer.read(), 10)
     assert said.count(b"error") == 2, "the engine's and the sidecar's"
 
@@ -122,15 +128,19 @@ async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-async def test_when_the_circuit_of_every_prefill_pod_is_open(world: World, fallback: bool) -> None:
+async def test_when_the_circuit_of_every_prefill_pod_is_open(
+    harness: Harness, fallback: bool
+) -> None:
     async def fails(turn: Turn) -> None:
         turn.answer(500, b"{}")
 
-    prefill = await world.prefill(fails)
+    prefill = await harness.prefill(fails)
     breaker = Breaker(failures=2, cooldown=3600)
-    await world.start(breaker=breaker, policy=Policy(fallback))
+    await harness.start(breaker=breaker, policy=Policy(fallback))
     for expected in (502, 502, 503):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert answer.status == (200 if fallback else expected)
             assert answer.headers[PATH] == ("fallback" if fallback else "prefill_then_decode")
             assert ("Retry-After" in answer.headers) == (answer.status == 503)
@@ -139,36 +149,38 @@ async def test_when_the_circuit_of_every_prefill_pod_is_open(world: World, fallb
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_prefill_pod_gets_no_requests_until_its_retry_after(
-    world: World, status: int
+    harness: Harness, status: int
 ) -> None:
     async def busy(turn: Turn) -> None:
         turn.answer(status, b"{}", "Retry-After: 30")
 
-    first = await world.prefill(busy)
-    second = await world.prefill()
-    await world.start(breaker=Breaker(failures=1, cooldown=3600))
+    first = await harness.prefill(busy)
+    second = await harness.prefill()
+    await harness.start(breaker=Breaker(failures=1, cooldown=3600))
     for _ in range(3):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert answer.headers["X-Continuum-Prefill-Backend"] == str(second.address)
     assert len(first.requests) == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_decode_engine_s_answer_is_forwarded(world: World, status: int) -> None:
+async def test_a_busy_decode_engine_s_answer_is_forwarded(harness: Harness, status: int) -> None:
     async def busy(turn: Turn) -> None:
         turn.answer(status, b'{"error": "busy"}', "Retry-After: 17")
 
-    await world.prefill()
-    await world.start(busy)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    await harness.prefill()
+    await harness.start(busy)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, await answer.read()) == (status, b'{"error": "busy"}')
         assert answer.headers.getall("Retry-After") == ["17"]
-    assert len(world.decode.requests) == 1
-    await asyncio.wait_for(world.decode.released.wait(), 10)
+    assert len(harness.decode.requests) == 1
+    await asyncio.wait_for(harness.decode.released.wait(), 10)
 
 
 async def test_an_engine_that_shuts_down_and_finishes_its_requests_is_waited_for(
-    world: World,
+    harness: Harness,
 ) -> None:
     """A server that shuts down closes its listener first: a refused connection is alive."""
     asked = asyncio.Event()
@@ -178,8 +190,8 @@ async def test_an_engine_that_shuts_down_and_finishes_its_requests_is_waited_for
         await asked.wait()
         await prefill.default(turn)
 
-    prefill = await world.prefill(slow)
-    await world.start(silence_timeout=SILENCE)
+    prefill = await harness.prefill(slow)
+    await harness.start(silence_timeout=SILENCE)
     asyncio.get_running_loop().call_later(4 * SILENCE, asked.set)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")

@@ -9,7 +9,7 @@ from tandem_sidecar.handoff.forward import Forward
 from tandem_sidecar.http.messages import Request
 from tandem_sidecar.http.upstream import Call
 
-from ..conftest import World
+from ..conftest import Harness
 
 BODY = b'{"model": "m", "prompt": "Hi"}'
 
@@ -23,17 +23,17 @@ def left() -> list[object]:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 @pytest.mark.parametrize("split", [False, True])
 async def test_an_ended_request_is_freed_without_the_cycle_collector(
-    world: World, path: str, split: bool
+    harness: Harness, path: str, split: bool
 ) -> None:
-    await world.prefill()
-    await world.start()
-    headers = world.split if split else {}
+    await harness.prefill()
+    await harness.start()
+    headers = harness.candidates if split else {}
     gc.collect()
     gc.disable()
     try:
         before = len(left())
         for _ in range(8):
-            async with world.http.post(world.url(path), data=BODY, headers=headers) as answer:
+            async with harness.http.post(harness.url(path), data=BODY, headers=headers) as answer:
                 await answer.read()
         assert len(left()) == before
     finally:

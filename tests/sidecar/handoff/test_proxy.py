@@ -11,7 +11,7 @@ from tandem_contract.plan import Plan, Target, sign
 from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import Turn
 from ..wire import wire
 
@@ -19,13 +19,13 @@ BODY = b'{"prompt": "Hi"}'
 PATH = "X-Continuum-Routing-Path"
 
 
-def signed(world: World, keys: PlanKeys, **changes: object) -> dict[str, str]:
+def signed(harness: Harness, keys: PlanKeys, **changes: object) -> dict[str, str]:
     values: dict[str, object] = {
         "path": RoutingPath.PREFILL_THEN_DECODE,
         "reason": "long_prompt",
         "decode": Target("decode-7", "127.0.0.1:1"),
         "prefill": tuple(
-            Target(f"prefill-{i}", str(p.address)) for i, p in enumerate(world.prefills)
+            Target(f"prefill-{i}", str(p.address)) for i, p in enumerate(harness.prefills)
         ),
         "request_id": "r1",
         "expires": time.time() + 60,
@@ -40,66 +40,66 @@ def keys(tmp_path: Path) -> PlanKeys:
     return PlanKeys(tmp_path)
 
 
-async def test_a_plan_names_the_backends(world: World, keys: PlanKeys) -> None:
-    await world.prefill()
-    await world.start(keys=keys, pod_name="")
-    async with world.http.post(world.url(), data=BODY, headers=signed(world, keys)) as answer:
+async def test_a_plan_names_the_backends(harness: Harness, keys: PlanKeys) -> None:
+    await harness.prefill()
+    await harness.start(keys=keys, pod_name="")
+    async with harness.http.post(harness.url(), data=BODY, headers=signed(harness, keys)) as answer:
         assert answer.headers[PATH] == "prefill_then_decode"
         assert answer.headers["X-Continuum-Prefill-Backend"] == "prefill-0"
         assert answer.headers["X-Continuum-Decode-Backend"] == "decode-7"
         assert answer.headers["x-request-id"] == "r1"
-    assert "x-tandem-plan" not in world.decode.requests[0].headers
-    assert "x-tandem-plan" not in world.prefills[0].requests[0].headers
+    assert "x-tandem-plan" not in harness.decode.requests[0].headers
+    assert "x-tandem-plan" not in harness.prefills[0].requests[0].headers
     name = 'disaggregated_prefill_duration_seconds_count{backend="prefill-0"}'
-    assert await world.metric(name) == 1
+    assert await harness.metric(name) == 1
 
 
 @pytest.mark.parametrize(
     "path", [RoutingPath.FAST_DECODE, RoutingPath.UNIFIED, RoutingPath.FALLBACK]
 )
 async def test_a_plan_without_a_split_is_followed(
-    world: World, keys: PlanKeys, path: RoutingPath
+    harness: Harness, keys: PlanKeys, path: RoutingPath
 ) -> None:
-    await world.prefill()
-    await world.start(keys=keys)
-    headers = signed(world, keys, path=path, reason="short_prompt")
-    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+    await harness.prefill()
+    await harness.start(keys=keys)
+    headers = signed(harness, keys, path=path, reason="short_prompt")
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
         assert answer.headers[PATH] == path.value
-    assert world.prefills[0].requests == []
-    unified = await world.metric('tandem_sidecar_unified_total{reason="short_prompt"}')
+    assert harness.prefills[0].requests == []
+    unified = await harness.metric('tandem_sidecar_unified_total{reason="short_prompt"}')
     assert unified == (path is RoutingPath.UNIFIED)
-    assert await world.metric("disaggregated_fallback_total") == (path is RoutingPath.FALLBACK)
+    assert await harness.metric("disaggregated_fallback_total") == (path is RoutingPath.FALLBACK)
 
 
-async def test_a_bad_plan_is_served_unified_and_counted(world: World, keys: PlanKeys) -> None:
-    await world.prefill()
-    await world.start(keys=keys)
-    headers = signed(world, keys) | world.split | {"x-request-id": "another"}
-    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+async def test_a_bad_plan_is_served_unified_and_counted(harness: Harness, keys: PlanKeys) -> None:
+    await harness.prefill()
+    await harness.start(keys=keys)
+    headers = signed(harness, keys) | harness.candidates | {"x-request-id": "another"}
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
         assert answer.headers[PATH] == "unified"
-    assert world.prefills[0].requests == []
-    assert await world.metric('disaggregated_errors_total{phase="orchestration"}') == 1
+    assert harness.prefills[0].requests == []
+    assert await harness.metric('disaggregated_errors_total{phase="orchestration"}') == 1
 
 
-async def test_a_candidate_outside_the_allow_list_is_ignored_and_counted(world: World) -> None:
-    inside, outside = await world.prefill(), await world.prefill()
-    await world.start(allow=AllowList(addresses=frozenset({inside.address})))
+async def test_a_candidate_outside_the_allow_list_is_ignored_and_counted(harness: Harness) -> None:
+    inside, outside = await harness.prefill(), await harness.prefill()
+    await harness.start(allow=AllowList(addresses=frozenset({inside.address})))
     named = {"x-prefiller-host-port": f"{outside.address},{inside.address}"}
-    async with world.http.post(world.url(), data=BODY, headers=named) as answer:
+    async with harness.http.post(harness.url(), data=BODY, headers=named) as answer:
         assert answer.headers["X-Continuum-Prefill-Backend"] == str(inside.address)
     assert outside.requests == []
-    assert await world.metric("tandem_sidecar_ignored_candidates_total") == 1
+    assert await harness.metric("tandem_sidecar_ignored_candidates_total") == 1
 
 
-async def test_a_single_engine_rule_overrides_a_planned_split(world: World) -> None:
-    await world.prefill()
-    await world.start()
+async def test_a_single_engine_rule_overrides_a_planned_split(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start()
     body = b'{"prompt": "Hi", "n": 2}'
-    async with world.http.post(world.url(), data=body, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=body, headers=harness.candidates) as answer:
         assert answer.headers[PATH] == "unified"
-    assert world.decode.requests[0].body == body
-    assert world.prefills[0].requests == []
-    assert await world.metric('tandem_sidecar_unified_total{reason="n"}') == 1
+    assert harness.decode.requests[0].body == body
+    assert harness.prefills[0].requests == []
+    assert await harness.metric('tandem_sidecar_unified_total{reason="n"}') == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
@@ -110,79 +110,81 @@ async def test_a_single_engine_rule_overrides_a_planned_split(world: World) -> N
         b'{"big": 9007199254740993, "kv_transfer\\u005fparams": 1, "kv_transfer_params": 2}',
     ],
 )
-async def test_forbidden_fields_never_reach_an_engine(world: World, path: str, body: bytes) -> None:
-    await world.prefill()
-    await world.start()
+async def test_forbidden_fields_never_reach_an_engine(
+    harness: Harness, path: str, body: bytes
+) -> None:
+    await harness.prefill()
+    await harness.start()
     headers = {"x-data-parallel-rank": "1", "x-encoder-hosts-ports": "evil:1"}
-    async with world.http.post(world.url(path), data=body, headers=headers) as answer:
+    async with harness.http.post(harness.url(path), data=body, headers=headers) as answer:
         assert answer.status == 200
-    [got] = world.decode.requests
+    [got] = harness.decode.requests
     assert got.body == b'{"big":9007199254740993}'
     assert not set(headers) & set(got.headers)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"a": NaN}', b"{"])
-async def test_a_body_that_is_no_json_object_is_a_400(world: World, body: bytes) -> None:
-    await world.start()
-    async with world.http.post(world.url(), data=body) as answer:
+async def test_a_body_that_is_no_json_object_is_a_400(harness: Harness, body: bytes) -> None:
+    await harness.start()
+    async with harness.http.post(harness.url(), data=body) as answer:
         assert answer.status == 400
         assert (await answer.json())["error"]["type"] == "BadRequestError"
         assert answer.headers[PATH] == "unified"
-    assert world.decode.requests == []
+    assert harness.decode.requests == []
 
 
-async def test_other_requests_pass_through_unchanged(world: World) -> None:
+async def test_other_requests_pass_through_unchanged(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(418, b"raw \xff body", "x-mine: 1", "set-cookie: a=1", "set-cookie: b=2")
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         body = b'{ "input" : 9007199254740993 }'
         client.post(body, "x-custom: v", path="/v1/embeddings?a=%20b&c")
         answer = await client.response()
     assert (answer.status, answer.body) == (418, b"raw \xff body")
     assert answer.headers["x-mine"] == "1"
     assert "x-continuum-routing-path" not in answer.headers
-    [got] = world.decode.requests
+    [got] = harness.decode.requests
     assert (got.method, got.target, got.body) == ("POST", "/v1/embeddings?a=%20b&c", body)
     assert got.headers["x-custom"] == "v"
 
 
 async def test_passthrough_to_a_dead_engine_is_a_502(
-    world: World, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.start()
-    world.decode.close_port()
-    async with world.http.get(world.url("/v1/models")) as answer:
+    await harness.start()
+    harness.decode.close_port()
+    async with harness.http.get(harness.url("/v1/models")) as answer:
         assert answer.status == 502
     assert not caplog.records, "requests that come many times a second are not logged"
-    url, mine = world.url("/v1/embeddings"), {"x-request-id": "mine"}
-    async with world.http.post(url, data=b"{}", headers=mine) as answer:
+    url, mine = harness.url("/v1/embeddings"), {"x-request-id": "mine"}
+    async with harness.http.post(url, data=b"{}", headers=mine) as answer:
         assert answer.status == 502
     [record] = caplog.records
     assert record.getMessage().startswith("passthrough of POST failed: ")
     assert vars(record)["request_id"] == "mine"
 
 
-async def test_a_client_leaving_a_passthrough_aborts_it(world: World) -> None:
+async def test_a_client_leaving_a_passthrough_aborts_it(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
         left.set()
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(b"{}", path="/v1/responses")
-        await world.decode.received(1)
+        await harness.decode.received(1)
         client.writer.transport.abort()
         await asyncio.wait_for(left.wait(), 10)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_an_unusable_request_id_is_replaced(world: World) -> None:
-    await world.start()
-    async with world.http.post(
-        world.url(), data=BODY, headers={"x-request-id": "x" * 200}
+async def test_an_unusable_request_id_is_replaced(harness: Harness) -> None:
+    await harness.start()
+    async with harness.http.post(
+        harness.url(), data=BODY, headers={"x-request-id": "x" * 200}
     ) as answer:
         assert len(answer.headers["x-request-id"]) == 32

@@ -4,7 +4,7 @@ import asyncio
 
 from tandem_sidecar.settings import Policy
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import Turn
 from ..wire import wire
 
@@ -20,60 +20,60 @@ async def waits_for_kv(turn: Turn) -> None:
         turn.answer(200, b'{"mine": true}')
 
 
-async def test_kv_that_never_arrives_falls_back(world: World) -> None:
-    await world.prefill()
-    await world.start(waits_for_kv, **CONNECTOR)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_kv_that_never_arrives_falls_back(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start(waits_for_kv, **CONNECTOR)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, await answer.read()) == (200, b'{"mine": true}')
         assert answer.headers[PATH] == "fallback"
-    assert len(world.decode.requests) == 2
-    assert await world.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
+    assert len(harness.decode.requests) == 2
+    assert await harness.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
     legs = 'tandem_sidecar_legs_total{phase="decode",result="deadline"}'
-    assert await world.metric(legs) == 1
+    assert await harness.metric(legs) == 1
 
 
-async def test_kv_that_never_arrives_is_an_error_without_fallback(world: World) -> None:
-    await world.prefill()
-    await world.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+async def test_kv_that_never_arrives_is_an_error_without_fallback(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
         assert b"no first byte within 0.3s of a pushed hand-off" in await answer.read()
 
 
-async def given_up(world: World) -> None:
+async def given_up(harness: Harness) -> None:
     """Send another request and wait until its `push_timeout` passed."""
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
 
 
-async def test_the_push_timeout_ends_with_the_first_byte(world: World) -> None:
+async def test_the_push_timeout_ends_with_the_first_byte(harness: Harness) -> None:
     async def slow(turn: Turn) -> None:
         if b"stream" not in turn.request.body:
             await waits_for_kv(turn)
             return
         turn.stream()
         turn.event("1")
-        await world.go.wait()
+        await harness.go.wait()
         turn.event("[DONE]")
         turn.end()
 
-    await world.prefill()
-    await world.start(slow, **CONNECTOR)
+    await harness.prefill()
+    await harness.start(slow, **CONNECTOR)
     stream = BODY.replace(b"{", b'{"stream": true, ', 1)
-    async with world.http.post(world.url(), data=stream, headers=world.split) as answer:
+    async with harness.http.post(harness.url(), data=stream, headers=harness.candidates) as answer:
         assert await answer.content.readline() == b"data: 1\n"
-        await given_up(world)
-        world.go.set()
+        await given_up(harness)
+        harness.go.set()
         assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_client_that_disconnects_first_cancels_the_push_timeout(world: World) -> None:
-    await world.prefill()
-    await world.start(waits_for_kv, **CONNECTOR)
-    lines = [f"{k}: {v}" for k, v in world.split.items()]
-    async with wire(world.running.listen) as client:
+async def test_a_client_that_disconnects_first_cancels_the_push_timeout(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start(waits_for_kv, **CONNECTOR)
+    lines = [f"{k}: {v}" for k, v in harness.candidates.items()]
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY, *lines)
-        await world.decode.received(1)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
-    await given_up(world)
-    assert len(world.decode.requests) == 3
+        await harness.decode.received(1)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+    await given_up(harness)
+    assert len(harness.decode.requests) == 3

@@ -8,7 +8,7 @@ import pytest
 from tandem_sidecar.http.framing import chunk
 from tandem_sidecar.settings import Policy
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import FakePrefill, Peer, Turn
 from ..wire import wire
 
@@ -26,26 +26,26 @@ async def prefilled(turn: Turn) -> None:
     turn.answer(200, ENDED)
 
 
-async def test_both_legs_are_sent_at_once_with_one_id(world: World) -> None:
+async def test_both_legs_are_sent_at_once_with_one_id(harness: Harness) -> None:
     async def waits(turn: Turn) -> None:
-        await world.go.wait()
+        await harness.go.wait()
         turn.answer(200, ENDED)
 
-    prefill = await world.prefill(waits)
-    await world.start(connector="offloading")
-    lines = [f"{k}: {v}" for k, v in world.split.items()]
-    async with wire(world.running.listen) as client:
+    prefill = await harness.prefill(waits)
+    await harness.start(connector="offloading")
+    lines = [f"{k}: {v}" for k, v in harness.candidates.items()]
+    async with wire(harness.sidecar.listen) as client:
         client.post(STREAM, *lines)
         [first] = await prefill.received(1)
-        [second] = await world.decode.received(1)
+        [second] = await harness.decode.received(1)
         assert first.headers["x-request-id"] == second.headers["x-request-id"]
-        world.go.set()
+        harness.go.set()
         answer = await client.response()
     assert (answer.status, answer.headers[PATH.lower()]) == (200, "prefill_then_decode")
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_decode_waits_for_the_prefills_2xx(world: World) -> None:
+async def test_decode_waits_for_the_prefills_2xx(harness: Harness) -> None:
     """The prefill is refused after decode has answered: the client gets the refusal."""
 
     async def refuses(turn: Turn) -> None:
@@ -61,52 +61,52 @@ async def test_decode_waits_for_the_prefills_2xx(world: World) -> None:
         left.set()
 
     sent, left = asyncio.Event(), asyncio.Event()
-    await world.prefill(refuses)
-    await world.start(streams, connector="offloading")
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill(refuses)
+    await harness.start(streams, connector="offloading")
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert (answer.status, await answer.read()) == (422, b'{"error": "no"}')
     await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_failed_prefill_aborts_its_decode_leg_and_tries_the_next(world: World) -> None:
+async def test_a_failed_prefill_aborts_its_decode_leg_and_tries_the_next(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def decodes(turn: Turn) -> None:
-        if turn.request is world.decode.requests[0]:
+        if turn.request is harness.decode.requests[0]:
             await turn.gone.wait()
             left.set()
         else:
-            await world.decode.complete(turn)
+            await harness.decode.complete(turn)
 
     async def dies(turn: Turn) -> None:
-        await world.decode.received(1)
+        await harness.decode.received(1)
         turn.die()
 
-    await world.prefill(dies)
-    await world.prefill(prefilled)
-    await world.start(decodes, connector="offloading")
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill(dies)
+    await harness.prefill(prefilled)
+    await harness.start(decodes, connector="offloading")
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
         assert (await answer.read()).endswith(b"[DONE]\n\n")
     await asyncio.wait_for(left.wait(), 10)
-    assert len({r.headers["x-request-id"] for r in world.decode.requests}) == 2
+    assert len({r.headers["x-request-id"] for r in harness.decode.requests}) == 2
 
 
-async def test_a_decode_failure_aborts_the_prefill(world: World) -> None:
+async def test_a_decode_failure_aborts_the_prefill(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def waits(turn: Turn) -> None:
         await turn.gone.wait()
         left.set()
 
-    await world.prefill(waits)
-    await world.start(died, connector="offloading")
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+    await harness.prefill(waits)
+    await harness.start(died, connector="offloading")
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
     await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_a_disconnect_aborts_both_legs(world: World) -> None:
+async def test_a_disconnect_aborts_both_legs(harness: Harness) -> None:
     prefill_left, decode_left = asyncio.Event(), asyncio.Event()
 
     async def waits(turn: Turn) -> None:
@@ -117,16 +117,16 @@ async def test_a_disconnect_aborts_both_legs(world: World) -> None:
         await turn.gone.wait()
         decode_left.set()
 
-    prefill = await world.prefill(waits)
-    await world.start(waits_too, connector="offloading")
-    lines = [f"{k}: {v}" for k, v in world.split.items()]
-    async with wire(world.running.listen) as client:
+    prefill = await harness.prefill(waits)
+    await harness.start(waits_too, connector="offloading")
+    lines = [f"{k}: {v}" for k, v in harness.candidates.items()]
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY, *lines)
         await prefill.received(1)
-        await world.decode.received(1)
+        await harness.decode.received(1)
     await asyncio.wait_for(prefill_left.wait(), 10)
     await asyncio.wait_for(decode_left.wait(), 10)
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
 class Registry(Peer):
@@ -136,45 +136,49 @@ class Registry(Peer):
         turn.answer(200, b'{"0": {"engine_id": "engine-p"}}')
 
 
-async def with_registry(world: World, registry: Registry, prefill: FakePrefill) -> None:
-    world.prefills = [prefill]
+async def with_registry(harness: Harness, registry: Registry, prefill: FakePrefill) -> None:
+    harness.prefills = [prefill]
     port = registry.address.port
-    await world.start(connector="mooncake", peer_port=port, policy=Policy(False))
+    await harness.start(connector="mooncake", peer_port=port, policy=Policy(False))
 
 
 async def test_a_peer_query_precedes_the_first_hand_off_and_follows_a_failure(
-    world: World,
+    harness: Harness,
 ) -> None:
     statuses = [200, 200, 500, 200]
 
     async def prefills(turn: Turn) -> None:
         turn.answer(statuses[len(prefill.requests) - 1], ENDED)
 
-    prefill = await world.prefill(prefills)
+    prefill = await harness.prefill(prefills)
     async with Registry() as registry:
-        await with_registry(world, registry, prefill)
+        await with_registry(harness, registry, prefill)
         for status in statuses:
-            async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+            async with harness.http.post(
+                harness.url(), data=BODY, headers=harness.candidates
+            ) as answer:
                 assert answer.status == (200 if status == 200 else 502)
         assert [r.target for r in registry.requests] == ["/query", "/query"]
-    params = json.loads(world.decode.requests[0].body)["kv_transfer_params"]
+    params = json.loads(harness.decode.requests[0].body)["kv_transfer_params"]
     assert params["remote_engine_id"] == "engine-p"
     assert params["transfer_id"] == prefill.requests[0].headers["x-request-id"]
 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_pod_that_does_not_answer_the_peer_query_is_unreachable(
-    world: World, status: int
+    harness: Harness, status: int
 ) -> None:
     async def nonsense(turn: Turn) -> None:
         turn.answer(status, b"nonsense")
 
-    prefill = await world.prefill()
+    prefill = await harness.prefill()
     async with Registry(nonsense) as registry:
-        await with_registry(world, registry, prefill)
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        await with_registry(harness, registry, prefill)
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert answer.status == 502
-    assert prefill.requests == world.decode.requests == []
+    assert prefill.requests == harness.decode.requests == []
 
 
 def usage(cached: int) -> bytes:
@@ -189,16 +193,16 @@ async def prefill_with_usage(turn: Turn) -> None:
 
 @pytest.mark.parametrize("http10", [False, True])
 async def test_the_usage_has_the_prefills_count_of_cached_tokens(
-    world: World, http10: bool
+    harness: Harness, http10: bool
 ) -> None:
     async def decodes(turn: Turn) -> None:
         turn.answer(200, usage(9))
 
-    await world.prefill(prefill_with_usage)
-    await world.start(decodes, connector="offloading")
-    [named] = [f"{k}: {v}\r\n" for k, v in world.split.items()]
+    await harness.prefill(prefill_with_usage)
+    await harness.start(decodes, connector="offloading")
+    [named] = [f"{k}: {v}\r\n" for k, v in harness.candidates.items()]
     version = "1.0" if http10 else "1.1"
-    async with wire(world.running.listen) as client:
+    async with wire(harness.sidecar.listen) as client:
         head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\n{named}"
         client.send(f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY)
         answer = await client.response()
@@ -208,7 +212,7 @@ async def test_the_usage_has_the_prefills_count_of_cached_tokens(
 
 @pytest.mark.parametrize("prefill_first", [False, True])
 async def test_the_usage_of_a_stream_has_the_prefills_count_too(
-    world: World, prefill_first: bool
+    harness: Harness, prefill_first: bool
 ) -> None:
     async def prefills(turn: Turn) -> None:
         if not prefill_first:
@@ -227,9 +231,9 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
         sent.set()
 
     sent, answered = asyncio.Event(), asyncio.Event()
-    await world.prefill(prefills)
-    await world.start(decodes, connector="offloading")
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill(prefills)
+    await harness.start(decodes, connector="offloading")
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         text = await answer.read()
     assert text == b'data: {"text": "one"}\n\ndata: ' + usage(3) + b"\n\ndata: [DONE]\n\n"
 
@@ -239,7 +243,7 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
 )
 @pytest.mark.parametrize("counted", [False, True])
 async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
-    world: World, rest: bytes, counted: bool
+    harness: Harness, rest: bytes, counted: bool
 ) -> None:
     """`counted`: the prefill tells a count of cached tokens. An open event is not sent."""
 
@@ -248,36 +252,36 @@ async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
         turn.event("first")
         if rest:
             turn.send(chunk(rest))
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
-    await world.prefill(prefill_with_usage if counted else prefilled)
-    await world.start(decodes, connector="offloading")
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill(prefill_with_usage if counted else prefilled)
+    await harness.start(decodes, connector="offloading")
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
-        world.go.set()
+        harness.go.set()
         event = await answer.content.read()
     assert json.loads(event[6:])["error"]["code"] == 502
 
 
 async def test_a_rewritten_stream_that_is_lost_in_its_first_event_has_a_head(
-    world: World,
+    harness: Harness,
 ) -> None:
     async def decodes(turn: Turn) -> None:
         turn.stream()
         turn.send(chunk(b"event: message_start\n"))
         await turn.writer.drain()
-        await world.go.wait()
+        await harness.go.wait()
         turn.die()
 
     async def prefills(turn: Turn) -> None:
         await prefill_with_usage(turn)
         await turn.writer.drain()
-        world.go.set()
+        harness.go.set()
 
-    await world.prefill(prefills)
-    await world.start(decodes, connector="offloading")
-    async with world.http.post(world.url(), data=STREAM, headers=world.split) as answer:
+    await harness.prefill(prefills)
+    await harness.start(decodes, connector="offloading")
+    async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert answer.status in {200, 502}
         event = (await answer.content.read()).removeprefix(b"data: ")
     assert json.loads(event)["error"]["code"] == 502

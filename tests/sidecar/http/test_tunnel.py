@@ -10,7 +10,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from tandem_contract.commandline import HostPort
 from tandem_sidecar.http.server import Limits
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import Turn
 from ..wire import wire
 
@@ -44,20 +44,22 @@ async def echo(socket: web.WebSocketResponse, _request: web.Request) -> None:
         await socket.send_bytes(message.data)
 
 
-async def test_messages_go_both_ways_whatever_their_size(world: World) -> None:
+async def test_messages_go_both_ways_whatever_their_size(harness: Harness) -> None:
     async with talking(echo) as engine:
-        await world.start(engine=engine)
-        async with world.http.ws_connect(world.url("/v1/realtime"), max_msg_size=0) as socket:
+        await harness.start(engine=engine)
+        async with harness.http.ws_connect(harness.url("/v1/realtime"), max_msg_size=0) as socket:
             for size in (0, 1, 70_000, LARGE):
                 message = bytes(i % 251 for i in range(1000)) * (size // 1000) + b"x" * (size % 9)
                 await socket.send_bytes(message)
                 assert await socket.receive_bytes() == message
-            assert [work.describe()["phase"] for work in world.running.lifecycle.work] == ["tunnel"]
+            assert [work.describe()["phase"] for work in harness.sidecar.lifecycle.work] == [
+                "tunnel"
+            ]
         assert socket.close_code == WSCloseCode.OK
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_a_client_that_does_not_read_holds_the_engine_back(world: World) -> None:
+async def test_a_client_that_does_not_read_holds_the_engine_back(harness: Harness) -> None:
     """Back-pressure: the engine cannot have written everything while the client reads nothing."""
     blocked = asyncio.Event()
 
@@ -72,8 +74,8 @@ async def test_a_client_that_does_not_read_holds_the_engine_back(world: World) -
             await sending
 
     async with talking(flood) as engine:
-        await world.start(engine=engine)
-        async with wire(world.running.listen) as client:
+        await harness.start(engine=engine)
+        async with wire(harness.sidecar.listen) as client:
             client.send(UPGRADE)
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
             await asyncio.wait_for(blocked.wait(), 20)
@@ -85,33 +87,33 @@ async def test_a_client_that_does_not_read_holds_the_engine_back(world: World) -
                 received += len(await client.reader.read(2**20))
 
 
-async def test_the_engine_closing_first_says_why(world: World) -> None:
+async def test_the_engine_closing_first_says_why(harness: Harness) -> None:
     async def leave(socket: web.WebSocketResponse, _request: web.Request) -> None:
         await socket.close(code=WSCloseCode.TRY_AGAIN_LATER, message=b"later")
 
     async with talking(leave) as engine:
-        await world.start(engine=engine)
-        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+        await harness.start(engine=engine)
+        async with harness.http.ws_connect(harness.url("/v1/realtime")) as socket:
             message = await socket.receive()
             assert (message.type, message.data) == (WSMsgType.CLOSE, WSCloseCode.TRY_AGAIN_LATER)
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_an_engine_that_dies_ends_the_tunnel(world: World) -> None:
+async def test_an_engine_that_dies_ends_the_tunnel(harness: Harness) -> None:
     async def die(socket: web.WebSocketResponse, request: web.Request) -> None:
         await socket.send_str("last words")
         assert request.transport is not None
         request.transport.abort()
 
     async with talking(die) as engine:
-        await world.start(engine=engine)
-        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+        await harness.start(engine=engine)
+        async with harness.http.ws_connect(harness.url("/v1/realtime")) as socket:
             kinds = [(await socket.receive()).type for _ in range(2)]
         assert kinds[-1] in (WSMsgType.CLOSED, WSMsgType.ERROR)
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_a_client_that_dies_ends_the_tunnel(world: World) -> None:
+async def test_a_client_that_dies_ends_the_tunnel(harness: Harness) -> None:
     ended = asyncio.Event()
 
     async def wait(socket: web.WebSocketResponse, _request: web.Request) -> None:
@@ -119,25 +121,25 @@ async def test_a_client_that_dies_ends_the_tunnel(world: World) -> None:
         ended.set()
 
     async with talking(wait) as engine:
-        await world.start(engine=engine)
-        async with wire(world.running.listen) as client:
+        await harness.start(engine=engine)
+        async with wire(harness.sidecar.listen) as client:
             client.send(UPGRADE)
             await client.reader.readuntil(b"\r\n\r\n")
             client.writer.transport.abort()
             await asyncio.wait_for(ended.wait(), 10)
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_a_drain_that_expires_ends_tunnels_and_takes_no_more(world: World) -> None:
+async def test_a_drain_that_expires_ends_tunnels_and_takes_no_more(harness: Harness) -> None:
     async with talking(echo) as engine:
-        await world.start(engine=engine, drain_timeout=0.1)
-        async with world.http.ws_connect(world.url("/v1/realtime")) as socket:
+        await harness.start(engine=engine, drain_timeout=0.1)
+        async with harness.http.ws_connect(harness.url("/v1/realtime")) as socket:
             await socket.send_bytes(b"x")
             await socket.receive_bytes()
-            world.running.lifecycle.drain()
+            harness.sidecar.lifecycle.drain()
             assert (await socket.receive()).type in (WSMsgType.CLOSED, WSMsgType.ERROR)
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
-        async with world.http.get(world.url("/v1/realtime"), headers=ASKING) as answer:
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+        async with harness.http.get(harness.url("/v1/realtime"), headers=ASKING) as answer:
             assert answer.status == 503
 
 
@@ -151,13 +153,13 @@ UPGRADE = (
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: raw\r\n\r\n"
 
 
-async def test_the_handshake_is_forwarded_without_forbidden_headers(world: World) -> None:
+async def test_the_handshake_is_forwarded_without_forbidden_headers(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.send(SWITCH[:-2] + b"x-tandem-timing: queue=1\r\nx-mine: 1\r\n\r\nfrom the engine")
         await turn.gone.wait()
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.send(UPGRADE)
         answer = await client.response()
         assert await client.reader.readexactly(15) == b"from the engine"
@@ -165,14 +167,14 @@ async def test_the_handshake_is_forwarded_without_forbidden_headers(world: World
     assert (answer.headers["connection"], answer.headers["upgrade"]) == ("upgrade", "raw")
     assert answer.headers["x-mine"] == "1"
     assert "x-tandem-timing" not in answer.headers
-    got = world.decode.requests[0].headers
+    got = harness.decode.requests[0].headers
     assert (got["connection"], got["upgrade"]) == ("upgrade", "websocket")
     assert got["sec-websocket-version"] == "13"
     assert not {"x-tandem-plan", "x-data-parallel-rank"} & set(got)
 
 
 @pytest.mark.parametrize("first", ["client", "engine"])
-async def test_one_side_may_end_before_the_other(world: World, first: str) -> None:
+async def test_one_side_may_end_before_the_other(harness: Harness, first: str) -> None:
     """Data sent after the other side ended still arrives."""
     reader_of: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
     writer_of: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -187,8 +189,8 @@ async def test_one_side_may_end_before_the_other(world: World, first: str) -> No
         writer_of.put_nowait(writer)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    await world.start(engine=HostPort(*server.sockets[0].getsockname()))
-    async with wire(world.running.listen) as client:
+    await harness.start(engine=HostPort(*server.sockets[0].getsockname()))
+    async with wire(harness.sidecar.listen) as client:
         client.send(UPGRADE + b"early")
         await client.reader.readuntil(b"\r\n\r\n")
         engine_reader, engine_writer = await reader_of.get(), await writer_of.get()
@@ -201,19 +203,19 @@ async def test_one_side_may_end_before_the_other(world: World, first: str) -> No
             stays.write(b"still here")
             stays.write_eof()
             assert await hears.read() == b"still here"
-            await world.running.lifecycle.idle()
+            await harness.sidecar.lifecycle.idle()
         engine_writer.close()
     server.close()
 
 
-async def test_a_refused_upgrade_is_an_ordinary_answer(world: World) -> None:
-    await world.start()
-    async with wire(world.running.listen) as client:
+async def test_a_refused_upgrade_is_an_ordinary_answer(harness: Harness) -> None:
+    await harness.start()
+    async with wire(harness.sidecar.listen) as client:
         client.send(UPGRADE)
         client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
         for _ in range(2):
             assert (await client.response()).status == 200
-    assert [r.target for r in world.decode.requests] == ["/v1/realtime", "/next"]
+    assert [r.target for r in harness.decode.requests] == ["/v1/realtime", "/next"]
 
 
 @pytest.mark.parametrize(
@@ -225,40 +227,40 @@ async def test_a_refused_upgrade_is_an_ordinary_answer(world: World) -> None:
     ],
 )
 async def test_an_unsupported_upgrade_is_served_as_http_1_1(
-    world: World, head: bytes, body: bytes
+    harness: Harness, head: bytes, body: bytes
 ) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(200, b"{}")
 
-    await world.start()
-    world.decode.script = script
+    await harness.start()
+    harness.decode.script = script
     asking = b"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings\r\n" + head
-    async with wire(world.running.listen) as client:
+    async with wire(harness.sidecar.listen) as client:
         client.send(asking * 3)
         for _ in range(3):
             assert (await client.response()).status == 200
-    assert [r.body for r in world.decode.requests] == [body] * 3
-    assert not {"connection", "upgrade"} & set(world.decode.requests[0].headers)
+    assert [r.body for r in harness.decode.requests] == [body] * 3
+    assert not {"connection", "upgrade"} & set(harness.decode.requests[0].headers)
 
 
-async def test_a_101_without_an_upgrade_request_is_malformed(world: World) -> None:
+async def test_a_101_without_an_upgrade_request_is_malformed(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.send(SWITCH)
         await turn.gone.wait()
 
-    await world.start(script)
-    async with world.http.get(world.url("/v1/models")) as answer:
+    await harness.start(script)
+    async with harness.http.get(harness.url("/v1/models")) as answer:
         assert answer.status == 502
 
 
-async def test_an_idle_tunnel_is_closed(world: World) -> None:
+async def test_an_idle_tunnel_is_closed(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.send(SWITCH)
         await turn.gone.wait()
 
-    await world.start(script, limits=Limits(idle_seconds=0.1, request_seconds=0.1))
-    async with wire(world.running.listen) as client:
+    await harness.start(script, limits=Limits(idle_seconds=0.1, request_seconds=0.1))
+    async with wire(harness.sidecar.listen) as client:
         client.send(UPGRADE)
         await client.response()
         assert await client.closed() == b""
-        await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+        await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)

@@ -4,22 +4,22 @@ import asyncio
 
 import pytest
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import PARAMS, Turn
 from ..wire import wire
 
 BODY = b'{"prompt": "Hi"}'
 
 
-async def test_connections_are_reused(world: World) -> None:
-    await world.start()
+async def test_connections_are_reused(harness: Harness) -> None:
+    await harness.start()
     for _ in range(5):
-        async with world.http.post(world.url(), data=BODY) as answer:
+        async with harness.http.post(harness.url(), data=BODY) as answer:
             assert answer.status == 200
-    assert world.decode.connections <= 3, "health check and scrape may hold one more each"
+    assert harness.decode.connections <= 3, "health check and scrape may hold one more each"
 
 
-async def test_a_stale_connection_is_replaced_once(world: World) -> None:
+async def test_a_stale_connection_is_replaced_once(harness: Harness) -> None:
     """The engine closes a pooled connection just as the next request is sent on it."""
     served: set[asyncio.StreamWriter] = set()
 
@@ -30,22 +30,22 @@ async def test_a_stale_connection_is_replaced_once(world: World) -> None:
         served.add(turn.writer)
         turn.answer(200, b"{}")
 
-    await world.start(script)
+    await harness.start(script)
     for _ in range(4):
-        async with world.http.post(world.url(), data=BODY) as answer:
+        async with harness.http.post(harness.url(), data=BODY) as answer:
             assert answer.status == 200
 
 
-async def test_a_request_on_a_new_connection_is_not_sent_again(world: World) -> None:
+async def test_a_request_on_a_new_connection_is_not_sent_again(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.die()
 
-    await world.start(script)
-    async with world.http.post(world.url(), data=BODY) as answer:
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=BODY) as answer:
         assert answer.status == 502
 
 
-async def test_a_stale_prefill_connection_costs_no_candidate(world: World) -> None:
+async def test_a_stale_prefill_connection_costs_no_candidate(harness: Harness) -> None:
     served: set[asyncio.StreamWriter] = set()
 
     async def script(turn: Turn) -> None:
@@ -53,25 +53,27 @@ async def test_a_stale_prefill_connection_costs_no_candidate(world: World) -> No
             turn.die()
             return
         served.add(turn.writer)
-        await world.prefills[0].default(turn)
+        await harness.prefills[0].default(turn)
 
-    await world.prefill(script)
-    await world.start()
+    await harness.prefill(script)
+    await harness.start()
     for _ in range(3):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
-    assert await world.metric("tandem_sidecar_retries_total") == 0
+    assert await harness.metric("tandem_sidecar_retries_total") == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/other"])
-async def test_an_answer_that_ends_with_the_connection(world: World, path: str) -> None:
+async def test_an_answer_that_ends_with_the_connection(harness: Harness, path: str) -> None:
     async def script(turn: Turn) -> None:
         turn.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nall of it")
         await turn.writer.drain()
         turn.writer.close()
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY, path=path)
         answer = await client.response()
     assert answer.headers["connection"] == "close"
@@ -81,7 +83,7 @@ async def test_an_answer_that_ends_with_the_connection(world: World, path: str) 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 @pytest.mark.parametrize("status", [200, 204, 304])
 async def test_a_connection_is_usable_after_an_answer_without_a_body(
-    world: World, method: str, status: int
+    harness: Harness, method: str, status: int
 ) -> None:
     async def script(turn: Turn) -> None:
         if turn.request.target == "/next":
@@ -92,8 +94,8 @@ async def test_a_connection_is_usable_after_an_answer_without_a_body(
         else:
             turn.send(b"HTTP/1.1 %d X\r\netag: z\r\n\r\n" % status)
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.send(f"{method} /first HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         answer = await client.response(head=method == "HEAD")
         assert answer.status == status
@@ -101,13 +103,13 @@ async def test_a_connection_is_usable_after_an_answer_without_a_body(
         assert (await client.response()).body == b"next"
 
 
-async def test_interim_responses_are_skipped(world: World) -> None:
+async def test_interim_responses_are_skipped(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n")
         turn.answer(200, b"{}")
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY)
         answer = await client.response()
     assert (answer.status, answer.body) == (200, b"{}")
@@ -126,46 +128,46 @@ async def test_interim_responses_are_skipped(world: World) -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000,
     ],
 )
-async def test_an_invalid_http_answer_is_a_502(world: World, answer: bytes) -> None:
+async def test_an_invalid_http_answer_is_a_502(harness: Harness, answer: bytes) -> None:
     async def script(turn: Turn) -> None:
         turn.send(answer)
         await turn.gone.wait()
 
-    await world.start(script)
-    async with world.http.post(world.url(), data=BODY) as got:
+    await harness.start(script)
+    async with harness.http.post(harness.url(), data=BODY) as got:
         assert got.status == 502
 
 
-async def test_surplus_bytes_close_the_connection(world: World) -> None:
+async def test_surplus_bytes_close_the_connection(harness: Harness) -> None:
     """Bytes after an answer must not be parsed as the head of the next one."""
 
     async def script(turn: Turn) -> None:
         turn.answer(200, b"{}")
         turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison")
 
-    await world.start(script)
+    await harness.start(script)
     for _ in range(3):
-        async with world.http.post(world.url(), data=BODY) as answer:
+        async with harness.http.post(harness.url(), data=BODY) as answer:
             assert await answer.read() == b"{}"
 
 
-async def test_hop_by_hop_headers_stay_on_their_hop(world: World) -> None:
+async def test_hop_by_hop_headers_stay_on_their_hop(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(
             200, b"{}", "connection: keep-alive, x-hop", "x-hop: 1", "keep-alive: timeout=5"
         )
 
-    await world.start(script)
-    async with wire(world.running.listen) as client:
+    await harness.start(script)
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY, "connection: x-mine", "x-mine: 1", "te: trailers", "x-end: 2")
         answer = await client.response()
     assert not {"connection", "x-hop", "keep-alive"} & set(answer.headers)
-    got = world.decode.requests[0].headers
+    got = harness.decode.requests[0].headers
     assert not {"connection", "x-mine", "te"} & set(got)
     assert got["x-end"] == "2"
 
 
-async def test_a_chunked_prefill_answer_is_read(world: World) -> None:
+async def test_a_chunked_prefill_answer_is_read(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         answer = Turn(turn.request, turn.writer)
@@ -176,26 +178,26 @@ async def test_a_chunked_prefill_answer_is_read(world: World) -> None:
             await turn.writer.drain()
         answer.end()
 
-    await world.prefill(script)
-    await world.start()
-    async with world.http.post(world.url(), data=BODY, headers=world.split) as got:
+    await harness.prefill(script)
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as got:
         assert got.headers["x-continuum-routing-path"] == "prefill_then_decode"
-    assert PARAMS in world.decode.requests[0].body
+    assert PARAMS in harness.decode.requests[0].body
 
 
-async def test_large_bodies_both_ways(world: World) -> None:
+async def test_large_bodies_both_ways(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         turn.answer(200, turn.request.body)
 
-    await world.start(script)
+    await harness.start(script)
     body = b'{"prompt": "' + b"x" * (8 * 2**20) + b'"}'
-    async with wire(world.running.listen) as client:
+    async with wire(harness.sidecar.listen) as client:
         client.post(body)
         assert (await client.response()).body == body
-    await asyncio.wait_for(world.running.lifecycle.idle(), 10)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
-async def test_a_leg_that_reads_kv_is_sent_once(world: World) -> None:
+async def test_a_leg_that_reads_kv_is_sent_once(harness: Harness) -> None:
     """The engine may have read the KV already: its blocks may belong to another prompt by now."""
     served: set[asyncio.StreamWriter] = set()
 
@@ -206,14 +208,18 @@ async def test_a_leg_that_reads_kv_is_sent_once(world: World) -> None:
         served.add(turn.writer)
         turn.answer(200, b"{}")
 
-    await world.prefill()
-    await world.start(script)
+    await harness.prefill()
+    await harness.start(script)
     paths = []
     for _ in range(4):
-        async with world.http.post(world.url(), data=BODY, headers=world.split) as answer:
+        async with harness.http.post(
+            harness.url(), data=BODY, headers=harness.candidates
+        ) as answer:
             assert answer.status == 200
             paths.append(answer.headers["x-continuum-routing-path"])
     assert "fallback" in paths
-    read = [r.json["kv_transfer_params"] for r in world.decode.requests if b"remote_host" in r.body]
+    read = [
+        r.json["kv_transfer_params"] for r in harness.decode.requests if b"remote_host" in r.body
+    ]
     assert len(read) == len(paths), "each hand-off's KV is read by one leg"
-    await asyncio.wait_for(world.decode.released.wait(), 10)
+    await asyncio.wait_for(harness.decode.released.wait(), 10)

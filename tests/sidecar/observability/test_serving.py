@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from tandem_contract.metrics import ENGINE_XFER_FAILED
 from tandem_contract.trace import SidecarTrace, trace_path
 
-from ..conftest import World
+from ..conftest import Harness
 from ..peers import Turn
 from ..wire import wire
 from .collector import Collector
@@ -18,18 +18,18 @@ BODY = b'{"prompt": "do not tell"}'
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-async def find_traces(world: World, request_id: str) -> tuple[int, bytes]:
-    async with world.http.get(world.admin(trace_path(request_id))) as answer:
+async def find_traces(harness: Harness, request_id: str) -> tuple[int, bytes]:
+    async with harness.http.get(harness.admin(trace_path(request_id))) as answer:
         return answer.status, await answer.read()
 
 
-async def test_an_ended_request_is_found_with_all_its_legs(world: World) -> None:
-    await world.prefill()
-    await world.start()
-    headers = world.split | {"x-request-id": "odd/id?"}
-    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+async def test_an_ended_request_is_found_with_all_its_legs(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start()
+    headers = harness.candidates | {"x-request-id": "odd/id?"}
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
         assert answer.status == 200
-    status, page = await find_traces(world, "odd/id?")
+    status, page = await find_traces(harness, "odd/id?")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert (status, trace.outcome, trace.status, trace.reason) == (200, "answered", 200, "named")
     prefill, decode = trace.legs
@@ -43,47 +43,53 @@ async def test_an_ended_request_is_found_with_all_its_legs(world: World) -> None
     assert b"do not tell" not in page
 
 
-async def test_an_unknown_request_id_is_answered_with_404(world: World) -> None:
-    await world.start()
-    assert await find_traces(world, "r1") == (404, b"[]")
+async def test_an_unknown_request_id_is_answered_with_404(harness: Harness) -> None:
+    await harness.start()
+    assert await find_traces(harness, "r1") == (404, b"[]")
 
 
-async def test_a_running_request_is_found_without_an_end(world: World) -> None:
+async def test_a_running_request_is_found_without_an_end(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
-        await world.go.wait()
+        await harness.go.wait()
         turn.answer(200, b"{}")
 
-    await world.start(script)
+    await harness.start(script)
     headers = {"x-request-id": "r1"}
-    asked = asyncio.create_task(post(world, headers))
-    await world.decode.received(1)
-    _, page = await find_traces(world, "r1")
+    asked = asyncio.create_task(post(harness, headers))
+    await harness.decode.received(1)
+    _, page = await find_traces(harness, "r1")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert (trace.outcome, trace.ended, [leg.result for leg in trace.legs]) == ("", None, [None])
-    world.go.set()
+    harness.go.set()
     assert await asked == 200
 
 
-async def post(world: World, headers: dict[str, str]) -> int:
-    async with world.http.post(world.url(), data=BODY, headers=headers) as answer:
+async def post(harness: Harness, headers: dict[str, str]) -> int:
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
         return answer.status
 
 
 async def test_engines_get_their_legs_span_as_parent(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
     async with Collector() as collector:
-        prefill = await world.prefill()
-        await world.start(otlp_endpoint=collector.url)
-        headers = world.split | {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "a=b"}
-        assert await post(world, headers) == 200
+        prefill = await harness.prefill()
+        await harness.start(otlp_endpoint=collector.url)
+        headers = harness.candidates | {
+            "traceparent": f"00-{TRACE}-{CALLER}-01",
+            "tracestate": "a=b",
+        }
+        assert await post(harness, headers) == 200
         spans = await collector.received(4)
-        await world.stop()
+        await harness.stop()
     assert set(spans) == {"tandem.request", "prefill", "decode", "transfer"}
     assert spans["tandem.request"].parent_span_id.hex() == CALLER
     assert trace_headers(prefill.requests[0].headers) == (spans["prefill"].span_id.hex(), "a=b")
-    assert trace_headers(world.decode.requests[0].headers) == (spans["decode"].span_id.hex(), "a=b")
+    assert trace_headers(harness.decode.requests[0].headers) == (
+        spans["decode"].span_id.hex(),
+        "a=b",
+    )
     assert b"do not tell" not in b"".join(s.SerializeToString() for s in collector.spans)
     assert seconds(spans["transfer"]) == pytest.approx(0.125, abs=1e-6)
 
@@ -99,58 +105,60 @@ def seconds(span: Span) -> float:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-async def test_an_unsampled_traceparent_is_forwarded_unchanged(world: World, traced: bool) -> None:
+async def test_an_unsampled_traceparent_is_forwarded_unchanged(
+    harness: Harness, traced: bool
+) -> None:
     async with Collector() as collector:
-        await world.start(otlp_endpoint=collector.url if traced else "")
+        await harness.start(otlp_endpoint=collector.url if traced else "")
         sent = f"00-{TRACE}-{CALLER}-{'00' if traced else '01'}"
-        assert await post(world, {"traceparent": sent}) == 200
-        assert world.decode.requests[0].headers["traceparent"] == sent
-        await world.stop()
+        assert await post(harness, {"traceparent": sent}) == 200
+        assert harness.decode.requests[0].headers["traceparent"] == sent
+        await harness.stop()
     assert collector.spans == []
 
 
-async def test_a_client_that_left_is_counted_with_its_release(world: World) -> None:
+async def test_a_client_that_left_is_counted_with_its_release(harness: Harness) -> None:
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
 
-    await world.prefill()
-    await world.start(script)
-    lines = [f"{k}: {v}" for k, v in (world.split | {"x-request-id": "r1"}).items()]
-    async with wire(world.running.listen) as client:
+    await harness.prefill()
+    await harness.start(script)
+    lines = [f"{k}: {v}" for k, v in (harness.candidates | {"x-request-id": "r1"}).items()]
+    async with wire(harness.sidecar.listen) as client:
         client.post(BODY, *lines)
-        await world.decode.received(1)
-    await world.decode.released.wait()
+        await harness.decode.received(1)
+    await harness.decode.released.wait()
     released = 'tandem_sidecar_legs_total{phase="release",result="answered"}'
     async with asyncio.timeout(10):
-        while await world.metric(released) != 1:
+        while await harness.metric(released) != 1:
             pass
-    assert await world.metric('tandem_sidecar_client_left_total{moment="handover"}') == 1
-    _, page = await find_traces(world, "r1")
+    assert await harness.metric('tandem_sidecar_client_left_total{moment="handover"}') == 1
+    _, page = await find_traces(harness, "r1")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert [leg.phase for leg in trace.legs] == ["prefill", "decode", "release"]
     assert trace.outcome == "abandoned"
-    assert await world.metric("tandem_sidecar_draining") == 0
+    assert await harness.metric("tandem_sidecar_draining") == 0
 
 
-async def test_failures_counted_by_the_engine_are_added_at_a_scrape(world: World) -> None:
+async def test_failures_counted_by_the_engine_are_added_at_a_scrape(harness: Harness) -> None:
     async def page(turn: Turn) -> None:
         turn.answer(200, f"{ENGINE_XFER_FAILED} 2\n".encode())
 
-    await world.start()
+    await harness.start()
     errors = 'disaggregated_errors_total{phase="kv_transfer"}'
-    assert await world.metric(errors) == 0
-    world.decode.metrics = page
+    assert await harness.metric(errors) == 0
+    harness.decode.metrics = page
     async with asyncio.timeout(10):
-        while await world.metric(errors) != 2:
+        while await harness.metric(errors) != 2:
             pass
 
 
-async def test_a_long_target_is_cut(world: World) -> None:
-    await world.start()
-    async with world.http.post(
-        world.url("/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
+async def test_a_long_target_is_cut(harness: Harness) -> None:
+    await harness.start()
+    async with harness.http.post(
+        harness.url("/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
     ) as answer:
         await answer.read()
-    _, page = await find_traces(world, "long")
+    _, page = await find_traces(harness, "long")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert trace.target == "/" + "x" * 255

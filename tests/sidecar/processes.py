@@ -17,36 +17,36 @@ _SECONDS = 60
 
 @dataclass
 class Sidecar:
-    """One that serves."""
+    """A sidecar process that serves."""
 
     process: asyncio.subprocess.Process
     listen: HostPort
     admin: HostPort
     log: str = ""
-    """What was read of it."""
+    """The log lines read so far."""
 
     def url(self, path: str = "/v1/completions") -> str:
         return f"http://{self.listen}{path}"
 
-    def asked(self, path: str) -> str:
+    def admin_url(self, path: str) -> str:
         """A URL of the admin port."""
         return f"http://{self.admin}{path}"
 
-    async def says(self, words: str) -> str:
-        """The next line of its log that holds `words`."""
+    async def wait_for_log(self, words: str) -> str:
+        """Wait for the next log line that contains `words`, and return it."""
         async with asyncio.timeout(_SECONDS):
             while words not in (line := await self._line()):
                 assert line, f"ended without saying {words!r}: {self.log}"
             return line
 
-    async def rest(self) -> str:
-        """Its log to the end."""
+    async def read_log_to_end(self) -> str:
+        """Read until the process closes its log; returns the whole log."""
         async with asyncio.timeout(_SECONDS):
             while await self._line():
                 pass
         return self.log
 
-    async def ended(self) -> int:
+    async def exit_status(self) -> int:
         return await asyncio.wait_for(self.process.wait(), _SECONDS)
 
     async def _line(self) -> str:
@@ -62,7 +62,7 @@ async def spawn(*arguments: str, under: tuple[str, ...] = ()) -> asyncio.subproc
 
 
 async def fails(*arguments: str) -> tuple[int, str]:
-    """Exit status and log of one that does not start."""
+    """Exit status and log of a sidecar that does not start."""
     process = await spawn(*arguments)
     out, err = await asyncio.wait_for(process.communicate(), _SECONDS)
     assert out == b""
@@ -72,16 +72,16 @@ async def fails(*arguments: str) -> tuple[int, str]:
 
 @asynccontextmanager
 async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator[Sidecar]:
-    """`under`: a command that becomes it."""
+    """Start a sidecar; `under` is a command that execs it."""
     process = await spawn(*FREE, *arguments, under=under)
-    it = Sidecar(process, HostPort("", 0), HostPort("", 0))
+    server = Sidecar(process, HostPort("", 0), HostPort("", 0))
     try:
-        line = await it.says("")
+        line = await server.wait_for_log("")
         match = READY.search(line)
         assert match is not None, line
-        it.listen = HostPort(match[1], int(match[2]))
-        it.admin = HostPort(match[3], int(match[4]))
-        yield it
+        server.listen = HostPort(match[1], int(match[2]))
+        server.admin = HostPort(match[3], int(match[4]))
+        yield server
     finally:
         if process.returncode is None:
             process.kill()

@@ -24,7 +24,7 @@ CRD = Path(__file__).parents[2] / "crds" / "decodepools.yaml"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--nonsense",), "--nonsense"),
         (("--listen", "here"), "HOST:PORT"),
@@ -43,10 +43,10 @@ CRD = Path(__file__).parents[2] / "crds" / "decodepools.yaml"
         (("--plan-key-dir", "/does/not/exist"), "does not exist"),
     ],
 )
-def test_usage_errors_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
+def test_usage_errors_exit_with_2(arguments: tuple[str, ...], message: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 @component
@@ -70,22 +70,22 @@ async def test_a_port_in_use_is_reported_in_one_line_and_exits_with_1() -> None:
 @component
 async def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     low = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
-    async with sidecar(under=low) as it:
-        limits = Path(f"/proc/{it.process.pid}/limits").read_text()
+    async with sidecar(under=low) as server:
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
     [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
     soft, hard = line.split()[3:5]
     assert soft == hard != "256"
 
 
 def test_help_and_version() -> None:
-    said = CliRunner().invoke(main, ["--help"])
-    assert (said.exit_code, "--prefill-timeout" in said.output, "30s" in said.output) == (
+    result = CliRunner().invoke(main, ["--help"])
+    assert (result.exit_code, "--prefill-timeout" in result.output, "30s" in result.output) == (
         0,
         True,
         True,
     )
-    said = CliRunner().invoke(main, ["--version"])
-    assert (said.exit_code, "tandem-sidecar" in said.output) == (0, True)
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, "tandem-sidecar" in result.output) == (0, True)
 
 
 def test_the_flags_defaults_are_those_of_the_settings() -> None:
@@ -141,18 +141,18 @@ async def test_sigterm_drains_and_exits_with_0() -> None:
 
     async with (
         FakeDecode(script) as decode,
-        sidecar("--engine", f"http://{decode.address}") as it,
+        sidecar("--engine", f"http://{decode.address}") as server,
     ):
-        async with wire(it.listen) as running:
+        async with wire(server.listen) as running:
             running.post(b'{"stream": true}')
             await decode.received(1)
-            it.process.terminate()
-            while await status_of(it.listen) != 503:
+            server.process.terminate()
+            while await status_of(server.listen) != 503:
                 pass  # the signal is on its way
             go.set()
             assert (await running.response()).body == b"data: first\n\ndata: [DONE]\n\n"
-        assert await it.ended() == 0
-        assert "Traceback" not in await it.rest()
+        assert await server.exit_status() == 0
+        assert "Traceback" not in await server.read_log_to_end()
 
 
 @component
@@ -165,14 +165,14 @@ async def test_sigterm_exits_with_0_when_the_drain_times_out() -> None:
     arguments = ("--drain-timeout", "100ms")
     async with FakeDecode(script) as decode:
         engine = ("--engine", f"http://{decode.address}")
-        async with sidecar(*arguments, *engine) as it, wire(it.listen) as client:
+        async with sidecar(*arguments, *engine) as server, wire(server.listen) as client:
             client.post(b'{"stream": true}')
             await client.reader.readuntil(b"first\n\n\r\n")
-            it.process.terminate()
-            rest = await client.closed()
-            assert json.loads(rest.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 503
-            assert rest.endswith(b"0\r\n\r\n")
-            assert await it.ended() == 0
+            server.process.terminate()
+            remainder = await client.closed()
+            assert json.loads(remainder.split(b"data: ")[1].split(b"\n")[0])["error"]["code"] == 503
+            assert remainder.endswith(b"0\r\n\r\n")
+            assert await server.exit_status() == 0
 
 
 def test_a_config_file_and_the_environment_set_flags(tmp_path: Path) -> None:

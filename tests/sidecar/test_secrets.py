@@ -88,57 +88,57 @@ SCRIPTS = (fine, refused, busy, broken, babble, bad_chunk, dies, error_event, od
 
 @dataclass
 class Scene:
-    it: Sidecar
+    server: Sidecar
     decode: FakeDecode
     prefill: FakePrefill
 
     async def ask(self, path: str, *headers: str, body: str = BODY) -> None:
         """Send a request and read whatever is answered, if anything."""
-        async with wire(self.it.listen) as client:
+        async with wire(self.server.listen) as client:
             client.post(body.encode(), "connection: close", *MARKED, *headers, path=path)
             await client.closed()
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
+async def start_scene() -> AsyncIterator[Scene]:
     async with FakeDecode() as decode, FakePrefill() as prefill:
         flags = ("--log-format", "json", "--log-level", "debug", "--silence-timeout", "200ms")
         engine = ("--engine", f"http://{decode.address}", "--prefill-allow", str(prefill.address))
-        async with sidecar(*flags, *engine) as it:
-            yield Scene(it, decode, prefill)
+        async with sidecar(*flags, *engine) as server:
+            yield Scene(server, decode, prefill)
 
 
-async def pages(it: Sidecar) -> dict[str, str]:
+async def pages(server: Sidecar) -> dict[str, str]:
     """The text of all admin pages."""
     texts = {}
     async with aiohttp.ClientSession() as http:
         for path in ("/metrics", "/state", "/readyz", "/requests/known"):
-            async with http.get(it.asked(path)) as answer:
+            async with http.get(server.admin_url(path)) as answer:
                 texts[path] = await answer.text()
     return texts
 
 
 async def test_no_secret_is_logged_or_shown() -> None:
-    async with scene() as at:
-        split = f"x-prefiller-host-port: {at.prefill.address}"
+    async with start_scene() as scene:
+        split = f"x-prefiller-host-port: {scene.prefill.address}"
         for script in SCRIPTS:
-            at.decode.generate = script
-            at.prefill.script = FakePrefill().default
+            scene.decode.generate = script
+            scene.prefill.script = FakePrefill().default
             for path in PATHS:
-                await at.ask(f"{path}?key={SECRET}", "x-request-id: known")
-            await at.ask("/v1/completions", split, "x-request-id: known")
-            at.decode.generate, at.prefill.script = fine, script
-            await at.ask("/v1/completions", split, "x-request-id: known")
+                await scene.ask(f"{path}?key={SECRET}", "x-request-id: known")
+            await scene.ask("/v1/completions", split, "x-request-id: known")
+            scene.decode.generate, scene.prefill.script = fine, script
+            await scene.ask("/v1/completions", split, "x-request-id: known")
         for line in ROUTES:
-            await at.ask("/v1/completions", line)
+            await scene.ask("/v1/completions", line)
         for body in (SECRET, f'{{"{SECRET}": {SECRET}}}', f'["{SECRET}"]', '{"model": 1}'):
-            await at.ask("/v1/completions", body=body)
-        async with wire(at.it.listen) as client:
+            await scene.ask("/v1/completions", body=body)
+        async with wire(scene.server.listen) as client:
             client.send(f"{SECRET} /{IN_PATH} HTTP/1.1\r\n{SECRET}\r\n\r\n".encode())
             await client.closed()
-        await running(at)
-        at.it.process.terminate()
-        log = await at.it.rest()
+        await check_pages_during_request(scene)
+        scene.server.process.terminate()
+        log = await scene.server.read_log_to_end()
         assert around(log) == set()
         assert IN_PATH not in log
         lines = [json.loads(line) for line in log.splitlines()[1:]]
@@ -151,24 +151,24 @@ def around(text: str) -> set[str]:
     return set(re.findall(rf".{{0,80}}(?:{SECRET}).{{0,20}}", text))
 
 
-async def running(at: Scene) -> None:
+async def check_pages_during_request(scene: Scene) -> None:
     """Check the admin pages while a request runs, after many others."""
     go = asyncio.Event()
 
-    async def held(turn: Turn) -> None:
+    async def stream_until_go(turn: Turn) -> None:
         turn.stream()
         turn.event(SECRET)
         await go.wait()
         turn.end()
 
-    at.decode.generate = held
-    async with wire(at.it.listen) as client:
+    scene.decode.generate = stream_until_go
+    async with wire(scene.server.listen) as client:
         client.post(BODY.encode(), *MARKED, path=f"/v1/completions?key={SECRET}")
         await client.reader.readuntil(SECRET.encode())
-        shown = await pages(at.it)
-        assert around("".join(shown.values())) == set()
-        assert IN_PATH not in shown["/metrics"] + shown["/state"]
-        assert '"request_id"' in shown["/state"]
-        assert '"completions"' in shown["/requests/known"]
+        page_texts = await pages(scene.server)
+        assert around("".join(page_texts.values())) == set()
+        assert IN_PATH not in page_texts["/metrics"] + page_texts["/state"]
+        assert '"request_id"' in page_texts["/state"]
+        assert '"completions"' in page_texts["/requests/known"]
         go.set()
         await client.reader.readuntil(b"0\r\n\r\n")

@@ -71,9 +71,10 @@ def test_a_changed_file_is_read_once_stable_and_a_bad_one_is_ignored(
     for _ in range(3):
         reloader.check()
     assert applied == [22]
-    said = [line.message for line in caplog.records if line.levelname == "ERROR"]
+    errors = [line.message for line in caplog.records if line.levelname == "ERROR"]
     assert (
-        said == [f"settings not reloaded, the current ones stay in use: {file}:1: not a number"] * 2
+        errors
+        == [f"settings not reloaded, the current ones stay in use: {file}:1: not a number"] * 2
     )
 
 
@@ -112,22 +113,25 @@ async def test_a_stream_continues_over_a_reload_and_the_next_request_uses_it(
     large = b'{"prompt": "%s"}' % (b"x" * 2000)
     async with (
         FakeDecode(script) as decode,
-        sidecar("--config", str(file), "--engine", f"http://{decode.address}") as it,
+        sidecar("--config", str(file), "--engine", f"http://{decode.address}") as server,
         aiohttp.ClientSession() as http,
-        http.post(it.url(), data=large) as running,
+        http.post(server.url(), data=large) as running,
     ):
         await running.content.readuntil(b"\n\n")
         file.write_text("max-body: 1KiB\npeer-port: 5\nlog-format: json\n")
-        it.process.send_signal(signal.SIGHUP)
-        said = await it.says("settings reloaded")
+        server.process.send_signal(signal.SIGHUP)
+        log_line = await server.wait_for_log("settings reloaded")
         changes = "--log-format text -> json, --max-body 1048576 -> 1024"
-        assert said.endswith(f"{changes}; not before a restart: --peer-port\n")
-        async with http.post(it.url(), data=large) as refused:
+        assert log_line.endswith(f"{changes}; not before a restart: --peer-port\n")
+        async with http.post(server.url(), data=large) as refused:
             assert refused.status == 413
         file.write_text("max-body: 1MiB\nretries: many\n")
-        it.process.send_signal(signal.SIGHUP)
-        assert f"{file}:2: retries: " in json.loads(await it.says("not reloaded"))["message"]
-        async with http.post(it.url(), data=large) as refused:
+        server.process.send_signal(signal.SIGHUP)
+        assert (
+            f"{file}:2: retries: "
+            in json.loads(await server.wait_for_log("not reloaded"))["message"]
+        )
+        async with http.post(server.url(), data=large) as refused:
             assert refused.status == 413
         go.set()
         assert await running.content.read() == b"data: [DONE]\n\n"

@@ -23,13 +23,13 @@ LARGE = b'{"prompt": "%s"}' % (b"x" * 2000)
 class Workers:
     """Two workers, an engine that streams until `go` is set, and an HTTP client."""
 
-    def __init__(self, it: Sidecar, decode: FakeDecode, http: aiohttp.ClientSession) -> None:
-        self.it, self.decode, self.http = it, decode, http
+    def __init__(self, server: Sidecar, decode: FakeDecode, http: aiohttp.ClientSession) -> None:
+        self.server, self.decode, self.http = server, decode, http
         self.go = asyncio.Event()
         self.served_meanwhile = 0
-        decode.generate = self._held
+        decode.generate = self._stream_until_go
 
-    async def _held(self, turn: Turn) -> None:
+    async def _stream_until_go(self, turn: Turn) -> None:
         turn.stream()
         turn.event("first")
         await self.go.wait()
@@ -37,7 +37,7 @@ class Workers:
         turn.end()
 
     async def state(self) -> dict[str, Any]:
-        async with self.http.get(self.it.asked("/state")) as answer:
+        async with self.http.get(self.server.admin_url("/state")) as answer:
             state: dict[str, Any] = await answer.json()
         return state
 
@@ -46,18 +46,18 @@ class Workers:
         return {worker["pid"]: worker["in_flight"] for worker in (await self.state())["workers"]}
 
     async def metric(self, sample: str) -> float:
-        async with self.http.get(self.it.asked("/metrics")) as answer:
+        async with self.http.get(self.server.admin_url("/metrics")) as answer:
             page = await answer.text()
         lines = (line.rpartition(" ") for line in page.splitlines())
         return sum(float(value) for name, _, value in lines if name == sample)
 
     async def readiness(self) -> int:
-        async with self.http.get(self.it.asked("/readyz")) as answer:
+        async with self.http.get(self.server.admin_url("/readyz")) as answer:
             return answer.status
 
-    async def running(self) -> aiohttp.ClientResponse:
+    async def start_stream(self) -> aiohttp.ClientResponse:
         """A request whose stream has begun."""
-        answer = await self.http.post(self.it.url(), data=STREAM)
+        answer = await self.http.post(self.server.url(), data=STREAM)
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
         return answer
 
@@ -66,17 +66,17 @@ class Workers:
         last, row = None, 0
         async with asyncio.timeout(60):
             while last is None or row < 20:
-                async with self.http.post(self.it.url(), data=body) as last:
+                async with self.http.post(self.server.url(), data=body) as last:
                     row = row + 1 if last.status == status else 0
                     self.served_meanwhile += last.status == 200
         return last
 
-    async def on_both(self) -> list[aiohttp.ClientResponse]:
+    async def start_streams_on_both(self) -> list[aiohttp.ClientResponse]:
         """Requests that run, some on each worker."""
-        answers = [await self.running()]
+        answers = [await self.start_stream()]
         async with asyncio.timeout(60):
             while 0 in (await self.pids()).values():
-                answers.append(await self.running())
+                answers.append(await self.start_stream())
         return answers
 
 
@@ -85,89 +85,91 @@ async def two_workers(*arguments: str) -> AsyncIterator[Workers]:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with (
         FakeDecode() as decode,
-        sidecar("--workers", "2", "--engine", f"http://{decode.address}", *arguments) as it,
+        sidecar("--workers", "2", "--engine", f"http://{decode.address}", *arguments) as server,
         aiohttp.ClientSession(connector=connector) as http,
     ):
-        made = Workers(it, decode, http)
+        workers = Workers(server, decode, http)
         async with asyncio.timeout(60):
-            while await made.readiness() != 200:
+            while await workers.readiness() != 200:
                 pass
-        yield made
+        yield workers
 
 
-async def done(answers: list[aiohttp.ClientResponse]) -> None:
+async def check_streams_end(answers: list[aiohttp.ClientResponse]) -> None:
     for answer in answers:
         assert await answer.content.read() == REST
 
 
 async def test_a_killed_worker_is_replaced_and_requests_of_the_other_go_on() -> None:
-    async with two_workers() as it:
-        answers = await it.on_both()
-        before = await it.pids()
+    async with two_workers() as workers:
+        answers = await workers.start_streams_on_both()
+        before = await workers.pids()
         victim = next(iter(before))
         os.kill(victim, signal.SIGKILL)
-        assert f"pid {victim}" in await it.it.says("exited with status -9")
+        assert f"pid {victim}" in await workers.server.wait_for_log("exited with status -9")
         async with asyncio.timeout(60):
-            while len(after := await it.pids()) < 2:
+            while len(after := await workers.pids()) < 2:
                 assert len(after) == 1
         assert victim not in after
-        it.go.set()
+        workers.go.set()
         ends = await asyncio.gather(
             *(answer.content.read() for answer in answers), return_exceptions=True
         )
         assert ends.count(REST) == len(answers) - before[victim]
-        async with it.http.post(it.it.url(), data=STREAM) as fresh:
+        async with workers.http.post(workers.server.url(), data=STREAM) as fresh:
             assert fresh.status == 200
 
 
 async def test_all_workers_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("max-body: 1MiB\n")
-    async with two_workers("--config", str(file)) as it:
-        answers = await it.on_both()
-        assert len((await it.state())["in_flight"]) == len(answers)
+    async with two_workers("--config", str(file)) as workers:
+        answers = await workers.start_streams_on_both()
+        assert len((await workers.state())["in_flight"]) == len(answers)
 
         file.write_text("max-body: 1KiB\n")
-        it.it.process.send_signal(signal.SIGHUP)
-        await it.it.says("settings reloaded: --max-body 1048576 -> 1024")
-        await it.until_always(413, LARGE)
+        workers.server.process.send_signal(signal.SIGHUP)
+        await workers.server.wait_for_log("settings reloaded: --max-body 1048576 -> 1024")
+        await workers.until_always(413, LARGE)
 
-        waiting = asyncio.create_task(it.http.get(it.it.asked("/drain?wait=true")).__aenter__())
+        drain = asyncio.create_task(
+            workers.http.get(workers.server.admin_url("/drain?wait=true")).__aenter__()
+        )
         async with asyncio.timeout(60):
-            while await it.readiness() != 503:
+            while await workers.readiness() != 503:
                 pass
-        async with it.http.post(it.it.asked("/drain")) as again:
-            assert await again.json() == {"draining": True, "in_flight": len(answers)}
-        late = await it.until_always(503, STREAM)
+        async with workers.http.post(workers.server.admin_url("/drain")) as second_drain:
+            assert await second_drain.json() == {"draining": True, "in_flight": len(answers)}
+        late = await workers.until_always(503, STREAM)
         assert late.headers["connection"] == "close"
-        assert not waiting.done()
-        it.go.set()
-        await done(answers)
-        assert await (await waiting).json() == {"draining": True, "in_flight": 0}
-        served = await it.metric('disaggregated_requests_total{routing_path="unified"}')
-        assert served == len(answers) + it.served_meanwhile
+        assert not drain.done()
+        workers.go.set()
+        await check_streams_end(answers)
+        assert await (await drain).json() == {"draining": True, "in_flight": 0}
+        served = await workers.metric('disaggregated_requests_total{routing_path="unified"}')
+        assert served == len(answers) + workers.served_meanwhile
 
-        it.it.process.terminate()
-        assert await it.it.ended() == 0
-        assert "Traceback" not in await it.it.rest()
+        workers.server.process.terminate()
+        assert await workers.server.exit_status() == 0
+        assert "Traceback" not in await workers.server.read_log_to_end()
 
 
 async def test_sigterm_drains_all_workers_and_a_second_one_exits_at_once() -> None:
-    async with two_workers() as it:
-        answers = await it.on_both()
-        it.it.process.terminate()
-        await it.until_always(503, STREAM)
+    async with two_workers() as workers:
+        answers = await workers.start_streams_on_both()
+        workers.server.process.terminate()
+        await workers.until_always(503, STREAM)
         assert [answer.content.at_eof() for answer in answers] == [False] * len(answers)
-        it.it.process.terminate()
-        assert await it.it.ended() == 0
+        workers.server.process.terminate()
+        assert await workers.server.exit_status() == 0
         for answer in answers:
             answer.close()
 
 
 async def test_workers_drain_and_exit_after_their_supervisor_was_killed() -> None:
-    async with two_workers() as it:
-        answer = await it.running()
-        it.it.process.kill()
-        it.go.set()
-        await done([answer])
-        await it.it.rest()  # stderr is closed when the last worker has exited
+    async with two_workers() as workers:
+        answer = await workers.start_stream()
+        workers.server.process.kill()
+        workers.go.set()
+        await check_streams_end([answer])
+        await workers.server.read_log_to_end()  # stderr is closed when the last worker has exited

@@ -65,12 +65,12 @@ class Pair:
         return asked(self.http, self.url, it, prefills, request_id)
 
     async def figure(self, name: str, **labels: str) -> float:
-        page = await figures(self.sidecar.asked(endpoints.METRICS))
+        page = await figures(self.sidecar.admin_url(endpoints.METRICS))
         return figure(page, name, **labels)
 
     async def errors(self) -> dict[str, int]:
         """Failures counted so far, by phase; without those that are zero."""
-        page = await figures(self.sidecar.asked(endpoints.METRICS))
+        page = await figures(self.sidecar.admin_url(endpoints.METRICS))
         counted = {p.value: int(figure(page, metrics.ERRORS, phase=p.value)) for p in ErrorPhase}
         return {phase: count for phase, count in counted.items() if count}
 
@@ -88,7 +88,7 @@ class Pair:
 
     async def phases(self) -> list[str]:
         """What runs is at."""
-        async with self.http.get(self.sidecar.asked(endpoints.STATE)) as answer:
+        async with self.http.get(self.sidecar.admin_url(endpoints.STATE)) as answer:
             state: dict[str, Any] = await answer.json()
         return [work["phase"] for work in state["in_flight"]]
 

@@ -23,7 +23,7 @@ async def test_a_drain_finishes_running_requests(decode: Engine, prefill: Engine
             pair.sidecar.process.send_signal(signal.SIGTERM)
             told = await stream.rest()
         assert (told.status, told.error, told.tokens) == (200, "", alone(it))
-        assert await pair.sidecar.ended() == 0
+        assert await pair.sidecar.exit_status() == 0
 
 
 async def test_a_drain_finishes_a_request_in_its_prefill(decode: Engine, prefill: Engine) -> None:
@@ -32,9 +32,9 @@ async def test_a_drain_finishes_a_request_in_its_prefill(decode: Engine, prefill
         prefill.stop()
         client = asyncio.create_task(pair.ask(it, prefill.address))
         await pair.reaches("prefilling")
-        async with pair.http.post(pair.sidecar.asked(endpoints.DRAIN)) as answer:
+        async with pair.http.post(pair.sidecar.admin_url(endpoints.DRAIN)) as answer:
             assert (await answer.json())["in_flight"] == 1
-        async with pair.http.get(pair.sidecar.asked(endpoints.READY)) as answer:
+        async with pair.http.get(pair.sidecar.admin_url(endpoints.READY)) as answer:
             assert answer.status == 503
         prefill.signal(signal.SIGCONT)
         told = await client
@@ -54,7 +54,7 @@ async def test_past_the_drain_timeout_the_client_gets_an_error(
         told = await client
         assert told.status == (200 if stream else 503)
         assert "shutting down" in told.error
-        assert await pair.sidecar.ended() == 0
+        assert await pair.sidecar.exit_status() == 0
         async with asyncio.timeout(20):
             while not (await decode.idle() and await prefill.idle()):
                 pass

@@ -236,15 +236,15 @@ async def test_a_hand_off_over_tls_on_both_legs(ca: trustme.CA, tmp_path: Path) 
     async with decode, prefill, aiohttp.ClientSession() as http:
         engines = ("--engine", f"https://{decode.address}", "--prefill-tls", "--tls-ca", str(path))
         split = {"x-prefiller-host-port": str(prefill.address)}
-        async with sidecar(*engines, "--prefill-allow", str(prefill.address)) as it:
-            async with http.post(it.url(), json={"prompt": "Hi"}, headers=split) as answer:
+        async with sidecar(*engines, "--prefill-allow", str(prefill.address)) as server:
+            async with http.post(server.url(), json={"prompt": "Hi"}, headers=split) as answer:
                 assert answer.status == 200
                 assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
             assert PARAMS in decode.requests[0].body
 
             trustme.CA().cert_pem.write_to_path(path)
-            await it.says("certificates reloaded")
-            async with http.post(it.url(), json={"prompt": "Hi"}, headers=split) as answer:
+            await server.wait_for_log("certificates reloaded")
+            async with http.post(server.url(), json={"prompt": "Hi"}, headers=split) as answer:
                 assert answer.status == 502
             assert len(prefill.requests) == len(decode.requests) == 1
 

@@ -8,7 +8,7 @@
 | prefill answers 4xx, 429, 503 | `tests/sidecar/real/test_prefill.py` |
 | kv_transfer_params unusable, or of another request | `tests/sidecar/real/test_params.py` |
 | KV load fails | `test_killed.py`, `test_network.py`, `tests/sidecar/real/test_params.py` |
-| client disconnects | `tests/sidecar/real/test_leaving.py` |
+| client disconnects | `tests/sidecar/real/test_disconnects.py` |
 | decode engine dies, or hangs | `test_killed.py`; `tests/sidecar/real/test_decode.py` |
 | drain | `tests/sidecar/real/test_drain.py` |
 | all of it at once | `test_load.py` |

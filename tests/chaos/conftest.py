@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ..sidecar.real.engine import Engine, engines
-from ..sidecar.real.fixtures import decode, prefill, second, started
+from ..sidecar.real.fixtures import decode, prefill, second_prefill, shared_engines
 
-__all__ = ["decode", "prefill", "second", "started"]
+__all__ = ["decode", "prefill", "second_prefill", "shared_engines"]
 
 
 @pytest.fixture

@@ -47,11 +47,11 @@ async def toxiproxy() -> AsyncIterator[Toxiproxy]:
     """Run toxiproxy. Raises MissingTool if it is not built."""
     port = free_port("127.0.0.1")
     command = (tools.path("toxiproxy"), "-host", "127.0.0.1", "-port", str(port))
-    async with process(*command) as started, aiohttp.ClientSession() as http:
+    async with process(*command) as server, aiohttp.ClientSession() as http:
         proxy = Toxiproxy(f"http://127.0.0.1:{port}", http)
 
         async def answers() -> bool:
-            assert started.returncode is None, "toxiproxy exited at start"
+            assert server.returncode is None, "toxiproxy exited at start"
             try:
                 async with http.get(f"{proxy.url}/version") as answer:
                     return answer.status == 200

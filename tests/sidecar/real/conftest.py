@@ -1,3 +1,3 @@
-from .fixtures import decode, prefill, second, started
+from .fixtures import decode, prefill, second_prefill, shared_engines
 
-__all__ = ["decode", "prefill", "second", "started"]
+__all__ = ["decode", "prefill", "second_prefill", "shared_engines"]

@@ -58,7 +58,7 @@ class Engine:
         return self.process is not None and self.process.is_alive()
 
     async def up(self) -> None:
-        """Have it serve, whatever was done to it."""
+        """Start or continue the engine; returns once it serves."""
         if self.runs:
             self.signal(signal.SIGCONT)
         else:
@@ -89,8 +89,8 @@ class Engine:
             *("--num-gpu-blocks-override", "512", "--max-model-len", "4096"),
             *("--kv-transfer-config", json.dumps(transfer), *self.flags),
         ]
-        where = {environment.SIDE_CHANNEL_HOST: self.host}
-        self.process = forked.engine(arguments, where, self.log)
+        variables = {environment.SIDE_CHANNEL_HOST: self.host}
+        self.process = forked.engine(arguments, variables, self.log)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -98,11 +98,11 @@ class Engine:
         os.kill(self.process.pid, number)
 
     def stop(self) -> None:
-        """SIGSTOP: it keeps its sockets and says nothing."""
+        """SIGSTOP: the engine keeps its sockets and sends nothing."""
         self.signal(signal.SIGSTOP)
 
     def kill(self) -> None:
-        """SIGKILL, and it is gone."""
+        """SIGKILL, and wait until the process has ended."""
         self.serves = False
         if self.process is not None:
             self.process.kill()
@@ -119,6 +119,6 @@ class Engine:
 
 def engines(directory: Path, **kinds: dict[str, Any]) -> list[Engine]:
     """An engine for each name, not started, each with an unused address."""
-    wanted = dict.fromkeys(kinds, (ports.ENGINE_PREFILL, ports.SIDE_CHANNEL))
-    found = allocate(wanted, f"{directory}-{os.getpid()}")
-    return [Engine(found[name], directory / name, **kind) for name, kind in kinds.items()]
+    ports_by_name = dict.fromkeys(kinds, (ports.ENGINE_PREFILL, ports.SIDE_CHANNEL))
+    addresses = allocate(ports_by_name, f"{directory}-{os.getpid()}")
+    return [Engine(addresses[name], directory / name, **kind) for name, kind in kinds.items()]

@@ -9,35 +9,35 @@ from .engine import Engine, engines
 
 
 @pytest.fixture(scope="package")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
+def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
     """One decode and two prefill engines, not started; the second prefill has a short KV lease."""
-    made = engines(
+    shared = engines(
         tmp_path_factory.mktemp("engines"),
         decode={"role": "kv_consumer"},
         prefill={},
         second={"lease": 2.0},
     )
     try:
-        yield made
+        yield shared
     finally:
-        for engine in made:
+        for engine in shared:
             with contextlib.suppress(ProcessLookupError):
                 engine.kill()
 
 
 @pytest.fixture
-async def decode(started: list[Engine]) -> Engine:
-    await started[0].up()
-    return started[0]
+async def decode(shared_engines: list[Engine]) -> Engine:
+    await shared_engines[0].up()
+    return shared_engines[0]
 
 
 @pytest.fixture
-async def prefill(started: list[Engine]) -> Engine:
-    await started[1].up()
-    return started[1]
+async def prefill(shared_engines: list[Engine]) -> Engine:
+    await shared_engines[1].up()
+    return shared_engines[1]
 
 
 @pytest.fixture
-async def second(started: list[Engine]) -> Engine:
-    await started[2].up()
-    return started[2]
+async def second_prefill(shared_engines: list[Engine]) -> Engine:
+    await shared_engines[2].up()
+    return shared_engines[2]

@@ -14,5 +14,5 @@ async def figures(url: str) -> list[Sample]:
 
 def figure(page: list[Sample], name: str, **labels: str) -> float:
     """The sum of the samples `name` that have `labels`."""
-    wanted = labels.items()
-    return sum(s.value for s in page if s.name == name and wanted <= s.labels.items())
+    required = labels.items()
+    return sum(s.value for s in page if s.name == name and required <= s.labels.items())

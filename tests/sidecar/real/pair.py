@@ -15,7 +15,7 @@ from tandem_loadtest.calls import Call
 
 from ...engine.engines import expected, prompt
 from ..processes import Sidecar, sidecar
-from .asking import Told, ask, asked
+from .client import ClientResult, ask, open_response
 from .engine import Engine
 from .page import figure, figures
 
@@ -38,10 +38,10 @@ def call(seed: int, *, tokens: int = TOKENS, length: int = 100, stream: bool = F
     return Call(prompt(length, seed), max_tokens=tokens, stream=stream, ignore_eos=True)
 
 
-def alone(asked: Call) -> list[int]:
+def expected_tokens(request: Call) -> list[int]:
     """The answer of a model that computed the whole prompt itself."""
-    ids = [int(str(token)) for token in asked.prompt]
-    return expected(tuple(ids), asked.max_tokens)
+    ids = [int(str(token)) for token in request.prompt]
+    return expected(tuple(ids), request.max_tokens)
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Pair:
     def url(self) -> str:
         return self.sidecar.url("")
 
-    async def ask(self, it: Call, *prefills: HostPort, request_id: str = "") -> Told:
-        return await ask(self.http, self.url, it, prefills, request_id)
+    async def ask(self, request: Call, *prefills: HostPort, request_id: str = "") -> ClientResult:
+        return await ask(self.http, self.url, request, prefills, request_id)
 
-    def asked(
-        self, it: Call, *prefills: HostPort, request_id: str = ""
+    def open_response(
+        self, request: Call, *prefills: HostPort, request_id: str = ""
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return asked(self.http, self.url, it, prefills, request_id)
+        return open_response(self.http, self.url, request, prefills, request_id)
 
     async def figure(self, name: str, **labels: str) -> float:
         page = await figures(self.sidecar.admin_url(endpoints.METRICS))
@@ -71,47 +71,47 @@ class Pair:
     async def errors(self) -> dict[str, int]:
         """Failures counted so far, by phase; without those that are zero."""
         page = await figures(self.sidecar.admin_url(endpoints.METRICS))
-        counted = {p.value: int(figure(page, metrics.ERRORS, phase=p.value)) for p in ErrorPhase}
-        return {phase: count for phase, count in counted.items() if count}
+        counts = {p.value: int(figure(page, metrics.ERRORS, phase=p.value)) for p in ErrorPhase}
+        return {phase: count for phase, count in counts.items() if count}
 
-    async def counted(self, **errors: int) -> None:
-        """Return once these are the failures counted; what engines count comes in time."""
+    async def wait_for_errors(self, **errors: int) -> None:
+        """Return once `errors` are the failures counted; the engines' counts arrive later."""
 
-        async def there() -> bool:
+        async def has_errors() -> bool:
             return await self.errors() == errors
 
-        await until(there)
+        await until(has_errors)
 
-    async def ended(self, path: RoutingPath) -> float:
-        """How many requests ended on it."""
+    async def finished_on(self, path: RoutingPath) -> float:
+        """How many requests ended on the routing path."""
         return await self.figure(metrics.REQUESTS, routing_path=path.value)
 
     async def phases(self) -> list[str]:
-        """What runs is at."""
+        """The phase of each request in flight."""
         async with self.http.get(self.sidecar.admin_url(endpoints.STATE)) as answer:
             state: dict[str, Any] = await answer.json()
         return [work["phase"] for work in state["in_flight"]]
 
-    async def reaches(self, phase: str) -> None:
+    async def wait_for_phase(self, phase: str) -> None:
         """Return once a request is at `phase`."""
 
-        async def there() -> bool:
+        async def has_phase() -> bool:
             return phase in await self.phases()
 
-        await until(there)
+        await until(has_phase)
 
-    async def at_rest(self, *engines: Engine) -> None:
-        """Return once nothing runs here and in `engines`, and no KV waits there."""
+    async def wait_until_idle(self, *engines: Engine) -> None:
+        """Return once the sidecar and `engines` run no request, and `engines` hold no KV."""
 
-        async def quiet() -> bool:
+        async def is_idle() -> bool:
             idle = [await engine.idle() for engine in engines]
             return all(idle) and await self.figure("tandem_sidecar_in_flight") == 0
 
-        await until(quiet)
+        await until(is_idle)
 
 
 @asynccontextmanager
-async def paired(decode: Engine, *flags: str) -> AsyncIterator[Pair]:
+async def start_pair(decode: Engine, *flags: str) -> AsyncIterator[Pair]:
     """A sidecar with `flags` in front of `decode`; any local address may be a prefill pod."""
     fixed = ("--engine", decode.url, "--prefill-allow", "127.0.0.0/8", "--pod-name", "decode-0")
     timeout = aiohttp.ClientTimeout(total=60)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem_loadtest.calls import Call
 
-from .asking import BROKEN, HUNG, Told, ask
+from .client import BROKEN, HUNG, ClientResult, ask
 from .engine import Engine
 from .pair import Pair, call
 
@@ -25,7 +25,7 @@ class Storm:
     between_kills: tuple[int, int]
     """Smallest and largest number of answers between two kills."""
     kills: int = 0
-    told: list[tuple[Call, Told]] = field(default_factory=list)
+    result: list[tuple[Call, ClientResult]] = field(default_factory=list)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -38,46 +38,49 @@ class Storm:
         await asyncio.gather(*(self._client(calls) for _ in range(AT_A_TIME)))
         await asyncio.gather(*self._restarts)
 
-    async def wrong(self, engine: Engine) -> list[Told]:
-        """The whole answers that `engine`, which never read another's KV, does not give."""
-        answered = [(it, told) for it, told in self.told if not told.error]
+    async def wrong(self, engine: Engine) -> list[ClientResult]:
+        """Complete answers that differ from those of `engine`, which never read another's KV."""
+        answers = [(request, result) for request, result in self.results if not result.error]
         places = asyncio.Semaphore(AT_A_TIME)
 
-        async def right(it: Call, told: Told) -> bool:
+        async def is_right(request: Call, result: ClientResult) -> bool:
             async with places:
-                same = await ask(self.pair.http, engine.url, replace(it, stream=False))
-            assert same.error == ""
-            return same.tokens == told.tokens and len(told.tokens) == it.max_tokens
+                direct = await ask(self.pair.http, engine.url, replace(request, stream=False))
+            assert direct.error == ""
+            return direct.tokens == result.tokens and len(result.tokens) == request.max_tokens
 
-        verdicts = await asyncio.gather(*(right(it, told) for it, told in answered))
-        return [told for (_, told), ok in zip(answered, verdicts, strict=True) if not ok]
+        verdicts = await asyncio.gather(*(is_right(request, result) for request, result in answers))
+        return [result for (_, result), ok in zip(answers, verdicts, strict=True) if not ok]
 
-    def unclear(self) -> list[Told]:
-        """Answers that were none: hung, cut without a word, or an error that says nothing."""
+    def unclear(self) -> list[ClientResult]:
+        """Requests that hung, that were cut, or that failed without an error message."""
         return [
-            told
-            for _, told in self.told
-            if told.error.startswith((HUNG, BROKEN)) or (told.status != 200 and not told.error)
+            result
+            for _, result in self.results
+            if result.error.startswith((HUNG, BROKEN))
+            or (result.status != 200 and not result.error)
         ]
 
     def summary(self) -> str:
-        """How the requests fared, in a line."""
-        paths = Counter(told.path for _, told in self.told if not told.error)
-        failed = sum(1 for _, told in self.told if told.error)
-        served = ", ".join(f"{count} {path}" for path, count in sorted(paths.items()))
-        return f"{len(self.told)} requests, {self.kills} kills: {served}, {failed} failed"
+        """Counts of requests, kills, routing paths and failures, in a line."""
+        paths = Counter(result.path for _, result in self.results if not result.error)
+        failed = sum(1 for _, result in self.results if result.error)
+        served_by_path = ", ".join(f"{count} {path}" for path, count in sorted(paths.items()))
+        return (
+            f"{len(self.results)} requests, {self.kills} kills: {served_by_path}, {failed} failed"
+        )
 
     async def _client(self, calls: Iterator[Call]) -> None:
-        for it in calls:
+        for request in calls:
             order = self._rng.sample(self.prefills, k=len(self.prefills))
-            told = await self.pair.ask(it, *(engine.address for engine in order))
-            self.told.append((it, told))
-            if len(self.told) >= self._next_kill:
+            result = await self.pair.ask(request, *(engine.address for engine in order))
+            self.results.append((request, result))
+            if len(self.results) >= self._next_kill:
                 self._next_kill += self._rng.randint(*self.between_kills)
                 self._kill()
 
     def _kill(self) -> None:
-        """One of those that serve; it comes back as soon as it can."""
+        """Kill a random serving engine and start it again at once."""
         serving = [engine for engine in self.prefills if engine.serves]
         if serving:
             victim = self._rng.choice(serving)

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from .asking import Stream
+from .client import Stream
 from .engine import Engine
-from .pair import LONG, SPLIT, alone, call, paired
+from .pair import LONG, SPLIT, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
@@ -14,28 +14,30 @@ SOON = ("--silence-timeout", "1s")
 
 
 async def test_a_hang_before_the_first_byte_is_a_502(decode: Engine, prefill: Engine) -> None:
-    async with paired(decode, *SOON) as pair:
+    async with start_pair(decode, *SOON) as pair:
         decode.stop()
-        told = await pair.ask(call(40), prefill.address)
-        assert (told.status, told.path) == (502, SPLIT.value)
-        assert "no sign of life" in told.error
+        result = await pair.ask(call(40), prefill.address)
+        assert (result.status, result.path) == (502, SPLIT.value)
+        assert "no sign of life" in result.error
         assert await pair.errors() == {"decode": 1}
         decode.signal(signal.SIGCONT)
-        await pair.at_rest(decode, prefill)
-        again = call(41)
-        assert (await pair.ask(again, prefill.address)).tokens == alone(again)
+        await pair.wait_until_idle(decode, prefill)
+        next_request = call(41)
+        assert (await pair.ask(next_request, prefill.address)).tokens == expected_tokens(
+            next_request
+        )
 
 
 async def test_a_hang_in_mid_stream_is_an_error_event(decode: Engine, prefill: Engine) -> None:
-    async with paired(decode, *SOON) as pair:
-        long = call(42, tokens=LONG, stream=True)
-        async with pair.asked(long, prefill.address) as response:
+    async with start_pair(decode, *SOON) as pair:
+        long_request = call(42, tokens=LONG, stream=True)
+        async with pair.open_response(long_request, prefill.address) as response:
             stream = Stream(response)
-            await stream.first()
+            await stream.wait_for_first_bytes()
             decode.stop()
-            told = await stream.rest()
-        assert told.status == 200
-        assert "no sign of life" in told.error
+            result = await stream.read_to_end()
+        assert result.status == 200
+        assert "no sign of life" in result.error
         assert await pair.errors() == {"decode": 1}
         decode.signal(signal.SIGCONT)
-        await pair.at_rest(decode, prefill)
+        await pair.wait_until_idle(decode, prefill)

@@ -7,10 +7,10 @@ import pytest
 
 from tandem_contract import metrics, transfer_params
 
-from .asking import ask
+from .altering_proxy import Change, Params, altering_proxy
+from .client import ask
 from .engine import SERVED, Engine
-from .lying import Change, Params, liar
-from .pair import FALLBACK, SPLIT, alone, call, paired
+from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ def with_(**changes: Any) -> Change:
     return change
 
 
-async def none(_: Params) -> Params | None:
+async def no_params(_: Params) -> Params | None:
     return None
 
 
@@ -30,16 +30,22 @@ async def fewer_blocks(params: Params) -> Params:
     return params | {"remote_block_ids": [params["remote_block_ids"][0][:-1]]}
 
 
-@pytest.mark.parametrize("change", [none, with_(do_remote_prefill=False), with_(remote_host=None)])
+@pytest.mark.parametrize(
+    "change", [no_params, with_(do_remote_prefill=False), with_(remote_host=None)]
+)
 async def test_an_answer_without_usable_params_falls_back(
-    decode: Engine, second: Engine, change: Change
+    decode: Engine, second_prefill: Engine, change: Change
 ) -> None:
-    it = call(20)
-    async with liar(second, change) as lying, paired(decode) as pair:
-        told = await pair.ask(it, lying.address)
-        assert (told.status, told.path, told.tokens) == (200, FALLBACK.value, alone(it))
+    request = call(20)
+    async with altering_proxy(second_prefill, change) as proxy, start_pair(decode) as pair:
+        result = await pair.ask(request, proxy.address)
+        assert (result.status, result.path, result.tokens) == (
+            200,
+            FALLBACK.value,
+            expected_tokens(request),
+        )
         assert await pair.errors() == {"kv_transfer": 1}
-        await pair.at_rest(decode, second)
+        await pair.wait_until_idle(decode, second_prefill)
 
 
 @pytest.mark.parametrize(
@@ -53,38 +59,48 @@ async def test_an_answer_without_usable_params_falls_back(
     ],
 )
 async def test_kv_that_cannot_be_read_is_recomputed_and_counted(
-    decode: Engine, second: Engine, change: Change
+    decode: Engine, second_prefill: Engine, change: Change
 ) -> None:
-    it = call(21)
+    request = call(21)
     failed = await decode.figure(metrics.ENGINE_XFER_FAILED)
-    async with liar(second, change) as lying, paired(decode) as pair:
+    async with altering_proxy(second_prefill, change) as proxy, start_pair(decode) as pair:
         # From here on its counters are compared with their values at this moment.
         assert await pair.errors() == {}
-        told = await pair.ask(it, lying.address)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
+        result = await pair.ask(request, proxy.address)
+        assert (result.status, result.path, result.tokens) == (
+            200,
+            SPLIT.value,
+            expected_tokens(request),
+        )
         assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed + 1
-        await pair.counted(kv_transfer=1)
-        await pair.at_rest(decode, second)
+        await pair.wait_for_errors(kv_transfer=1)
+        await pair.wait_until_idle(decode, second_prefill)
 
 
-async def test_kv_of_another_prompt_is_never_read(decode: Engine, second: Engine) -> None:
+async def test_kv_of_another_prompt_is_never_read(decode: Engine, second_prefill: Engine) -> None:
     """Both prompts have the same length, and the other's KV could really be read."""
-    it, other = call(22), call(23)
-    kept: list[Params] = []
+    request, other_request = call(22), call(23)
+    received: list[Params] = []
 
     async def swapped(params: Params) -> Params:
-        kept.append(params)
-        return kept[0]
+        received.append(params)
+        return received[0]
 
-    async with liar(second, swapped) as lying, paired(decode) as pair:
+    async with altering_proxy(second_prefill, swapped) as proxy, start_pair(decode) as pair:
         assert await pair.errors() == {}
-        body = other.body(SERVED) | {
+        body = other_request.body(SERVED) | {
             transfer_params.FIELD: msgspec.json.decode(transfer_params.PREFILL_LEG)
         }
-        async with pair.http.post(f"{second.url}{other.path}", json=body) as answer:
-            kept.append((await answer.json())[transfer_params.FIELD])
-        told = await pair.ask(it, lying.address)
-        assert (told.status, told.path, told.tokens) == (200, SPLIT.value, alone(it))
-        await pair.counted(kv_transfer=1)
-        assert (await ask(pair.http, decode.url, other)).tokens == alone(other)
-        await pair.at_rest(decode, second)
+        async with pair.http.post(f"{second_prefill.url}{other_request.path}", json=body) as answer:
+            received.append((await answer.json())[transfer_params.FIELD])
+        result = await pair.ask(request, proxy.address)
+        assert (result.status, result.path, result.tokens) == (
+            200,
+            SPLIT.value,
+            expected_tokens(request),
+        )
+        await pair.wait_for_errors(kv_transfer=1)
+        assert (await ask(pair.http, decode.url, other_request)).tokens == expected_tokens(
+            other_request
+        )
+        await pair.wait_until_idle(decode, second_prefill)

@@ -1,4 +1,4 @@
-"""A client of the sidecar that tells complete answers, clear errors and broken ones apart."""
+"""A client of the sidecar that distinguishes complete answers, clear errors and broken ones."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ BROKEN: Final = "broken off"
 
 
 @dataclass(frozen=True)
-class Told:
+class ClientResult:
     """The answer as a client sees it."""
 
     status: int = 0
@@ -45,12 +45,12 @@ class Stream:
         self._response = response
         self._parser, self._builder = EventParser(), AnswerBuilder()
 
-    async def first(self) -> None:
+    async def wait_for_first_bytes(self) -> None:
         """Return with the first bytes."""
         self._take(await self._response.content.readany())
 
-    async def rest(self) -> Told:
-        """What was told in all."""
+    async def read_to_end(self) -> ClientResult:
+        """Read the answer to its end; returns all of it."""
         error = ""
         try:
             async for data in self._response.content.iter_any():
@@ -71,7 +71,7 @@ class Stream:
 
 
 @asynccontextmanager
-async def asked(
+async def open_response(
     http: aiohttp.ClientSession,
     url: str,
     call: Call,
@@ -79,14 +79,14 @@ async def asked(
     request_id: str = "",
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """The response's head; leaving early closes the connection."""
-    wanted = {
+    fields = {
         "content-type": "application/json",
         headers.PREFILLER_HOST_PORT: ",".join(map(str, prefills)),
         headers.REQUEST_ID: request_id,
     }
     body = msgspec.json.encode(call.body(SERVED))
-    sent = {name: value for name, value in wanted.items() if value}
-    async with http.post(url + call.path, data=body, headers=sent) as response:
+    sent_fields = {name: value for name, value in fields.items() if value}
+    async with http.post(url + call.path, data=body, headers=sent_fields) as response:
         yield response
 
 
@@ -96,27 +96,27 @@ async def ask(
     call: Call,
     prefills: Iterable[HostPort] = (),
     request_id: str = "",
-) -> Told:
+) -> ClientResult:
     """Send the request and read the answer to its end."""
     try:
-        async with asked(http, url, call, prefills, request_id) as response:
+        async with open_response(http, url, call, prefills, request_id) as response:
             if response.status == 200 and call.stream:
-                return await Stream(response).rest()
-            body, told = await response.read(), head(response)
+                return await Stream(response).read_to_end()
+            body, result = await response.read(), head(response)
             if response.status != 200:
-                return replace(told, error=error_message(body))
-            return replace(told, answer=parse_answer(body))
+                return replace(result, error=error_message(body))
+            return replace(result, answer=parse_answer(body))
     except AnswerError as err:
-        return replace(told, error=f"{BROKEN}: {err}")
+        return replace(result, error=f"{BROKEN}: {err}")
     except TimeoutError:
-        return Told(error=HUNG)
+        return ClientResult(error=HUNG)
     except aiohttp.ClientError:
-        return Told(error=BROKEN)
+        return ClientResult(error=BROKEN)
 
 
-def head(response: aiohttp.ClientResponse) -> Told:
+def head(response: aiohttp.ClientResponse) -> ClientResult:
     """The facts in the head of an answer."""
-    return Told(
+    return ClientResult(
         response.status,
         response.headers.get(headers.ROUTING_PATH, ""),
         response.headers.get(headers.PREFILL_BACKEND, ""),

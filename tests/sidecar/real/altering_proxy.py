@@ -16,13 +16,16 @@ Change = Callable[[Params], Awaitable[Params | None]]
 """Returns the object to send instead of the engine's; None: send none."""
 
 
-def liar(engine: Engine, change: Change) -> Peer:
+def altering_proxy(engine: Engine, change: Change) -> Peer:
     """A server that forwards to `engine` and applies `change` to the parameters of its answers."""
 
     async def script(turn: Turn) -> None:
         url = engine.url + turn.request.target
-        async with aiohttp.ClientSession() as http, http.post(url, data=turn.request.body) as got:
-            answer = await got.json()
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, data=turn.request.body) as response,
+        ):
+            answer = await response.json()
         changed = await change(answer.pop(transfer_params.FIELD))
         if changed is not None:
             answer[transfer_params.FIELD] = changed

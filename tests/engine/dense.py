@@ -61,10 +61,12 @@ class DenseLlama:
         outputs = []
         for head in range(heads):
             shared = head * kv_heads // heads
-            mine = slice(head * dim, (head + 1) * dim)
-            theirs = slice(shared * dim, (shared + 1) * dim)
-            scores = self._rotated(q[:, mine]) @ self._rotated(k[:, theirs]).T / dim**0.5
-            outputs.append(scores.masked_fill(~causal, -math.inf).softmax(-1) @ v[:, theirs])
+            query_columns = slice(head * dim, (head + 1) * dim)
+            kv_columns = slice(shared * dim, (shared + 1) * dim)
+            scores = (
+                self._rotated(q[:, query_columns]) @ self._rotated(k[:, kv_columns]).T / dim**0.5
+            )
+            outputs.append(scores.masked_fill(~causal, -math.inf).softmax(-1) @ v[:, kv_columns])
         return self._linear(at + "o_proj", torch.cat(outputs, -1))
 
     def _rotated(self, x: Tensor) -> Tensor:

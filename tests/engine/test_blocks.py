@@ -131,11 +131,11 @@ def test_equal_content_computed_twice_is_cached_once() -> None:
 def test_no_order_of_events_loses_or_shares_a_block(actions: list[tuple[str, int, int]]) -> None:
     manager = BlockManager(12, 4)
     running: dict[str, list[int]] = {}
-    held: set[str] = set()
+    holds: set[str] = set()
     for kind, number, length in actions:
         name = str(number)
         tokens = [number % 2] * length
-        if kind == "start" and name not in running and name not in held:
+        if kind == "start" and name not in running and name not in holds:
             hashes = chain(tokens)
             matched = manager.match_prefix(hashes)
             if manager.allocate(name, matched, manager.blocks_for(length)):
@@ -148,14 +148,14 @@ def test_no_order_of_events_loses_or_shares_a_block(actions: list[tuple[str, int
             running.pop(name, None)
         elif kind == "hold" and name in running:
             manager.hold(name)
-            held.add(name)
+            holds.add(name)
             del running[name]
         elif kind == "release":
             manager.release_hold(name)
-            held.discard(name)
+            holds.discard(name)
     for name in running:
         manager.free(name)
-    for name in held:
+    for name in holds:
         manager.release_hold(name)
     assert manager.free_count == 12
     assert manager.allocate("all", [], 12)

@@ -22,14 +22,14 @@ ANY_PORT = "tcp://127.0.0.1:*"
 
 @pytest.fixture
 async def context() -> AsyncIterator[zmq.asyncio.Context]:
-    with zmq.asyncio.Context() as made:
-        yield made
-        made.destroy(linger=0)
+    with zmq.asyncio.Context() as new_context:
+        yield new_context
+        new_context.destroy(linger=0)
 
 
 @pytest.fixture
 async def publisher() -> AsyncIterator[KvEventPublisher]:
-    made = KvEventPublisher(
+    new_publisher = KvEventPublisher(
         KvEventsConfig(
             enable_kv_cache_events=True,
             endpoint=ANY_PORT,
@@ -38,9 +38,9 @@ async def publisher() -> AsyncIterator[KvEventPublisher]:
             buffer_steps=3,
         )
     )
-    made.start()
-    yield made
-    await made.stop()
+    new_publisher.start()
+    yield new_publisher
+    await new_publisher.stop()
 
 
 async def _subscribe(
@@ -113,13 +113,13 @@ async def test_missed_batches_are_replayed_while_they_are_kept(
         await socket.recv_multipart()
     endpoint = publisher.replay_endpoint
     assert endpoint is not None
-    kept = [
+    buffered = [
         (last + 2, b"kv@pod@model", "BlockRemoved"),
         (last + 3, b"kv@pod@model", "AllBlocksCleared"),
         (last + 4, b"kv@pod@model", "BlockStored"),
     ]
-    assert await _replay(context, endpoint, b"", bytes(8)) == kept
-    assert await _replay(context, endpoint, b"", (last + 4).to_bytes(8, "big")) == kept[2:]
+    assert await _replay(context, endpoint, b"", bytes(8)) == buffered
+    assert await _replay(context, endpoint, b"", (last + 4).to_bytes(8, "big")) == buffered[2:]
 
 
 async def test_a_malformed_replay_request_is_ignored(
@@ -134,8 +134,8 @@ async def test_a_malformed_replay_request_is_ignored(
 
 
 async def test_an_endpoint_in_use_is_named(publisher: KvEventPublisher) -> None:
-    taken = publisher.endpoint.replace("127.0.0.1", "*")
-    other = KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint=taken))
+    bound_endpoint = publisher.endpoint.replace("127.0.0.1", "*")
+    other = KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, endpoint=bound_endpoint))
     with pytest.raises(EventsUnusable, match=r"endpoint tcp://\*:\d+: Address already in use"):
         other.start()
 

@@ -70,8 +70,8 @@ async def test_a_hand_off_answers_as_a_single_engine_does(length: int) -> None:
         assert params.remote_num_tokens == length
         generation = pair.d.submit(pair.decode("b", prompt(length), params))
         first = await anext(generation)
-        rest, _ = await finish(generation)
-        assert [*first.token_ids, *rest] == expected(prompt(length), 8)
+        later_ids, _ = await finish(generation)
+        assert [*first.token_ids, *later_ids] == expected(prompt(length), 8)
         assert first.timing is not None
         assert first.timing.bytes == pair.counts_d.counts["pulled_bytes"] > 0
         await until(lambda: all_free(pair.p))
@@ -182,8 +182,8 @@ async def test_a_decode_leg_waits_for_blocks_with_its_lease_renewed() -> None:
         await anext(first)
         params = await pair.prefill("a", tokens)
         decode = pair.d.submit(pair.decode("b", tokens, params))
-        gone = pair.d.submit(pair.decode("c", tokens, params))
-        await gone.aclose()
+        closed_generation = pair.d.submit(pair.decode("c", tokens, params))
+        await closed_generation.aclose()
         (busy, _), (answer, _) = await asyncio.gather(finish(first), finish(decode))
         assert len(busy) == 49
         assert answer == expected(tokens, 8)
@@ -259,7 +259,9 @@ async def test_a_held_id_cannot_be_used_again_and_stop_frees_it() -> None:
 async def test_a_side_channel_port_in_use_is_a_config_error() -> None:
     async with running(kv_transfer=transfer(KvRole.PRODUCER, "X")) as engine:
         assert engine.side_channel is not None
-        taken = replace(transfer(KvRole.PRODUCER, "Y"), side_channel_port=engine.side_channel[1])
+        conflicting_transfer = replace(
+            transfer(KvRole.PRODUCER, "Y"), side_channel_port=engine.side_channel[1]
+        )
         with pytest.raises(ConfigError, match="cannot listen"):
-            async with running(kv_transfer=taken):
+            async with running(kv_transfer=conflicting_transfer):
                 pass

@@ -91,8 +91,8 @@ def test_a_model_directory_that_lacks_a_file(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use(model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         status, stderr = _run("--model", str(model), "--host", "127.0.0.1", "--port", port)
     assert status == 1
     assert stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}: address already in use")
@@ -127,9 +127,9 @@ async def test_sigterm_lets_a_running_stream_finish(model: Path) -> None:
         async with http.post("/v1/completions", json=body) as response:
             await response.content.readline()
             process.send_signal(signal.SIGTERM)
-            rest = await response.text()
-        assert rest.endswith("data: [DONE]\n\n")
-        assert rest.count('"text":') == 199
+            remaining_events = await response.text()
+        assert remaining_events.endswith("data: [DONE]\n\n")
+        assert remaining_events.count('"text":') == 199
         _, stderr = await process.communicate()
         assert process.returncode == 0
         assert b"private words" not in stderr

@@ -91,7 +91,7 @@ def test_a_sequences_times() -> None:
 
 
 def test_block_events_are_handed_on() -> None:
-    seen: list[BlockEvent] = []
-    EngineMetrics("tiny", seen.append).record_kv_event(AllBlocksCleared())
+    forwarded: list[BlockEvent] = []
+    EngineMetrics("tiny", forwarded.append).record_kv_event(AllBlocksCleared())
     EngineMetrics("tiny").record_kv_event(AllBlocksCleared())
-    assert seen == [AllBlocksCleared()]
+    assert forwarded == [AllBlocksCleared()]

@@ -78,19 +78,19 @@ def test_logits_are_the_reference_s(tmp_path: Path, name: str) -> None:
     """One step of a decode, a chunk that goes on and one that starts, in scattered blocks."""
     model = variant(tmp_path, name)
     engine = runner(model)
-    one, two, three = prompt(14, 1), prompt(30, 2), prompt(9, 3)
+    first, second, third = prompt(14, 1), prompt(30, 2), prompt(9, 3)
     a, b, c = (30, 2, 17, 5), (1, 39, 4, 20, 8, 11, 0, 3), (25, 24, 23)
-    engine.run([chunk(one, 0, 13, a), chunk(two, 0, 6, b)])
-    results = engine.run([chunk(two, 6, 30, b), chunk(one, 13, 14, a), chunk(three, 0, 9, c)])
+    engine.run([chunk(first, 0, 13, a), chunk(second, 0, 6, b)])
+    results = engine.run([chunk(second, 6, 30, b), chunk(first, 13, 14, a), chunk(third, 0, 9, c)])
     dense = DenseLlama(model)
-    for tokens, result in zip((two, one, three), results, strict=True):
+    for tokens, result in zip((second, first, third), results, strict=True):
         assert result is not None
         assert result.logprobs is not None
-        wanted = dense.logits(list(tokens))[-1].log_softmax(-1)
-        found = torch.zeros(512, dtype=torch.float64)
+        expected_logprobs = dense.logits(list(tokens))[-1].log_softmax(-1)
+        logprobs = torch.zeros(512, dtype=torch.float64)
         for token, value in result.logprobs.top:
-            found[token] = value
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+            logprobs[token] = value
+        torch.testing.assert_close(logprobs, expected_logprobs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -99,20 +99,20 @@ def test_other_dtypes_stay_near(dtype: str) -> None:
     (result,) = runner(tiny_model(), dtype).run([chunk(tokens, 0, 20, (0, 1, 2, 3, 4))])
     assert result is not None
     assert result.logprobs is not None
-    wanted = DenseLlama(tiny_model()).logits(list(tokens))[-1].log_softmax(-1)
+    expected_logprobs = DenseLlama(tiny_model()).logits(list(tokens))[-1].log_softmax(-1)
     tolerance = {"float32": 1e-3, "bfloat16": 2.0, "float16": 0.3}[dtype]
-    assert abs(result.logprobs.chosen - float(wanted[result.token])) < tolerance
+    assert abs(result.logprobs.chosen - float(expected_logprobs[result.token])) < tolerance
 
 
 def test_layers_are_announced_once_their_kv_is_written() -> None:
     engine = runner(tiny_model())
-    seen: list[tuple[int, list[bool]]] = []
+    calls: list[tuple[int, list[bool]]] = []
 
     def note(layers: int) -> None:
-        seen.append((layers, [bool(layer[7].any()) for layer in engine.cache.layers]))
+        calls.append((layers, [bool(layer[7].any()) for layer in engine.cache.layers]))
 
     engine.run([chunk(prompt(3), 0, 3, (7,))], note)
-    assert seen == [(1, [True, False]), (2, [True, True])]
+    assert calls == [(1, [True, False]), (2, [True, True])]
 
 
 def test_blocks_lie_in_one_piece_and_hold_keys_then_values() -> None:

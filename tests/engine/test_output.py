@@ -36,8 +36,10 @@ def test_a_stop_token_of_the_clients_is_the_reason(tokenizer: Tokenizer) -> None
     last = Delta(token_ids=(97, 98), finish_reason="stop", stop_token=98)
     silent = OutputText(tokenizer, TextOptions(stop_token_ids=(98,)))
     assert silent.push(last) == Piece("a", (97, 98), (), "stop", 98)
-    kept = OutputText(tokenizer, TextOptions(stop_token_ids=(98,), include_stop_str_in_output=True))
-    assert kept.push(last).text == "ab"
+    text_with_stop = OutputText(
+        tokenizer, TextOptions(stop_token_ids=(98,), include_stop_str_in_output=True)
+    )
+    assert text_with_stop.push(last).text == "ab"
 
 
 def test_no_stop_string_counts_before_min_tokens(tokenizer: Tokenizer) -> None:

@@ -134,8 +134,10 @@ async def test_logprobs_of_the_greedy_choice_are_the_highest(start: Start) -> No
     answer = await server.post({**GREEDY, "logprobs": 3})
     logprobs = answer["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == 12
-    for chosen, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
-        assert chosen == max(top.values())
+    for token_logprob, top in zip(
+        logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
+        assert token_logprob == max(top.values())
 
 
 @pytest.mark.parametrize(

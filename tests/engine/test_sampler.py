@@ -9,7 +9,7 @@ from tandem_engine.types import SamplingParams
 LOGITS = torch.tensor([[0.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
 
 
-def chosen(
+def draw_counts(
     sampling: SamplingParams, draws: int = 400, logits: torch.Tensor = LOGITS
 ) -> Counter[int]:
     rows = [Draw(sampling, seed=1, index=i) for i in range(draws)]
@@ -17,27 +17,27 @@ def chosen(
 
 
 def test_greedy_takes_the_most_probable() -> None:
-    assert chosen(SamplingParams(temperature=0)) == {1: 400}
+    assert draw_counts(SamplingParams(temperature=0)) == {1: 400}
 
 
 def test_frequencies_follow_the_distribution() -> None:
-    counts = chosen(SamplingParams(), draws=20_000)
+    counts = draw_counts(SamplingParams(), draws=20_000)
     probabilities = LOGITS[0].softmax(-1)
     for token in range(4):
         assert abs(counts[token] / 20_000 - float(probabilities[token])) < 0.02
 
 
 def test_temperature_flattens() -> None:
-    assert chosen(SamplingParams(temperature=50.0))[0] > chosen(SamplingParams())[0]
+    assert draw_counts(SamplingParams(temperature=50.0))[0] > draw_counts(SamplingParams())[0]
 
 
 def test_top_k_and_top_p_cut_the_tail() -> None:
-    assert set(chosen(SamplingParams(temperature=9.0, top_k=2))) == {1, 2}
-    assert set(chosen(SamplingParams(top_k=-1, temperature=9.0))) == {0, 1, 2, 3}
+    assert set(draw_counts(SamplingParams(temperature=9.0, top_k=2))) == {1, 2}
+    assert set(draw_counts(SamplingParams(top_k=-1, temperature=9.0))) == {0, 1, 2, 3}
     first = float(LOGITS[0].softmax(-1)[1])
-    assert set(chosen(SamplingParams(top_p=first - 0.01))) == {1}
-    assert set(chosen(SamplingParams(top_p=first + 0.01))) == {1, 2}
-    assert set(chosen(SamplingParams(top_p=0.0))) == {1}
+    assert set(draw_counts(SamplingParams(top_p=first - 0.01))) == {1}
+    assert set(draw_counts(SamplingParams(top_p=first + 0.01))) == {1, 2}
+    assert set(draw_counts(SamplingParams(top_p=0.0))) == {1}
 
 
 def test_a_draw_does_not_depend_on_its_neighbours() -> None:
@@ -60,7 +60,12 @@ def test_banned_tokens_are_never_chosen_and_logprobs_stay_the_models() -> None:
 
 
 def test_half_precision_logits_are_sampled_in_full() -> None:
-    assert set(chosen(SamplingParams(temperature=9.0), logits=LOGITS.bfloat16())) == {0, 1, 2, 3}
+    assert set(draw_counts(SamplingParams(temperature=9.0), logits=LOGITS.bfloat16())) == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 def test_no_logprobs_unless_asked_and_zero_reports_the_chosen_alone() -> None:

@@ -83,12 +83,12 @@ def test_the_youngest_is_preempted_and_admitted_again_first() -> None:
 
 def test_the_oldest_preempts_itself_when_a_hold_has_the_other_blocks() -> None:
     bench = Bench(blocks=3)
-    held, seq = bench.add(3), bench.add(8)
+    finished_seq, seq = bench.add(3), bench.add(8)
     bench.step()
-    bench.scheduler.remove(held, hold=True)
+    bench.scheduler.remove(finished_seq, hold=True)
     assert bench.step() == []
     assert seq.phase is Phase.WAITING
-    bench.blocks.release_hold(held.id)
+    bench.blocks.release_hold(finished_seq.id)
     assert bench.step() == [("2", 8, 9, True)]
 
 

@@ -549,11 +549,11 @@ async def test_a_body_that_is_too_large(connect: Connect) -> None:
     assert (status, message) == (413, "the request body is larger than 100 bytes")
 
 
-@pytest.mark.parametrize("given", ["ümlaut", "x" * 600])
-async def test_an_unusable_request_id_is_replaced(connect: Connect, given: str) -> None:
+@pytest.mark.parametrize("sent_id", ["ümlaut", "x" * 600])
+async def test_an_unusable_request_id_is_replaced(connect: Connect, sent_id: str) -> None:
     client = await connect(FakeEngine(says("x")))
     _, answer = await client.post(
-        "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": given}
+        "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": sent_id}
     )
     assert answer["id"].startswith("cmpl-")
     assert answer["id"].isascii()

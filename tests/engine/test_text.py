@@ -42,11 +42,11 @@ def test_bytes_that_are_no_utf8_come_out_as_replacement_characters(
     tokenizer: Tokenizer, data: bytes, cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(tokenizer)
-    out, rest = "", list(data)
-    for cut in cuts:
-        out += detokenizer.push(rest[:cut])
-        rest = rest[cut:]
-    out += detokenizer.push(rest) + detokenizer.flush()
+    out, remaining = "", list(data)
+    for size in cuts:
+        out += detokenizer.push(remaining[:size])
+        remaining = remaining[size:]
+    out += detokenizer.push(remaining) + detokenizer.flush()
     assert out == data.decode(errors="replace")
 
 

@@ -38,8 +38,8 @@ def shard(model: Path) -> None:
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for file, part in parts.items():
         save_file({name: tensors[name] for name in part}, model / file)
-    where = {name: file for file, part in parts.items() for name in part}
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
 def load(model: Path) -> None:

@@ -130,10 +130,10 @@ def test_a_port_in_use_ends_with_1_and_one_line(tmp_path: Path, flag: str) -> No
     file = tmp_path / "router.yaml"
     file.write_text(GOOD)
     free = {"--listen", "--health", "--metrics"} - {flag}
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         others = (word for other in free for word in (other, "127.0.0.1:0"))
         status, stderr = invoke("--config", str(file), flag, f"127.0.0.1:{port}", *others)
     assert status == 1

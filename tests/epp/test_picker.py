@@ -241,19 +241,19 @@ def test_a_request_that_is_not_read_passes_through_with_an_id(request_head: Http
 
 
 @pytest.mark.parametrize(
-    "given",
+    "sent_id",
     [None, "", "two words", "caf\xe9", "x" * 129],
     ids=["none", "empty", "space", "non-ascii", "too long"],
 )
-def test_an_unusable_request_id_is_replaced_everywhere(given: str | None) -> None:
+def test_an_unusable_request_id_is_replaced_everywhere(sent_id: str | None) -> None:
     """The sidecar replaces such an id too: a plan bound to the client's would not verify there."""
     setup = PickerSetup(d="decode", p="prefill")
-    headers = {} if given is None else {wire.REQUEST_ID: given}
+    headers = {} if sent_id is None else {wire.REQUEST_ID: sent_id}
     body = json.dumps({"model": "m", "prompt": LONG}).encode()
     request = HttpRequest("POST", "/v1/completions", headers)
     changes = dict(setup.picker.place(request, body, NOW).mutation.set)
     request_id = changes[wire.REQUEST_ID]
-    assert usable_request_id(request_id) == request_id != given
+    assert usable_request_id(request_id) == request_id != sent_id
     plan = verify(changes[wire.PLAN], KEYS, request_id=request_id, now=NOW)
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     assert [trace.request_id for trace in setup.history.find(request_id)] == [request_id]
@@ -434,8 +434,8 @@ def test_no_request_is_handed_off_between_hashes(
         )
         return
     for pod in (placement.decode, *placement.prefill):
-        chosen = members[pod.name]
-        assert chosen.serving
+        member = members[pod.name]
+        assert member.serving
         assert model is None or not pod.backend.models or model in pod.backend.models
         assert pod.backend.compat == placement.decode.backend.compat
     placement.end()

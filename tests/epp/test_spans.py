@@ -68,9 +68,9 @@ def attributes(span: Span) -> dict[str, object]:
 
 async def test_a_decision_is_a_child_of_the_client_and_parent_of_the_sidecar() -> None:
     setup = PickerSetup(d="decode", p="prefill")
-    given = {wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-01", wire.REQUEST_ID: "r"}
+    client_headers = {wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-01", wire.REQUEST_ID: "r"}
     async with traced(setup) as collector:
-        sent = send(setup, {"model": "m", "prompt": LONG}, **given)
+        sent = send(setup, {"model": "m", "prompt": LONG}, **client_headers)
         begun = send(setup, {"model": "m", "prompt": "hi"})
         send(setup, {}, **{wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-00"})
     assert collector.services == {"tandem-epp"}

@@ -153,8 +153,8 @@ async def test_internal_headers_of_a_client_have_no_effect(stack: Stack) -> None
     status, _, headers = await post(stack, body, **forged, **{wire.REQUEST_ID: "mine"})
     assert status == 200
     (request,) = [request for backend in stack.decode for request in backend.received]
-    kept = {name for name in wire.INTERNAL if name in request.headers}
-    assert kept == {wire.DESTINATION_ENDPOINT, wire.PLAN}
+    internal_headers = {name for name in wire.INTERNAL if name in request.headers}
+    assert internal_headers == {wire.DESTINATION_ENDPOINT, wire.PLAN}
     assert request.headers[wire.DESTINATION_ENDPOINT] != "127.0.0.1:1"
     assert request.headers[wire.REQUEST_ID] == headers[wire.REQUEST_ID] == "mine"
 

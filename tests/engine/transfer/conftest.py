@@ -37,15 +37,15 @@ def freed() -> Freed:
 @pytest.fixture
 async def producer(freed: Freed) -> AsyncIterator[Producer]:
     """A cache of seed 1 under a lease longer than any test."""
-    made = Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 60.0, freed)
-    await made.start()
-    yield made
-    await made.close()
+    new_producer = Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 60.0, freed)
+    await new_producer.start()
+    yield new_producer
+    await new_producer.close()
 
 
 @pytest.fixture
 async def puller() -> AsyncIterator[Puller]:
     """A cache of zeros."""
-    made = Puller([layer.zero_() for layer in cache(2)], LAYOUT)
-    yield made
-    await made.close()
+    new_puller = Puller([layer.zero_() for layer in cache(2)], LAYOUT)
+    yield new_puller
+    await new_puller.close()

@@ -55,16 +55,16 @@ def test_blocks_go_out_and_come_in_as_they_lie(dtype: str, staged: bool) -> None
     layout = replace(LAYOUT, dtype=dtype)
     source, target = cache(1, layout), cache(2, layout)
     before = [layer.clone() for layer in target]
-    there, here = [5, 6, 1, 9], [2, 11, 12, 0]
+    source_blocks, target_blocks = [5, 6, 1, 9], [2, 11, 12, 0]
     memory = StagedMemory(target, layout.block_bytes) if staged else HostMemory(target)
     sending = StagedMemory(source, layout.block_bytes) if staged else HostMemory(source)
-    out = sending.outgoing(1, block_plan(there, layout.block_bytes))
+    out = sending.outgoing(1, block_plan(source_blocks, layout.block_bytes))
     data = b"".join(view for views in out for view in views)
-    for views in memory.incoming(1, block_plan(here, layout.block_bytes)):
+    for views in memory.incoming(1, block_plan(target_blocks, layout.block_bytes)):
         for view in views:
             view[:], data = data[: len(view)], data[len(view) :]
     assert data == b""
-    before[1][here] = source[1][there]
+    before[1][target_blocks] = source[1][source_blocks]
     assert all(torch.equal(a, b) for a, b in zip(target, before, strict=True))
 
 

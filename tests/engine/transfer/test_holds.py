@@ -9,7 +9,7 @@ BLOCKS = (3, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("progress", "wanted", "ready"),
+    ("progress", "wanted_tokens", "ready"),
     [
         (PrefillProgress(), 10, (0, 0, 0)),
         (PrefillProgress().advance(BLOCKS, 8, 1, 3), 10, (2, 0, 0)),
@@ -22,8 +22,10 @@ BLOCKS = (3, 1, 2)
         (PrefillProgress().advance(BLOCKS, 9, 3, 3).complete(10), 10, (3, 3, 3)),
     ],
 )
-def test_ready_blocks(progress: PrefillProgress, wanted: int, ready: tuple[int, ...]) -> None:
-    assert tuple(progress.ready_blocks(layer, wanted, 4) for layer in range(3)) == ready
+def test_ready_blocks(
+    progress: PrefillProgress, wanted_tokens: int, ready: tuple[int, ...]
+) -> None:
+    assert tuple(progress.ready_blocks(layer, wanted_tokens, 4) for layer in range(3)) == ready
 
 
 def test_a_read_is_checked_against_a_complete_prompt_only() -> None:

@@ -45,12 +45,12 @@ async def producing(
     lease: float = 60.0,
     limits: wire.TransferLimits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Producer]:
-    made = Producer(cache(1, layout), layout, ENGINE, HOST, 0, lease, freed, limits=limits)
-    await made.start()
+    new_producer = Producer(cache(1, layout), layout, ENGINE, HOST, 0, lease, freed, limits=limits)
+    await new_producer.start()
     try:
-        yield made
+        yield new_producer
     finally:
-        await made.close()
+        await new_producer.close()
 
 
 @asynccontextmanager

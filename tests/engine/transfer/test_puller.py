@@ -38,11 +38,11 @@ async def pulling(
     layers: list[torch.Tensor],
     limits: wire.TransferLimits = wire.DEFAULT_LIMITS,
 ) -> AsyncIterator[Puller]:
-    made = Puller(layers, LAYOUT, limits=limits)
+    new_puller = Puller(layers, LAYOUT, limits=limits)
     try:
-        yield made
+        yield new_puller
     finally:
-        await made.close()
+        await new_puller.close()
 
 
 async def identify(peer: Peer) -> None:
@@ -63,8 +63,8 @@ async def test_a_pull_writes_the_prompts_blocks_and_no_other(
     finish(producer, "r", THERE, LAYOUT)
     source, target = cache(1), cache(2)
     expected = [layer.clone() for layer in target]
-    for there, here in zip(source, expected, strict=True):
-        here[HERE[1:]] = there[THERE[1:]]
+    for source_layer, expected_layer in zip(source, expected, strict=True):
+        expected_layer[HERE[1:]] = source_layer[THERE[1:]]
     async with pulling(target) as puller:
         pulled = await puller.pull(params(producer.address), HERE, 1, TOKENS)
     assert all(torch.equal(a, b) for a, b in zip(target, expected, strict=True))
@@ -333,11 +333,11 @@ async def test_a_lease_is_renewed_until_cancelled() -> None:
 
 
 async def test_lease_renewal_survives_a_broken_connection_and_ends_with_a_refusal() -> None:
-    seen: list[str] = []
+    connections: list[str] = []
 
     async def first_broken_then_refused(peer: Peer) -> None:
-        seen.append("connection")
-        if len(seen) > 1:
+        connections.append("connection")
+        if len(connections) > 1:
             await peer.from_reader()
             await peer.from_reader()
             await peer.send(wire.Refused("unknown"))
@@ -347,7 +347,7 @@ async def test_lease_renewal_survives_a_broken_connection_and_ends_with_a_refusa
         puller = Puller(cache(2), LAYOUT, limits=limits)
         tasks = len(asyncio.all_tasks())
         puller.renew_lease(params(address))
-        await until(lambda: len(seen) == 2 and len(asyncio.all_tasks()) == tasks)
+        await until(lambda: len(connections) == 2 and len(asyncio.all_tasks()) == tasks)
         await puller.close()
 
 

@@ -81,9 +81,9 @@ def test_no_bytes_do_more_than_break_the_connection(body: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_disagreement_names_the_field_and_both_values(theirs: wire.Hello, message: str) -> None:
-    found = wire.disagreement(theirs, ENGINE, LAYOUT)
-    assert found is not None
-    assert found.startswith(message)
+    difference = wire.disagreement(theirs, ENGINE, LAYOUT)
+    assert difference is not None
+    assert difference.startswith(message)
 
 
 def test_equal_sides_agree() -> None:
@@ -95,6 +95,6 @@ def test_unfilled_is_what_comes_after_the_first_bytes(sizes: list[int], count: i
     data = bytes(range(sum(sizes)))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     buffers = [memoryview(data)[a : a + n] for a, n in zip(starts, sizes, strict=True)]
-    left = wire.unfilled(buffers, min(count, len(data)))
-    assert b"".join(left) == data[min(count, len(data)) :]
-    assert all(left)
+    unfilled_views = wire.unfilled(buffers, min(count, len(data)))
+    assert b"".join(unfilled_views) == data[min(count, len(data)) :]
+    assert all(unfilled_views)

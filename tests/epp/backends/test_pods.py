@@ -35,41 +35,41 @@ def test_a_backend_that_never_answered_is_unhealthy_after_one_failed_scrape() ->
 
 
 def test_a_backend_that_answered_may_fail_a_few_scrapes() -> None:
-    known = pod()
-    known.apply_scrape(REPORT)
-    changes = [known.record_scrape_failure() for _ in range(FAILURE_THRESHOLD)]
+    scraped_pod = pod()
+    scraped_pod.apply_scrape(REPORT)
+    changes = [scraped_pod.record_scrape_failure() for _ in range(FAILURE_THRESHOLD)]
     assert changes == [*[False] * (FAILURE_THRESHOLD - 1), True]
-    assert known.apply_scrape(REPORT), "becoming healthy is a change"
-    assert known.ready
+    assert scraped_pod.apply_scrape(REPORT), "becoming healthy is a change"
+    assert scraped_pod.ready
 
 
 def test_a_restart_or_another_block_size_clears_the_index() -> None:
-    known = pod()
-    known.apply_scrape(REPORT)
+    scraped_pod = pod()
+    scraped_pod.apply_scrape(REPORT)
     for changed in (replace(REPORT, incarnation=b"two"), replace(REPORT, block_tokens=32)):
-        known.placed_prefixes.add([1, 2, 3])
-        known.apply_scrape(REPORT)
-        known.placed_prefixes.add([1, 2, 3])
-        assert 1 in known.placed_prefixes
-        known.apply_scrape(changed)
-        assert 1 not in known.placed_prefixes
+        scraped_pod.placed_prefixes.add([1, 2, 3])
+        scraped_pod.apply_scrape(REPORT)
+        scraped_pod.placed_prefixes.add([1, 2, 3])
+        assert 1 in scraped_pod.placed_prefixes
+        scraped_pod.apply_scrape(changed)
+        assert 1 not in scraped_pod.placed_prefixes
 
 
 def test_only_changes_that_scorers_see_are_reported() -> None:
-    known = pod()
-    assert known.apply_scrape(REPORT)
-    assert not known.apply_scrape(REPORT)
-    assert known.apply_scrape(replace(REPORT, gauges=Gauges(waiting=1.0)))
+    scraped_pod = pod()
+    assert scraped_pod.apply_scrape(REPORT)
+    assert not scraped_pod.apply_scrape(REPORT)
+    assert scraped_pod.apply_scrape(replace(REPORT, gauges=Gauges(waiting=1.0)))
 
 
 def test_the_prefill_rate_is_a_moving_average() -> None:
-    known = pod()
-    known.record_prefill(Timing(cached=5))
-    assert known.prefill_rate is None
-    known.record_prefill(Timing(compute=2.0, computed=200))
-    assert known.prefill_rate == 100
-    known.record_prefill(Timing(compute=1.0, computed=200))
-    assert known.prefill_rate == 110
+    prefill_pod = pod()
+    prefill_pod.record_prefill(Timing(cached=5))
+    assert prefill_pod.prefill_rate is None
+    prefill_pod.record_prefill(Timing(compute=2.0, computed=200))
+    assert prefill_pod.prefill_rate == 100
+    prefill_pod.record_prefill(Timing(compute=1.0, computed=200))
+    assert prefill_pod.prefill_rate == 110
 
 
 def test_a_view_is_one_object_until_something_changes() -> None:
@@ -101,11 +101,11 @@ def test_a_pod_keeps_its_state_unless_its_url_or_uid_changes() -> None:
     moved = Backend(name="b", url="http://10.0.0.9:1")
     another = DiscoveredBackend(c.backend, uid="another")
     fleet.apply([DiscoveredBackend(same), DiscoveredBackend(moved), another])
-    kept, there, again = fleet
-    assert kept is a
-    assert kept.backend.weight == 3
-    assert there is not b
-    assert again is not c
+    a_after, b_after, c_after = fleet
+    assert a_after is a
+    assert a_after.backend.weight == 3
+    assert b_after is not b
+    assert c_after is not c
 
 
 def test_a_backend_that_does_not_serve_is_kept_and_not_chosen() -> None:

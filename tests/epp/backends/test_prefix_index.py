@@ -16,13 +16,13 @@ def brute_force(index: PrefixIndex, chain: list[int]) -> int:
 
 @given(TEXTS, st.text("ab", max_size=40).map(str.encode), st.integers(GENERATIONS, 60))
 def test_the_match_equals_that_of_brute_force(
-    added: list[bytes], asked: bytes, capacity: int
+    added: list[bytes], query: bytes, capacity: int
 ) -> None:
     index = PrefixIndex(capacity)
     for text in added:
         index.add(text_chain(text, 2))
         assert len(index) <= capacity
-    chain = text_chain(asked, 2)
+    chain = text_chain(query, 2)
     assert index.match(chain) == brute_force(index, chain)
 
 

@@ -41,9 +41,9 @@ def test_a_page_without_the_figures_is_no_error(page: bytes) -> None:
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[tuple[Fleet, Scraper]]:
-    made = Fleet()
-    scraper = Scraper(made)
-    yield made, scraper
+    scraped_fleet = Fleet()
+    scraper = Scraper(scraped_fleet)
+    yield scraped_fleet, scraper
     await scraper.close()
 
 

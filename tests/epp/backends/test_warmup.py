@@ -108,12 +108,12 @@ async def pairs(sidecar: Sidecar, keys: Mapping[str, bytes] = KEYS) -> AsyncIter
     app = web.Application()
     app.add_routes([web.post("/v1/completions", sidecar.serve)])
     async with TestServer(app) as server:
-        made = Pairs(sidecar, str(server.make_url("/")).rstrip("/"), keys)
+        engine_pairs = Pairs(sidecar, str(server.make_url("/")).rstrip("/"), keys)
         try:
-            yield made
+            yield engine_pairs
         finally:
             sidecar.may_answer.set()
-            await made.warm_ups.close()
+            await engine_pairs.warm_ups.close()
 
 
 D = (Role.DECODE, None, ("m",))

@@ -16,14 +16,14 @@ def test_the_generated_code_is_current(name: str, tmp_path: Path) -> None:
     sources = f"-I{FOLDER.parents[1]}", f"-I{files('grpc_tools') / '_proto'}"
     outputs = f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"
     assert protoc.main(["protoc", *sources, *outputs, "tandem_epp/ext_proc/ext_proc.proto"]) == 0
-    made = (tmp_path / "tandem_epp" / "ext_proc" / name).read_text(encoding="utf-8")
-    assert made == (FOLDER / name).read_text(encoding="utf-8"), "stale: run make generate"
+    generated = (tmp_path / "tandem_epp" / "ext_proc" / name).read_text(encoding="utf-8")
+    assert generated == (FOLDER / name).read_text(encoding="utf-8"), "stale: run make generate"
 
 
 def test_undeclared_fields_are_ignored() -> None:
     """Envoy also sends `attributes` (9) and `observability_mode` (10)."""
-    known = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"hi", end_of_stream=True))
+    message = pb.ProcessingRequest(request_body=pb.HttpBody(body=b"hi", end_of_stream=True))
     unknown = bytes((9 << 3 | 2, 2, 0x0A, 0, 10 << 3, 1))
-    assert pb.ProcessingRequest.FromString(unknown + known.SerializeToString()).request_body == (
-        known.request_body
+    assert pb.ProcessingRequest.FromString(unknown + message.SerializeToString()).request_body == (
+        message.request_body
     )

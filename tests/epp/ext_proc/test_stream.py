@@ -69,7 +69,7 @@ class Placer:
         return LocalReply(TOO_LARGE)
 
 
-def cut(body: bytes, cuts: Sequence[int]) -> list[bytes]:
+def split_at(body: bytes, cuts: Sequence[int]) -> list[bytes]:
     edges = [0, *sorted(c % (len(body) + 1) for c in cuts), len(body)]
     return [body[a:b] for a, b in pairwise(edges)]
 
@@ -94,13 +94,13 @@ def test_chunk_sizes_change_neither_the_pick_nor_the_body(
 ) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
-    first, *rest = drive(stream, cut(body, cuts), trailers=trailers)
+    first, *remaining = drive(stream, split_at(body, cuts), trailers=trailers)
     assert first == Continue(Part.REQUEST_HEADERS, placer.placements[0].mutation)
     assert placer.placements[0].mutation.destination == f"{len(body)}:1.0"
     if trailers:
-        assert rest.pop() == Continue(Part.REQUEST_TRAILERS)
-    chunks = [answer for answer in rest if isinstance(answer, StreamedChunk)]
-    assert chunks == rest
+        assert remaining.pop() == Continue(Part.REQUEST_TRAILERS)
+    chunks = [answer for answer in remaining if isinstance(answer, StreamedChunk)]
+    assert chunks == remaining
     assert b"".join(chunk.body for chunk in chunks) == body
     assert all(len(chunk.body) <= CHUNK for chunk in chunks)
     ends = [chunk.end_of_stream for chunk in chunks]

@@ -22,10 +22,12 @@ NOTHING = ScoringContext(None)
 
 
 def pod(gauges: Gauges | None = None, *, weight: int = 1, role: Role = Role.UNIFIED) -> Pod:
-    made = Pod(Backend(name=str(id(gauges)), url="http://127.0.0.1:1", weight=weight, role=role))
+    scored_pod = Pod(
+        Backend(name=str(id(gauges)), url="http://127.0.0.1:1", weight=weight, role=role)
+    )
     if gauges is not None:
-        made.apply_scrape(ScrapeResult(gauges, b""))
-    return made
+        scored_pod.apply_scrape(ScrapeResult(gauges, b""))
+    return scored_pod
 
 
 def test_roles() -> None:

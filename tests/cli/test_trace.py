@@ -34,7 +34,7 @@ async def test_history_of_a_request_through_a_real_stack(tmp_path: Path) -> None
     for document in documents:
         document.data["spec"]["replicas"] = 1
     sets = parse_pools(documents)
-    here = ("--run-dir", str(tmp_path / "run"))
+    run_dir = ("--run-dir", str(tmp_path / "run"))
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:
         url = f"{stack.endpoint}/v1/completions"
         body = {"model": pools.SERVED, "prompt": list(range(10, 310)), "max_tokens": 2}
@@ -45,9 +45,9 @@ async def test_history_of_a_request_through_a_real_stack(tmp_path: Path) -> None
             decode = answer.headers[headers.DECODE_BACKEND]
             prefill = answer.headers[headers.PREFILL_BACKEND]
         text, as_json, missing = await asyncio.gather(
-            tandem("trace", request_id, *here),
-            tandem("trace", request_id, "--json", *here),
-            tandem("trace", "unknown", *here),
+            tandem("trace", request_id, *run_dir),
+            tandem("trace", request_id, "--json", *run_dir),
+            tandem("trace", "unknown", *run_dir),
         )
     code, out, err = text
     assert (code, err) == (0, "")
@@ -103,8 +103,10 @@ def cluster(folder: Path) -> AbstractAsyncContextManager[str]:
         pod = request.match_info["pod"]
         if pod not in records:
             return unavailable(f"no connection to {pod}")
-        found = records[pod] if request.match_info["id"] == "r" else []
-        return web.Response(status=200 if found else 404, body=msgspec.json.encode(found))
+        trace_records = records[pod] if request.match_info["id"] == "r" else []
+        return web.Response(
+            status=200 if trace_records else 404, body=msgspec.json.encode(trace_records)
+        )
 
     return fake_api_server(folder, PODS, f"{endpoints.REQUESTS}{{id}}", proxied)
 

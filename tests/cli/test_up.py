@@ -91,8 +91,8 @@ async def test_ctrl_c_stops_the_stack_and_leaves_no_process(
     running = groups(tmp_path)
     assert len(running) == 5
     up.send_signal(signal.SIGINT)
-    rest = (await up.stdout.read()).decode()
-    assert (await up.wait(), rest) == (0, "Stopped.\n")
+    output = (await up.stdout.read()).decode()
+    assert (await up.wait(), output) == (0, "Stopped.\n")
     assert all(group_is_gone(group) for group in running)
     assert is_free("127.0.0.1", port)
     assert not (tmp_path / "run/state.json").exists()
@@ -127,8 +127,8 @@ async def test_an_engine_that_exits_fails_the_start_with_the_end_of_its_log(
 async def test_a_port_in_use_is_reported_before_anything_starts(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         up = await start(tmp_path, pools(tmp_path, engine(8200)), port)
         processes.append(up)
         out = (await up.communicate())[0].decode()

@@ -69,7 +69,7 @@ def test_pods_of_the_operator_are_parsed_with_their_engine_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transfer", "where"),
+    ("transfer", "addresses"),
     [
         ({"sideChannelPort": 5700}, (HostPort(IP, 5700), HostPort(IP, 5700))),
         ({"connector": "mooncake"}, (HostPort(IP, 8998), None)),
@@ -84,7 +84,7 @@ def test_pods_of_the_operator_are_parsed_with_their_engine_commands() -> None:
     ],
 )
 def test_a_handoff_begins_at_the_connectors_port(
-    transfer: dict[str, Any], where: tuple[HostPort | None, HostPort | None]
+    transfer: dict[str, Any], addresses: tuple[HostPort | None, HostPort | None]
 ) -> None:
     prefill, decode, _ = targets({"transfer": transfer}, {})
     handoff_addresses = [
@@ -92,7 +92,7 @@ def test_a_handoff_begins_at_the_connectors_port(
         for target in (prefill, decode)
         if target.command is not None
     ]
-    assert tuple(handoff_addresses) == where
+    assert tuple(handoff_addresses) == addresses
 
 
 def test_pods_of_users_need_only_a_role_label() -> None:

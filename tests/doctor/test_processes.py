@@ -52,7 +52,7 @@ async def peer(library: Path, segment: int, port: int = 0) -> AsyncIterator[Proc
         await process.wait()
 
 
-async def says(process: Process) -> int:
+async def read_port(process: Process) -> int:
     assert process.stdout is not None
     async with asyncio.timeout(60):
         return int(await process.stdout.readline() or -1)
@@ -72,29 +72,29 @@ async def test_only_resources_shared_by_two_engines_count(
     library.write_bytes(b"x")
     async with AsyncExitStack() as stack:
         segments = [segment("ucx_a"), segment("ucx_b")]
-        for each in segments:
-            stack.callback(os.close, each)
+        for descriptor in segments:
+            stack.callback(os.close, descriptor)
         if fabric is Fabric.SHARED_MEMORY:
             segments = segments[:1] * 2
-        one = await stack.enter_async_context(peer(library, segments[0]))
-        port = await says(one)
+        first = await stack.enter_async_context(peer(library, segments[0]))
+        port = await read_port(first)
         tcp = fabric is Fabric.TCP
-        other = await stack.enter_async_context(peer(library, segments[1], port if tcp else 0))
-        await says(other)
+        second = await stack.enter_async_context(peer(library, segments[1], port if tcp else 0))
+        await read_port(second)
         if tcp:
-            assert one.stdin is not None
-            one.stdin.write(b"accept\n")
-            assert one.stdout is not None
-            assert await one.stdout.readline() == b"\n"
+            assert first.stdin is not None
+            first.stdin.write(b"accept\n")
+            assert first.stdout is not None
+            assert await first.stdout.readline() == b"\n"
         expected = frozenset({fabric} if fabric else ())
-        assert ucx_fabrics([one.pid, other.pid]) == {one.pid: expected, other.pid: expected}
+        assert ucx_fabrics([first.pid, second.pid]) == {first.pid: expected, second.pid: expected}
 
 
 async def test_fabrics_are_unknown_without_ucx(tmp_path: Path) -> None:
     library = tmp_path / "libother.so"
     library.write_bytes(b"x")
     shared = segment("ucx_a")
-    async with peer(library, shared) as one:
+    async with peer(library, shared) as process:
         os.close(shared)
-        await says(one)
-        assert ucx_fabrics([one.pid, -1]) == {one.pid: None, -1: None}
+        await read_port(process)
+        assert ucx_fabrics([process.pid, -1]) == {process.pid: None, -1: None}

@@ -30,8 +30,8 @@ USAGE = {
 
 def streamed(*events: Event) -> Answer:
     builder = AnswerBuilder()
-    for one in events:
-        builder.add(one)
+    for event in events:
+        builder.add(event)
     builder.finish()
     return builder.so_far()
 
@@ -67,7 +67,7 @@ def test_other_choices_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "brings"),
+    ("event", "has_tokens"),
     [
         (chunk("a"), True),
         (chunk("", [3]), True),
@@ -77,12 +77,12 @@ def test_other_choices_are_left_out() -> None:
         (DONE, False),
     ],
 )
-def test_an_event_says_whether_it_brought_tokens(one: Event, brings: bool) -> None:
-    assert AnswerBuilder().add(one) is brings
+def test_an_event_says_whether_it_brought_tokens(event: Event, has_tokens: bool) -> None:
+    assert AnswerBuilder().add(event) is has_tokens
 
 
 @pytest.mark.parametrize(
-    ("events", "says"),
+    ("events", "message"),
     [
         ([], "without a finish_reason"),
         ([chunk("a")], "without a finish_reason"),
@@ -101,8 +101,8 @@ def test_an_event_says_whether_it_brought_tokens(one: Event, brings: bool) -> No
         ([event(choices=[{"text": 3}])], "not an OpenAI answer"),
     ],
 )
-def test_an_incomplete_stream_is_an_error(events: list[Event], says: str) -> None:
-    with pytest.raises(AnswerError, match=says):
+def test_an_incomplete_stream_is_an_error(events: list[Event], message: str) -> None:
+    with pytest.raises(AnswerError, match=message):
         streamed(*events)
 
 

@@ -93,16 +93,16 @@ CHAT = Call((Message("system", "s"), Message("user", "u")), max_tokens=4, stream
 async def test_the_posted_body_and_headers(
     call: Call, path: str, fields: dict[str, Any], suffix: str
 ) -> None:
-    seen: list[tuple[str, Any, str]] = []
+    requests: list[tuple[str, Any, str]] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        seen.append((request.path, await request.json(), request.headers[headers.REQUEST_ID]))
+        requests.append((request.path, await request.json(), request.headers[headers.REQUEST_ID]))
         return web.json_response(WHOLE)
 
     async with serving(handler) as url, Client(url + suffix, "tiny") as client:
         await client.send(call, request_id="r-1")
     always = {"model": "tiny", "max_tokens": 2, "temperature": 0, "return_token_ids": True}
-    assert seen == [(f"/v1/{path}", {**always, **fields}, "r-1")]
+    assert requests == [(f"/v1/{path}", {**always, **fields}, "r-1")]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ async def test_a_stalled_stream_times_out_and_keeps_its_part() -> None:
 
 
 async def test_an_unreachable_server_is_an_error() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        async with Client(f"http://127.0.0.1:{held.getsockname()[1]}", "tiny") as client:
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        async with Client(f"http://127.0.0.1:{bound_socket.getsockname()[1]}", "tiny") as client:
             result = await client.send(STREAM)
     assert result.status is None
     assert "ClientConnectorError" in str(result.error)
@@ -192,18 +192,18 @@ def timed(*times: float) -> list[Timed]:
 
 async def test_open_loop_does_not_wait_for_answers() -> None:
     gate = Gate()
-    seen: list[Progress] = []
+    progresses: list[Progress] = []
     async with serving(gate.handle) as url, Client(url, "tiny") as client:
         run = asyncio.create_task(
-            run_open_loop(client.send, timed(0.02, 0, 0.01), on_progress=seen.append)
+            run_open_loop(client.send, timed(0.02, 0, 0.01), on_progress=progresses.append)
         )
         await gate.holds(3)
         gate.open.set()
         results = await run
     assert [r.call.max_tokens for r in results] == [1, 2, 3]
     assert all(r.ok for r in results)
-    assert seen[2] == Progress(total=3, sent=3)
-    assert seen[-1] == Progress(total=3, sent=3, finished=3)
+    assert progresses[2] == Progress(total=3, sent=3)
+    assert progresses[-1] == Progress(total=3, sent=3, finished=3)
 
 
 async def test_requests_go_out_in_order_of_time() -> None:
@@ -219,11 +219,11 @@ async def test_requests_go_out_in_order_of_time() -> None:
 
 async def test_beyond_max_in_flight_a_request_fails_and_is_not_delayed() -> None:
     gate = Gate()
-    seen: list[Progress] = []
+    progresses: list[Progress] = []
     async with serving(gate.handle) as url, Client(url, "tiny") as client:
 
         def watch(progress: Progress) -> None:
-            seen.append(progress)
+            progresses.append(progress)
             if progress.sent == 3:
                 gate.open.set()
 
@@ -232,7 +232,7 @@ async def test_beyond_max_in_flight_a_request_fails_and_is_not_delayed() -> None
         )
     assert [r.ok for r in results] == [True, True, False]
     assert results[2].error == "not sent: 2 requests were in flight already"
-    assert seen[-1] == Progress(total=3, sent=3, finished=3, failed=1)
+    assert progresses[-1] == Progress(total=3, sent=3, finished=3, failed=1)
 
 
 async def test_cancelling_a_run_closes_its_connections() -> None:
@@ -269,10 +269,10 @@ async def test_a_conversation_carries_the_answers() -> None:
         answer = {"message": {"content": f"a{len(bodies)}"}, "finish_reason": "stop"}
         return web.json_response({"choices": [answer]})
 
-    heard: list[Result] = []
+    reported: list[Result] = []
     async with serving(handler) as url, Client(url, "tiny") as client:
-        results = await converse(client.send, SCRIPT, on_result=heard.append)
-    assert heard == results
+        results = await converse(client.send, SCRIPT, on_result=reported.append)
+    assert reported == results
     assert [r.answer.text for r in results] == ["a1", "a2", "a3"]
     assert [m["content"] for m in bodies[1]] == ["doc", "q0", "a1", "q1"]
     assert bodies[2] == bodies[1]

@@ -55,9 +55,9 @@ def test_users_of_a_group_share_its_document_as_a_prefix_of_the_prompt() -> None
     for group in range(SHAPE.groups):
         prompts = [text(s.call(0, [])) for s in longs() if s.name.startswith(f"group-{group}-")]
         assert len(prompts) == SHAPE.users
-        for one, other in pairwise(prompts):
-            assert one != other
-            assert one[: SHAPE.document] == other[: SHAPE.document]
+        for prompt, next_prompt in pairwise(prompts):
+            assert prompt != next_prompt
+            assert prompt[: SHAPE.document] == next_prompt[: SHAPE.document]
 
 
 def test_groups_and_short_prompts_share_no_long_prefix() -> None:

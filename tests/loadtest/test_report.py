@@ -48,12 +48,12 @@ def test_a_percentile_is_linear_between_ranks(
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100), st.floats(0, 100))
 def test_a_percentile_lies_within_its_values_and_rises(
-    values: list[float], one: float, other: float
+    values: list[float], percent: float, other_percent: float
 ) -> None:
-    low, high = sorted((percentile(values, one), percentile(values, other)))
+    low, high = sorted((percentile(values, percent), percentile(values, other_percent)))
     assert min(values) <= low
     assert high <= max(values)
-    assert percentile(values, min(one, other)) == low
+    assert percentile(values, min(percent, other_percent)) == low
 
 
 @pytest.mark.parametrize(("values", "percent"), [([], 50), ([1.0], -1), ([1.0], 101)])

@@ -91,9 +91,9 @@ async def test_a_page_that_cannot_be_read_names_its_url(
 
 
 async def test_an_unreachable_page_is_an_error_with_its_url() -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{held.getsockname()[1]}/metrics"
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound_socket.getsockname()[1]}/metrics"
         async with aiohttp.ClientSession() as session:
             with pytest.raises(ScrapeError, match=url):
                 await scrape(session, [url])

@@ -28,10 +28,10 @@ def test_events_of_every_form_are_read() -> None:
 def test_chunk_boundaries_do_not_change_the_events(cuts: list[int]) -> None:
     ends = sorted({*cuts, len(STREAM)})
     parser = EventParser()
-    found = []
+    events = []
     for start, end in zip([0, *ends], ends, strict=False):
-        found += parser.feed(STREAM[start:end])
-    assert found == EVENTS
+        events += parser.feed(STREAM[start:end])
+    assert events == EVENTS
 
 
 def test_single_bytes_do_not_change_the_events() -> None:

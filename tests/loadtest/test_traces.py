@@ -215,13 +215,13 @@ def test_token_ids_follow_from_the_seed() -> None:
 
 
 def test_prompts_without_blocks_differ_by_index() -> None:
-    one, two = (token_ids(Arrival(i, 0, 20, 1), WIDE) for i in (1, 2))
-    assert shared(one, two) == 0
+    first, second = (token_ids(Arrival(i, 0, 20, 1), WIDE) for i in (1, 2))
+    assert shared(first, second) == 0
 
 
 def test_tokens_without_a_block_differ_between_prompts() -> None:
-    one, two = (token_ids(Arrival(i, 0, 20, 1, (7,), 8), WIDE) for i in (1, 2))
-    assert shared(one, two) == 8
+    first, second = (token_ids(Arrival(i, 0, 20, 1, (7,), 8), WIDE) for i in (1, 2))
+    assert shared(first, second) == 8
 
 
 def test_synthetic_arrivals_keep_their_rate() -> None:

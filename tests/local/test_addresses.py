@@ -16,10 +16,10 @@ def test_the_same_pods_get_the_same_addresses() -> None:
 
 
 def test_an_address_whose_port_is_in_use_is_not_allocated() -> None:
-    taken = addresses.allocate({"a": [8000]}, "busy")["a"]
-    with socket.create_server((taken, 8000)):
-        assert not addresses.is_free(taken, 8000)
-        assert addresses.allocate({"a": [8000]}, "busy")["a"] != taken
+    address = addresses.allocate({"a": [8000]}, "busy")["a"]
+    with socket.create_server((address, 8000)):
+        assert not addresses.is_free(address, 8000)
+        assert addresses.allocate({"a": [8000]}, "busy")["a"] != address
 
 
 def test_too_many_pods_are_refused() -> None:

@@ -27,8 +27,8 @@ def test_a_stopped_stack_has_no_state(tmp_path: Path) -> None:
 def test_a_killed_stack_is_reported_as_killed(tmp_path: Path) -> None:
     with RunDir(tmp_path) as run_dir:
         run_dir.write(STATE)
-        left = (tmp_path / "state.json").read_bytes()
-    (tmp_path / "state.json").write_bytes(left)
+        state = (tmp_path / "state.json").read_bytes()
+    (tmp_path / "state.json").write_bytes(state)
     with pytest.raises(NoStack, match=r"no longer runs \(process 7 was killed"):
         read_state(tmp_path)
 

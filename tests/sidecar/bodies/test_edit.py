@@ -109,31 +109,31 @@ def test_a_prefill_leg_generates_one_token(
 
 
 def test_prefill_of_responses_stores_nothing() -> None:
-    made = leg(RequestKind.RESPONSES, max_output_tokens=100, store=True, background=False)
-    assert (made["max_output_tokens"], made["ignore_eos"], made["stream"]) == (1, True, False)
-    assert (made["store"], made["background"]) == (False, False)
-    assert "stop" not in made
-    assert "max_tokens" not in made
+    body = leg(RequestKind.RESPONSES, max_output_tokens=100, store=True, background=False)
+    assert (body["max_output_tokens"], body["ignore_eos"], body["stream"]) == (1, True, False)
+    assert (body["store"], body["background"]) == (False, False)
+    assert "stop" not in body
+    assert "max_tokens" not in body
 
 
 def test_prefill_of_messages_sets_only_fields_of_its_schema() -> None:
-    made = leg(RequestKind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
-    assert (made["max_tokens"], made["stream"]) == (1, False)
-    assert made["thinking"] == CLIENT["thinking"]
-    assert not {"stop_sequences", "min_tokens", "ignore_eos"} & made.keys()
+    body = leg(RequestKind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
+    assert (body["max_tokens"], body["stream"]) == (1, False)
+    assert body["thinking"] == CLIENT["thinking"]
+    assert not {"stop_sequences", "min_tokens", "ignore_eos"} & body.keys()
 
 
 def test_prefill_of_generate_is_capped_in_its_sampling_params() -> None:
     sampling = {"seed": 9007199254740993, "max_tokens": 9, "stop": ["x"], "stop_token_ids": [1]}
-    made = leg(RequestKind.GENERATE, sampling_params=sampling, token_ids=[1, 2])
-    assert made["sampling_params"] == {
+    body = leg(RequestKind.GENERATE, sampling_params=sampling, token_ids=[1, 2])
+    assert body["sampling_params"] == {
         "seed": 9007199254740993,
         "max_tokens": 1,
         "min_tokens": 1,
         "ignore_eos": True,
     }
-    assert made["stream"] is False
-    assert not {"max_tokens", "stream_options", "return_token_ids"} & made.keys()
+    assert body["stream"] is False
+    assert not {"max_tokens", "stream_options", "return_token_ids"} & body.keys()
     assert leg(RequestKind.GENERATE, sampling_params=7)["sampling_params"] == 7
     assert "sampling_params" not in leg(RequestKind.GENERATE)
 

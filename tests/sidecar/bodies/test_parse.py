@@ -43,11 +43,11 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(("outer", "said", "kept"), NESTED)
+@pytest.mark.parametrize(("outer", "member", "expected"), NESTED)
 def test_forbidden_fields_are_removed_where_vllm_reads_them(
-    outer: bytes, said: bytes, kept: bytes
+    outer: bytes, member: bytes, expected: bytes
 ) -> None:
-    assert parse_body(outer % said).data == outer % kept
+    assert parse_body(outer % member).data == outer % expected
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,15 @@ def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
 )
 def test_a_form_in_another_charset_is_refused(charset: bytes, taken: bool) -> None:
     """Starlette decodes names by the charset: in UTF-7 this name is vllm_xargs."""
-    form, said = FORM % b'name="vllm+AF8-xargs"', b"multipart/form-data; boundary=x; charset="
+    form, content_type = (
+        FORM % b'name="vllm+AF8-xargs"',
+        b"multipart/form-data; boundary=x; charset=",
+    )
     if taken:
-        assert clean_passthrough(form, said + charset) is form
+        assert clean_passthrough(form, content_type + charset) is form
     else:
         with pytest.raises(BadBody, match="charset"):
-            clean_passthrough(form, said + charset)
+            clean_passthrough(form, content_type + charset)
 
 
 TEXT = st.text('aZ_é"\\ \n\u2028\U0001f600', max_size=4)
@@ -181,11 +184,11 @@ def test_only_forbidden_fields_are_removed(
     members: dict[str, object], inner: dict[str, object], indent: int
 ) -> None:
     sampling = {"top_p": 0.5, "extra_args": inner}
-    said = members | {"sampling_params": sampling, "vllm_xargs": inner}
-    data = parse_body(json.dumps(said, indent=indent).encode()).data
+    sent = members | {"sampling_params": sampling, "vllm_xargs": inner}
+    data = parse_body(json.dumps(sent, indent=indent).encode()).data
     kept_inner = {k: v for k, v in inner.items() if k not in FORBIDDEN}
-    kept = {k: v for k, v in members.items() if k not in FORBIDDEN} | {
+    expected = {k: v for k, v in members.items() if k not in FORBIDDEN} | {
         "sampling_params": {"top_p": 0.5, "extra_args": kept_inner},
         "vllm_xargs": kept_inner,
     }
-    assert list(json.loads(data).items()) == list(kept.items())
+    assert list(json.loads(data).items()) == list(expected.items())

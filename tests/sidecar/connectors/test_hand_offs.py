@@ -52,10 +52,10 @@ async def test_fake_mooncake_hands_over(harness: Harness, mooncake: FakeMooncake
     assert params_of(prefill)["transfer_id"] == params_of(decode)["transfer_id"]
     assert prefill.headers["x-request-id"] == decode.headers["x-request-id"]
     assert (prefill.json["max_tokens"], decode.json["max_tokens"]) == (1, 5)
-    asked = len(mooncake.registry.requests)
+    lookups = len(mooncake.registry.requests)
     assert await ask(harness) == (REMOTE, "prefill_then_decode")
     # For the second hand-off only the decode engine queries the bootstrap server.
-    assert len(mooncake.registry.requests) == asked + 1
+    assert len(mooncake.registry.requests) == lookups + 1
     assert not mooncake.kept
 
 

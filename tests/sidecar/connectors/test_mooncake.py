@@ -22,15 +22,15 @@ def learned(answer: bytes = REGISTRY) -> Mooncake:
 
 def test_the_bootstrap_server_of_each_pod_is_queried_once() -> None:
     connector = Mooncake()
-    asked = PeerQuery(HostPort("10.0.0.1", 8998), b"/query")
-    assert connector.peer_query(ATTEMPT) == asked
+    query = PeerQuery(HostPort("10.0.0.1", 8998), b"/query")
+    assert connector.peer_query(ATTEMPT) == query
     with pytest.raises(ParamsUnusable):
         connector.expected_kv_hold(ATTEMPT)
     connector.record_peer(ATTEMPT, REGISTRY)
     assert connector.peer_query(ATTEMPT) is None
     assert connector.peer_query(HandoffAttempt("r-2", HostPort("10.0.0.2", 8000))) is not None
     connector.forget_peer(ATTEMPT.prefill)
-    assert connector.peer_query(ATTEMPT) == asked
+    assert connector.peer_query(ATTEMPT) == query
 
 
 def test_a_restart_under_the_same_address_is_detected() -> None:

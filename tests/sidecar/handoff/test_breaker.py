@@ -74,13 +74,13 @@ def test_a_hung_pod_opens_its_circuit_at_once() -> None:
     assert breakers.admit(POD, 0) == 5.0
 
 
-@pytest.mark.parametrize(("asked", "kept"), [(0.0, 0.0), (7.0, 7.0), (3600.0, MAX_WAIT)])
-def test_a_retry_after_is_honoured_and_is_not_a_failure(asked: float, kept: float) -> None:
+@pytest.mark.parametrize(("retry_after", "wait"), [(0.0, 0.0), (7.0, 7.0), (3600.0, MAX_WAIT)])
+def test_a_retry_after_is_honoured_and_is_not_a_failure(retry_after: float, wait: float) -> None:
     breakers = Breakers(Breaker(failures=1, cooldown=5.0))
-    breakers.record_busy(POD, 100.0, asked)
-    assert breakers.admit(POD, 100.0) == kept
-    assert breakers.admit(POD, 100.0 + kept) == 0
-    assert breakers.admit(POD, 100.0 + kept) == 0, "no probe: it did not fail"
+    breakers.record_busy(POD, 100.0, retry_after)
+    assert breakers.admit(POD, 100.0) == wait
+    assert breakers.admit(POD, 100.0 + wait) == 0
+    assert breakers.admit(POD, 100.0 + wait) == 0, "no probe: it did not fail"
 
 
 def test_pods_that_are_not_used_for_long_are_evicted() -> None:

@@ -140,11 +140,11 @@ async def test_retries_bound_the_candidates_asked(harness: Harness) -> None:
 
 @pytest.mark.parametrize("fallback", [True, False])
 async def test_silent_prefill_is_left_at_the_deadline(harness: Harness, fallback: bool) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     prefill = await harness.prefill(script)
     await harness.start(policy=Policy(fallback), prefill_timeout=0.2)
@@ -152,7 +152,7 @@ async def test_silent_prefill_is_left_at_the_deadline(harness: Harness, fallback
         expected = (200, "fallback") if fallback else (504, "prefill_then_decode")
         assert (answer.status, answer.headers[PATH]) == expected
     if prefill.requests:  # a busy machine may not get as far within the deadline
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(disconnect.wait(), 10)
 
 
 async def test_a_prefill_4xx_is_forwarded_unchanged(harness: Harness) -> None:
@@ -258,14 +258,14 @@ async def test_unreachable_decode_is_a_502(harness: Harness) -> None:
         assert answer.status == 502
 
 
-@pytest.mark.parametrize("rest", [b"", b'20\r\ndata: {"text": "half an ev'])
+@pytest.mark.parametrize("tail", [b"", b'20\r\ndata: {"text": "half an ev'])
 async def test_decode_dying_in_mid_stream_ends_in_an_error_event(
-    harness: Harness, rest: bytes
+    harness: Harness, tail: bytes
 ) -> None:
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
-        turn.send(rest)
+        turn.send(tail)
         await turn.writer.drain()
         await harness.go.wait()
         turn.die()
@@ -306,23 +306,23 @@ async def test_a_connection_serves_the_next_request_after_a_stream_was_cut(
         client.post(BODY, *lines)
         await harness.decode.received(1)
         harness.go.set()
-        cut, complete = await client.response(), await client.response()
-    assert cut.headers.get("connection") != "close"
-    assert cut.body.startswith(b"data: first\n\n")
-    assert json.loads(cut.body.removeprefix(b"data: first\n\ndata: "))["error"]["code"] == 502
+        broken, complete = await client.response(), await client.response()
+    assert broken.headers.get("connection") != "close"
+    assert broken.body.startswith(b"data: first\n\n")
+    assert json.loads(broken.body.removeprefix(b"data: first\n\ndata: "))["error"]["code"] == 502
     assert (complete.status, json.loads(complete.body)) == (200, {"choices": [{"text": "hello"}]})
 
 
-@pytest.mark.parametrize("rest", [b"", b"data: second"])
+@pytest.mark.parametrize("tail", [b"", b"data: second"])
 async def test_a_stream_that_is_cut_within_a_chunk_stays_incomplete_and_closes(
-    harness: Harness, rest: bytes
+    harness: Harness, tail: bytes
 ) -> None:
     """The client may take the error event for payload, but it notices the end of the connection."""
     first = b"data: first\r\n\r\n"
 
     async def script(turn: Turn) -> None:
         turn.stream()
-        turn.send(b"400\r\n" + first + rest)
+        turn.send(b"400\r\n" + first + tail)
         await turn.writer.drain()
         await harness.go.wait()
         turn.die()
@@ -348,9 +348,9 @@ async def test_a_stream_with_a_malformed_chunk_ends_in_an_error_event(harness: H
         client.post(STREAM)
         await client.reader.readuntil(b"data: first\n\n\r\n")
         harness.go.set()
-        rest = await client.closed()
-    assert b"data: {" in rest
-    assert b"0\r\n\r\n" not in rest, "the connection closes, so the body must stay incomplete"
+        remainder = await client.closed()
+    assert b"data: {" in remainder
+    assert b"0\r\n\r\n" not in remainder, "the connection closes, so the body must stay incomplete"
 
 
 @pytest.mark.parametrize("framing", ["transfer-encoding: chunked", "content-length: 100"])
@@ -386,26 +386,26 @@ async def leave(
 
 
 async def test_client_leaving_during_prefill_aborts_it(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     prefill = await harness.prefill(script)
     await harness.start()
     await leave(harness, BODY, harness.candidates, prefill.received(1))
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
     await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
     assert harness.decode.requests == harness.decode.releases == []
 
 
 async def test_client_leaving_before_admission_releases_the_kv(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     await harness.prefill()
     await harness.start(script)
@@ -415,7 +415,7 @@ async def test_client_leaving_before_admission_releases_the_kv(harness: Harness)
         harness.candidates | {"authorization": "Bearer k"},
         harness.decode.received(1),
     )
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
     await asyncio.wait_for(harness.decode.released.wait(), 10)
     [release] = harness.decode.releases
     assert release.target == "/v1/completions"
@@ -427,14 +427,14 @@ async def test_client_leaving_before_admission_releases_the_kv(harness: Harness)
 
 
 async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(harness: Harness) -> None:
-    left, started = asyncio.Event(), asyncio.Event()
+    disconnect, started = asyncio.Event(), asyncio.Event()
 
     async def script(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
         started.set()
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     await harness.prefill()
     await harness.start(script)
@@ -442,7 +442,7 @@ async def test_client_leaving_a_stream_aborts_decode_and_releases_nothing(harnes
     async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         await answer.content.readuntil(b"\n\n")
         answer.close()
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
     await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
     assert harness.decode.releases == []
 
@@ -502,9 +502,9 @@ async def test_internal_headers_of_engines_and_clients_are_replaced(harness: Har
         assert answer.headers.getall("x-request-id") == ["mine"]
         assert answer.headers["x-other"] == "kept"
         assert "x-tandem-timing" not in answer.headers, "no router is there to remove it"
-    got = harness.decode.requests[0].headers
-    assert got["x-request-id"].startswith("mine-")
-    assert not {"x-data-parallel-rank", "x-tandem-timing"} & set(got)
+    engine_headers = harness.decode.requests[0].headers
+    assert engine_headers["x-request-id"].startswith("mine-")
+    assert not {"x-data-parallel-rank", "x-tandem-timing"} & set(engine_headers)
 
 
 async def test_concurrent_hand_offs_stay_apart(harness: Harness) -> None:
@@ -515,14 +515,14 @@ async def test_concurrent_hand_offs_stay_apart(harness: Harness) -> None:
     await harness.prefill()
     await harness.start(script)
 
-    async def one(i: int) -> bool:
+    async def is_answered(i: int) -> bool:
         body = json.dumps({"prompt": f"p{i}"})
         async with harness.http.post(
             harness.url(), data=body, headers=harness.candidates
         ) as answer:
             return bool((await answer.json())["prompt"] == f"p{i}")
 
-    assert all(await asyncio.gather(*(one(i) for i in range(100))))
+    assert all(await asyncio.gather(*(is_answered(i) for i in range(100))))
     ids = [r.headers["x-request-id"] for r in harness.decode.requests]
     assert len(set(ids)) == 100
 

@@ -47,17 +47,17 @@ async def test_a_hung_prefill_pod_without_another_falls_back(harness: Harness) -
 async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(
     harness: Harness,
 ) -> None:
-    asked = asyncio.Event()
+    probe = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
-        await asked.wait()
+        await probe.wait()
         await prefill.default(turn)
 
     async def counting(turn: Turn) -> None:
         await healthy(turn)
         checks.append(turn)
         if len(checks) == 3:
-            asked.set()
+            probe.set()
 
     checks: list[Turn] = []
     prefill = await harness.prefill(slow)
@@ -100,8 +100,8 @@ async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(harness
     await harness.start(fails, silence_timeout=SILENCE)
     harness.decode.health = hangs
     async with harness.http.post(harness.url(), data=STREAM) as answer:
-        said = await asyncio.wait_for(answer.read(), 10)
-    assert said.count(b"error") == 2, "the engine's and the sidecar's"
+        body = await asyncio.wait_for(answer.read(), 10)
+    assert body.count(b"error") == 2, "the engine's and the sidecar's"
 
 
 async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
@@ -111,18 +111,18 @@ async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
             self.other: Twin
 
         def engine_hung(self, detail: str) -> None:
-            told.set_result(detail)
+            failure.set_result(detail)
             self.liveness.unwatch(self.other)
 
-    told = asyncio.get_running_loop().create_future()
-    pool, (one, other) = Pool(), (Twin(), Twin())
+    failure = asyncio.get_running_loop().create_future()
+    pool, (first, second) = Pool(), (Twin(), Twin())
     monitor = LivenessMonitor(pool, SILENCE)
     async with FakeDecode() as engine:
         engine.health = hangs
-        for leg, twin in ((one, other), (other, one)):
+        for leg, twin in ((first, second), (second, first)):
             leg.other, leg.liveness = twin, monitor.watch(engine.address, leg)
-        assert "no sign of life" in await asyncio.wait_for(told, 10)
-        assert not one.liveness.legs
+        assert "no sign of life" in await asyncio.wait_for(failure, 10)
+        assert not first.liveness.legs
         monitor.close()
     pool.close()
 
@@ -183,15 +183,15 @@ async def test_an_engine_that_shuts_down_and_finishes_its_requests_is_waited_for
     harness: Harness,
 ) -> None:
     """A server that shuts down closes its listener first: a refused connection is alive."""
-    asked = asyncio.Event()
+    probe = asyncio.Event()
 
     async def slow(turn: Turn) -> None:
         prefill.close_port()
-        await asked.wait()
+        await probe.wait()
         await prefill.default(turn)
 
     prefill = await harness.prefill(slow)
     await harness.start(silence_timeout=SILENCE)
-    asyncio.get_running_loop().call_later(4 * SILENCE, asked.set)
+    asyncio.get_running_loop().call_later(4 * SILENCE, probe.set)
     async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")

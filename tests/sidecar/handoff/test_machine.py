@@ -37,7 +37,7 @@ PREFILL, DECODE = m.CountError(ErrorPhase.PREFILL), m.CountError(ErrorPhase.DECO
 KV = m.CountError(ErrorPhase.KV_TRANSFER)
 
 
-def ended(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
+def ended_state(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
     return h.Ended(path, outcome)
 
 
@@ -49,7 +49,7 @@ def test_a_split_begins_with_its_first_candidate() -> None:
 def test_a_split_without_candidates_falls_back() -> None:
     assert h.begin(0, YES, MAX_ATTEMPTS) == (LOCAL, (m.StartDecode(None),))
     state, actions = h.begin(0, NO, MAX_ATTEMPTS)
-    assert state == ended(Outcome.FAILED)
+    assert state == ended_state(Outcome.FAILED)
     assert actions == (m.SendError(502, "no prefill backend is left to ask"),)
 
 
@@ -70,7 +70,7 @@ def test_prefill_fails_with_a_candidate_left(cause: Cause) -> None:
 def test_prefill_fails_with_no_candidate_left(cause: Cause) -> None:
     event = m.PrefillFailed(cause, "why")
     assert h.step(prefilling(attempt=1, of=2), event) == (LOCAL, (PREFILL, m.StartDecode(None)))
-    failed = (ended(Outcome.FAILED), (PREFILL, m.SendError(502, "why")))
+    failed = (ended_state(Outcome.FAILED), (PREFILL, m.SendError(502, "why")))
     assert h.step(prefilling(NO, 1, 2), event) == failed
 
 
@@ -78,13 +78,13 @@ def test_prefill_deadline_asks_no_other_candidate() -> None:
     event = m.PrefillFailed(Cause.DEADLINE, "late")
     fallback = (LOCAL, (PREFILL, m.AbortPrefill(), m.StartDecode(None)))
     assert h.step(prefilling(of=5), event) == fallback
-    failed = (ended(Outcome.FAILED), (PREFILL, m.AbortPrefill(), m.SendError(504, "late")))
+    failed = (ended_state(Outcome.FAILED), (PREFILL, m.AbortPrefill(), m.SendError(504, "late")))
     assert h.step(prefilling(NO, of=5), event) == failed
 
 
 def test_a_prefill_4xx_is_forwarded_to_the_client() -> None:
     assert h.step(prefilling(of=3), m.PrefillRejected()) == (
-        ended(Outcome.ANSWERED),
+        ended_state(Outcome.ANSWERED),
         (m.ForwardPrefillAnswer(),),
     )
 
@@ -92,7 +92,7 @@ def test_a_prefill_4xx_is_forwarded_to_the_client() -> None:
 def test_unusable_transfer_params_are_counted_and_fall_back() -> None:
     event = m.PrefillUnusable("nothing there")
     assert h.step(prefilling(of=2), event) == (LOCAL, (KV, m.StartDecode(None)))
-    failed = (ended(Outcome.FAILED), (KV, m.SendError(502, "nothing there")))
+    failed = (ended_state(Outcome.FAILED), (KV, m.SendError(502, "nothing there")))
     assert h.step(prefilling(NO, of=2), event) == failed
 
 
@@ -116,12 +116,12 @@ def test_a_failed_kv_load_without_fallback_is_forwarded() -> None:
 
 @pytest.mark.parametrize("state", [reading(admitted=True), LOCAL])
 def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
-    failed = (ended(Outcome.FAILED, state.path), (DECODE, m.SendError(502, "gone")))
+    failed = (ended_state(Outcome.FAILED, state.path), (DECODE, m.SendError(502, "gone")))
     assert h.step(state, m.DecodeLost("gone")) == failed
 
 
 def test_decode_dies_before_it_admitted_the_request() -> None:
-    failed = (ended(Outcome.FAILED), (DECODE, m.ReleaseKv(P), m.SendError(502, "gone")))
+    failed = (ended_state(Outcome.FAILED), (DECODE, m.ReleaseKv(P), m.SendError(502, "gone")))
     assert h.step(reading(), m.DecodeLost("gone")) == failed
 
 
@@ -135,26 +135,29 @@ def test_a_decode_4xx_is_forwarded_and_the_kv_is_released_once(kv_released: bool
     state, actions = h.step(reading(), m.DecodeRefused(kv_released))
     assert actions == (() if kv_released else (m.ReleaseKv(P),))
     assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
-    gone = (ended(Outcome.ABANDONED), (m.AbortDecode(),))
-    assert h.step(state, m.ClientDisconnected()) == gone
+    expected = (ended_state(Outcome.ABANDONED), (m.AbortDecode(),))
+    assert h.step(state, m.ClientDisconnected()) == expected
 
 
 def test_a_candidate_with_an_open_circuit_is_skipped_and_is_no_attempt() -> None:
     state = h.Prefilling(YES, 3, max_attempts=1)
-    held = m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 4.2)
-    state, actions = h.step(state, held)  # type: ignore[assignment]  # still prefilling
+    circuit_open = m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 4.2)
+    state, actions = h.step(state, circuit_open)  # type: ignore[assignment]  # still prefilling
     assert actions == (m.StartPrefill(1, True),)
     assert h.step(state, m.PrefillFailed(Cause.ERROR, "why"))[0] == LOCAL
 
 
-@pytest.mark.parametrize(("waits", "told"), [((4.2, 7), 5), ((30, 0.3), 1)])
+@pytest.mark.parametrize(("waits", "retry_after"), [((4.2, 7), 5), ((30, 0.3), 1)])
 def test_when_all_circuits_are_open_the_error_has_a_retry_after(
-    waits: tuple[float, float], told: int
+    waits: tuple[float, float], retry_after: int
 ) -> None:
     state, _ = h.begin(2, NO, MAX_ATTEMPTS)
     for wait in waits:
         state, actions = h.step(state, m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", wait))
-    assert (state, actions) == (ended(Outcome.FAILED), (m.SendError(503, "held", told),))
+    assert (state, actions) == (
+        ended_state(Outcome.FAILED),
+        (m.SendError(503, "held", retry_after),),
+    )
 
 
 def test_when_all_circuits_are_open_it_falls_back() -> None:
@@ -194,7 +197,7 @@ def test_concurrent_legs_a_failed_prefill_aborts_decode_and_tries_the_next() -> 
 
 
 def test_concurrent_legs_a_refused_prefill_is_forwarded() -> None:
-    passed = (ended(Outcome.ANSWERED), (m.AbortDecode(), m.ForwardPrefillAnswer()))
+    passed = (ended_state(Outcome.ANSWERED), (m.AbortDecode(), m.ForwardPrefillAnswer()))
     assert h.step(pairing(), m.PrefillRejected()) == passed
 
 
@@ -213,8 +216,8 @@ def test_concurrent_legs_a_decode_failure_aborts_the_prefill() -> None:
 
 
 def test_decode_dies_in_mid_stream() -> None:
-    cut = (ended(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone")))
-    assert h.step(h.Answering(SPLIT), m.DecodeLost("gone")) == cut
+    expected = (ended_state(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone")))
+    assert h.step(h.Answering(SPLIT), m.DecodeLost("gone")) == expected
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,10 @@ def test_decode_dies_in_mid_stream() -> None:
     ],
 )
 def test_client_disconnects(state: h.State, actions: tuple[m.Action, ...]) -> None:
-    assert h.step(state, m.ClientDisconnected()) == (ended(Outcome.ABANDONED, state.path), actions)
+    assert h.step(state, m.ClientDisconnected()) == (
+        ended_state(Outcome.ABANDONED, state.path),
+        actions,
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_client_disconnects(state: h.State, actions: tuple[m.Action, ...]) -> No
     ],
 )
 def test_drain_expires(state: h.State, outcome: Outcome, actions: tuple[m.Action, ...]) -> None:
-    assert h.step(state, m.DrainExpired()) == (ended(outcome), actions)
+    assert h.step(state, m.DrainExpired()) == (ended_state(outcome), actions)
 
 
 SENT: tuple[m.Event, ...] = (m.PrefillSent(P),)

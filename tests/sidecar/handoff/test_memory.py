@@ -14,7 +14,7 @@ from ..conftest import Harness
 BODY = b'{"model": "m", "prompt": "Hi"}'
 
 
-def left() -> list[object]:
+def uncollected() -> list[object]:
     kinds = (Forward, HandoffDriver, Request, Call)
     # `isinstance` reads `__class__` of every object in the process, and some of them warn.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
@@ -31,10 +31,10 @@ async def test_an_ended_request_is_freed_without_the_cycle_collector(
     gc.collect()
     gc.disable()
     try:
-        before = len(left())
+        before = len(uncollected())
         for _ in range(8):
             async with harness.http.post(harness.url(path), data=BODY, headers=headers) as answer:
                 await answer.read()
-        assert len(left()) == before
+        assert len(uncollected()) == before
     finally:
         gc.enable()

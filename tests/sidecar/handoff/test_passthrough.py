@@ -24,9 +24,9 @@ async def test_header_values_and_their_order_are_preserved(harness: Harness) -> 
             b"X-Empty:\r\n\r\n"
         )
         assert (await client.response()).status == 200
-    [got] = harness.decode.requests
-    assert got.target == "/v1/models?a=%20b&&c=%C3%A4;d"
-    assert list(got.headers.items())[2:] == [
+    [request] = harness.decode.requests
+    assert request.target == "/v1/models?a=%20b&&c=%C3%A4;d"
+    assert list(request.headers.items())[2:] == [
         ("x-b", "Mixed Case, \xe4"),
         ("authorization", "Bearer  two  spaces"),
         ("x-a", "1"),
@@ -87,10 +87,10 @@ async def test_multipart_forms_are_not_changed(harness: Harness) -> None:
     async with harness.http.post(harness.url("/v1/audio/transcriptions"), data=form) as answer:
         assert answer.status == 200
         sent = await answer.read()
-    [got] = harness.decode.requests
-    assert got.body == sent
-    assert got.headers["content-type"].startswith("multipart/form-data; boundary=")
-    assert b'{"kv_transfer_params": 1}' in got.body
+    [request] = harness.decode.requests
+    assert request.body == sent
+    assert request.headers["content-type"].startswith("multipart/form-data; boundary=")
+    assert b'{"kv_transfer_params": 1}' in request.body
 
 
 async def test_a_request_keeps_its_id(harness: Harness) -> None:
@@ -132,8 +132,8 @@ async def test_an_answer_is_relayed_in_its_original_bytes(harness: Harness) -> N
     async with wire(harness.sidecar.listen) as client:
         client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         async with asyncio.timeout(10):
-            seen = await client.reader.readuntil(b"X-Checksum: abc\r\n\r\n")
-    assert seen == (
+            response = await client.reader.readuntil(b"X-Checksum: abc\r\n\r\n")
+    assert response == (
         b"HTTP/1.1 299 Quite Fine\r\n" + head + b"Transfer-Encoding: chunked\r\n\r\n" + body
     )
 
@@ -151,16 +151,18 @@ async def test_a_large_answer_waits_for_its_reader(harness: Harness) -> None:
     async with wire(harness.sidecar.listen) as client:
         client.send(b"GET /v1/files/7/content HTTP/1.1\r\nhost: x\r\n\r\n")
         await client.reader.readuntil(b"\r\n\r\n")
-        left = size
+        remaining_bytes = size
         async with asyncio.timeout(20):
-            while left:
-                left -= len(await client.reader.read(2**20))
+            while remaining_bytes:
+                remaining_bytes -= len(await client.reader.read(2**20))
 
 
-@pytest.mark.parametrize("begun", [False, True])
-async def test_a_passthrough_to_a_hung_engine_is_given_up(harness: Harness, begun: bool) -> None:
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_passthrough_to_a_hung_engine_is_given_up(
+    harness: Harness, has_begun: bool
+) -> None:
     async def script(turn: Turn) -> None:
-        if begun:
+        if has_begun:
             turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
         await turn.gone.wait()
 
@@ -168,7 +170,7 @@ async def test_a_passthrough_to_a_hung_engine_is_given_up(harness: Harness, begu
     harness.decode.health = hangs
     async with wire(harness.sidecar.listen) as client:
         client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
-        if begun:
+        if has_begun:
             assert (await client.reader.readuntil(b"half")).startswith(b"HTTP/1.1 200 ")
             with pytest.raises(ConnectionResetError):
                 await client.closed()
@@ -188,13 +190,13 @@ async def test_a_slow_answer_of_an_engine_that_answers_health_checks_is_waited_f
         checks += 1
         turn.answer(200, b"")
         if checks == 5:
-            asked.set()
+            probe.set()
 
     async def script(turn: Turn) -> None:
-        await asked.wait()
+        await probe.wait()
         turn.answer(200, b"{}")
 
-    asked = asyncio.Event()
+    probe = asyncio.Event()
     await harness.start(script, silence_timeout=0.2)
     harness.decode.health = healthy
     async with harness.http.get(harness.url("/v1/models")) as answer:

@@ -84,8 +84,8 @@ async def test_a_bad_plan_is_served_unified_and_counted(harness: Harness, keys: 
 async def test_a_candidate_outside_the_allow_list_is_ignored_and_counted(harness: Harness) -> None:
     inside, outside = await harness.prefill(), await harness.prefill()
     await harness.start(allow=AllowList(addresses=frozenset({inside.address})))
-    named = {"x-prefiller-host-port": f"{outside.address},{inside.address}"}
-    async with harness.http.post(harness.url(), data=BODY, headers=named) as answer:
+    candidates = {"x-prefiller-host-port": f"{outside.address},{inside.address}"}
+    async with harness.http.post(harness.url(), data=BODY, headers=candidates) as answer:
         assert answer.headers["X-Continuum-Prefill-Backend"] == str(inside.address)
     assert outside.requests == []
     assert await harness.metric("tandem_sidecar_ignored_candidates_total") == 1
@@ -118,9 +118,9 @@ async def test_forbidden_fields_never_reach_an_engine(
     headers = {"x-data-parallel-rank": "1", "x-encoder-hosts-ports": "evil:1"}
     async with harness.http.post(harness.url(path), data=body, headers=headers) as answer:
         assert answer.status == 200
-    [got] = harness.decode.requests
-    assert got.body == b'{"big":9007199254740993}'
-    assert not set(headers) & set(got.headers)
+    [request] = harness.decode.requests
+    assert request.body == b'{"big":9007199254740993}'
+    assert not set(headers) & set(request.headers)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"a": NaN}', b"{"])
@@ -145,9 +145,13 @@ async def test_other_requests_pass_through_unchanged(harness: Harness) -> None:
     assert (answer.status, answer.body) == (418, b"raw \xff body")
     assert answer.headers["x-mine"] == "1"
     assert "x-continuum-routing-path" not in answer.headers
-    [got] = harness.decode.requests
-    assert (got.method, got.target, got.body) == ("POST", "/v1/embeddings?a=%20b&c", body)
-    assert got.headers["x-custom"] == "v"
+    [request] = harness.decode.requests
+    assert (request.method, request.target, request.body) == (
+        "POST",
+        "/v1/embeddings?a=%20b&c",
+        body,
+    )
+    assert request.headers["x-custom"] == "v"
 
 
 async def test_passthrough_to_a_dead_engine_is_a_502(
@@ -167,18 +171,18 @@ async def test_passthrough_to_a_dead_engine_is_a_502(
 
 
 async def test_a_client_leaving_a_passthrough_aborts_it(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     await harness.start(script)
     async with wire(harness.sidecar.listen) as client:
         client.post(b"{}", path="/v1/responses")
         await harness.decode.received(1)
         client.writer.transport.abort()
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(disconnect.wait(), 10)
     await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 

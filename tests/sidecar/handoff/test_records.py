@@ -82,12 +82,14 @@ async def record_of(
         prefills = [FakePrefill(script) for script in scripts]
         for prefill in prefills:
             await prefill.__aenter__()
-        named = ",".join(str(prefill.address) for prefill in prefills)
+        candidates = ",".join(str(prefill.address) for prefill in prefills)
         async with (
             serving(notes, engine, prefills, **changes) as url,
             aiohttp.ClientSession() as http,
         ):
-            headers = {"x-prefiller-host-port": named, "x-request-id": "r1"} if named else {}
+            headers = (
+                {"x-prefiller-host-port": candidates, "x-request-id": "r1"} if candidates else {}
+            )
             async with http.post(url + "?a=secret", data=BODY, headers=headers) as answer:
                 await answer.read()
             record = await asyncio.wait_for(notes.ends.get(), 10)
@@ -150,12 +152,12 @@ async def test_a_skipped_pod_with_an_open_circuit_is_recorded() -> None:
         aiohttp.ClientSession() as http,
     ):
         headers = {"x-prefiller-host-port": str(prefill.address)}
-        seen = []
+        results = []
         for _ in range(2):
             async with http.post(url, data=BODY, headers=headers) as answer:
                 await answer.read()
-            seen.append((await notes.ends.get()).legs[0].result)
-    assert seen == [Result.BUSY, Result.CIRCUIT_OPEN]
+            results.append((await notes.ends.get()).legs[0].result)
+    assert results == [Result.BUSY, Result.CIRCUIT_OPEN]
 
 
 async def test_a_failed_kv_load_and_its_release_are_recorded() -> None:

@@ -109,16 +109,16 @@ async def test_an_aborted_prefill_is_not_sent_again(harness: Harness) -> None:
 async def test_there_is_no_grace_for_many_requests_or_for_push(
     harness: Harness, why: dict[str, object]
 ) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def goes_on(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     prefill = await harness.prefill(goes_on)
     await harness.start(prefill_grace=1000.0, **why)
     await leave_during_prefill(harness, prefill)
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
 
 
 async def test_there_is_no_grace_in_a_drain(harness: Harness) -> None:

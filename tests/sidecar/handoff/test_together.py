@@ -18,7 +18,7 @@ PATH = "X-Continuum-Routing-Path"
 ENDED = b'{"id": "c", "choices": [{"finish_reason": "length"}]}'
 
 
-async def died(turn: Turn) -> None:
+async def close_without_answer(turn: Turn) -> None:
     turn.die()
 
 
@@ -58,23 +58,23 @@ async def test_decode_waits_for_the_prefills_2xx(harness: Harness) -> None:
         await turn.writer.drain()
         sent.set()
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
-    sent, left = asyncio.Event(), asyncio.Event()
+    sent, disconnect = asyncio.Event(), asyncio.Event()
     await harness.prefill(refuses)
     await harness.start(streams, connector="offloading")
     async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert (answer.status, await answer.read()) == (422, b'{"error": "no"}')
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
 
 
 async def test_a_failed_prefill_aborts_its_decode_leg_and_tries_the_next(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def decodes(turn: Turn) -> None:
         if turn.request is harness.decode.requests[0]:
             await turn.gone.wait()
-            left.set()
+            disconnect.set()
         else:
             await harness.decode.complete(turn)
 
@@ -88,22 +88,22 @@ async def test_a_failed_prefill_aborts_its_decode_leg_and_tries_the_next(harness
     async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
         assert (await answer.read()).endswith(b"[DONE]\n\n")
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
     assert len({r.headers["x-request-id"] for r in harness.decode.requests}) == 2
 
 
 async def test_a_decode_failure_aborts_the_prefill(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def waits(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     await harness.prefill(waits)
-    await harness.start(died, connector="offloading")
+    await harness.start(close_without_answer, connector="offloading")
     async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
-    await asyncio.wait_for(left.wait(), 10)
+    await asyncio.wait_for(disconnect.wait(), 10)
 
 
 async def test_a_disconnect_aborts_both_legs(harness: Harness) -> None:
@@ -200,10 +200,10 @@ async def test_the_usage_has_the_prefills_count_of_cached_tokens(
 
     await harness.prefill(prefill_with_usage)
     await harness.start(decodes, connector="offloading")
-    [named] = [f"{k}: {v}\r\n" for k, v in harness.candidates.items()]
+    [candidates] = [f"{k}: {v}\r\n" for k, v in harness.candidates.items()]
     version = "1.0" if http10 else "1.1"
     async with wire(harness.sidecar.listen) as client:
-        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\n{named}"
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\n{candidates}"
         client.send(f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY)
         answer = await client.response()
     assert (answer.status, answer.body) == (200, usage(3))
@@ -218,11 +218,11 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
         if not prefill_first:
             await sent.wait()
         await prefill_with_usage(turn)
-        answered.set()
+        prefill_answered.set()
 
     async def decodes(turn: Turn) -> None:
         if prefill_first:
-            await answered.wait()
+            await prefill_answered.wait()
         turn.stream()
         turn.event('{"text": "one"}')
         turn.event(usage(9).decode())
@@ -230,7 +230,7 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
         turn.end()
         sent.set()
 
-    sent, answered = asyncio.Event(), asyncio.Event()
+    sent, prefill_answered = asyncio.Event(), asyncio.Event()
     await harness.prefill(prefills)
     await harness.start(decodes, connector="offloading")
     async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
@@ -239,19 +239,19 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
 
 
 @pytest.mark.parametrize(
-    "rest", [b"", b"data: half", b"event: message_delta\n", b"event: message_delta\ndata: {}\n"]
+    "tail", [b"", b"data: half", b"event: message_delta\n", b"event: message_delta\ndata: {}\n"]
 )
 @pytest.mark.parametrize("counted", [False, True])
 async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
-    harness: Harness, rest: bytes, counted: bool
+    harness: Harness, tail: bytes, counted: bool
 ) -> None:
     """`counted`: the prefill tells a count of cached tokens. An open event is not sent."""
 
     async def decodes(turn: Turn) -> None:
         turn.stream()
         turn.event("first")
-        if rest:
-            turn.send(chunk(rest))
+        if tail:
+            turn.send(chunk(tail))
         await harness.go.wait()
         turn.die()
 

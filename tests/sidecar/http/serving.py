@@ -18,7 +18,7 @@ class ReceivedRequest:
     request: Request
     client: ClientConnection
     survives_half_close: bool = True
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnect: asyncio.Event = field(default_factory=asyncio.Event)
     full: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answer(self, body: bytes = b"ok", *, keep: bool = True) -> None:
@@ -26,7 +26,7 @@ class ReceivedRequest:
         self.client.finish(keep=keep)
 
     def client_disconnected(self) -> None:
-        self.left.set()
+        self.disconnect.set()
 
     def pause_sending(self) -> None:
         self.full.set()

@@ -17,17 +17,17 @@ SOON = 0.1
 
 async def test_clients_above_the_limit_wait() -> None:
     async with contextlib.AsyncExitStack() as stack:
-        here = await stack.enter_async_context(
+        service = await stack.enter_async_context(
             serving(Limits(connections=2), reply=ReceivedRequest.answer)
         )
-        clients = [await stack.enter_async_context(wire(here.address)) for _ in range(5)]
+        clients = [await stack.enter_async_context(wire(service.address)) for _ in range(5)]
         for client in clients:
             client.send(GET)
-        for held in (clients[:2], clients[2:4]):
-            for client in held:
+        for group in (clients[:2], clients[2:4]):
+            for client in group:
                 assert (await client.response()).status == 200
-            assert len(here.server.clients) == 2
-            for client in held:
+            assert len(service.server.clients) == 2
+            for client in group:
                 client.writer.close()
         assert (await clients[4].response()).status == 200
 
@@ -35,17 +35,17 @@ async def test_clients_above_the_limit_wait() -> None:
 async def test_a_raised_limit_accepts_waiting_clients() -> None:
     limits = Limits(connections=1, request_seconds=SOON)
     async with contextlib.AsyncExitStack() as stack:
-        here = await stack.enter_async_context(serving(limits, reply=ReceivedRequest.answer))
-        first, second = [await stack.enter_async_context(wire(here.address)) for _ in range(2)]
+        service = await stack.enter_async_context(serving(limits, reply=ReceivedRequest.answer))
+        first, second = [await stack.enter_async_context(wire(service.address)) for _ in range(2)]
         first.send(GET)
         assert (await first.response()).status == 200
-        here.server.limits = Limits(connections=2)
+        service.server.limits = Limits(connections=2)
         second.send(GET)
         assert (await second.response()).status == 200
 
 
 async def test_a_slow_body_is_timed_out() -> None:
-    async with serving(Limits(request_seconds=SOON)) as here, wire(here.address) as client:
+    async with serving(Limits(request_seconds=SOON)) as service, wire(service.address) as client:
 
         async def dribble() -> None:
             while True:
@@ -56,24 +56,24 @@ async def test_a_slow_body_is_timed_out() -> None:
         dribbling = asyncio.create_task(dribble())
         assert (await client.response()).status == 408
         dribbling.cancel()
-        assert here.handler.requests.empty()
+        assert service.handler.requests.empty()
 
 
 @pytest.mark.parametrize("keep", [True, False])
 async def test_a_client_that_reads_nothing_is_disconnected(keep: bool) -> None:
     limits = Limits(stall_seconds=SOON, request_seconds=SOON)
-    async with serving(limits) as here, wire(here.address) as client:
+    async with serving(limits) as service, wire(service.address) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport
         client.send(GET)
-        received = await here.next()
+        received = await service.next()
         received.client.write(b"x" * 2**25)
         async with asyncio.timeout(10):
             await received.full.wait()
             if keep:
-                await received.left.wait()
+                await received.disconnect.wait()
             else:
                 received.client.finish(keep=False)
-            await here.server.closed()
+            await service.server.closed()
 
 
 class Sending(asyncio.Transport):
@@ -145,9 +145,9 @@ async def test_half_closing_before_the_protocol_is_switched() -> None:
 
 async def test_reading_stops_while_a_request_is_served() -> None:
     """Pipelining is bounded by one read: further requests stay in the client's buffers."""
-    async with serving() as here, wire(here.address) as client:
+    async with serving() as service, wire(service.address) as client:
         client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6))
-        received = await here.next()
+        received = await service.next()
         many = (
             b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + bytes(10**6)
         ) * 40
@@ -158,15 +158,15 @@ async def test_reading_stops_while_a_request_is_served() -> None:
         received.answer()
         assert (await client.response()).status == 200
         for _ in range(40):
-            (await here.next()).answer()
+            (await service.next()).answer()
             assert (await client.response()).status == 200
 
 
 async def test_an_aborted_answer_is_a_reset_and_not_an_orderly_end() -> None:
     """A body without a length must not look complete."""
-    async with serving() as here, wire(here.address) as client:
+    async with serving() as service, wire(service.address) as client:
         client.send(b"GET / HTTP/1.0\r\n\r\n")
-        received = await here.next()
+        received = await service.next()
         received.client.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of i")
         assert await client.reader.readuntil(b"half") != b""
         received.client.abort()
@@ -175,11 +175,11 @@ async def test_an_aborted_answer_is_a_reset_and_not_an_orderly_end() -> None:
 
 
 async def test_half_closing_after_several_requests() -> None:
-    async with serving() as here, wire(here.address) as client:
+    async with serving() as service, wire(service.address) as client:
         client.send(GET * 3)
         client.writer.write_eof()
         for _ in range(3):
-            (await here.next()).answer()
+            (await service.next()).answer()
             assert (await client.response()).status == 200
         assert await client.closed() == b""
 
@@ -188,10 +188,10 @@ async def test_half_closing_after_several_requests() -> None:
     "sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"]
 )
 async def test_half_closing_before_a_request_is_complete(sent: bytes) -> None:
-    async with serving() as here, wire(here.address) as client:
+    async with serving() as service, wire(service.address) as client:
         client.send(sent)
         client.writer.write_eof()
         assert await client.closed() == b""
         async with asyncio.timeout(10):
-            await here.server.closed()
-        assert here.handler.requests.empty()
+            await service.server.closed()
+        assert service.handler.requests.empty()

@@ -53,15 +53,15 @@ def watched() -> list[dict[str, Any]]:
 def test_clients_may_send_anything(changes: list[bytes | int]) -> None:
     async def run() -> None:
         complaints = watched()
-        async with serving(Limits(body=1000, head=500), ReceivedRequest.answer) as here:
-            reader, writer = await asyncio.open_connection(*here.address)
+        async with serving(Limits(body=1000, head=500), ReceivedRequest.answer) as service:
+            reader, writer = await asyncio.open_connection(*service.address)
             writer.write(mutated(REQUESTS, changes))
             writer.write_eof()
             async with asyncio.timeout(10):
-                await here.server.closed()
+                await service.server.closed()
                 assert (await reader.read())[:9] in (b"", b"HTTP/1.1 ")
             writer.close()
-            assert not here.server.unsent
+            assert not service.server.unsent
         assert complaints == []
 
     asyncio.run(run())
@@ -72,13 +72,13 @@ def test_clients_may_send_anything(changes: list[bytes | int]) -> None:
 def test_engines_may_answer_anything(changes: list[bytes | int], aborted: bool) -> None:
     async def run() -> None:
         complaints = watched()
-        gone = asyncio.Event()
+        disconnect = asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(mutated(ANSWERS, changes))
             writer.transport.abort() if aborted else writer.close()
-            gone.set()
+            disconnect.set()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         address = HostPort(*server.sockets[0].getsockname())
@@ -93,7 +93,7 @@ def test_engines_may_answer_anything(changes: list[bytes | int], aborted: bool) 
         pool.send(address, b"GET", request, Collector(report))
         async with asyncio.timeout(10):
             await done.wait()
-            await gone.wait()
+            await disconnect.wait()
         assert len(results) == 1
         pool.close()
         server.close()

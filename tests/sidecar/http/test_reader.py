@@ -117,7 +117,7 @@ def test_ambiguous_or_oversized_requests_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("target", "seen"),
+    ("target", "path"),
     [
         (b"http://other/v1/completions?a=b", b"/v1/completions?a=b"),
         (b"HTTPS://other:8000", b"/"),
@@ -126,8 +126,8 @@ def test_ambiguous_or_oversized_requests_are_refused(
         (b"//v1/http://x", b"//v1/http://x"),
     ],
 )
-def test_an_absolute_target_is_the_path_it_names(target: bytes, seen: bytes) -> None:
-    assert only(read(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")).target == seen
+def test_an_absolute_target_is_the_path_it_names(target: bytes, path: bytes) -> None:
+    assert only(read(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")).target == path
 
 
 def test_options_of_a_whole_server() -> None:
@@ -138,19 +138,19 @@ def test_progress_of_a_body_extends_the_deadline() -> None:
     """Single bytes extend nothing: milestones are the head and each full piece of the body."""
     reader = RequestReader(max_head=4096, max_body=10 * PROGRESS)
     reader.feed(POST + b"content-length: %d\r\n\r\n" % (4 * PROGRESS))
-    begun = reader.milestones
+    milestones = reader.milestones
     for piece, earned in ((b"x" * 1000, 0), (b"x" * PROGRESS, 1), (b"x" * 2 * PROGRESS, 3)):
         reader.feed(piece)
-        assert reader.milestones == begun + earned
+        assert reader.milestones == milestones + earned
 
 
-@pytest.mark.parametrize("rest", [b"", b"GET /n HTTP/1.1\r\nhost: x\r\n\r\n", b"\x81\x00"])
-def test_bytes_after_an_upgrade_request_are_retained(rest: bytes) -> None:
+@pytest.mark.parametrize("surplus", [b"", b"GET /n HTTP/1.1\r\nhost: x\r\n\r\n", b"\x81\x00"])
+def test_bytes_after_an_upgrade_request_are_retained(surplus: bytes) -> None:
     ask = b"GET /w HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: h2c, websocket\r\n\r\n"
-    reader = read(ask + rest)
+    reader = read(ask + surplus)
     assert only(reader).upgrade == b"websocket"
     reader.feed(b"more")
-    assert reader.take_after_upgrade() == rest + b"more"
+    assert reader.take_after_upgrade() == surplus + b"more"
 
 
 def test_reading_resumes_after_a_refused_upgrade() -> None:

@@ -55,10 +55,10 @@ async def test_chunked_request_bodies_and_their_trailers(harness: Harness) -> No
         )
         answer = await client.response()
     assert answer.headers["x-continuum-routing-path"] == "unified"
-    [got] = harness.decode.requests
-    assert got.body == b'{"a":"b"}'
-    assert "transfer-encoding" not in got.headers
-    assert got.headers["content-length"] == "9"
+    [request] = harness.decode.requests
+    assert request.body == b'{"a":"b"}'
+    assert "transfer-encoding" not in request.headers
+    assert request.headers["content-length"] == "9"
 
 
 async def test_expect_continue_is_answered_before_the_body(harness: Harness) -> None:
@@ -173,18 +173,18 @@ async def test_http_1_0_gets_no_chunks(harness: Harness) -> None:
 
 
 async def test_half_closing_ends_a_generation(harness: Harness) -> None:
-    left = asyncio.Event()
+    disconnect = asyncio.Event()
 
     async def script(turn: Turn) -> None:
         await turn.gone.wait()
-        left.set()
+        disconnect.set()
 
     await harness.start(script)
     async with wire(harness.sidecar.listen) as client:
         client.post(BODY)
         await harness.decode.received(1)
         client.writer.write_eof()
-        await asyncio.wait_for(left.wait(), 10)
+        await asyncio.wait_for(disconnect.wait(), 10)
         assert await client.closed() == b""
 
 

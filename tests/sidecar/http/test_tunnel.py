@@ -114,11 +114,11 @@ async def test_an_engine_that_dies_ends_the_tunnel(harness: Harness) -> None:
 
 
 async def test_a_client_that_dies_ends_the_tunnel(harness: Harness) -> None:
-    ended = asyncio.Event()
+    engine_close = asyncio.Event()
 
     async def wait(socket: web.WebSocketResponse, _request: web.Request) -> None:
         await socket.receive()
-        ended.set()
+        engine_close.set()
 
     async with talking(wait) as engine:
         await harness.start(engine=engine)
@@ -126,7 +126,7 @@ async def test_a_client_that_dies_ends_the_tunnel(harness: Harness) -> None:
             client.send(UPGRADE)
             await client.reader.readuntil(b"\r\n\r\n")
             client.writer.transport.abort()
-            await asyncio.wait_for(ended.wait(), 10)
+            await asyncio.wait_for(engine_close.wait(), 10)
         await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
 
 
@@ -167,10 +167,10 @@ async def test_the_handshake_is_forwarded_without_forbidden_headers(harness: Har
     assert (answer.headers["connection"], answer.headers["upgrade"]) == ("upgrade", "raw")
     assert answer.headers["x-mine"] == "1"
     assert "x-tandem-timing" not in answer.headers
-    got = harness.decode.requests[0].headers
-    assert (got["connection"], got["upgrade"]) == ("upgrade", "websocket")
-    assert got["sec-websocket-version"] == "13"
-    assert not {"x-tandem-plan", "x-data-parallel-rank"} & set(got)
+    engine_headers = harness.decode.requests[0].headers
+    assert (engine_headers["connection"], engine_headers["upgrade"]) == ("upgrade", "websocket")
+    assert engine_headers["sec-websocket-version"] == "13"
+    assert not {"x-tandem-plan", "x-data-parallel-rank"} & set(engine_headers)
 
 
 @pytest.mark.parametrize("first", ["client", "engine"])

@@ -134,8 +134,8 @@ async def test_an_invalid_http_answer_is_a_502(harness: Harness, answer: bytes) 
         await turn.gone.wait()
 
     await harness.start(script)
-    async with harness.http.post(harness.url(), data=BODY) as got:
-        assert got.status == 502
+    async with harness.http.post(harness.url(), data=BODY) as response:
+        assert response.status == 502
 
 
 async def test_surplus_bytes_close_the_connection(harness: Harness) -> None:
@@ -162,9 +162,9 @@ async def test_hop_by_hop_headers_stay_on_their_hop(harness: Harness) -> None:
         client.post(BODY, "connection: x-mine", "x-mine: 1", "te: trailers", "x-end: 2")
         answer = await client.response()
     assert not {"connection", "x-hop", "keep-alive"} & set(answer.headers)
-    got = harness.decode.requests[0].headers
-    assert not {"connection", "x-mine", "te"} & set(got)
-    assert got["x-end"] == "2"
+    engine_headers = harness.decode.requests[0].headers
+    assert not {"connection", "x-mine", "te"} & set(engine_headers)
+    assert engine_headers["x-end"] == "2"
 
 
 async def test_a_chunked_prefill_answer_is_read(harness: Harness) -> None:
@@ -180,8 +180,8 @@ async def test_a_chunked_prefill_answer_is_read(harness: Harness) -> None:
 
     await harness.prefill(script)
     await harness.start()
-    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as got:
-        assert got.headers["x-continuum-routing-path"] == "prefill_then_decode"
+    async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as response:
+        assert response.headers["x-continuum-routing-path"] == "prefill_then_decode"
     assert PARAMS in harness.decode.requests[0].body
 
 

@@ -108,20 +108,20 @@ async def fetched(version: bytes, pieces: list[bytes], *, reset: bool) -> bytes 
         reader, writer = await asyncio.open_connection(*sock.getsockname())
         writer.write(b"GET / HTTP/" + version + b"\r\nhost: x\r\nconnection: close\r\n\r\n")
         try:
-            seen: bytes | None = await reader.read()
+            raw: bytes | None = await reader.read()
         except ConnectionResetError:
-            seen = None
+            raw = None
         writer.close()
         server.stop_listening()
         server.close()
         await server.closed()
         pool.close()
-    return seen
+    return raw
 
 
-def understood(seen: bytes | None) -> bytes | None:
+def complete_body(raw: bytes | None) -> bytes | None:
     """The body as a strict client reads it; None for an incomplete one."""
-    head, end, body = (seen or b"").partition(b"\r\n\r\n")
+    head, end, body = (raw or b"").partition(b"\r\n\r\n")
     if not end:
         return None
     lines = head.lower().split(b"\r\n")
@@ -174,7 +174,7 @@ def test_an_answer_cut_anywhere_is_complete_or_visibly_broken(
     reset = end < len(answer) and data.draw(st.booleans(), "reset")
     marks = [0, *cuts, end]
     pieces = [answer[a:b] for a, b in pairwise(marks) if a < b]
-    body = understood(asyncio.run(fetched(version, pieces, reset=reset)))
+    body = complete_body(asyncio.run(fetched(version, pieces, reset=reset)))
     if end == len(answer):
         assert body == WHOLE
     else:
@@ -186,8 +186,8 @@ def test_an_answer_cut_anywhere_is_complete_or_visibly_broken(
 async def test_a_body_without_a_length_is_broken_by_a_reset(version: bytes, reset: bool) -> None:
     """Only an orderly end proves the body complete; any other end reaches the client as a reset."""
     answer = HEAD % JSON + b"\r\n" + WHOLE
-    seen = await fetched(version, [answer], reset=reset)
+    raw = await fetched(version, [answer], reset=reset)
     if reset:
-        assert seen is None or seen == b""
+        assert raw is None or raw == b""
     else:
-        assert understood(seen) == WHOLE
+        assert complete_body(raw) == WHOLE

@@ -24,8 +24,8 @@ class Collector:
         self.asked.set()
         if self.hangs:
             await self.released.wait()
-        got = ExportTraceServiceRequest.FromString(await request.read())
-        for resource in got.resource_spans:
+        export = ExportTraceServiceRequest.FromString(await request.read())
+        for resource in export.resource_spans:
             about = resource.resource.attributes
             self.resource = {a.key: a.value.string_value for a in about}
             for scope in resource.scope_spans:

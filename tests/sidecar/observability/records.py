@@ -12,30 +12,46 @@ def record(request_id: str = "r1", kind: str = "chat") -> Record:
     return Record(request_id, kind, RECEIVED, UNIX, target="/v1/chat/completions")
 
 
-def ended(made: Record, outcome: str = "answered", *, seconds: float = 5.0) -> Record:
-    made.outcome, made.ended = outcome, RECEIVED + seconds
-    return made
+def end_record(
+    request_record: Record, outcome: str = "answered", *, seconds: float = 5.0
+) -> Record:
+    request_record.outcome, request_record.ended = outcome, RECEIVED + seconds
+    return request_record
 
 
 def handed_off(request_id: str = "r1", timing: Timing | None = None) -> Record:
     """An answered hand-off; `timing` is the decode engine's."""
-    made = record(request_id)
-    made.path, made.reason, made.status = RoutingPath.PREFILL_THEN_DECODE, "worth_it", 200
-    leg = made.leg(Phase.PREFILL, "p-0", f"{request_id}-a", RECEIVED + 1)
+    request_record = record(request_id)
+    request_record.path, request_record.reason, request_record.status = (
+        RoutingPath.PREFILL_THEN_DECODE,
+        "worth_it",
+        200,
+    )
+    leg = request_record.leg(Phase.PREFILL, "p-0", f"{request_id}-a", RECEIVED + 1)
     leg.timing = Timing(queue=0.25, cached=16, computed=48)
     leg.end(Result.ANSWERED, RECEIVED + 2, status=200)
-    leg = made.leg(Phase.DECODE, "d-0", f"{request_id}-a", RECEIVED + 2)
+    leg = request_record.leg(Phase.DECODE, "d-0", f"{request_id}-a", RECEIVED + 2)
     leg.first_byte, leg.timing = RECEIVED + 3, timing
-    made.first_byte = RECEIVED + 3
+    request_record.first_byte = RECEIVED + 3
     leg.end(Result.ANSWERED, RECEIVED + 4, status=200)
-    return ended(made)
+    return end_record(request_record)
 
 
 def load_failed(request_id: str = "r1") -> Record:
     """A hand-off whose KV load failed, after which the decode engine computed the prompt."""
-    made = record(request_id)
-    made.path, made.status, made.errors = RoutingPath.FALLBACK, 200, (ErrorPhase.KV_TRANSFER,)
-    made.leg(Phase.PREFILL, "p-0", f"{request_id}-a", 101.0).end(Result.ANSWERED, 102.0, status=200)
-    made.leg(Phase.DECODE, "d-0", f"{request_id}-a", 102.0).end(Result.ERROR, 103.0, status=500)
-    made.leg(Phase.DECODE, "d-0", f"{request_id}-b", 103.0).end(Result.ANSWERED, 104.0, status=200)
-    return ended(made)
+    request_record = record(request_id)
+    request_record.path, request_record.status, request_record.errors = (
+        RoutingPath.FALLBACK,
+        200,
+        (ErrorPhase.KV_TRANSFER,),
+    )
+    request_record.leg(Phase.PREFILL, "p-0", f"{request_id}-a", 101.0).end(
+        Result.ANSWERED, 102.0, status=200
+    )
+    request_record.leg(Phase.DECODE, "d-0", f"{request_id}-a", 102.0).end(
+        Result.ERROR, 103.0, status=500
+    )
+    request_record.leg(Phase.DECODE, "d-0", f"{request_id}-b", 103.0).end(
+        Result.ANSWERED, 104.0, status=200
+    )
+    return end_record(request_record)

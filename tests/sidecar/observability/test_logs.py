@@ -27,7 +27,7 @@ def own_logging() -> Iterator[None]:
     ours.setLevel(levels[1])
 
 
-def ended() -> Record:
+def ended_record() -> Record:
     record = Record("r1", "completions", received=10.0, received_unix=1000.0)
     leg = record.leg(Phase.PREFILL, "prefill-0", "r1-a", now=10.0)
     leg.end(Result.ANSWERED, 10.5, status=200)
@@ -67,9 +67,9 @@ def test_text_format_shows_the_fields_and_escapes_line_ends(
     logs.configure(LogFormat.TEXT, "info")
     log.warning("no answer\nERROR forged", extra={"request_id": "r1", "why": "two words"})
     [line] = capsys.readouterr().err.splitlines()
-    _, rest = line.split(" ", 1)
+    _, text = line.split(" ", 1)
     message = r'no answer\nERROR forged request_id=r1 why="two words"'
-    assert rest == f"WARNING tandem_sidecar.test: {message}"
+    assert text == f"WARNING tandem_sidecar.test: {message}"
 
 
 def test_a_second_configure_changes_format_and_level(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +96,7 @@ def test_fields_of_a_request() -> None:
         "status": 200,
         "seconds": 0.5,
     }
-    assert logs.request_fields(ended()) == {
+    assert logs.request_fields(ended_record()) == {
         "request_id": "r1",
         "kind": "completions",
         "path": "prefill_then_decode",
@@ -115,7 +115,7 @@ def test_unknown_fields_are_left_out() -> None:
 
 def test_lines_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "info")
-    logs.log_requests([ended(), replace(ended(), request_id="r2")])
+    logs.log_requests([ended_record(), replace(ended_record(), request_id="r2")])
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["request_id"] for line in lines] == ["r1", "r2"]
     assert {line["message"] for line in lines} == {"request ended"}
@@ -123,14 +123,14 @@ def test_lines_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lines_of_requests_are_text_too(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.TEXT, "info")
-    logs.log_requests([ended()])
+    logs.log_requests([ended_record()])
     [line] = capsys.readouterr().err.splitlines()
     assert "INFO tandem_sidecar.requests: request ended request_id=r1 kind=completions" in line
 
 
 def test_above_info_requests_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogFormat.JSON, "warning")
-    logs.log_requests([ended()])
+    logs.log_requests([ended_record()])
     assert capsys.readouterr().err == ""
 
 
@@ -147,5 +147,5 @@ def test_lines_that_cannot_be_written_are_dropped_without_an_error(
     logs.configure(LogFormat.JSON, "info")
     stderr = Closed()
     monkeypatch.setattr("sys.stderr", stderr)
-    logs.log_requests([ended()])
+    logs.log_requests([ended_record()])
     assert "request ended" in stderr.getvalue()

@@ -9,7 +9,7 @@ from tandem_sidecar.observability.metrics import Metrics
 from tandem_sidecar.observability.observer import History, RequestObserver, left_at, to_trace
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
 
-from .records import RECEIVED, UNIX, ended, handed_off, load_failed, record
+from .records import RECEIVED, UNIX, end_record, handed_off, load_failed, record
 
 
 class Setup:
@@ -17,9 +17,9 @@ class Setup:
         self.metrics = Metrics()
         self.observer = RequestObserver(self.metrics)
 
-    def process(self, made: Record) -> None:
-        self.observer.on_request_start(made)
-        self.observer.on_request_end(made)
+    def process(self, request_record: Record) -> None:
+        self.observer.on_request_start(request_record)
+        self.observer.on_request_end(request_record)
         self.observer.catch_up()
 
     def value(self, name: str, **labels: str) -> float:
@@ -46,9 +46,9 @@ async def test_a_hand_off_is_counted_once_in_each_metric(setup: Setup) -> None:
 
 
 async def test_a_warm_up_is_not_counted_as_a_request(setup: Setup) -> None:
-    made = handed_off(timing=Timing(transfer=0.5))
-    made.reason = WARM_UP
-    setup.process(made)
+    request_record = handed_off(timing=Timing(transfer=0.5))
+    request_record.reason = WARM_UP
+    setup.process(request_record)
     path = RoutingPath.PREFILL_THEN_DECODE.value
     assert setup.value("disaggregated_requests_total", routing_path=path) == 0
     assert setup.value("disaggregated_prefill_duration_seconds_count", backend="p-0") == 0
@@ -56,22 +56,22 @@ async def test_a_warm_up_is_not_counted_as_a_request(setup: Setup) -> None:
 
 
 async def test_running_requests_are_counted_by_kind(setup: Setup) -> None:
-    made = record(kind="responses")
-    setup.observer.on_request_start(made)
+    request_record = record(kind="responses")
+    setup.observer.on_request_start(request_record)
     assert setup.value("tandem_sidecar_in_flight", kind="responses") == 1
-    setup.observer.on_request_end(ended(made))
+    setup.observer.on_request_end(end_record(request_record))
     setup.observer.catch_up()
     assert setup.value("tandem_sidecar_in_flight", kind="responses") == 0
 
 
 async def test_a_retry_is_counted_by_the_result_of_the_failed_leg(setup: Setup) -> None:
-    made = record()
-    made.path = RoutingPath.FALLBACK
-    made.errors = (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
-    made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.BUSY, 101, status=503)
-    made.leg(Phase.PREFILL, "p-1", "b", 101).end(Result.UNREACHABLE, 102)
-    made.leg(Phase.DECODE, "d-0", "c", 102).end(Result.ANSWERED, 103, status=200)
-    setup.process(ended(made))
+    request_record = record()
+    request_record.path = RoutingPath.FALLBACK
+    request_record.errors = (ErrorPhase.PREFILL, ErrorPhase.PREFILL)
+    request_record.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.BUSY, 101, status=503)
+    request_record.leg(Phase.PREFILL, "p-1", "b", 101).end(Result.UNREACHABLE, 102)
+    request_record.leg(Phase.DECODE, "d-0", "c", 102).end(Result.ANSWERED, 103, status=200)
+    setup.process(end_record(request_record))
     assert setup.value("tandem_sidecar_retries_total", result="busy") == 1
     assert setup.value("tandem_sidecar_retries_total", result="unreachable") == 0
     assert setup.value("disaggregated_errors_total", phase="prefill") == 2
@@ -85,39 +85,39 @@ async def test_a_decode_without_the_hand_off_is_a_retry(setup: Setup) -> None:
 
 
 async def test_an_unusable_prefill_answer_is_not_a_failed_load(setup: Setup) -> None:
-    made = record()
-    made.path, made.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)
-    made.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
-    made.leg(Phase.DECODE, "d-0", "b", 101).end(Result.ERROR, 102, status=500)
-    setup.process(ended(made))
+    request_record = record()
+    request_record.path, request_record.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)
+    request_record.leg(Phase.PREFILL, "p-0", "a", 100).end(Result.UNUSABLE, 101, status=200)
+    request_record.leg(Phase.DECODE, "d-0", "b", 101).end(Result.ERROR, 102, status=500)
+    setup.process(end_record(request_record))
     assert setup.metrics.failed_loads.value == 0
 
 
 async def test_unified_requests_are_counted_by_reason(setup: Setup) -> None:
-    made = record()
-    made.path, made.reason = RoutingPath.UNIFIED, "short_prompt"
-    setup.process(ended(made))
+    request_record = record()
+    request_record.path, request_record.reason = RoutingPath.UNIFIED, "short_prompt"
+    setup.process(end_record(request_record))
     assert setup.value("tandem_sidecar_unified_total", reason="short_prompt") == 1
 
 
 async def test_a_passed_through_request_is_not_counted_as_a_generation(setup: Setup) -> None:
-    setup.process(ended(record(kind="passthrough")))
+    setup.process(end_record(record(kind="passthrough")))
     page = setup.metrics.page().decode()
     assert 'tandem_sidecar_outcomes_total{outcome="answered"} 1.0' in page
     assert 'disaggregated_requests_total{routing_path="unified"} 0.0' in page
 
 
-@pytest.mark.parametrize(("method", "kept"), [("GET", 0), ("POST", 1)])
-async def test_probes_and_scrapes_do_not_fill_the_history(method: str, kept: int) -> None:
+@pytest.mark.parametrize(("method", "count"), [("GET", 0), ("POST", 1)])
+async def test_probes_and_scrapes_do_not_fill_the_history(method: str, count: int) -> None:
     history = History(4)
     observer = RequestObserver(Metrics(), history)
-    made = ended(record(kind="passthrough"))
-    made.method = method
-    observer.on_request_start(made)
-    assert len(history.find(made.request_id)) == 1, "while it runs"
-    observer.on_request_end(made)
+    request_record = end_record(record(kind="passthrough"))
+    request_record.method = method
+    observer.on_request_start(request_record)
+    assert len(history.find(request_record.request_id)) == 1, "while it runs"
+    observer.on_request_end(request_record)
     observer.catch_up()
-    assert len(history.find(made.request_id)) == kept
+    assert len(history.find(request_record.request_id)) == count
 
 
 async def test_an_engine_that_reports_any_timing_reports_transfers(setup: Setup) -> None:
@@ -129,31 +129,31 @@ async def test_an_engine_that_reports_any_timing_reports_transfers(setup: Setup)
 
 
 async def test_a_release_is_counted_when_it_ends(setup: Setup) -> None:
-    made = record()
-    made.path = RoutingPath.PREFILL_THEN_DECODE
-    leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
-    setup.process(ended(made, "abandoned"))
+    request_record = record()
+    request_record.path = RoutingPath.PREFILL_THEN_DECODE
+    leg = request_record.leg(Phase.RELEASE, "d-0", "a", 100)
+    setup.process(end_record(request_record, "abandoned"))
     assert setup.value("tandem_sidecar_legs_total", phase="release", result="answered") == 0
     leg.end(Result.ANSWERED, 101, status=404)
-    setup.observer.on_release_end(made, leg)
+    setup.observer.on_release_end(request_record, leg)
     assert setup.value("tandem_sidecar_legs_total", phase="release", result="answered") == 1
 
 
 async def test_when_a_client_left(setup: Setup) -> None:
-    made = record()
-    assert left_at(made) == "prefill"
-    prefill = made.leg(Phase.PREFILL, "p-0", "a", RECEIVED)
-    assert left_at(made) == "prefill"
+    request_record = record()
+    assert left_at(request_record) == "prefill"
+    prefill = request_record.leg(Phase.PREFILL, "p-0", "a", RECEIVED)
+    assert left_at(request_record) == "prefill"
     prefill.end(Result.ANSWERED, RECEIVED + 1, status=200)
-    assert left_at(made) == "handover"
-    decode = made.leg(Phase.DECODE, "d-0", "a", RECEIVED + 1)
-    assert left_at(made) == "handover"
+    assert left_at(request_record) == "handover"
+    decode = request_record.leg(Phase.DECODE, "d-0", "a", RECEIVED + 1)
+    assert left_at(request_record) == "handover"
     decode.first_byte = RECEIVED + 2
-    assert left_at(made) == "decode"
-    made.first_byte = RECEIVED + 2
-    assert left_at(made) == "answer"
-    made.path = RoutingPath.PREFILL_THEN_DECODE
-    setup.process(ended(made, "abandoned"))
+    assert left_at(request_record) == "decode"
+    request_record.first_byte = RECEIVED + 2
+    assert left_at(request_record) == "answer"
+    request_record.path = RoutingPath.PREFILL_THEN_DECODE
+    setup.process(end_record(request_record, "abandoned"))
     assert setup.value("tandem_sidecar_client_left_total", moment="answer") == 1
 
 
@@ -180,14 +180,14 @@ async def test_a_release_that_ends_after_its_request_was_sent_is_sent_separately
 ) -> None:
     tracer = CountingTracer()
     observer = RequestObserver(Metrics(), None, tracer)
-    made = record()
-    leg = made.leg(Phase.RELEASE, "d-0", "a", 100)
-    observer.on_request_start(made)
-    observer.on_request_end(ended(made, "abandoned"))
+    request_record = record()
+    leg = request_record.leg(Phase.RELEASE, "d-0", "a", 100)
+    observer.on_request_start(request_record)
+    observer.on_request_end(end_record(request_record, "abandoned"))
     if late:
         observer.catch_up()
     leg.end(Result.ANSWERED, 101, status=404)
-    observer.on_release_end(made, leg)
+    observer.on_release_end(request_record, leg)
     observer.catch_up()
     assert (tracer.ends, tracer.releases) == (1, int(late))
 
@@ -195,15 +195,15 @@ async def test_a_release_that_ends_after_its_request_was_sent_is_sent_separately
 # History.
 
 
-def end_request(history: History, made: Record) -> None:
-    history.end([made], keep=[made])
+def end_request(history: History, request_record: Record) -> None:
+    history.end([request_record], keep=[request_record])
 
 
 def test_a_request_is_found_while_it_runs_and_after() -> None:
-    history, made = History(2), record("r1")
-    history.start(made)
+    history, request_record = History(2), record("r1")
+    history.start(request_record)
     assert [(t.request_id, t.outcome, t.ended) for t in history.find("r1")] == [("r1", "", None)]
-    end_request(history, ended(made))
+    end_request(history, end_record(request_record))
     assert [(t.outcome, t.ended) for t in history.find("r1")] == [("answered", 5.0)]
     assert history.find("r2") == []
 
@@ -211,28 +211,28 @@ def test_a_request_is_found_while_it_runs_and_after() -> None:
 def test_old_requests_are_dropped_and_the_newest_of_an_id_comes_last() -> None:
     history = History(20)
     for i in range(MAX_SAME_ID + 12):
-        made = record("same" if i % 2 else f"r{i}")
-        made.received += i
-        made.received_unix += i
-        history.start(made)
-        end_request(history, ended(made))
+        request_record = record("same" if i % 2 else f"r{i}")
+        request_record.received += i
+        request_record.received_unix += i
+        history.start(request_record)
+        end_request(history, end_record(request_record))
     received = [t.received - UNIX for t in history.find("same")]
     assert received == [5, 7, 9, 11, 13, 15, 17, 19]
-    end_request(history, ended(record("last")))
+    end_request(history, end_record(record("last")))
     assert history.find("r0") == []
 
 
 def test_a_limit_of_zero_keeps_no_ended_request() -> None:
-    history, made = History(0), record()
-    history.start(made)
-    end_request(history, ended(made))
+    history, request_record = History(0), record()
+    history.start(request_record)
+    end_request(history, end_record(request_record))
     assert history.find("r1") == []
 
 
 def test_a_long_detail_is_cut() -> None:
-    made = handed_off()
-    made.legs[0].detail = "y" * 9999
-    assert len(to_trace(made).legs[0].detail) == 256
+    request_record = handed_off()
+    request_record.legs[0].detail = "y" * 9999
+    assert len(to_trace(request_record).legs[0].detail) == 256
 
 
 def test_times_are_relative_to_the_request() -> None:

@@ -55,13 +55,13 @@ async def test_a_running_request_is_found_without_an_end(harness: Harness) -> No
 
     await harness.start(script)
     headers = {"x-request-id": "r1"}
-    asked = asyncio.create_task(post(harness, headers))
+    request = asyncio.create_task(post(harness, headers))
     await harness.decode.received(1)
     _, page = await find_traces(harness, "r1")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert (trace.outcome, trace.ended, [leg.result for leg in trace.legs]) == ("", None, [None])
     harness.go.set()
-    assert await asked == 200
+    assert await request == 200
 
 
 async def post(harness: Harness, headers: dict[str, str]) -> int:

@@ -4,16 +4,16 @@ from tandem_contract.timing import Timing
 from tandem_sidecar.observability.record import Phase, Result, TraceContext, span_id_of
 from tandem_sidecar.observability.spans import leg_spans, request_spans
 
-from .records import UNIX, ended, handed_off, record
+from .records import UNIX, end_record, handed_off, record
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "1111111111111111")
 
 
 def test_a_hand_off_is_a_tree_of_spans() -> None:
-    made = handed_off(timing=Timing(transfer=0.5, bytes=4096))
-    for leg in made.legs:
+    request_record = handed_off(timing=Timing(transfer=0.5, bytes=4096))
+    for leg in request_record.legs:
         leg.traceparent = TRACE.new_traceparent()
-    spans = {span.name: span for span in request_spans(made, TRACE)}
+    spans = {span.name: span for span in request_spans(request_record, TRACE)}
     root, prefill, decode, transfer = (
         spans[name] for name in ("tandem.request", "prefill", "decode", "transfer")
     )
@@ -23,7 +23,10 @@ def test_a_hand_off_is_a_tree_of_spans() -> None:
         SpanKind.SERVER,
     )
     assert {prefill.parent_id, decode.parent_id} == {root.span_id}
-    assert [span_id_of(leg.traceparent) for leg in made.legs] == [prefill.span_id, decode.span_id]
+    assert [span_id_of(leg.traceparent) for leg in request_record.legs] == [
+        prefill.span_id,
+        decode.span_id,
+    ]
     assert transfer.parent_id == decode.span_id
     times = [(s.started - UNIX, s.ended - UNIX) for s in (root, prefill, decode, transfer)]
     assert times == [(0, 5), (1, 2), (2, 4), (2, 2.5)]
@@ -32,10 +35,10 @@ def test_a_hand_off_is_a_tree_of_spans() -> None:
 
 
 def test_attributes_of_spans() -> None:
-    made = handed_off()
-    for leg in made.legs:
+    request_record = handed_off()
+    for leg in request_record.legs:
         leg.traceparent = TRACE.new_traceparent()
-    prefill, decode, root = request_spans(made, TRACE)
+    prefill, decode, root = request_spans(request_record, TRACE)
     assert root.attributes == {
         "http.request.method": "POST",
         "url.path": "/v1/chat/completions",
@@ -60,14 +63,14 @@ def test_attributes_of_spans() -> None:
 
 
 def test_a_failed_leg_is_an_error_and_an_aborted_one_is_not() -> None:
-    made = record()
-    made.trace = TRACE
-    failed = made.leg(Phase.PREFILL, "p-0", "a", 100.0)
+    request_record = record()
+    request_record.trace = TRACE
+    failed = request_record.leg(Phase.PREFILL, "p-0", "a", 100.0)
     failed.end(Result.ERROR, 101.0, status=500, detail="prefill by p-0: answered 500")
-    aborted = made.leg(Phase.DECODE, "d-0", "b", 101.0)
+    aborted = request_record.leg(Phase.DECODE, "d-0", "b", 101.0)
     aborted.end(Result.ABORTED, 102.0)
-    ended(made, "cut")
-    spans = {span.name: span for span in request_spans(made, TRACE)}
+    end_record(request_record, "cut")
+    spans = {span.name: span for span in request_spans(request_record, TRACE)}
     assert spans["prefill"].error == "prefill by p-0: answered 500"
     assert spans["prefill"].attributes["error.type"] == "error"
     assert spans["decode"].error is None
@@ -75,10 +78,10 @@ def test_a_failed_leg_is_an_error_and_an_aborted_one_is_not() -> None:
 
 
 def test_a_leg_that_still_runs_has_no_span_yet() -> None:
-    made = record()
-    made.trace = TRACE
-    leg = made.leg(Phase.RELEASE, "d-0", "a", 100.0)
-    ended(made, "abandoned")
-    assert [span.name for span in request_spans(made, TRACE)] == ["tandem.request"]
+    request_record = record()
+    request_record.trace = TRACE
+    leg = request_record.leg(Phase.RELEASE, "d-0", "a", 100.0)
+    end_record(request_record, "abandoned")
+    assert [span.name for span in request_spans(request_record, TRACE)] == ["tandem.request"]
     leg.end(Result.ANSWERED, 101.0, status=404)
-    assert [span.name for span in leg_spans(made, TRACE, leg)] == ["release"]
+    assert [span.name for span in leg_spans(request_record, TRACE, leg)] == ["release"]

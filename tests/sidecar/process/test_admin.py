@@ -25,7 +25,7 @@ async def until_ready(harness: Harness) -> None:
                     return
 
 
-async def held(turn: Turn, harness: Harness) -> None:
+async def stream_until_go(turn: Turn, harness: Harness) -> None:
     """Stream one event, and the rest once `harness.go` is set."""
     turn.stream()
     turn.event("first")
@@ -61,12 +61,12 @@ async def test_every_path_and_phase_is_exported_from_the_start(harness: Harness)
 
 async def test_state_lists_running_requests_without_their_content(harness: Harness) -> None:
     await harness.prefill()
-    await harness.start(lambda turn: held(turn, harness))
+    await harness.start(lambda turn: stream_until_go(turn, harness))
     headers = harness.candidates | {"x-request-id": "r1"}
     async with harness.http.post(harness.url(), data=STREAM, headers=headers) as answer:
         await answer.content.readuntil(b"\n\n")
-        async with harness.http.get(harness.admin("/state")) as got:
-            text = await got.text()
+        async with harness.http.get(harness.admin("/state")) as page:
+            text = await page.text()
         harness.go.set()
         await answer.read()
     assert "do not tell" not in text
@@ -76,7 +76,7 @@ async def test_state_lists_running_requests_without_their_content(harness: Harne
 
 
 async def test_drain_refuses_new_requests_and_finishes_running_ones(harness: Harness) -> None:
-    await harness.start(lambda turn: held(turn, harness))
+    await harness.start(lambda turn: stream_until_go(turn, harness))
     await until_ready(harness)
     async with harness.http.post(harness.url(), data=STREAM) as answer:
         await answer.content.readuntil(b"\n\n")
@@ -100,7 +100,7 @@ async def drained(harness: Harness) -> object:
 
 
 async def test_after_the_drain_timeout_a_stream_ends_with_an_error_event(harness: Harness) -> None:
-    await harness.start(lambda turn: held(turn, harness), drain_timeout=0.1)
+    await harness.start(lambda turn: stream_until_go(turn, harness), drain_timeout=0.1)
     async with harness.http.post(harness.url(), data=STREAM) as answer:
         await answer.content.readuntil(b"\n\n")
         assert await drained(harness) == {"draining": True, "in_flight": 0}
@@ -167,11 +167,11 @@ async def test_a_request_is_found_by_its_id(harness: Harness) -> None:
     mine = {"x-request-id": "a/bc"}
     async with harness.http.post(harness.url(), data=BODY, headers=mine) as answer:
         assert answer.status == 200
-    async with harness.http.get(URL(harness.admin("/requests/a%2Fbc"), encoded=True)) as got:
-        [trace] = await got.json()
+    async with harness.http.get(URL(harness.admin("/requests/a%2Fbc"), encoded=True)) as page:
+        [trace] = await page.json()
     assert (trace["request_id"], trace["path"]) == ("a/bc", "unified")
-    async with harness.http.get(harness.admin("/requests/other")) as got:
-        assert (got.status, await got.json()) == (404, [])
+    async with harness.http.get(harness.admin("/requests/other")) as page:
+        assert (page.status, await page.json()) == (404, [])
 
 
 async def test_open_circuit_breakers_are_shown(harness: Harness) -> None:
@@ -182,8 +182,8 @@ async def test_open_circuit_breakers_are_shown(harness: Harness) -> None:
     await harness.start(breaker=Breaker(failures=1, cooldown=60.0))
     async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 200
-    async with harness.http.get(harness.admin("/state")) as got:
-        pod = (await got.json())["prefill_pods"][str(peer.address)]
+    async with harness.http.get(harness.admin("/state")) as page:
+        pod = (await page.json())["prefill_pods"][str(peer.address)]
     assert (pod["condition"], pod["failures"]) == ("open", 1)
     assert await harness.metric(f'tandem_sidecar_breaker_open{{backend="{peer.address}"}}') == 1
 

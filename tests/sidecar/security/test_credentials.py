@@ -179,13 +179,13 @@ async def test_an_answer_that_ends_without_tls_close_is_incomplete(
 ) -> None:
     """Without TLS's close_notify, an attacker may have cut the connection; a body without a length
     ends with its connection."""
-    whole = asyncio.Event()
+    complete = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nall of it?")
         await writer.drain()
-        if not whole.is_set():
+        if not complete.is_set():
             raw = writer.get_extra_info("socket")
             raw.shutdown(2)
         writer.close()
@@ -194,7 +194,7 @@ async def test_an_answer_that_ends_without_tls_close_is_incomplete(
     address = HostPort(*server.sockets[0].getsockname())
     pool = Pool(EngineTls(trusting(ca, tmp_path), address).for_address)
     assert isinstance(await ask(pool, address), NoAnswer)
-    whole.set()
+    complete.set()
     assert isinstance(await ask(pool, address), Answer)
     server.close()
 

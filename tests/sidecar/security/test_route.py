@@ -93,18 +93,18 @@ def test_without_routing_headers_the_path_is_unified_without_an_error() -> None:
 
 
 def test_without_keys_the_allow_list_decides() -> None:
-    named = "10.9.8.7:8000, 192.168.0.1:8000,pod-1:8000,pod-1:8001,[fd00::1]:8000"
-    chosen = routed(("x-prefiller-host-port", named))
-    assert [c.name for c in chosen.candidates] == ["10.9.8.7:8000", "pod-1:8000", "[fd00::1]:8000"]
-    assert (chosen.path, chosen.ignored) == (SPLIT, 2)
-    assert chosen.error
+    candidates = "10.9.8.7:8000, 192.168.0.1:8000,pod-1:8000,pod-1:8001,[fd00::1]:8000"
+    route = routed(("x-prefiller-host-port", candidates))
+    assert [c.name for c in route.candidates] == ["10.9.8.7:8000", "pod-1:8000", "[fd00::1]:8000"]
+    assert (route.path, route.ignored) == (SPLIT, 2)
+    assert route.error
 
 
-@pytest.mark.parametrize("named", ["192.168.0.1:8000", "10.0.0.1", "10.0.0.1:99999", "a b:1"])
-def test_without_an_allowed_candidate_the_path_is_unified(named: str) -> None:
-    chosen = routed(("x-prefiller-host-port", named))
-    assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
-    assert chosen.error
+@pytest.mark.parametrize("candidates", ["192.168.0.1:8000", "10.0.0.1", "10.0.0.1:99999", "a b:1"])
+def test_without_an_allowed_candidate_the_path_is_unified(candidates: str) -> None:
+    route = routed(("x-prefiller-host-port", candidates))
+    assert (route.path, route.candidates) == (RoutingPath.UNIFIED, ())
+    assert route.error
 
 
 def test_without_keys_a_plan_is_ignored() -> None:

@@ -85,9 +85,9 @@ class FakeMooncakeConsumer:
 
     async def _load(self, turn: Turn, params: dict[str, Any]) -> None:
         pulling = asyncio.create_task(pull(params))
-        gone = asyncio.create_task(turn.gone.wait())
-        await asyncio.wait({pulling, gone}, return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
+        disconnect = asyncio.create_task(turn.gone.wait())
+        await asyncio.wait({pulling, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        disconnect.cancel()
         if not pulling.done():
             pulling.cancel()
         elif (kv := pulling.result()) is None:
@@ -101,10 +101,12 @@ async def pull(params: dict[str, Any]) -> str | None:
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{params['remote_bootstrap_addr']}/query") as answer:
             ranks = (await answer.json()).values()
-        found = [rank for rank in ranks if rank["engine_id"] == params["remote_engine_id"]]
-        if not found:
+        ranks_of_engine = [
+            rank for rank in ranks if rank["engine_id"] == params["remote_engine_id"]
+        ]
+        if not ranks_of_engine:
             return None
-        worker = found[0]["worker_addr"]["0"]["0"]
+        worker = ranks_of_engine[0]["worker_addr"]["0"]["0"]
         wanted = {"transfer_id": params["transfer_id"]}
         async with http.post(f"http://{worker}/pull", json=wanted) as answer:
             kv: str = await answer.json()

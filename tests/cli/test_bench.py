@@ -56,11 +56,11 @@ FAST = ("--limit", "5", "--rate", "1000")
 
 def test_a_run_is_reported_as_table_and_json(tmp_path: Path) -> None:
     with background(GOOD) as url:
-        done = bench(
+        result = bench(
             url, *FAST, "--json", str(tmp_path / "out"), "--slo-ttft", "9s", "--slo-itl", "9s"
         )
-    assert done.exit_code == 0, done.output
-    assert "fast_decode" in done.stdout
+    assert result.exit_code == 0, result.output
+    assert "fast_decode" in result.stdout
     written = json.loads((tmp_path / "out").read_text())
     row = written["paths"]["fast_decode"]
     assert (row["requests"], row["failed"]) == (5, 0)
@@ -83,11 +83,11 @@ def test_a_trace_is_scaled_and_replayed(tmp_path: Path) -> None:
         return await GOOD(request)
 
     with background(handler) as url:
-        done = bench(
+        result = bench(
             url, "--trace", str(trace), "--limit", "2", "--rate", "100",
             "--prompt-tokens", "64", "--output-tokens", "10",
         )  # fmt: skip
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     long, short = bodies
     assert (len(long["prompt"]), long["max_tokens"]) == (64, 10)
     assert short["prompt"] == long["prompt"][:32]
@@ -98,16 +98,16 @@ def test_a_trace_is_scaled_and_replayed(tmp_path: Path) -> None:
 
 def test_failed_requests_are_reported_and_fail_the_run() -> None:
     with background(answering({"error": {"message": "no such model"}}, 404)) as url:
-        done = bench(url, *FAST)
-    assert done.exit_code == 1
-    assert done.stderr.endswith("error: 5 of 5 requests failed: 5 × HTTP 404: no such model\n")
-    assert "unrouted" in done.stdout
+        result = bench(url, *FAST)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("error: 5 of 5 requests failed: 5 × HTTP 404: no such model\n")
+    assert "unrouted" in result.stdout
 
 
 def test_flags_can_come_from_the_environment() -> None:
     with background(GOOD) as url:
-        done = bench(url, "--limit", "2", TANDEM_BENCH_RATE="1000")
-    assert done.exit_code == 0, done.output
+        result = bench(url, "--limit", "2", TANDEM_BENCH_RATE="1000")
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_flags_can_come_from_the_environment() -> None:
     ],
 )
 def test_usage_errors_exit_with_2_and_a_message(arguments: list[str], message: str) -> None:
-    done = bench(*arguments)
-    assert done.exit_code == 2
-    assert message in done.stderr
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 def test_a_bad_trace_names_file_and_line(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01,x,1\n")
-    done = bench("http://h", "--trace", str(trace))
-    assert done.exit_code == 2
-    assert f"{trace}:2: ContextTokens" in done.stderr.replace("\n", "")
+    result = bench("http://h", "--trace", str(trace))
+    assert result.exit_code == 2
+    assert f"{trace}:2: ContextTokens" in result.stderr.replace("\n", "")

@@ -106,7 +106,7 @@ def test_a_set_has_its_pools_pods_and_routers() -> None:
         [pod("p-aaa-0", "p", "prefill"), pod("d-aaa-0", "d", "decode")],
         [deployment("d", "epp", 1), deployment("d", "envoy", 0), deployment("alone", "epp", 1)],
     )
-    assert [(each.name, [p.name for p in each.pools]) for each in sets] == [
+    assert [(set_view.name, [p.name for p in set_view.pools]) for set_view in sets] == [
         ("alone", ["alone"]),
         ("p", ["p", "d"]),
     ]
@@ -114,7 +114,7 @@ def test_a_set_has_its_pools_pods_and_routers() -> None:
     assert pair.ready
     assert pair.pools[0].pods == (PodView("p-aaa-0", "Ready", "node-1", "aaa", None),)
     assert pair.routers == (RouterView("d", "epp", 1, 1), RouterView("d", "envoy", 1, 0))
-    assert [each.name for each in select(sets, "d")] == ["p"]
+    assert [set_view.name for set_view in select(sets, "d")] == ["p"]
     assert select(sets, "none") == ()
     assert select(sets, None) == sets
 
@@ -137,7 +137,7 @@ def test_a_prefill_and_a_decode_pool_of_one_name_keep_their_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "shown"),
+    ("changed", "conditions"),
     [
         ({}, []),
         ({"Progressing": ("True", "RollingOut")}, ["Progressing"]),
@@ -148,20 +148,20 @@ def test_a_prefill_and_a_decode_pool_of_one_name_keep_their_pods() -> None:
     ],
 )
 def test_only_conditions_that_need_attention_are_shown(
-    changed: dict[str, tuple[str, str]], shown: list[str]
+    changed: dict[str, tuple[str, str]], conditions: list[str]
 ) -> None:
     set_view = only(pool("x", changed=changed))
-    assert [condition.type for condition in set_view.pools[0].conditions] == shown
+    assert [condition.type for condition in set_view.pools[0].conditions] == conditions
     assert set_view.ready is ("Ready" not in changed)
 
 
-@pytest.mark.parametrize(("observed", "what"), [(0, "this pool"), (2, "this change")])
-def test_a_status_of_an_older_generation_is_not_ready(observed: int, what: str) -> None:
+@pytest.mark.parametrize(("observed", "subject"), [(0, "this pool"), (2, "this change")])
+def test_a_status_of_an_older_generation_is_not_ready(observed: int, subject: str) -> None:
     set_view = only(pool("x", observed=observed))
     (condition,) = set_view.pools[0].conditions
     assert condition == Condition(
         *("Ready", "Unknown", "NotObserved"),
-        f"the operator has not observed {what} yet: is it running?",
+        f"the operator has not observed {subject} yet: is it running?",
     )
     assert not set_view.ready
 

@@ -54,7 +54,7 @@ async def test_no_stack(tmp_path: Path) -> None:
     assert err.startswith(f"error: no stack runs in {tmp_path}: start one with tandem up")
 
 
-async def shown(screen: int, text: bytes) -> None:
+async def wait_for_text(screen: int, text: bytes) -> None:
     """Read from a terminal until it shows `text`."""
     output = b""
     async with asyncio.timeout(30):
@@ -75,11 +75,11 @@ async def test_watch_refreshes_until_interrupted(tmp_path: Path) -> None:
         )
         os.close(terminal)
         try:
-            await shown(screen, b"decode-0")
+            await wait_for_text(screen, b"decode-0")
             run_dir.write(replace(STATE, pods=(replace(STATE.pods[0], name="decode-7"),)))
-            await shown(screen, b"decode-7")
+            await wait_for_text(screen, b"decode-7")
             process.send_signal(signal.SIGINT)
-            await shown(screen, b"\x1b[?1049l")
+            await wait_for_text(screen, b"\x1b[?1049l")
             assert await process.wait() == 0
         finally:
             if process.returncode is None:

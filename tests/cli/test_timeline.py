@@ -90,18 +90,18 @@ def test_events_of_one_request_are_in_order() -> None:
 
 def test_a_sidecar_record_belongs_to_the_latest_decision_before_it_that_named_its_pod() -> None:
     first = EppRecord("epp-a", DECISION)
-    again = EppRecord("epp-b", DecisionTrace("r", 1010.0, 0.0, decode=DECISION.decode))
+    second_record = EppRecord("epp-b", DecisionTrace("r", 1010.0, 0.0, decode=DECISION.decode))
     elsewhere = EppRecord("epp-b", DecisionTrace("r", 1011.0, 0.0, decode=DECISION.prefill))
     sidecar_records = [
         SidecarRecord("d-0", SidecarTrace("r", "chat", "/", received))
         for received in (999.5, 1000.5, 1010.5, 1011.5)
     ]
     stray = SidecarRecord("d-9", SidecarTrace("r", "chat", "/", 1005.0))
-    records = Records((elsewhere, again, first), (stray, *reversed(sidecar_records)))
+    records = Records((elsewhere, second_record, first), (stray, *reversed(sidecar_records)))
     assert [(p.decision, p.sidecar_records) for p in join(records)] == [
         (first, tuple(sidecar_records[:2])),
         (None, (stray,)),
-        (again, tuple(sidecar_records[2:])),
+        (second_record, tuple(sidecar_records[2:])),
         (elsewhere, ()),
     ]
     assert next(lines("r", records)).startswith("Request r (1 of 4), ")

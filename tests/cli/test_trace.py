@@ -127,9 +127,9 @@ async def test_a_cluster_is_asked_through_its_api_server(tmp_path: Path) -> None
 
 
 def test_wrong_usage_and_no_stack(tmp_path: Path) -> None:
-    both = CliRunner().invoke(trace, ["r", "-n", "n", "--run-dir", str(tmp_path)])
-    assert both.exit_code == 2
-    assert "--run-dir is for this machine's stack" in both.stderr
+    result = CliRunner().invoke(trace, ["r", "-n", "n", "--run-dir", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--run-dir is for this machine's stack" in result.stderr
     nowhere = CliRunner().invoke(trace, ["r", "--run-dir", str(tmp_path)])
     assert nowhere.exit_code == 1
     assert nowhere.stderr.startswith(f"error: no stack runs in {tmp_path}: ")

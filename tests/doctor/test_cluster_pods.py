@@ -110,8 +110,13 @@ def test_pods_of_users_need_only_a_role_label() -> None:
 
         return get
 
-    own = target_pod(pod("prefill", {labels.TARGET_PORT: "9000"}), make_get, inside=False)
-    assert (own.group, own.compat, own.command, own.is_reachable) == ("", "", None, False)
+    target = target_pod(pod("prefill", {labels.TARGET_PORT: "9000"}), make_get, inside=False)
+    assert (target.group, target.compat, target.command, target.is_reachable) == (
+        "",
+        "",
+        None,
+        False,
+    )
     assert addresses == [f"{IP}:9000"]
     assert has_engine(pod("decode", {}))
     assert not has_engine(pod("trainer", {}))

@@ -112,7 +112,7 @@ class FakeEngine:
         return FakeStats()
 
 
-def says(text: str, *, finish: str = "length", **last: object) -> Script:
+def answer_with(text: str, *, finish: str = "length", **last: object) -> Script:
     """One token per byte of `text`, then the end."""
 
     def script(_: Request) -> list[Delta]:

@@ -34,7 +34,7 @@ def test_what_is_left_out_has_a_default_and_ids_are_new_each_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "truncated"),
         ("[]", "Expected `object`"),
@@ -65,8 +65,8 @@ def test_what_is_left_out_has_a_default_and_ids_are_new_each_time() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_said(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_cannot_be_used_is_said(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse(text)
 
 

@@ -51,11 +51,11 @@ async def test_a_cached_prefix_is_not_computed_again_and_changes_nothing() -> No
     async with running(tally) as engine:
         await finish(engine.submit(Request("a", first, GREEDY(max_tokens=8))))
         tokens, _ = await finish(engine.submit(Request("b", second, GREEDY(max_tokens=8))))
-        again = engine.submit(Request("c", first, GREEDY(max_tokens=8)))
-        delta = await anext(again)
+        repeated = engine.submit(Request("c", first, GREEDY(max_tokens=8)))
+        delta = await anext(repeated)
         assert delta.timing is not None
         assert (delta.timing.cached, delta.timing.computed) == (64, 6)
-        await finish(again)
+        await finish(repeated)
     assert tokens == expected(second, 8)
     assert tally.counts["hits"] == 48 + 64
     assert tally.counts["computed"] == 70 + 32 + 6
@@ -122,7 +122,7 @@ async def test_logprobs_come_with_each_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "says"),
+    ("request_", "message"),
     [
         (Request("x", ()), "the prompt is empty"),
         (Request("x", (1, 512)), "vocabulary of 512"),
@@ -133,10 +133,10 @@ async def test_logprobs_come_with_each_token() -> None:
         (Request("busy", (5,)), "in use"),
     ],
 )
-async def test_what_can_never_run_is_rejected(request_: Request, says: str) -> None:
+async def test_what_can_never_run_is_rejected(request_: Request, message: str) -> None:
     async with running(num_blocks=4, max_model_len=100) as engine:
         busy = engine.submit(Request("busy", (5,), GREEDY(max_tokens=2)))
-        with pytest.raises(RequestRejected, match=says):
+        with pytest.raises(RequestRejected, match=message):
             engine.submit(request_)
         await finish(busy)
 

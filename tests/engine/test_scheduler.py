@@ -119,13 +119,13 @@ def test_remote_kv_of_a_cached_prompt_is_not_pulled() -> None:
     first = bench.add(8)
     bench.step()
     bench.scheduler.remove(first)
-    again = Sequence(
+    readmitted = Sequence(
         Request("2", first.request.prompt_token_ids), 2, 0, frozenset(), 0.0, transfer_params=PARAMS
     )
-    bench.scheduler.add(again)
+    bench.scheduler.add(readmitted)
     step = bench.scheduler.schedule()
-    assert (step.unneeded_transfers, step.pulls, again.transfer_params) == (
-        [(again, PARAMS)],
+    assert (step.unneeded_transfers, step.pulls, readmitted.transfer_params) == (
+        [(readmitted, PARAMS)],
         [],
         None,
     )

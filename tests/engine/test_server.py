@@ -22,7 +22,7 @@ from tandem_engine.text import Tokenizer
 from tandem_engine.transfer.wire import MAX_ID
 from tandem_engine.types import Delta, RemoteDecode, Request, RequestRejected, TokenLogprobs
 
-from .fake_engine import TIMING, FakeEngine, says, write_tokenizer
+from .fake_engine import TIMING, FakeEngine, answer_with, write_tokenizer
 
 REMOTE = {
     "do_remote_prefill": True,
@@ -105,7 +105,7 @@ async def connect(model: ServedModel) -> AsyncIterator[Connect]:
 
 
 async def test_a_completion_has_vllms_fields(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("world")))
+    client = await connect(FakeEngine(answer_with("world")))
     async with client.http.post(
         "/v1/completions",
         json={"prompt": "hello", "model": "alias"},
@@ -148,7 +148,7 @@ async def test_a_completion_has_vllms_fields(connect: Connect) -> None:
 
 
 async def test_sampling_fields_reach_the_engine(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("x")))
+    client = await connect(FakeEngine(answer_with("x")))
     fields = {
         "max_tokens": 7, "min_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 11,
         "stop_token_ids": [9], "ignore_eos": True, "logprobs": 2,
@@ -168,7 +168,7 @@ async def test_sampling_fields_reach_the_engine(connect: Connect) -> None:
     ],
 )
 async def test_every_form_of_prompt(connect: Connect, prompt: object, expected: Any) -> None:
-    client = await connect(FakeEngine(says("xy")))
+    client = await connect(FakeEngine(answer_with("xy")))
     answer = await client.complete(prompt=prompt, n=2, seed=5)
     assert [request.prompt_token_ids for request in client.engine.requests] == [
         tuple(ids) for ids in expected for _ in range(2)
@@ -180,7 +180,7 @@ async def test_every_form_of_prompt(connect: Connect, prompt: object, expected: 
 
 
 async def test_a_chat_is_rendered_by_the_models_template(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("hi")))
+    client = await connect(FakeEngine(answer_with("hi")))
     content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     body = {"messages": [{"role": "user", "content": content}], "return_token_ids": True}
     status, answer = await client.post("/v1/chat/completions", body)
@@ -204,12 +204,12 @@ async def test_a_chat_is_rendered_by_the_models_template(connect: Connect) -> No
 
 
 async def test_a_completion_stream(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("ä!")))
+    client = await connect(FakeEngine(answer_with("ä!")))
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, usage, done = await client.events(
+    *chunks, usage, end_marker = await client.events(
         "/v1/completions", prompt="hello", stream_options=options, return_token_ids=True
     )
-    assert done == "[DONE]"
+    assert end_marker == "[DONE]"
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 3
     assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
@@ -223,13 +223,13 @@ async def test_a_completion_stream(connect: Connect) -> None:
 
 
 async def test_a_chat_stream(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("ok")))
-    *chunks, done = await client.events(
+    client = await connect(FakeEngine(answer_with("ok")))
+    *chunks, end_marker = await client.events(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": "hello"}],
         return_token_ids=True,
     )
-    assert done == "[DONE]"
+    assert end_marker == "[DONE]"
     assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": "o"}, {"content": "k"}, {"content": ""},
@@ -255,7 +255,7 @@ async def test_stream_headers_wait_for_the_first_piece(connect: Connect) -> None
 
 
 async def test_chunks_of_a_stream_carry_their_choice_index(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("abc")))
+    client = await connect(FakeEngine(answer_with("abc")))
     *chunks, _ = await client.events("/v1/completions", prompt=["x", "y"], n=2)
     texts = ["", "", "", ""]
     for chunk in chunks:
@@ -318,7 +318,7 @@ async def test_logprobs_of_a_chat(connect: Connect) -> None:
 
 
 async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("x", kv_transfer_params=REMOTE)))
+    client = await connect(FakeEngine(answer_with("x", kv_transfer_params=REMOTE)))
     answer = await client.complete(max_tokens=1, kv_transfer_params=json.loads(PREFILL_LEG))
     assert client.engine.requests[0].kv == RemoteDecode()
     assert answer["kv_transfer_params"] == REMOTE
@@ -326,7 +326,7 @@ async def test_a_prefill_leg_answers_with_its_params(connect: Connect) -> None:
 
 
 async def test_a_decode_request_passes_its_params_to_the_engine(connect: Connect) -> None:
-    client = await connect(FakeEngine(says("x")))
+    client = await connect(FakeEngine(answer_with("x")))
     answer = await client.complete(kv_transfer_params={**REMOTE, "new_field": [1]})
     kv = client.engine.requests[0].kv
     assert isinstance(kv, TransferParams)
@@ -339,7 +339,7 @@ async def test_a_decode_request_passes_its_params_to_the_engine(connect: Connect
 async def test_kv_of_a_streamed_prefill_is_freed_as_no_event_carries_its_params(
     connect: Connect,
 ) -> None:
-    client = await connect(FakeEngine(says("x", kv_transfer_params=REMOTE)))
+    client = await connect(FakeEngine(answer_with("x", kv_transfer_params=REMOTE)))
     leg = json.loads(PREFILL_LEG)
     events = await client.events("/v1/completions", prompt="x", kv_transfer_params=leg)
     assert all("kv_transfer_params" not in event for event in events)
@@ -551,7 +551,7 @@ async def test_a_body_that_is_too_large(connect: Connect) -> None:
 
 @pytest.mark.parametrize("sent_id", ["ümlaut", "x" * 600])
 async def test_an_unusable_request_id_is_replaced(connect: Connect, sent_id: str) -> None:
-    client = await connect(FakeEngine(says("x")))
+    client = await connect(FakeEngine(answer_with("x")))
     _, answer = await client.post(
         "/v1/completions", {"prompt": "x"}, headers={"X-Request-Id": sent_id}
     )

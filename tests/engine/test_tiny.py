@@ -51,7 +51,7 @@ def test_the_best_token_stands_clear_of_the_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "says"),
+    ("sizes", "message"),
     [
         ({"vocab": 200}, "take 260"),
         ({"hidden": 100, "heads": 3}, "must divide"),
@@ -59,8 +59,8 @@ def test_the_best_token_stands_clear_of_the_next() -> None:
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(
-    tmp_path: Path, sizes: dict[str, int], says: str
+    tmp_path: Path, sizes: dict[str, int], message: str
 ) -> None:
-    with pytest.raises(TinyModelError, match=says):
+    with pytest.raises(TinyModelError, match=message):
         make_tiny_model(tmp_path / "m", **sizes)
     assert not (tmp_path / "m").exists()

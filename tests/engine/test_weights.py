@@ -95,7 +95,7 @@ def test_auto_dtype_is_the_checkpoints(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"model_type": "gpt2"}, "'gpt2': this engine runs"),
         ({"hidden_act": "gelu"}, "only silu"),
@@ -108,9 +108,11 @@ def test_auto_dtype_is_the_checkpoints(model: Path) -> None:
         ({"attention_bias": True}, "q_proj.bias is missing"),
     ],
 )
-def test_a_model_that_cannot_run_is_named(model: Path, fields: dict[str, Any], says: str) -> None:
+def test_a_model_that_cannot_run_is_named(
+    model: Path, fields: dict[str, Any], message: str
+) -> None:
     edit(model, **fields)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=message):
         load(model)
 
 

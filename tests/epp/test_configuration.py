@@ -63,19 +63,19 @@ def test_invalid_keys_are_logged_and_valid_ones_loaded(
     assert reload_keys(tmp_path) == {"k1": b"long enough to be a key"}
 
 
-@pytest.mark.parametrize("how", ["rewritten", "swapped link", "gone and back"])
-async def test_every_kind_of_file_change_is_noticed(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("file_change", ["rewritten", "swapped link", "gone and back"])
+async def test_every_kind_of_file_change_is_noticed(tmp_path: Path, file_change: str) -> None:
     file, changed = written(tmp_path, GOOD), asyncio.Event()
-    if how == "swapped link":
+    if file_change == "swapped link":
         (tmp_path / "v1").write_text(GOOD)
         (tmp_path / "v2").write_text(GOOD)
         file.unlink()
         file.symlink_to(tmp_path / "v1")
     watch = asyncio.create_task(FileWatch(file, changed.set, interval=0.01).run())
     try:
-        if how == "rewritten":
+        if file_change == "rewritten":
             file.write_text(GOOD * 2)
-        elif how == "swapped link":
+        elif file_change == "swapped link":
             (tmp_path / "new").symlink_to(tmp_path / "v2")
             os.replace(tmp_path / "new", file)
         else:

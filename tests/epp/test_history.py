@@ -34,7 +34,7 @@ def test_a_split_is_recorded_with_candidates_and_outcome() -> None:
 
 def test_local_replies_are_recorded_with_their_reason() -> None:
     setup = PickerSetup(d="decode")
-    setup.refused(b'{"model": "x"}', **{"x-request-id": "r"})
+    setup.refusal(b'{"model": "x"}', **{"x-request-id": "r"})
     (trace,) = setup.history.find("r")
     assert (trace.path, trace.reason, trace.status) == (None, "unknown_model", 404)
     assert (trace.model, trace.decode) == ("x", ())

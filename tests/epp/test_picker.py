@@ -65,7 +65,7 @@ class PickerSetup:
         header = dict(placement.mutation.set)[wire.PLAN]
         return placement, verify(header, KEYS, request_id="r", now=NOW)
 
-    def refused(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
+    def refusal(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
         http = HttpRequest("POST", "/v1/completions", request)
         with pytest.raises(LocalReply) as refusal:
             self.picker.place(http, body, NOW)
@@ -112,10 +112,10 @@ def test_an_answered_prompt_counts_as_cached_on_its_decode_pod() -> None:
     setup = PickerSetup(d1="decode", d2="decode", p="prefill")
     first, _ = setup.place()
     first.on_response_headers(None, 200)
-    _, again = setup.place()
-    assert again.path is RoutingPath.FAST_DECODE
-    assert again.decode.name == first.decode.name
-    assert again.cached_tokens == 496
+    _, repeated_plan = setup.place()
+    assert repeated_plan.path is RoutingPath.FAST_DECODE
+    assert repeated_plan.decode.name == first.decode.name
+    assert repeated_plan.cached_tokens == 496
     setup.down(first.decode.name)
     other, plan = setup.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
@@ -149,7 +149,7 @@ def test_no_prefill_backend_falls_back_or_is_refused() -> None:
     assert setup.place()[1].path is RoutingPath.FALLBACK
     strict = PickerSetup(d="decode", p="prefill", strict="")
     strict.down("p")
-    status, error = strict.refused(json.dumps({"prompt": LONG}).encode())
+    status, error = strict.refusal(json.dumps({"prompt": LONG}).encode())
     assert (status, error["retry-after"]) == (503, "1")
 
 
@@ -160,7 +160,7 @@ def test_without_a_decode_backend_a_prefill_backend_serves() -> None:
     assert (placement.decode.name, plan.path) == ("p", RoutingPath.FALLBACK)
     assert plan.reason == "no_decode_backend"
     setup.down("p")
-    assert setup.refused(b"{}")[0] == 503
+    assert setup.refusal(b"{}")[0] == 503
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_no_prefill_pod_gets_fields_that_only_a_sidecar_removes(member: str) -> 
     setup = PickerSetup(d="decode", p="prefill")
     body = b'{"model": "m", "prompt": "x", %s}' % member.encode()
     setup.down("d")
-    assert setup.refused(body)[0] == 503
+    assert setup.refusal(body)[0] == 503
     unread = HttpRequest("POST", "/v1/embeddings", {wire.REQUEST_ID: "r"})
     with pytest.raises(LocalReply):
         setup.picker.place(unread, b"", NOW)
@@ -214,10 +214,10 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
 
 def test_error_responses() -> None:
     setup = PickerSetup(d="decode")
-    status, error = setup.refused(b'{"model": "other"}')
+    status, error = setup.refusal(b'{"model": "other"}')
     assert (status, error["param"]) == (404, "model")
     assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
-    assert setup.refused(b"{")[0] == 400
+    assert setup.refusal(b"{")[0] == 400
     assert json.loads(setup.picker.body_too_large(5).response.body)["error"]["code"] == 413
     assert setup.decisions("refused", "unknown_model") == 1
 
@@ -450,7 +450,7 @@ def test_counts_end_at_zero_after_the_pods_are_removed() -> None:
     placement.on_response_headers(None, 503)
     placement.end()
     assert (d.in_flight, p.in_flight) == (0, 0)
-    assert setup.refused(b"{}")[0] == 503
+    assert setup.refusal(b"{}")[0] == 503
 
 
 def test_a_model_without_pods_is_503_for_ten_minutes_and_then_404() -> None:
@@ -459,11 +459,11 @@ def test_a_model_without_pods_is_503_for_ten_minutes_and_then_404() -> None:
     setup.fleet.apply([backend("a", "decode", None, "m"), other])
     setup.fleet.apply([other], now=NOW - 599)
     setup.fleet.apply([other], now=NOW - 1)
-    status, error = setup.refused(b'{"model": "m", "prompt": "x"}')
+    status, error = setup.refusal(b'{"model": "m", "prompt": "x"}')
     assert (status, error["retry-after"]) == (503, "1")
-    assert setup.refused(b'{"model": "x", "prompt": "x"}')[0] == 404, "no pod ever listed it"
+    assert setup.refusal(b'{"model": "x", "prompt": "x"}')[0] == 404, "no pod ever listed it"
     setup.fleet.apply([other], now=NOW + 1)
-    assert setup.refused(b'{"model": "m", "prompt": "x"}')[0] == 404, (
+    assert setup.refusal(b'{"model": "m", "prompt": "x"}')[0] == 404, (
         "removed more than ten minutes ago"
     )
     setup.fleet.apply([other, backend("a", "decode", None, "m")], now=NOW + 2)
@@ -483,7 +483,7 @@ def test_with_several_models_any_json_goes_to_a_pod_with_its_model() -> None:
     for model, name in (("m", "a"), ("n", "b")) * 3:
         placement = setup.picker.place(embeddings, b'{"model": "%s"}' % model.encode(), NOW)
         assert placement.decode.name == name
-    assert setup.refused(b'{"model": "x"}')[0] == 404
+    assert setup.refusal(b'{"model": "x"}')[0] == 404
     assert setup.picker.place(embeddings, b"no JSON", NOW).decode.name in "ab"
 
 
@@ -523,5 +523,5 @@ def test_a_plan_is_valid_if_clocks_differ_by_a_minute() -> None:
 def test_the_404_for_an_unknown_model_lists_a_few_models() -> None:
     setup = PickerSetup()
     setup.fleet.apply([backend("a", "decode", None, *(f"m{i:02}" for i in range(20)))])
-    _, error = setup.refused(b'{"model": "x"}')
+    _, error = setup.refusal(b'{"model": "x"}')
     assert str(error["message"]).endswith("`m06`, `m07` and 12 more.")

@@ -33,9 +33,9 @@ class Collector:
         export = ExportTraceServiceRequest.FromString(await request.read())
         for resource in export.resource_spans:
             self.services |= {
-                each.value.string_value
-                for each in resource.resource.attributes
-                if each.key == "service.name"
+                attribute.value.string_value
+                for attribute in resource.resource.attributes
+                if attribute.key == "service.name"
             }
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
         return web.Response()
@@ -63,7 +63,10 @@ def send(setup: PickerSetup, body: object, **headers: str) -> Mapping[str, str]:
 
 
 def attributes(span: Span) -> dict[str, object]:
-    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+    return {
+        attribute.key: attribute.value.string_value or attribute.value.int_value
+        for attribute in span.attributes
+    }
 
 
 async def test_a_decision_is_a_child_of_the_client_and_parent_of_the_sidecar() -> None:
@@ -71,7 +74,7 @@ async def test_a_decision_is_a_child_of_the_client_and_parent_of_the_sidecar() -
     client_headers = {wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-01", wire.REQUEST_ID: "r"}
     async with traced(setup) as collector:
         sent = send(setup, {"model": "m", "prompt": LONG}, **client_headers)
-        begun = send(setup, {"model": "m", "prompt": "hi"})
+        new_trace_headers = send(setup, {"model": "m", "prompt": "hi"})
         send(setup, {}, **{wire.TRACEPARENT: f"00-{TRACE}-{CALLER}-00"})
     assert collector.services == {"tandem-epp"}
     split, other = collector.spans
@@ -90,7 +93,7 @@ async def test_a_decision_is_a_child_of_the_client_and_parent_of_the_sidecar() -
         "gen_ai.request.model": "m",
     }
     assert other.parent_span_id == b""
-    _, trace_id, span_id, flags = begun[wire.TRACEPARENT].split("-")
+    _, trace_id, span_id, flags = new_trace_headers[wire.TRACEPARENT].split("-")
     assert (trace_id, span_id) == (other.trace_id.hex(), other.span_id.hex())
     assert int(flags, 16) & 1, "sampled"
 

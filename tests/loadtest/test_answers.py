@@ -124,7 +124,7 @@ def test_a_chat_without_streaming_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ({}, "no choice"),
         ({"choices": [{"index": 1, "text": "a", "finish_reason": "stop"}]}, "no choice"),
@@ -134,8 +134,8 @@ def test_a_chat_without_streaming_is_parsed() -> None:
         ([], "not an OpenAI answer"),
     ],
 )
-def test_an_incomplete_body_is_an_error(body: object, says: str) -> None:
-    with pytest.raises(AnswerError, match=says):
+def test_an_incomplete_body_is_an_error(body: object, message: str) -> None:
+    with pytest.raises(AnswerError, match=message):
         parse_answer(json.dumps(body).encode())
 
 
@@ -146,7 +146,7 @@ def test_random_bytes_are_an_answer_error(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b'{"error": {"message": "no such\\n model"}}', "no such model"),
         (b'{"object": "error", "message": "older"}', "older"),
@@ -157,5 +157,5 @@ def test_random_bytes_are_an_answer_error(body: bytes) -> None:
         (b"x" * 300, "x" * 200 + "…"),
     ],
 )
-def test_an_error_response_becomes_one_line(body: bytes, says: str) -> None:
-    assert error_message(body) == says
+def test_an_error_response_becomes_one_line(body: bytes, message: str) -> None:
+    assert error_message(body) == message

@@ -106,7 +106,7 @@ async def test_the_posted_body_and_headers(
 
 
 @pytest.mark.parametrize(
-    ("handler", "says"),
+    ("handler", "message"),
     [
         (streaming(*GOOD, error_event(502, "the decode engine died"), DONE), "decode engine died"),
         (streaming(b"event: error\ndata: overloaded\n\n", DONE), "overloaded"),
@@ -120,10 +120,10 @@ async def test_the_posted_body_and_headers(
         (answering(WHOLE), "without a finish_reason"),
     ],
 )
-async def test_a_broken_stream_is_never_a_success(handler: Handler, says: str) -> None:
+async def test_a_broken_stream_is_never_a_success(handler: Handler, message: str) -> None:
     result = await sent(handler, STREAM)
     assert not result.ok
-    assert says in str(result.error)
+    assert message in str(result.error)
 
 
 async def test_the_part_before_a_broken_stream_is_kept() -> None:
@@ -152,10 +152,10 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"), [({}, "no choice"), ({"choices": [{"text": "a"}]}, "no finish_reason")]
+    ("body", "message"), [({}, "no choice"), ({"choices": [{"text": "a"}]}, "no finish_reason")]
 )
-async def test_a_body_without_an_answer_is_an_error(body: object, says: str) -> None:
-    assert says in str((await sent(answering(body), PLAIN)).error)
+async def test_a_body_without_an_answer_is_an_error(body: object, message: str) -> None:
+    assert message in str((await sent(answering(body), PLAIN)).error)
 
 
 async def test_a_slow_server_times_out() -> None:

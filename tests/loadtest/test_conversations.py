@@ -76,9 +76,9 @@ def test_each_turn_continues_the_one_before() -> None:
 
 def test_the_last_question_is_asked_again_the_other_way() -> None:
     for script in longs():
-        *_, last, again = (script.call(i, ANSWERS) for i in range(len(script.steps)))
-        assert again.prompt == last.prompt
-        assert again.stream is not last.stream
+        *_, last, repeated_call = (script.call(i, ANSWERS) for i in range(len(script.steps)))
+        assert repeated_call.prompt == last.prompt
+        assert repeated_call.stream is not last.stream
 
 
 def test_answers_have_exactly_their_length() -> None:

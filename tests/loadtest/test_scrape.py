@@ -75,18 +75,18 @@ async def test_pages_are_summed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "message"),
     [("", 503, "HTTP 503"), ("{not a page", 200, "not a metrics page"), (b"\xff", 200, "Unicode")],
 )
 async def test_a_page_that_cannot_be_read_names_its_url(
-    body: str | bytes, status: int, says: str
+    body: str | bytes, status: int, message: str
 ) -> None:
     async def handler(_: web.Request) -> web.Response:
         data = body.encode() if isinstance(body, str) else body
         return web.Response(status=status, body=data, content_type="text/plain", charset="utf-8")
 
     async with serving(handler) as url, aiohttp.ClientSession() as session:
-        with pytest.raises(ScrapeError, match=f"^{url}/metrics: .*{says}"):
+        with pytest.raises(ScrapeError, match=f"^{url}/metrics: .*{message}"):
             await scrape(session, [f"{url}/metrics"])
 
 

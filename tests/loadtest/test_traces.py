@@ -82,7 +82,7 @@ GOOD = mooncake(MOONCAKE[0])
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "says"),
+    ("content", "line", "message"),
     [
         (GOOD + "{", 2, "not JSON"),
         (GOOD + mooncake({**MOONCAKE[0], "input_length": "7"}), 2, "input_length: Expected `int`"),
@@ -106,10 +106,10 @@ GOOD = mooncake(MOONCAKE[0])
     ],
 )  # fmt: skip
 def test_an_error_names_file_line_and_field(
-    tmp_path: Path, content: str | bytes, line: int, says: str
+    tmp_path: Path, content: str | bytes, line: int, message: str
 ) -> None:
     file = written(tmp_path, content)
-    with pytest.raises(TraceError, match=f"^{file}:{line}: .*{says}") as caught:
+    with pytest.raises(TraceError, match=f"^{file}:{line}: .*{message}") as caught:
         load_trace(file)
     assert "\n" not in str(caught.value)
 

@@ -59,8 +59,8 @@ async def test_a_bad_plan_key_is_a_usage_error(tmp_path: Path) -> None:
 @component
 async def test_a_port_in_use_is_reported_in_one_line_and_exits_with_1() -> None:
     flag = "--admin"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         status, err = await fails("--listen", "127.0.0.1:0", flag, address)
     assert status == 1
     [line] = err.splitlines()

@@ -13,25 +13,27 @@ def result(path: RoutingPath | None, *tokens: int, error: str | None = None) -> 
     return Result(CALL, 200, path, "p", "d", answer, ttft=0.1, error=error)
 
 
-def served(*paths: RoutingPath) -> list[Result]:
+def results_on(*paths: RoutingPath) -> list[Result]:
     return [result(path, 1, 2, 3) for path in paths]
 
 
 def test_all_paths_and_equal_answers_are_success() -> None:
-    outcome = judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
+    outcome = judge(results_on(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
     assert outcome.status == 0
     assert verdict(outcome) == ["3 of 3 answers equal a single engine's, token for token."]
 
 
 def test_a_missing_path_fails() -> None:
-    outcome = judge(served(*REQUIRED_PATHS[:2]), [EXPECTED] * 2, COUNTERS, required=REQUIRED_PATHS)
+    outcome = judge(
+        results_on(*REQUIRED_PATHS[:2]), [EXPECTED] * 2, COUNTERS, required=REQUIRED_PATHS
+    )
     assert outcome.status == 1
     assert outcome.missing == (RoutingPath.UNIFIED,)
     assert "no request took the path unified" in verdict(outcome)
 
 
 def test_a_path_that_is_not_required_may_be_missing() -> None:
-    outcome = judge(served(RoutingPath.UNIFIED), [EXPECTED], COUNTERS, required=())
+    outcome = judge(results_on(RoutingPath.UNIFIED), [EXPECTED], COUNTERS, required=())
     assert outcome.status == 0
 
 
@@ -51,7 +53,7 @@ def test_a_short_answer_and_one_without_tokens_differ() -> None:
 
 
 def test_a_failure_of_the_stack_or_the_single_engine_fails() -> None:
-    results = [result(None, error="HTTP 502: gone"), *served(RoutingPath.UNIFIED)]
+    results = [result(None, error="HTTP 502: gone"), *results_on(RoutingPath.UNIFIED)]
     outcome = judge(results, [EXPECTED, None], COUNTERS, required=())
     assert outcome.status == 1
     assert len(outcome.failures) == 2
@@ -59,7 +61,7 @@ def test_a_failure_of_the_stack_or_the_single_engine_fails() -> None:
 
 
 def test_json_has_the_documented_shape() -> None:
-    outcome = judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
+    outcome = judge(results_on(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
     data = outcome.to_json()
     assert data["mismatches"] == 0
     assert data["failed"] == 0
@@ -76,7 +78,7 @@ def test_json_has_the_documented_shape() -> None:
 def test_the_table_has_a_row_per_path() -> None:
     assert (
         table(
-            judge(served(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
+            judge(results_on(*REQUIRED_PATHS), [EXPECTED] * 3, COUNTERS, required=REQUIRED_PATHS)
         ).row_count
         == 3
     )

@@ -82,7 +82,7 @@ def leg(kind: RequestKind, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "cap"),
+    ("kind", "fields", "cap"),
     [
         (
             RequestKind.COMPLETIONS,
@@ -103,9 +103,9 @@ def leg(kind: RequestKind, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_prefill_leg_generates_one_token(
-    kind: RequestKind, given: dict[str, Any], cap: dict[str, Any]
+    kind: RequestKind, fields: dict[str, Any], cap: dict[str, Any]
 ) -> None:
-    assert leg(kind, **given) == KEPT | {"thinking": CLIENT["thinking"], "added": 1} | cap
+    assert leg(kind, **fields) == KEPT | {"thinking": CLIENT["thinking"], "added": 1} | cap
 
 
 def test_prefill_of_responses_stores_nothing() -> None:

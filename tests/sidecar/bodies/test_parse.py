@@ -146,7 +146,7 @@ def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("charset", "taken"),
+    ("charset", "is_accepted"),
     [
         (b"utf-8", True),
         (b'"UTF-8"', True),
@@ -155,13 +155,13 @@ def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
         (b'"utf\\-7"', False),
     ],
 )
-def test_a_form_in_another_charset_is_refused(charset: bytes, taken: bool) -> None:
+def test_a_form_in_another_charset_is_refused(charset: bytes, is_accepted: bool) -> None:
     """Starlette decodes names by the charset: in UTF-7 this name is vllm_xargs."""
     form, content_type = (
         FORM % b'name="vllm+AF8-xargs"',
         b"multipart/form-data; boundary=x; charset=",
     )
-    if taken:
+    if is_accepted:
         assert clean_passthrough(form, content_type + charset) is form
     else:
         with pytest.raises(BadBody, match="charset"):

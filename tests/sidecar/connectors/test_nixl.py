@@ -60,10 +60,10 @@ def test_release_is_a_completion_that_is_refused(kind: RequestKind) -> None:
 UNUSABLE = [b"null", b"3", b"[]", b'{"do_remote_prefill":true}', PARAMS[:-1] + b',"remote_port":0}']
 
 
-@pytest.mark.parametrize("given", [b"", b"[]", b"{}", b"\xff", *map(answer, UNUSABLE)])
-def test_an_answer_without_params_is_unusable(given: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"\xff", *map(answer, UNUSABLE)])
+def test_an_answer_without_params_is_unusable(body: bytes) -> None:
     with pytest.raises(ParamsUnusable):
-        Nixl().kv_hold(ATTEMPT, given)
+        Nixl().kv_hold(ATTEMPT, body)
 
 
 def test_a_producer_that_pushes_is_unusable_to_one_that_pulls() -> None:
@@ -84,8 +84,8 @@ def test_cached_tokens_come_from_the_usage_if_the_params_lack_them(
     more: bytes, cached: int
 ) -> None:
     assert Nixl().kv_hold(ATTEMPT, answer(more=more)).cached_tokens == cached
-    says = PARAMS[:-1] + b',"remote_prefill_cached_tokens":5}'
-    assert Nixl().kv_hold(ATTEMPT, answer(says, more)).cached_tokens is None
+    params = PARAMS[:-1] + b',"remote_prefill_cached_tokens":5}'
+    assert Nixl().kv_hold(ATTEMPT, answer(params, more)).cached_tokens is None
 
 
 IDS = b',"prompt_token_ids":[1, 22 ,333]'

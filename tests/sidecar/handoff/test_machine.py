@@ -334,7 +334,7 @@ def test_every_run_ends_in_exactly_one_outcome(
     data: st.DataObject, candidates: int, fallback: bool, max_attempts: int
 ) -> None:
     state, actions = h.begin(candidates, Policy(fallback), max_attempts)
-    done: list[m.Action] = list(actions)
+    all_actions: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, h.Ended):
         event = data.draw(st.sampled_from(possible(state)))
@@ -345,28 +345,28 @@ def test_every_run_ends_in_exactly_one_outcome(
         ):
             event = m.DecodeStarted()
         state, actions = h.step(state, event)
-        done += actions
+        all_actions += actions
         steps += 1
         assert steps < 20, "the run does not end"
-    check_run(state, done)
+    check_run(state, all_actions)
     for event in possible(state):
         assert h.step(state, event) == (state, ())
 
 
-def check_run(end: h.Ended, done: list[m.Action]) -> None:
-    responses = [a for a in done if isinstance(a, RESPONSES)]
+def check_run(end: h.Ended, all_actions: list[m.Action]) -> None:
+    responses = [a for a in all_actions if isinstance(a, RESPONSES)]
     assert len(responses) <= 1, "two answers to one request"
     assert (end.outcome is Outcome.ABANDONED) or len(responses) == 1
-    assert sum(isinstance(a, m.CutAnswer) for a in done) == (end.outcome is Outcome.CUT)
+    assert sum(isinstance(a, m.CutAnswer) for a in all_actions) == (end.outcome is Outcome.CUT)
     if kinds := TERMINAL_ENDS.get(end.outcome):
         assert isinstance(responses[0], kinds)
-    starts = [a for a in done if isinstance(a, m.StartDecode)]
+    starts = [a for a in all_actions if isinstance(a, m.StartDecode)]
     handed = sum(a.kv_hold is not None for a in starts)
     assert len(starts) - handed <= 1, "at most one decode leg without KV"
     assert all(a.kv_hold is not None for a in starts[:-1]), "and it is the last"
-    assert sum(isinstance(a, m.AbortDecode) for a in done) >= len(starts) - 1
-    assert sum(isinstance(a, m.ReleaseKv) for a in done) <= handed
-    indices = [a.candidate for a in done if isinstance(a, m.StartPrefill)]
+    assert sum(isinstance(a, m.AbortDecode) for a in all_actions) >= len(starts) - 1
+    assert sum(isinstance(a, m.ReleaseKv) for a in all_actions) <= handed
+    indices = [a.candidate for a in all_actions if isinstance(a, m.StartPrefill)]
     assert indices == list(range(len(indices))), "each candidate once, in order"
 
 

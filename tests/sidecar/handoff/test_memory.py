@@ -17,7 +17,7 @@ BODY = b'{"model": "m", "prompt": "Hi"}'
 def uncollected() -> list[object]:
     kinds = (Forward, HandoffDriver, Request, Call)
     # `isinstance` reads `__class__` of every object in the process, and some of them warn.
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
+    return [instance for instance in gc.get_objects() if issubclass(type(instance), kinds)]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])

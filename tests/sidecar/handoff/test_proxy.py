@@ -162,8 +162,8 @@ async def test_passthrough_to_a_dead_engine_is_a_502(
     async with harness.http.get(harness.url("/v1/models")) as answer:
         assert answer.status == 502
     assert not caplog.records, "requests that come many times a second are not logged"
-    url, mine = harness.url("/v1/embeddings"), {"x-request-id": "mine"}
-    async with harness.http.post(url, data=b"{}", headers=mine) as answer:
+    url, headers = harness.url("/v1/embeddings"), {"x-request-id": "mine"}
+    async with harness.http.post(url, data=b"{}", headers=headers) as answer:
         assert answer.status == 502
     [record] = caplog.records
     assert record.getMessage().startswith("passthrough of POST failed: ")

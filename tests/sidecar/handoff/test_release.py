@@ -104,10 +104,12 @@ async def test_an_aborted_prefill_is_not_sent_again(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", [{"limits": Limits(connections=1)}, {"connector": "nixl-push"}], ids=["crowd", "push"]
+    "settings",
+    [{"limits": Limits(connections=1)}, {"connector": "nixl-push"}],
+    ids=["crowd", "push"],
 )
 async def test_there_is_no_grace_for_many_requests_or_for_push(
-    harness: Harness, why: dict[str, object]
+    harness: Harness, settings: dict[str, object]
 ) -> None:
     disconnect = asyncio.Event()
 
@@ -116,7 +118,7 @@ async def test_there_is_no_grace_for_many_requests_or_for_push(
         disconnect.set()
 
     prefill = await harness.prefill(goes_on)
-    await harness.start(prefill_grace=1000.0, **why)
+    await harness.start(prefill_grace=1000.0, **settings)
     await leave_during_prefill(harness, prefill)
     await asyncio.wait_for(disconnect.wait(), 10)
 

@@ -241,9 +241,9 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
 @pytest.mark.parametrize(
     "tail", [b"", b"data: half", b"event: message_delta\n", b"event: message_delta\ndata: {}\n"]
 )
-@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("with_usage", [False, True])
 async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
-    harness: Harness, tail: bytes, counted: bool
+    harness: Harness, tail: bytes, with_usage: bool
 ) -> None:
     """`counted`: the prefill tells a count of cached tokens. An open event is not sent."""
 
@@ -255,7 +255,7 @@ async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
         await harness.go.wait()
         turn.die()
 
-    await harness.prefill(prefill_with_usage if counted else prefilled)
+    await harness.prefill(prefill_with_usage if with_usage else prefilled)
     await harness.start(decodes, connector="offloading")
     async with harness.http.post(harness.url(), data=STREAM, headers=harness.candidates) as answer:
         assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"

@@ -17,13 +17,13 @@ def test_the_end_of_a_chunked_body_is_found(
     parts: list[bytes], cuts: list[int], trailers: bytes, wanted: bool
 ) -> None:
     data = b"".join(map(chunk, parts)) + b"0;ext=1\r\n" + trailers + b"\r\n"
-    framing, taken = Chunked(), 0
+    framing, consumed = Chunked(), 0
     payload: list[bytes] | None = [] if wanted else None
     sizes = iter(cuts * len(data))
-    while taken < len(data):
+    while consumed < len(data):
         assert not framing.done
         assert not framing.complete_at_eof()
-        taken += framing.feed(data[taken : taken + next(sizes)], payload)
+        consumed += framing.feed(data[consumed : consumed + next(sizes)], payload)
     assert framing.done
     assert framing.complete_at_eof()
     assert payload is None or b"".join(payload) == b"".join(parts)

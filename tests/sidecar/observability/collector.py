@@ -16,12 +16,12 @@ class Collector:
         self.resource: dict[str, str] = {}
         self.status = 200
         self.hangs = False
-        self.asked = asyncio.Event()
+        self.request_started = asyncio.Event()
         self.arrived = asyncio.Condition()
         self.released = asyncio.Event()
 
     async def take(self, request: web.Request) -> web.Response:
-        self.asked.set()
+        self.request_started.set()
         if self.hangs:
             await self.released.wait()
         export = ExportTraceServiceRequest.FromString(await request.read())

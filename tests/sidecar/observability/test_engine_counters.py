@@ -29,11 +29,11 @@ class Page:
         self.started: float | None = time.time() + 3600
         self.failed = 0
         self.took: list[float] = []
-        self.asked = 0
+        self.scrapes = 0
         self.unreachable = False
 
     async def ask(self) -> bytes | None:
-        self.asked += 1
+        self.scrapes += 1
         return None if self.unreachable else self.text()
 
     def text(self) -> bytes:
@@ -204,7 +204,7 @@ async def test_concurrent_scrapes_fetch_one_page() -> None:
     page = Page()
     counters = EngineCounters(page.ask, Metrics(), lambda: DataPathCounts(0, None))
     await asyncio.gather(*(counters.refresh() for _ in range(3)))
-    assert page.asked == 1
+    assert page.scrapes == 1
 
 
 def test_the_reference_engines_page_is_parsed() -> None:

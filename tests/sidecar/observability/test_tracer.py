@@ -136,7 +136,7 @@ async def test_a_collector_that_hangs_loses_spans_beyond_the_queue(collector: Co
     collector.hangs = True
     for i in range(QUEUE):
         trace_record(tracer, handed_off(f"r{i}"))
-    await collector.asked.wait()
+    await collector.request_started.wait()
     assert 0 < tracer.dropped < 3 * QUEUE
     await tracer.close(0.1)
     assert collector.spans == []

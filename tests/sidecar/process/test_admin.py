@@ -164,8 +164,8 @@ async def test_a_client_that_connects_after_the_drain_gets_503_with_retry_after(
 
 async def test_a_request_is_found_by_its_id(harness: Harness) -> None:
     await harness.start()
-    mine = {"x-request-id": "a/bc"}
-    async with harness.http.post(harness.url(), data=BODY, headers=mine) as answer:
+    headers = {"x-request-id": "a/bc"}
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
         assert answer.status == 200
     async with harness.http.get(URL(harness.admin("/requests/a%2Fbc"), encoded=True)) as page:
         [trace] = await page.json()

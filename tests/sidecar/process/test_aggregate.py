@@ -26,9 +26,9 @@ def samples(text: bytes) -> dict[tuple[str, ...], float]:
 
 def test_a_parsed_page_is_formatted_unchanged() -> None:
     original = page(2, "a", "with space")
-    again = aggregate.format_page(aggregate.parse_page(original))
-    assert samples(again) == samples(original.encode())
-    assert again.decode().count("# ") == original.count("# ")
+    reformatted = aggregate.format_page(aggregate.parse_page(original))
+    assert samples(reformatted) == samples(original.encode())
+    assert reformatted.decode().count("# ") == original.count("# ")
 
 
 def test_samples_are_summed() -> None:

@@ -27,16 +27,16 @@ async def test_the_page_is_fetched_from_the_engine(engine: Peer) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("how", ["error", "hangs", "gone"])
-async def test_an_engine_that_does_not_answer_has_no_page(engine: Peer, how: str) -> None:
+@pytest.mark.parametrize("failure", ["error", "hangs", "gone"])
+async def test_an_engine_that_does_not_answer_has_no_page(engine: Peer, failure: str) -> None:
     async def script(turn: Turn) -> None:
-        if how == "error":
+        if failure == "error":
             turn.answer(500, b"")
         else:
             await turn.gone.wait()
 
     engine.metrics = script
-    if how == "gone":
+    if failure == "gone":
         engine.close_port()
     pool = Pool()
     assert await fetch_metrics(pool, engine.address, timeout=0.1) is None

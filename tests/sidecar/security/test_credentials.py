@@ -142,11 +142,11 @@ async def test_new_certificates_are_used_without_losing_a_request(
     ca: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The authority is replaced while a request runs, which ends normally; the next needs it."""
-    going = asyncio.Event()
+    proceed = asyncio.Event()
     other = trustme.CA()
 
     async def slow(turn: Turn) -> None:
-        await going.wait()
+        await proceed.wait()
         turn.answer(200, b"{}")
 
     async with engine(serving(ca)) as old, engine(serving(other)) as new:
@@ -166,7 +166,7 @@ async def test_new_certificates_are_used_without_losing_a_request(
         other.cert_pem.write_to_path(tmp_path / "ca.pem")
         tls.reload()
         assert isinstance(await ask(pool, new.address), Answer)
-        going.set()
+        proceed.set()
         assert isinstance(await running, Answer)
         refused = await ask(pool, old.address)
         assert isinstance(refused, NoAnswer)

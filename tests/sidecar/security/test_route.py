@@ -38,8 +38,8 @@ def plan(path: RoutingPath = SPLIT, **changes: object) -> Plan:
 
 
 def test_a_valid_plan_is_followed() -> None:
-    chosen = routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW)), keys=KEYS)
-    assert chosen == Route(
+    result = routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW)), keys=KEYS)
+    assert result == Route(
         SPLIT,
         "long_prompt",
         (
@@ -53,8 +53,8 @@ def test_a_valid_plan_is_followed() -> None:
 
 def test_a_plan_without_a_split_has_no_candidates() -> None:
     signed = sign(plan(RoutingPath.FAST_DECODE), KEYS, now=NOW)
-    chosen = routed(("x-tandem-plan", signed), keys=KEYS)
-    assert (chosen.path, chosen.candidates) == (RoutingPath.FAST_DECODE, ())
+    result = routed(("x-tandem-plan", signed), keys=KEYS)
+    assert (result.path, result.candidates) == (RoutingPath.FAST_DECODE, ())
 
 
 def test_the_previous_key_still_verifies() -> None:
@@ -81,10 +81,10 @@ BAD = [
 
 @pytest.mark.parametrize("headers", BAD)
 def test_with_keys_only_valid_signed_plans_are_trusted(headers: tuple[tuple[str, str]]) -> None:
-    chosen = routed(*headers, keys=KEYS)
-    assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
-    assert chosen.error
-    assert not chosen.routed
+    result = routed(*headers, keys=KEYS)
+    assert (result.path, result.candidates) == (RoutingPath.UNIFIED, ())
+    assert result.error
+    assert not result.routed
 
 
 def test_without_routing_headers_the_path_is_unified_without_an_error() -> None:
@@ -94,17 +94,17 @@ def test_without_routing_headers_the_path_is_unified_without_an_error() -> None:
 
 def test_without_keys_the_allow_list_decides() -> None:
     candidates = "10.9.8.7:8000, 192.168.0.1:8000,pod-1:8000,pod-1:8001,[fd00::1]:8000"
-    route = routed(("x-prefiller-host-port", candidates))
-    assert [c.name for c in route.candidates] == ["10.9.8.7:8000", "pod-1:8000", "[fd00::1]:8000"]
-    assert (route.path, route.ignored) == (SPLIT, 2)
-    assert route.error
+    result = routed(("x-prefiller-host-port", candidates))
+    assert [c.name for c in result.candidates] == ["10.9.8.7:8000", "pod-1:8000", "[fd00::1]:8000"]
+    assert (result.path, result.ignored) == (SPLIT, 2)
+    assert result.error
 
 
 @pytest.mark.parametrize("candidates", ["192.168.0.1:8000", "10.0.0.1", "10.0.0.1:99999", "a b:1"])
 def test_without_an_allowed_candidate_the_path_is_unified(candidates: str) -> None:
-    route = routed(("x-prefiller-host-port", candidates))
-    assert (route.path, route.candidates) == (RoutingPath.UNIFIED, ())
-    assert route.error
+    result = routed(("x-prefiller-host-port", candidates))
+    assert (result.path, result.candidates) == (RoutingPath.UNIFIED, ())
+    assert result.error
 
 
 def test_without_keys_a_plan_is_ignored() -> None:

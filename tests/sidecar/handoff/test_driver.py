@@ -375,7 +375,7 @@ async def test_decode_dying_in_a_plain_answer_breaks_the_connection(
 async def leave(
     harness: Harness, body: bytes, headers: dict[str, str], condition: Awaitable[Any]
 ) -> None:
-    """Post, wait for `when`, and close the connection."""
+    """Post, wait for `condition`, and close the connection."""
     _, writer = await asyncio.open_connection(*harness.sidecar.listen)
     lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}"

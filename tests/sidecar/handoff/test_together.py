@@ -245,7 +245,7 @@ async def test_the_usage_of_a_stream_has_the_prefills_count_too(
 async def test_a_rewritten_stream_that_is_lost_ends_in_an_error_event(
     harness: Harness, tail: bytes, with_usage: bool
 ) -> None:
-    """`counted`: the prefill tells a count of cached tokens. An open event is not sent."""
+    """`with_usage`: the prefill reports cached tokens. An open event is not sent."""
 
     async def decodes(turn: Turn) -> None:
         turn.stream()

@@ -25,7 +25,7 @@ class Storm:
     between_kills: tuple[int, int]
     """Smallest and largest number of answers between two kills."""
     kills: int = 0
-    result: list[tuple[Call, ClientResult]] = field(default_factory=list)
+    results: list[tuple[Call, ClientResult]] = field(default_factory=list)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

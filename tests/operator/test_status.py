@@ -116,6 +116,18 @@ def test_router_ready_is_the_routers_own_state() -> None:
     assert "endpoint" not in cluster.status("d")
 
 
+def test_a_restarted_operator_keeps_the_routers_state_until_it_reconciles_the_endpoint() -> None:
+    cluster = settled()
+    url = "http://d.default.svc:8080"
+    cluster.routers["d"] = RouterState(True, "RouterReady", "requests are routed", url)
+    cluster.settle()
+    before = cluster.status("d")
+    cluster.routers.clear()
+    cluster.settle()
+    assert cluster.status("d") == before
+    assert before["endpoint"] == url
+
+
 def test_a_refused_write_is_reported_with_the_api_servers_message() -> None:
     cluster = SimulatedCluster()
     key = PoolKey("default", "DecodePool", "d")

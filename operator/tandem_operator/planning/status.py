@@ -86,7 +86,8 @@ def _status(facts: Facts) -> StatusBody:
         "currentRevision": plan.current,
         "updateRevision": plan.update,
         "observedGeneration": facts.resource.generation,
-        "endpoint": facts.router.url if facts.router else None,
+        # Kept until the endpoint is reconciled, like condition RouterReady.
+        "endpoint": facts.router.url if facts.router else facts.resource.status.get("endpoint"),
         "scaling": _scaling(facts),
         "conditions": _conditions(facts),
     }

@@ -175,6 +175,10 @@ def _peer_ready(facts: Facts) -> ConditionState:
 def _router_ready(facts: Facts) -> ConditionState:
     router = facts.router
     if router is None:
+        # After a restart, sets may be reconciled before their endpoints. Until then the stored
+        # state stays, or every restart would report pools that serve as not ready.
+        if stored := facts.last_condition(ConditionType.ROUTER_READY):
+            return ConditionState(stored["status"], stored["reason"], stored["message"])
         return ConditionState(
             "Unknown", Reason.ROUTER_PENDING,
             f"the operator has not reconciled endpoint {facts.endpoint} yet",

@@ -30,3 +30,21 @@ def test_labels_of_an_info_metric() -> None:
 def test_a_page_in_another_format_is_an_error() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         MetricsPage.parse("<html>{")
+
+
+def test_counters_and_gauges_are_told_apart_by_their_types() -> None:
+    page = MetricsPage.parse(
+        "# TYPE sent_total counter\n"
+        'sent_total{pod="x"} 3\n'
+        'sent_total{pod="y"} 4\n'
+        "# TYPE sent_created gauge\n"
+        "sent_created 1.7e9\n"
+        "# TYPE queue gauge\n"
+        "queue 5\n"
+        "# TYPE seconds histogram\n"
+        'seconds_bucket{le="+Inf"} 2\n'
+        "seconds_sum 1.5\n"
+        "seconds_count 2\n"
+    )
+    assert page.counters == {"sent_total": 7.0, "seconds_sum": 1.5, "seconds_count": 2.0}
+    assert page.gauges == {"queue": 5.0}

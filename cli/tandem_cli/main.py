@@ -38,7 +38,7 @@ _SUMMARIES: Final = {
 """Subcommand → its line in `tandem --help`, which imports none of them."""
 
 
-_ENGINE_EXTRA: Final = ("torch", "safetensors", "tokenizers", "jinja2", "numpy", "zmq")
+_ENGINE_EXTRA: Final = ("torch", "safetensors", "numpy", "zmq")
 """Modules that only the extra `engine` installs."""
 
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadGroupScheduling
 
 from .cluster.fixtures import (
+    chromium_program,
     control_plane,
     crds,
     helm,
@@ -20,6 +21,7 @@ from .cluster.fixtures import (
 )
 
 __all__ = [
+    "chromium_program",
     "control_plane",
     "crds",
     "helm",

@@ -23,6 +23,7 @@ _PROGRAMS = {
     "helm": ("helm",),
     "promtool": ("promtool",),
     "toxiproxy_program": ("toxiproxy",),
+    "chromium_program": ("chromium",),
 }
 """Programs that each fixture needs."""
 
@@ -110,6 +111,12 @@ def promtool() -> None:
 @pytest.fixture(scope="session")
 def toxiproxy_program() -> None:
     """For tests that run toxiproxy: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def chromium_program() -> Path:
+    """The browser, for tests of web pages: they are skipped where it is not installed."""
+    return tools.path("chromium")
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,11 @@
 
 Places, in order: `$KUBEBUILDER_ASSETS` (set by the user), the cache
 `${TANDEM_CLUSTER_CACHE:-~/.cache/tandem/cluster}/bin` if the version there is the pinned one, and
-PATH (etcd, kubectl and promtool only).
+PATH (etcd, kubectl, promtool and chromium only).
 
-`path` and `missing` only look; pytest calls nothing else. `ensure` builds with Go, and takes etcd
-and promtool from Debian; `make cluster-tools` calls it. When several processes call `ensure` at
-the same time, one builds and the others wait for it.
+`path` and `missing` only look; pytest calls nothing else. `ensure` builds with Go, and takes etcd,
+promtool and chromium from Debian; `make cluster-tools` calls it. When several processes call
+`ensure` at the same time, one builds and the others wait for it.
 """
 
 import fcntl
@@ -28,9 +28,9 @@ NODE = (
     *CONTROL_PLANE,
     *("kube-scheduler", "kubelet", "kube-proxy", "containerd", "coredns", "pause", "helm"),
 )
-MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool")
+MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool", "chromium")
 """What `make test` uses beyond the Python environment."""
-ALL = (*gobuild.PROGRAMS, "etcd", "promtool")
+ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium")
 # A file of each Debian package, and the package.
 NODE_PACKAGES = {
     "/usr/sbin/runc": "runc",
@@ -42,8 +42,9 @@ NODE_PACKAGES = {
     "/bin/busybox": "busybox-static",
     "/usr/bin/nsenter": "util-linux",
 }
-_FROM_PATH = ("etcd", "kubectl", "promtool")
+_FROM_PATH = ("etcd", "kubectl", "promtool", "chromium")
 ETCD_PACKAGES = {"/usr/bin/etcd": "etcd-server"}
+_CHROMIUM_PACKAGES = {"/usr/bin/chromium": "chromium"}
 
 
 class MissingTool(Exception):
@@ -141,6 +142,9 @@ def _has_version(binary: Path, program: Program) -> bool:
 def _provide(name: str, say: Say) -> None:
     if name == "etcd":
         ensure_packages(ETCD_PACKAGES, say)
+        return
+    if name == "chromium":
+        ensure_packages(_CHROMIUM_PACKAGES, say)
         return
     if name == "promtool":
         _unpack_promtool(say)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .calls import Answer, Usage
-from .sse import Event
+from .sse import ServerSentEvent
 
 _DONE = "[DONE]"
 _BROKEN = frozenset({"abort", "error"})
@@ -69,7 +69,7 @@ class AnswerBuilder:
         self._usage: Usage | None = None
         self._done = False
 
-    def add(self, event: Event) -> bool:
+    def add(self, event: ServerSentEvent) -> bool:
         """Add one event. Returns whether it has tokens.
 
         Raises AnswerError when it is an error event or not a chunk of an answer.

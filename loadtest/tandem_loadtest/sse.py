@@ -13,7 +13,7 @@ _Decoder: Final = getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """One dispatched event; several `data` lines are joined by newlines."""
 
     data: str
@@ -31,7 +31,7 @@ class EventParser:
         self._data: list[str] = []
         self._name = ""
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that `chunk` completes. Raises UnicodeDecodeError when it is not UTF-8."""
         text = self._decoder.decode(chunk)
         if not text:
@@ -49,10 +49,14 @@ class EventParser:
         )
         return [event for line in lines if (event := self._take(line))]
 
-    def _take(self, line: str) -> Event | None:
+    def _take(self, line: str) -> ServerSentEvent | None:
         if not line:
             # A blank line without data dispatches nothing, as after a keep-alive comment.
-            event = Event("\n".join(self._data), self._name or "message") if self._data else None
+            event = (
+                ServerSentEvent("\n".join(self._data), self._name or "message")
+                if self._data
+                else None
+            )
             self._data, self._name = [], ""
             return event
         field, _, value = line.partition(":")

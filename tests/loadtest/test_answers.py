@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from tandem_loadtest.answers import AnswerBuilder, AnswerError, error_message, parse_answer
 from tandem_loadtest.calls import Answer, Usage
-from tandem_loadtest.sse import Event
+from tandem_loadtest.sse import ServerSentEvent
 
 
-def event(**body: Any) -> Event:
-    return Event(json.dumps(body))
+def event(**body: Any) -> ServerSentEvent:
+    return ServerSentEvent(json.dumps(body))
 
 
-def chunk(text: str, ids: list[int] | None = None, finish: str | None = None) -> Event:
+def chunk(text: str, ids: list[int] | None = None, finish: str | None = None) -> ServerSentEvent:
     return event(choices=[{"index": 0, "text": text, "token_ids": ids, "finish_reason": finish}])
 
 
-DONE = Event("[DONE]")
+DONE = ServerSentEvent("[DONE]")
 USAGE = {
     "prompt_tokens": 9,
     "completion_tokens": 2,
@@ -28,7 +28,7 @@ USAGE = {
 }
 
 
-def streamed(*events: Event) -> Answer:
+def streamed(*events: ServerSentEvent) -> Answer:
     builder = AnswerBuilder()
     for event in events:
         builder.add(event)
@@ -77,7 +77,7 @@ def test_other_choices_are_left_out() -> None:
         (DONE, False),
     ],
 )
-def test_an_event_says_whether_it_brought_tokens(event: Event, has_tokens: bool) -> None:
+def test_an_event_says_whether_it_brought_tokens(event: ServerSentEvent, has_tokens: bool) -> None:
     assert AnswerBuilder().add(event) is has_tokens
 
 
@@ -93,15 +93,15 @@ def test_an_event_says_whether_it_brought_tokens(event: Event, has_tokens: bool)
         ([event(error={"message": "engine\ndied", "code": 502})], "^engine died$"),
         ([event(error="engine died")], "^engine died$"),
         ([event(object="error", message="too long")], "^too long$"),
-        ([Event("engine died", "error")], "^engine died$"),
-        ([Event('{"error": {"message": "m"}}', "error")], "^m$"),
-        ([Event('{"detail": 1}', "error")], "detail"),
-        ([Event("nonsense")], "not an OpenAI answer .*: nonsense"),
-        ([Event("")], "not an OpenAI answer"),
+        ([ServerSentEvent("engine died", "error")], "^engine died$"),
+        ([ServerSentEvent('{"error": {"message": "m"}}', "error")], "^m$"),
+        ([ServerSentEvent('{"detail": 1}', "error")], "detail"),
+        ([ServerSentEvent("nonsense")], "not an OpenAI answer .*: nonsense"),
+        ([ServerSentEvent("")], "not an OpenAI answer"),
         ([event(choices=[{"text": 3}])], "not an OpenAI answer"),
     ],
 )
-def test_an_incomplete_stream_is_an_error(events: list[Event], message: str) -> None:
+def test_an_incomplete_stream_is_an_error(events: list[ServerSentEvent], message: str) -> None:
     with pytest.raises(AnswerError, match=message):
         streamed(*events)
 

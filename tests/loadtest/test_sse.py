@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_loadtest.sse import Event, EventParser
+from tandem_loadtest.sse import EventParser, ServerSentEvent
 
 STREAM = (
     "\ufeff: a comment\n\ndata: one\n\ndata:two\r\ndata: lines\r\n\r\n"
@@ -12,11 +12,11 @@ STREAM = (
     "data: never ended\n"
 ).encode()
 EVENTS = [
-    Event("one"),
-    Event("two\nlines"),
-    Event("häßlich", "error"),
-    Event(""),
-    Event("[DONE]"),
+    ServerSentEvent("one"),
+    ServerSentEvent("two\nlines"),
+    ServerSentEvent("häßlich", "error"),
+    ServerSentEvent(""),
+    ServerSentEvent("[DONE]"),
 ]
 
 

@@ -1,0 +1,142 @@
+"""Assembles the page from its parts."""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+import jinja2
+import msgspec
+from plotly.offline import get_plotlyjs
+
+from ..figures.model import Distribution, Repeat, Report
+from . import summary, tables, units
+from .charts import Chart, latency_cdf
+from .pooled import pool
+from .tables import Table
+from .timeline import timeline_charts
+
+_QUANTITIES: Final = {
+    "TTFT": "ttft",
+    "TTFT on the wire": "ttft_wire",
+    "ITL": "itl",
+    "TPOT": "tpot",
+    "E2E": "e2e",
+    "E2E on the wire": "e2e_wire",
+}
+"""Name → field of `Figures`."""
+_IN_CDF: Final = ("TTFT", "ITL", "E2E")
+_FOLDER: Final = files(__package__)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A metrics page, as tables."""
+
+    url: str
+    error: str | None
+    tables: list[Table]
+
+
+@dataclass(frozen=True)
+class _RepeatSection:
+    """What the page shows of one repeat."""
+
+    number: int
+    repeat: Repeat
+    charts: list[Chart]
+    events: Table
+    groups: list[Table]
+    reasons: list[str]
+    """Why values of `groups` are invalid."""
+    cpu: str
+    """CPU share of each process of the load generator."""
+    generator: Table
+    servers: list[_Server]
+
+
+def page(report: Report) -> str:
+    """The report as one HTML document of about 5 MB that loads nothing from any network."""
+    quantities = _pooled(report)
+    cdf = latency_cdf({name: quantities[name] for name in _IN_CDF})
+    sections = [_section(number, repeat) for number, repeat in enumerate(report.repeats, 1)]
+    specs = [chart.spec for chart in (cdf, *(c for section in sections for c in section.charts))]
+    plotly: str = get_plotlyjs()
+    script = _text("report.js")
+    return _template().render(
+        report=report,
+        facts=summary.facts(report),
+        sentences=summary.sentences(report),
+        tiles=summary.tiles(report),
+        losses=tables.losses(report),
+        reasons=tables.reasons(report),
+        cdf=cdf,
+        latency=tables.latency(quantities),
+        search=tables.search(report),
+        sections=sections,
+        repeats=tables.repeats(report),
+        rates=tables.rates(report),
+        estimates=tables.estimates(report),
+        style=_text("report.css"),
+        plotly=plotly,
+        script=script,
+        script_sources=f"{_hash(plotly)} {_hash(script)}",
+        # `<` could end the script element.
+        chart_data=msgspec.json.encode(specs).decode().replace("<", "\\u003c"),
+    )
+
+
+def _pooled(report: Report) -> dict[str, Distribution | None]:
+    return {
+        name: pool([getattr(repeat.all, field) for repeat in report.repeats])
+        for name, field in _QUANTITIES.items()
+    }
+
+
+def _section(number: int, repeat: Repeat) -> _RepeatSection:
+    groups = [
+        tables.groups("Routing path", "By routing path", repeat.paths),
+        tables.groups("Prefill backend", "By prefill backend", repeat.prefill_backends),
+        tables.groups("Decode backend", "By decode backend", repeat.decode_backends),
+        tables.groups("Model", "By model", repeat.models),
+    ]
+    return _RepeatSection(
+        number=number,
+        repeat=repeat,
+        charts=timeline_charts(repeat, f"repeat-{number}"),
+        events=tables.events(repeat),
+        groups=[table for table in groups if table.rows],
+        reasons=sorted({reason for table in groups for reason in table.reasons}),
+        cpu=", ".join(map(units.share, repeat.generator.cpu_share)) or "not known",
+        generator=tables.generator(repeat.generator),
+        servers=[
+            _Server(
+                url=summary.host(server.url),
+                error=server.error,
+                tables=[t for t in (tables.counters(server), tables.gauges(server)) if t.rows],
+            )
+            for server in repeat.server
+        ],
+    )
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja")
+
+
+def _text(name: str) -> str:
+    return _FOLDER.joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """The source expression that lets a Content-Security-Policy run exactly this script."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,0 +1,159 @@
+"""Headless Chromium, driven through the DevTools protocol."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0"),
+)
+_LISTENING = b"DevTools listening on "
+
+
+class Tab:
+    """A page that is open in the browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.problems: list[str] = []
+        """Console messages, exceptions and log entries, like violations of the page's policy."""
+        self.requested: list[str] = []
+        """URLs that the page asked for, its own file included."""
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._session = ""
+        self._loaded = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    async def open(self, file: Path) -> None:
+        """Open a file and wait for its load event."""
+        self._loaded.clear()
+        await self.call("Page.navigate", url=file.as_uri())
+        await self._loaded.wait()
+
+    async def run(self, script: str) -> Any:
+        """The value of a JavaScript expression, awaited if it is a promise."""
+        answer = await self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def resize(self, width: int, height: int = 800) -> None:
+        """Show the page at this size, and wait until it has been painted twice."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        await self.painted()
+
+    async def painted(self) -> None:
+        """Wait for two frames: observers of sizes run before the second."""
+        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        await self.run(f"{frames}.then(() => 0)")
+
+    async def prefer(self, **features: str) -> None:
+        """Set media features, like `prefers_color_scheme="dark"`."""
+        listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+        await self.call("Emulation.setEmulatedMedia", features=listed)
+        await self.painted()
+
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        """Press and release a key."""
+        pressed = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        typed = {"text": text} if text else {}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **pressed, **typed)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    async def screenshot(self, file: Path) -> None:
+        """Write the whole page to a PNG file."""
+        size = (await self.call("Page.getLayoutMetrics"))["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = await self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        file.write_bytes(base64.b64decode(shot["data"]))
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol; returns its result."""
+        number = next(self._numbers)
+        received = self._answers[number] = asyncio.get_running_loop().create_future()
+        message = {"id": number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        await self._socket.send_json(message)
+        answer = await received
+        assert "error" not in answer, (method, answer)
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async def attach(self) -> None:
+        """Create the tab."""
+        target = await self.call("Target.createTarget", url="about:blank")
+        attached = await self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self.call(f"{domain}.enable")
+
+    async def receive(self) -> None:
+        """Pass on what the browser sends, until the connection closes."""
+        async for frame in self._socket:
+            message = frame.json()
+            if "id" in message:
+                self._answers.pop(message["id"]).set_result(message)
+            else:
+                self._note(message["method"], message["params"])
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        match method:
+            case "Page.loadEventFired":
+                self._loaded.set()
+            case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown" | "Log.entryAdded":
+                self.problems.append(str(params))
+            case "Network.requestWillBeSent":
+                self.requested.append(params["request"]["url"])
+
+
+@contextlib.asynccontextmanager
+async def new_tab(chromium: Path, profile: Path) -> AsyncIterator[Tab]:
+    """A tab of a fresh browser, which ends with the block; `profile` is an empty folder."""
+    browser = await asyncio.create_subprocess_exec(
+        *(str(chromium), *FLAGS, f"--user-data-dir={profile}"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            # A screenshot is one message.
+            session.ws_connect(await _devtools_url(browser), max_msg_size=0) as socket,
+        ):
+            tab = Tab(socket)
+            receiving = asyncio.create_task(tab.receive())
+            await tab.attach()
+            yield tab
+            await socket.close()
+            await receiving
+    finally:
+        browser.terminate()
+        await browser.communicate()
+
+
+async def _devtools_url(browser: asyncio.subprocess.Process) -> str:
+    assert browser.stderr is not None
+    printed = []
+    async for line in browser.stderr:
+        printed.append(line)
+        if line.startswith(_LISTENING):
+            return line.removeprefix(_LISTENING).decode().strip()
+    raise AssertionError(f"Chromium did not start: {b''.join(printed).decode()}")

@@ -25,7 +25,7 @@ _COMMANDS: Final = {
 """Subcommand → module and attribute of its click command."""
 
 _SUMMARIES: Final = {
-    "bench": "Load an OpenAI endpoint and report TTFT and ITL.",
+    "bench": "Send load to an OpenAI endpoint and report what its clients saw.",
     "completion": "Print the script that completes this command in a shell.",
     "demo": "Serve a model disaggregated on this machine and check every answer.",
     "doctor": "Check a running stack or cluster and print problems with their fixes.",

@@ -17,7 +17,7 @@ from tandem_contract import metrics
 from tandem_contract.paths import Role, RoutingPath
 from tandem_engine.tiny import make_tiny_model
 from tandem_loadtest.calls import Call, Result
-from tandem_loadtest.client import Client
+from tandem_loadtest.client import Client, ClientSettings
 from tandem_local.stack import Stack
 from tandem_local.state import PodState
 from tandem_operator.resources.pool_files import parse_pools
@@ -74,6 +74,10 @@ def calls() -> Iterator[Call]:
         yield Call(prompt, max_tokens=tokens, stream=rng.random() < 0.5, ignore_eos=True)
 
 
+def settings(url: str) -> ClientSettings:
+    return ClientSettings(url=url, model=pools.SERVED, timeout=40)
+
+
 async def send_all(
     client: Client, calls: Sequence[Call], after_each: Callable[[], None]
 ) -> list[Result]:
@@ -105,7 +109,7 @@ async def test_no_answer_is_lost_when_prefill_engines_die_and_clients_disconnect
     prompts = calls()
     results: list[Result] = []
     async with Stack(parse_pools(documents), port=0, run_dir=tmp_path / "run") as stack:
-        async with Client(stack.endpoint, pools.SERVED, timeout=40) as client:
+        async with Client(settings(stack.endpoint)) as client:
             for _ in range(2):
                 await until(lambda: is_healthy(stack))
                 engine = pod(stack, Role.PREFILL).pids["engine"]
@@ -128,7 +132,7 @@ async def test_no_answer_is_lost_when_prefill_engines_die_and_clients_disconnect
         # The prefill engine reads no KV of other engines: it computes its answers by itself.
         engine_url = pod(stack, Role.PREFILL).engine_metrics
         assert engine_url is not None
-        async with Client(engine_url.removesuffix("/metrics"), pools.SERVED, timeout=40) as client:
+        async with Client(settings(engine_url.removesuffix("/metrics"))) as client:
             repeated = [replace(result.call, stream=False) for result in results]
             expected_results = await send_all(client, repeated, lambda: None)
     for result, expected in zip(results, expected_results, strict=True):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tandem_loadtest.sse import EventParser
+from tandem_loadtest.client.sse import EventParser
 
 from .engines import MODEL_NAME
 
@@ -141,7 +141,7 @@ async def ask(
         content = await answer.read()
     events: list[str] = []
     if answer.content_type == "text/event-stream":
-        events = [event.data for event in EventParser().feed(content)]
+        events = [event.data.decode() for event in EventParser().feed(content)]
     return Answer(answer.status, answer.headers, content, events)
 
 

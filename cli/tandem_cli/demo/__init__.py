@@ -17,7 +17,7 @@ from tandem_contract.commandline import fail
 from tandem_contract.documents import DocumentError
 from tandem_engine.types import EngineError
 from tandem_loadtest.scrape import ScrapeError
-from tandem_loadtest.traces import TraceError
+from tandem_loadtest.workload.traces import TraceError
 from tandem_local.errors import SetupError, StartFailed
 
 from ..options import SEED, command, port_option, run_dir_option

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tandem_contract.request_kinds import RequestKind
 from tandem_loadtest.calls import Answer, Call, Result
-from tandem_loadtest.client import Send, Timed, converse, run_open_loop
-from tandem_loadtest.conversations import Script, Shape, workload
-from tandem_loadtest.traces import load_trace, scale, token_ids
+from tandem_loadtest.drivers import Send, Timed, converse, run_open_loop
+from tandem_loadtest.workload.conversations import Script, Shape, workload
+from tandem_loadtest.workload.prompts import PromptWriter
+from tandem_loadtest.workload.settings import Prompts
+from tandem_loadtest.workload.traces import load_trace, scale, to_session
 
 OnResult = Callable[[Result], None]
 
@@ -20,8 +23,6 @@ CONCURRENCY = 4
 class Model:
     """The properties of the model on which the workload depends."""
 
-    vocabulary: range
-    """Token ids that stand for text."""
     context: int
     """Maximum tokens of prompt and answer together."""
     has_chat_template: bool
@@ -57,18 +58,8 @@ def trace_calls(file: Path, limit: int | None, model: Model, seed: int) -> list[
         max_prompt_tokens=model.context * 3 // 4,
         max_output_tokens=model.context // 16,
     )
-    return [
-        Timed(
-            arrival.at,
-            Call(
-                tuple(token_ids(arrival, model.vocabulary, seed)),
-                max_tokens=arrival.output_tokens,
-                stream=True,
-                ignore_eos=True,
-            ),
-        )
-        for arrival in arrivals
-    ]
+    writer = PromptWriter(Prompts(style="token-ids"), kind=RequestKind.COMPLETIONS, seed=seed)
+    return [Timed(a.at, writer.call(to_session(a, a.at), 0, ())) for a in arrivals]
 
 
 async def run_trace(send: Send, calls: Sequence[Timed], on_result: OnResult) -> list[Result]:

@@ -1,7 +1,7 @@
 """The result of a demo run: figures, mismatches and failures, exit status. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -9,7 +9,8 @@ from rich.table import Column, Table
 
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Answer, Result
-from tandem_loadtest.report import UNROUTED, PathFigures, summarize, to_json
+from tandem_loadtest.figures.distributions import percentile
+from tandem_loadtest.figures.model import UNROUTED
 from tandem_loadtest.scrape import Counters
 
 REQUIRED_PATHS: Final = (
@@ -18,6 +19,21 @@ REQUIRED_PATHS: Final = (
     RoutingPath.UNIFIED,
 )
 """Paths that the built-in workload must have taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathFigures:
+    """Statistics of the requests of one path; None where nothing was measured.
+
+    Times are seconds, those of complete, streamed answers; ITL percentiles are over all their gaps.
+    """
+
+    requests: int
+    failed: int
+    ttft_p50: float | None
+    ttft_p99: float | None
+    itl_p50: float | None
+    itl_p99: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +74,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, object]:
         """`{"paths": {path: figures}, "mismatches", "failed", …}`, times in seconds."""
-        paths: dict[str, dict[str, float | int | None]] = to_json(dict(self.paths))
+        paths = {path: asdict(figures) for path, figures in self.paths.items()}
         for path, row in paths.items():
             is_split = path == RoutingPath.PREFILL_THEN_DECODE
             row["kv_bytes"] = int(self.counters.kv_bytes) if is_split else 0
@@ -97,6 +113,29 @@ def judge(
     paths = summarize(results)
     missing = tuple(path for path in required if path not in paths)
     return Outcome(paths, counters, tuple(mismatches), tuple(failures), missing)
+
+
+def summarize(results: Sequence[Result]) -> dict[str, PathFigures]:
+    """Statistics by routing path, in alphabetical order; `unrouted` without the header."""
+    by_path: dict[str, list[Result]] = {}
+    for result in results:
+        by_path.setdefault(result.routing_path or UNROUTED, []).append(result)
+    return {path: _figures(by_path[path]) for path in sorted(by_path)}
+
+
+def _figures(results: Sequence[Result]) -> PathFigures:
+    # A failed request's times would make a server that fails fast look good.
+    complete = [result for result in results if result.ok]
+    ttfts = sorted(result.ttft for result in complete if result.ttft is not None)
+    itls = sorted(gap for result in complete for gap in result.gaps)
+    return PathFigures(
+        requests=len(results),
+        failed=len(results) - len(complete),
+        ttft_p50=percentile(ttfts, 50) if ttfts else None,
+        ttft_p99=percentile(ttfts, 99) if ttfts else None,
+        itl_p50=percentile(itls, 50) if itls else None,
+        itl_p99=percentile(itls, 99) if itls else None,
+    )
 
 
 def _compare(result: Result, answer: Answer) -> Mismatch | None:

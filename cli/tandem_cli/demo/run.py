@@ -18,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tandem_contract import metrics, ports
 from tandem_engine.chat import ChatTemplate
 from tandem_loadtest.calls import Answer, Result
-from tandem_loadtest.client import Client, Timed
-from tandem_loadtest.conversations import Script, Shape
+from tandem_loadtest.client import Client, ClientSettings
+from tandem_loadtest.drivers import Timed
 from tandem_loadtest.scrape import Counters, scrape
+from tandem_loadtest.workload.conversations import Script, Shape
 from tandem_local.errors import SetupError
 from tandem_local.router import write_plan_key
 from tandem_local.runner import Runner
@@ -113,10 +114,8 @@ def _describe(directory: Path) -> load.Model:
     from tandem_engine.weights import load_config  # noqa: PLC0415 - as above
 
     config = load_config(directory)
-    # The first ids are special tokens in the tokenizers of Llama-family models.
-    vocabulary = range(min(10, config.vocab_size // 2), config.vocab_size)
     context = min(MAX_CONTEXT, config.max_position)
-    return load.Model(vocabulary, context, ChatTemplate(directory).exists)
+    return load.Model(context, ChatTemplate(directory).exists)
 
 
 def _trace_calls(options: Options, model: load.Model) -> list[Timed] | None:
@@ -137,7 +136,10 @@ async def _send_workload(
 ) -> tuple[list[Result], Counters]:
     """Send the workload through Envoy; the results, and what the engines counted meanwhile."""
     urls = [u for pod in stack.pods for u in (pod.engine_metrics, pod.sidecar_metrics) if u]
-    async with Client(stack.endpoint, pools.SERVED) as client, aiohttp.ClientSession() as http:
+    async with (
+        Client(ClientSettings(url=stack.endpoint, model=pools.SERVED)) as client,
+        aiohttp.ClientSession() as http,
+    ):
         await _wait_for_warm_up(http, stack.epp_metrics)
         # Counters only grow: what the workload moved is the difference.
         before = await scrape(http, urls)
@@ -192,7 +194,7 @@ async def _expected_answers(
     calls = [load.unstreamed(result.call) for result in results]
     # Greedy answers to equal calls are equal: ask once.
     distinct = list(dict.fromkeys(calls))
-    async with Client(url, pools.SERVED) as client:
+    async with Client(ClientSettings(url=url, model=pools.SERVED)) as client:
         work = partial(load.expected_answers, client.send, distinct)
         answers = await _with_progress(console, "Checking", len(distinct), work)
     return [answers[call] for call in calls]

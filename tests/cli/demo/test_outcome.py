@@ -1,4 +1,4 @@
-from tandem_cli.demo.outcome import REQUIRED_PATHS, judge, table, verdict
+from tandem_cli.demo.outcome import REQUIRED_PATHS, PathFigures, judge, summarize, table, verdict
 from tandem_contract.paths import RoutingPath
 from tandem_loadtest.calls import Answer, Call, Result
 from tandem_loadtest.scrape import Counters
@@ -10,7 +10,7 @@ COUNTERS = Counters(kv_bytes=4096, transfers=2, transfer_seconds=0.5)
 
 def result(path: RoutingPath | None, *tokens: int, error: str | None = None) -> Result:
     answer = Answer("", tokens, "length")
-    return Result(CALL, 200, path, "p", "d", answer, ttft=0.1, error=error)
+    return Result(CALL, 200, path, "p", "d", answer, error, sent=0.0, first_token=0.1)
 
 
 def results_on(*paths: RoutingPath) -> list[Result]:
@@ -58,6 +58,33 @@ def test_a_failure_of_the_stack_or_the_single_engine_fails() -> None:
     assert outcome.status == 1
     assert len(outcome.failures) == 2
     assert any("HTTP 502: gone" in line for line in verdict(outcome))
+
+
+def timed(path: RoutingPath | None, ttft: float | None, *gaps: float, error: str = "") -> Result:
+    return Result(
+        CALL, 200, path, sent=1.0, first_token=None if ttft is None else 1.0 + ttft, gaps=gaps,
+        error=error or None,
+    )  # fmt: skip
+
+
+def test_results_are_summed_up_by_path() -> None:
+    fast, split = RoutingPath.FAST_DECODE, RoutingPath.PREFILL_THEN_DECODE
+    summary = summarize(
+        [
+            timed(split, 1.0, 0.25, 0.75),
+            timed(fast, 0.5, 0.25),
+            timed(split, 3.0),
+            timed(split, None),
+            timed(split, 99.0, 99.0, error="broke off"),
+            timed(None, None, error="no route"),
+        ]
+    )
+    assert summary == {
+        "fast_decode": PathFigures(1, 0, 0.5, 0.5, 0.25, 0.25),
+        "prefill_then_decode": PathFigures(4, 1, 2.0, 2.98, 0.5, 0.745),
+        "unrouted": PathFigures(1, 1, None, None, None, None),
+    }
+    assert list(summary) == sorted(summary)
 
 
 def test_json_has_the_documented_shape() -> None:

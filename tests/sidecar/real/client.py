@@ -3,21 +3,29 @@
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
-from tandem_loadtest.answers import AnswerBuilder, AnswerError, error_message, parse_answer
 from tandem_loadtest.calls import Answer, Call
-from tandem_loadtest.sse import EventParser
+from tandem_loadtest.client.answers import AnswerError, server_message
+from tandem_loadtest.client.bodies import body_of
+from tandem_loadtest.client.openai import OpenAIStream, parse_answer
+from tandem_loadtest.client.outcome import Facts, Promises, classify
+from tandem_loadtest.client.settings import ClientSettings
+from tandem_loadtest.client.sse import EventParser
+from tandem_loadtest.records import Outcome
 
 from .engine import SERVED
 
 HUNG: Final = "hung"
 BROKEN: Final = "broken off"
+
+STREAMED: Final = Promises(usage=True, last_event="[DONE]")
+"""What the streams of `call`s end with."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Stream:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self._parser, self._builder = EventParser(), AnswerBuilder()
+        self._parser, self._stream = EventParser(), OpenAIStream()
 
     async def wait_for_first_bytes(self) -> None:
         """Return with the first bytes."""
@@ -55,19 +63,34 @@ class Stream:
         try:
             async for data in self._response.content.iter_any():
                 self._take(data)
-            self._builder.finish()
+            facts = facts_of(self._stream.so_far(), has_last_event=self._stream.has_ended)
+            outcome, reason = classify(facts, STREAMED)
+            error = BROKEN if outcome is Outcome.TRUNCATED else reason or ""
         except AnswerError as err:
-            # The builder's message for a stream that stops without an end begins so.
-            error = BROKEN if str(err).startswith("the stream ended") else str(err)
+            error = str(err)
         except TimeoutError:
             error = HUNG
         except aiohttp.ClientError:
             error = BROKEN
-        return replace(head(self._response), answer=self._builder.so_far(), error=error)
+        return replace(head(self._response), answer=self._stream.so_far(), error=error)
 
     def _take(self, data: bytes) -> None:
-        for event in self._parser.feed(data):
-            self._builder.add(event)
+        self._stream.add_all(self._parser.complete(data))
+
+
+def facts_of(answer: Answer, *, has_last_event: bool) -> Facts:
+    """The facts of a complete HTTP response."""
+    return Facts(
+        200,
+        finish_reason=answer.finish_reason,
+        has_usage=answer.usage is not None,
+        has_last_event=has_last_event,
+    )
+
+
+def members_of(call: Call) -> dict[str, Any]:
+    """The JSON object to post."""
+    return body_of(call, call.endpoint, ClientSettings(url="", model=SERVED))
 
 
 @asynccontextmanager
@@ -84,7 +107,7 @@ async def open_response(
         headers.PREFILLER_HOST_PORT: ",".join(map(str, prefills)),
         headers.REQUEST_ID: request_id,
     }
-    body = msgspec.json.encode(call.body(SERVED))
+    body = msgspec.json.encode(members_of(call))
     sent_fields = {name: value for name, value in fields.items() if value}
     async with http.post(url + call.path, data=body, headers=sent_fields) as response:
         yield response
@@ -104,8 +127,10 @@ async def ask(
                 return await Stream(response).read_to_end()
             body, result = await response.read(), head(response)
             if response.status != 200:
-                return replace(result, error=error_message(body))
-            return replace(result, answer=parse_answer(body))
+                return replace(result, error=str(server_message(body)))
+            answer = parse_answer(body)
+            _, reason = classify(facts_of(answer, has_last_event=False), Promises())
+            return replace(result, answer=answer, error=f"{BROKEN}: {reason}" if reason else "")
     except AnswerError as err:
         return replace(result, error=f"{BROKEN}: {err}")
     except TimeoutError:

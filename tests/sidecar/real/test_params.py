@@ -8,8 +8,8 @@ import pytest
 from tandem_contract import metrics, transfer_params
 
 from .altering_proxy import Change, Params, altering_proxy
-from .client import ask
-from .engine import SERVED, Engine
+from .client import ask, members_of
+from .engine import Engine
 from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
@@ -88,7 +88,7 @@ async def test_kv_of_another_prompt_is_never_read(decode: Engine, second_prefill
 
     async with altering_proxy(second_prefill, swapped) as proxy, start_pair(decode) as pair:
         assert await pair.errors() == {}
-        body = other_request.body(SERVED) | {
+        body = members_of(other_request) | {
             transfer_params.FIELD: msgspec.json.decode(transfer_params.PREFILL_LEG)
         }
         async with pair.http.post(f"{second_prefill.url}{other_request.path}", json=body) as answer:

@@ -1,0 +1,37 @@
+"""Servers for `tandem bench`, in another thread: the command runs an event loop of its own."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.loadtest.run.engines import FakeOpenAI
+
+
+def wait_for_requests(server: FakeOpenAI, loop: asyncio.AbstractEventLoop, count: int) -> None:
+    """Wait in this thread until `server`, which serves on `loop`, has got `count` requests."""
+    asyncio.run_coroutine_threadsafe(server.holds(count), loop).result(30)
+
+
+@contextmanager
+def background(server: FakeOpenAI, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[str]:
+    """The URL of `server` in a thread that runs `loop`, or a new one."""
+    up, urls = threading.Event(), []
+    loop = loop or asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        async with server.serve() as url:
+            urls.append(url)
+            up.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert up.wait(10)
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

@@ -11,13 +11,15 @@ SETUP := .venv/.installed
 ENVOY := .venv-envoy/.installed
 BOOT := .venv-boot/.installed
 VLLM := .venv-vllm/.installed
+GUIDELLM := .venv-guidellm/.installed
+AIPERF := .venv-aiperf/.installed
 # WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
 # share the processes that their fixtures start.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup demo test unit test-vllm chaos e2e lint format types bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test unit test-vllm chaos e2e lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -51,6 +53,18 @@ $(VLLM): requirements/vllm.lock $(BOOT)
 	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-vllm
 	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-vllm/bin/python --require-hashes $<
 	@touch $@
+
+$(GUIDELLM): requirements/guidellm.lock $(BOOT)
+	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-guidellm
+	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-guidellm/bin/python --require-hashes $<
+	@touch $@
+
+$(AIPERF): requirements/aiperf.lock $(BOOT)
+	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-aiperf
+	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-aiperf/bin/python --require-hashes $<
+	@touch $@
+
+load-peers: vllm-setup $(GUIDELLM) $(AIPERF) ## create the environments of benchmarks/loadtest.py: vLLM, guidellm, aiperf (7 GB)
 
 vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
 
@@ -111,7 +125,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the plugin tab
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py
 
-bench: setup ## run every script in benchmarks/ and print one table of results
+bench: setup ## run the scripts in benchmarks/ without loadtest and print one table of results
 	$(BIN)/python -m benchmarks $(ARGS)
 
 LOCK = .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
@@ -125,9 +139,11 @@ lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry h
 	$(LOCK) requirements/bootstrap.in --output-file requirements/bootstrap.lock
 	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
 	$(LOCK) requirements/vllm.in --override requirements/vllm.overrides --output-file requirements/vllm.lock
+	$(LOCK) requirements/guidellm.in --override requirements/guidellm.overrides --output-file requirements/guidellm.lock
+	$(LOCK) requirements/aiperf.in --output-file requirements/aiperf.lock
 
 changelog: setup ## print the next release's notes so far, from changes/
 	$(BIN)/towncrier build --draft
 
 clean: ## remove the environments, caches, dist and build
-	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .venv-guidellm .venv-aiperf .mypy_cache .pytest_cache .ruff_cache dist build

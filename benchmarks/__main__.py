@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder, one after the other, and print one table."""
+"""Run the benchmarks of this folder, one after the other, and print one table."""
 
 import subprocess
 import sys
@@ -18,12 +18,20 @@ SUPPORT = {
     "fake_engine",
     "figures",
     "h2load",
+    "load_reports",
+    "load_run",
+    "load_server",
+    "load_tools",
+    "load_truth",
     "peers",
+    "process_tree",
     "programs",
     "proxies",
     "rawcopy",
 }
 """Modules that are no benchmark of their own."""
+OPT_IN = {"loadtest"}
+"""Benchmarks that need gigabytes of other programs: `python -m benchmarks.NAME` runs them."""
 
 
 class MissingPrograms(click.ClickException):
@@ -35,11 +43,11 @@ class MissingPrograms(click.ClickException):
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write all figures here")
 def main(file: Path | None) -> None:
-    """Run every benchmark and print one table.
+    """Run every benchmark that needs no gigabytes of other programs, and print one table.
 
     Exit status: 2 when a program is missing (nothing is measured then), 1 when a benchmark fails.
     """
-    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SUPPORT)
+    names = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in SUPPORT | OPT_IN)
     check_programs(names)
     figures: list[Figure] = []
     failed = []

@@ -4,9 +4,9 @@
 
 A body with `"do_remote_decode":true` is answered with `kv_transfer_params`, one with
 `"stream":true` with a stream of events, each sent by a system call of its own, as by an engine that
-writes token by token. GET /counts shows what was requested, so that a lost request is noticed. Of a
-request's framing only `content-length` is understood: that is what h2load, Envoy and the sidecar
-send.
+writes token by token. GET shows what was requested, so that a lost request is noticed. Of a
+request's framing only `content-length` is understood: that is what h2load, Envoy, the sidecar and
+the load generators of `benchmarks.loadtest` send.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Final, cast
 
 import click
@@ -22,6 +23,9 @@ import uvloop
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _ENDS: Final = 2048
 """Bytes searched at the start and at the end of a body: the prompt in between may be large."""
+# Some clients write a space after the colon.
+_STREAM: Final = re.compile(rb'"stream": ?true')
+_WITH_USAGE: Final = re.compile(rb'"include_usage": ?true')
 
 _PARAMS: Final = {
     "do_remote_prefill": True,
@@ -88,12 +92,24 @@ _EVENT: Final = (
     b'"created":1767225600,"model":"bench","choices":[{"index":0,"delta":{"content":" word"},'
     b'"logprobs":null,"finish_reason":null}]}\n\n'
 )
+_LAST: Final = _EVENT.replace(b'"finish_reason":null', b'"finish_reason":"length"')
 _DONE: Final = b"data: [DONE]\n\n"
+# `vllm bench serve` asks for this API first, and uses its own tokenizer when the server lacks it.
+_TOKENIZE: Final = b"POST /tokenize "
+_NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+
+
+@cache
+def _usage_event(tokens: int) -> bytes:
+    usage = {"prompt_tokens": 100, "completion_tokens": tokens, "total_tokens": 100 + tokens}
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1767225600}
+    event = head | {"model": "bench", "choices": [], "usage": usage}
+    return b"data: %b\n\n" % json.dumps(event, separators=(",", ":")).encode()
 
 
 def stream_size(chunks: int) -> int:
-    """Bytes of a streamed answer of `chunks` tokens, without the chunked coding."""
-    return chunks * len(_EVENT) + len(_DONE)
+    """Bytes of a streamed answer of `chunks` tokens without usage and the chunked coding."""
+    return (chunks - 1) * len(_EVENT) + len(_LAST) + len(_DONE)
 
 
 class Engine(asyncio.Protocol):
@@ -124,6 +140,9 @@ class Engine(asyncio.Protocol):
         if request.startswith(b"GET"):
             self._transport.write(_answer(json.dumps(asdict(self._counts)).encode()))
             return
+        if request.startswith(_TOKENIZE):
+            self._transport.write(_NOT_FOUND)
+            return
         counts = self._counts
         counts.requests += 1
         # The fields are at one of the ends of the body, the prompt between them.
@@ -133,18 +152,20 @@ class Engine(asyncio.Protocol):
             self._transport.write(_PREFILL)
         else:
             counts.pulls += b'"do_remote_prefill":true' in searched
-            if b'"stream":true' in searched:
-                self._stream()
+            if _STREAM.search(searched):
+                self._stream(with_usage=bool(_WITH_USAGE.search(searched)))
             else:
                 self._transport.write(_PLAIN)
         counts.ended += 1
 
-    def _stream(self) -> None:
+    def _stream(self, *, with_usage: bool) -> None:
         self._send(_STREAM_HEAD)
         event = _chunk(_EVENT)
-        for _ in range(self._chunks):
+        for _ in range(self._chunks - 1):
             self._send(event)
-        self._send(_chunk(_DONE) + b"0\r\n\r\n")
+        self._send(_chunk(_LAST))
+        usage = _chunk(_usage_event(self._chunks)) if with_usage else b""
+        self._send(usage + _chunk(_DONE) + b"0\r\n\r\n")
 
     def _send(self, data: bytes) -> None:
         """Send now, in a TCP segment of its own; the transport would combine several writes."""

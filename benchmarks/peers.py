@@ -38,7 +38,7 @@ async def engine(
     }
     process = await asyncio.create_subprocess_exec(*command, env=env)
     try:
-        await _healthy(f"http://127.0.0.1:{port}", process)
+        await healthy(f"http://127.0.0.1:{port}", process)
         yield f"http://127.0.0.1:{port}"
     finally:
         if process.returncode is None:
@@ -46,7 +46,8 @@ async def engine(
         await process.wait()
 
 
-async def _healthy(url: str, process: asyncio.subprocess.Process) -> None:
+async def healthy(url: str, process: asyncio.subprocess.Process) -> None:
+    """Wait until GET /health answers with 200. Raises RuntimeError when the process exits."""
     async with aiohttp.ClientSession() as session:
         while process.returncode is None:
             try:
@@ -56,7 +57,7 @@ async def _healthy(url: str, process: asyncio.subprocess.Process) -> None:
             except aiohttp.ClientConnectionError:
                 pass
             await asyncio.sleep(0.05)
-    raise RuntimeError(f"the engine at {url} exited with {process.returncode}")
+    raise RuntimeError(f"the server at {url} exited with {process.returncode}")
 
 
 async def complete(

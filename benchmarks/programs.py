@@ -12,7 +12,7 @@ from tests.cluster.tools import MissingTool
 
 from tandem_local.errors import SetupError
 
-from .h2load import NotInstalled
+from . import h2load, load_tools
 
 
 def missing(finders: Sequence[Callable[[], object]]) -> list[str]:
@@ -25,7 +25,7 @@ def missing(finders: Sequence[Callable[[], object]]) -> list[str]:
     for find in finders:
         try:
             find()
-        except (NotInstalled, MissingTool, SetupError) as err:
+        except (h2load.NotInstalled, load_tools.NotInstalled, MissingTool, SetupError) as err:
             messages.append(str(err))
     return messages
 

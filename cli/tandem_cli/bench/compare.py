@@ -45,6 +45,8 @@ def compare(a: Path, b: Path, as_json: bool, fail_if_worse: bool) -> None:
 
 
 def _show(comparison: Comparison) -> None:
+    console = Console()
+    console.print(_counts(comparison))
     table = Table("figure", box=None, collapse_padding=True)
     for heading in ("A", "B", "difference"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -59,20 +61,36 @@ def _show(comparison: Comparison) -> None:
             percent,
             _verdict(entry),
         )
-    console = Console()
     console.print(table)
     for line in (*comparison.warnings, *comparison.notes):
         console.print(line, style="yellow" if line in comparison.warnings else "", markup=False)
 
 
+def _counts(comparison: Comparison) -> str:
+    """`2 better, 1 worse, 20 within noise, 4 without a verdict`."""
+    entries = comparison.differences
+    counts = {
+        "better": sum(entry.improves is True for entry in entries),
+        "worse": sum(entry.improves is False for entry in entries),
+        "within noise": sum(entry.beyond_noise is False for entry in entries),
+        "without a verdict": sum(entry.beyond_noise is None for entry in entries),
+    }
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
 def _value(value: float, unit: str) -> str:
-    """Seconds in milliseconds, everything else in its own unit."""
-    return f"{value * 1000:.4g} ms" if unit == "s" else f"{value:.4g} {unit}"
+    """Seconds in milliseconds and shares in percent, everything else in its own unit."""
+    if unit == "share":
+        return f"{value:.2%}"
+    value, unit = (value * 1000, "ms") if unit == "s" else (value, unit)
+    # Four digits, and no exponent.
+    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
 
 
 def _verdict(entry: Difference) -> Text:
     if entry.beyond_noise is None:
-        return Text(entry.basis)
+        # The lines below the table have the reasons.
+        return Text("invalid" if entry.basis.startswith("invalid") else "no verdict")
     if not entry.beyond_noise:
         return Text("within noise")
     if entry.improves is None:

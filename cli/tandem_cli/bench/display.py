@@ -16,6 +16,7 @@ OnProgress = Callable[[BenchProgress], None]
 @contextmanager
 def live_display() -> Iterator[OnProgress]:
     """A bar for each step of the benchmark: warm-up, steps of a search, repeats."""
+    console = Console(stderr=True)
     bars = Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -23,7 +24,9 @@ def live_display() -> Iterator[OnProgress]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[state]}"),
         # stdout has the tables only, so that they can be piped.
-        console=Console(stderr=True),
+        console=console,
+        # Bars in a log file are noise.
+        disable=not console.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
 

@@ -155,7 +155,10 @@ _FLAGS: Final[Sequence[Callable[[Any], Any]]] = (
         "usage.",
     ),
     _workload(
-        "--seed", type=int, default=0, help="Seed of prompts and arrivals; each repeat adds 1."
+        "--seed",
+        type=int,
+        help="Seed of prompts and arrivals; each repeat adds 1. The same seed sends the same "
+        "prompts, which the server may have cached.  [default: another one each time]",
     ),
     _requests("--model", required=True, help="Model name to send."),
     _requests(

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import randrange
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
-from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
+from tandem_contract.request_kinds import PATHS, SAMPLING_PARAMS, RequestKind
 from tandem_loadtest.figures.model import Slo
 from tandem_loadtest.run.errors import OptionsError
 from tandem_loadtest.run.options import (
@@ -25,6 +26,7 @@ from tandem_loadtest.workload.traces import load_trace, pace
 
 _DEFAULT_LIMIT: Final = 100
 _DEFAULT_RATE: Final = 1.0
+_MAX_SEED: Final = 2**31
 _TOKEN_ID_KINDS: Final = (RequestKind.COMPLETIONS, RequestKind.GENERATE)
 """APIs that take a prompt as token ids."""
 
@@ -55,7 +57,7 @@ class Flags:
     think: float | None
     adapters: tuple[str, ...]
     tokenizer: Path | None
-    seed: int
+    seed: int | None
     endpoint: str
     stream: bool
     timeout: float
@@ -84,7 +86,7 @@ class Flags:
 
 def bench_options(flags: Flags) -> BenchOptions:
     """What to run. Raises click.UsageError, with the flag's name, for values that do not fit."""
-    check_url(flags.url, "URL")
+    _check_base(check_url(flags.url, "URL"))
     for problem, applies in _misfits(flags):
         if applies:
             raise click.UsageError(problem)
@@ -93,7 +95,7 @@ def bench_options(flags: Flags) -> BenchOptions:
         arrivals=_arrivals(flags),
         workload=_workload(flags),
         prompts=_prompts(flags),
-        seed=flags.seed,
+        seed=randrange(_MAX_SEED) if flags.seed is None else flags.seed,
         limit=_limit(flags),
         duration=flags.duration,
         max_in_flight=flags.max_in_flight,
@@ -159,6 +161,17 @@ def check_url(url: str, flag: str) -> str:
     if not usable:
         raise click.BadParameter(f"{url!r}: write http://HOST:PORT", param_hint=flag)
     return url
+
+
+def _check_base(url: str) -> None:
+    """Raises click.BadParameter for the URL of one API instead of the server's."""
+    for path in PATHS.values():
+        if urlsplit(url).path.rstrip("/").endswith(path):
+            base = url.partition(path)[0]
+            raise click.BadParameter(
+                f"{url!r} is the URL of one API: write {base} and choose it with --endpoint",
+                param_hint="URL",
+            )
 
 
 def _target(flags: Flags) -> Target:

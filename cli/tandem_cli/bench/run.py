@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from tandem_contract.commandline import config_option, fail
 from tandem_loadtest.figures.model import Report
 from tandem_loadtest.html import page
-from tandem_loadtest.records import COMPLETE
 from tandem_loadtest.run.bench import BenchError, run_bench
 from tandem_loadtest.run.options import BenchOptions
 
@@ -39,6 +39,13 @@ class _BenchCommand(SectionCommand):
         if args[:1] == ["compare"]:
             return compare.make_context(f"{info_name} compare", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Flags, and `compare`."""
+        items = super().shell_complete(ctx, incomplete)
+        if "compare".startswith(incomplete):
+            items.append(CompletionItem("compare", help=compare.get_short_help_str()))
+        return items
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command whose context `make_context` made."""
@@ -67,7 +74,7 @@ def command(**flags: Any) -> None:
     try:
         report = asyncio.run(_run(options))
     except BenchError as err:
-        fail(str(err))
+        fail(str(err), status=2)
     _write(report, values.json_file, values.html_file)
     Console().print(report_tables(report))
     if reason := _failure(report):
@@ -94,19 +101,10 @@ def _write(report: Report, json_file: Path | None, html_file: Path | None) -> No
 
 
 def _failure(report: Report) -> str:
-    """One line: how many requests were lost, and the most frequent reasons; empty when every
-    request was answered."""
+    """One line: how many requests were lost; empty when every request was answered."""
     # Of a stopped run, those that were due: the others could not be sent.
     due = sum(repeat.rates.due for repeat in report.repeats)
     lost = sum(repeat.rates.lost for repeat in report.repeats)
     if not lost:
         return "the run was stopped before its end" if report.repeats[-1].stopped else ""
-    failures = [
-        failure
-        for repeat in report.repeats
-        for failure in repeat.failures
-        if failure.outcome not in COMPLETE
-    ]
-    failures.sort(key=lambda failure: -failure.count)
-    reasons = "; ".join(f"{f.count} × {f.outcome}: {f.reason}" for f in failures[:3])
-    return f"{lost} of {due} requests were lost: {reasons}"
+    return f"{lost} of {due} requests were lost"

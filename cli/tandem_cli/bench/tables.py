@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,14 +30,17 @@ _LATENCIES: Final = (
 def report_tables(report: Report) -> RenderableType:
     """All tables, the losses first."""
     last = report.repeats[-1]
-    parts: list[RenderableType] = [_search(report)] if report.search else []
+    parts: list[RenderableType] = []
+    if report.search:
+        parts += [_search(report), Text(f"measured at {report.workload['rate']:.4g} sessions/s:")]
     parts.append(_outcomes(report.repeats))
     if len(report.repeats) > 1:
         parts.append(_latency_estimates(report))
         parts.append(Text(f"repeat {len(report.repeats)} of {len(report.repeats)}:", style="bold"))
     parts += [_latencies(last.all), *_invalid(last.all), _groups(last), _rates(report)]
-    parts += _notes(last)
-    return Group(*parts)
+    # A table after a table needs a blank line between them.
+    spaced = (Padding(part, (0, 0, 1, 0)) if isinstance(part, Table) else part for part in parts)
+    return Group(*spaced, *_notes(last))
 
 
 def _outcomes(repeats: list[Repeat]) -> Table:
@@ -56,8 +60,10 @@ def _outcomes(repeats: list[Repeat]) -> Table:
 
 def _search(report: Report) -> Table:
     """The steps of the search for the highest rate, in rising order of the rate."""
-    table = Table("search: sessions/s", box=None, collapse_padding=True)
-    for heading in ("requests/s scheduled", "answered", "within SLO", ""):
+    table = Table(
+        "sessions/s", title="search", title_justify="left", box=None, collapse_padding=True
+    )
+    for heading in ("scheduled/s", "answered/s", "within SLO", ""):
         table.add_column(heading, justify="right")
     for step in sorted(report.search, key=lambda step: step.rate):
         rates = (f"{rate:.4g}" for rate in (step.rate, step.scheduled, step.achieved))
@@ -86,22 +92,23 @@ def _latencies(figures: Figures) -> Table:
 def _latency_estimates(report: Report) -> Table:
     """Mean and percentiles over all repeats, with their 95 % confidence intervals."""
     parts = ("mean", *(f"p{percent}" for percent in _SHOWN))
-    table = Table("over all repeats, ms", *parts, box=None, collapse_padding=True)
+    table = Table("over all repeats, ms", *parts, "", box=None, collapse_padding=True)
     for name, field in _LATENCIES:
         estimates = [report.summary.get(f"{field}_{part}") for part in parts]
         if any(estimates):
-            table.add_row(name, *map(_with_interval, estimates))
+            invalid = any(estimate and estimate.invalid for estimate in estimates)
+            mark, style = ("INVALID", "yellow") if invalid else ("", "")
+            table.add_row(name, *map(_with_interval, estimates), mark, style=style)
     return table
 
 
 def _with_interval(estimate: Estimate | None) -> str:
-    """`12.3 ± 0.4`, marked if it must not be used."""
+    """`12.3 ± 0.4`."""
     if estimate is None:
         return "–"
-    mark = " INVALID" if estimate.invalid else ""
     if estimate.high is None:
-        return milliseconds(estimate.value) + mark
-    return f"{milliseconds(estimate.value)} ± {milliseconds(estimate.high - estimate.value)}{mark}"
+        return milliseconds(estimate.value)
+    return f"{milliseconds(estimate.value)} ± {milliseconds(estimate.high - estimate.value)}"
 
 
 def _invalid(figures: Figures) -> Iterator[Text]:
@@ -158,14 +165,19 @@ def _rates(report: Report) -> Table:
     table = Table("over all repeats", box=None, collapse_padding=True)
     table.add_column("", justify="right")
     table.add_column("95 % interval")
+    table.add_column("")
     for name, estimate in report.summary.items():
         if estimate.unit == "s":
             continue
         interval = ""
         if estimate.low is not None and estimate.high is not None:
             interval = f"{_number(estimate.low, estimate)} to {_number(estimate.high, estimate)}"
-        table.add_row(name.replace("_", " "), _with_unit(estimate), interval)
+        table.add_row(name.replace("_", " "), _with_unit(estimate), interval, _mark(estimate))
     return table
+
+
+def _mark(estimate: Estimate) -> Text:
+    return Text("INVALID" if estimate.invalid else "", "yellow")
 
 
 def _with_unit(estimate: Estimate) -> str:
@@ -187,9 +199,15 @@ def _notes(repeat: Repeat) -> Iterator[Text]:
         )
     for event in repeat.events:
         ending = "still running" if event.exit_status is None else f"exit {event.exit_status}"
-        yield Text(f"at {event.at:.1f} s: {event.command} ({ending})")
+        # A command that failed, a mistyped kill for example, did not do what was to be tested.
+        yield Text(
+            f"at {event.at:.1f} s: {event.command} ({ending})", "yellow" * bool(event.exit_status)
+        )
+    for server in repeat.server:
+        read = len(server.before_after) + len(server.gauges)
+        yield Text(f"metrics of {server.url}: {read} read, in the JSON and the HTML report")
     for warning in repeat.generator.warnings:
-        yield Text(f"load generator: {warning}", "yellow")
+        yield Text(f"warning: {warning}", "yellow")
     for failure in repeat.failures:
         yield Text(f"{failure.count} × {failure.outcome}: {failure.reason}", "red")
 

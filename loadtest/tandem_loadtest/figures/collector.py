@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from ..records import Outcome, Record
-from .distributions import Delay, of_histogram, of_values
+from .distributions import Delay, invalid_reason, of_histogram, of_values
 from .groups import Group, merge
 from .histogram import Histogram
 from .model import (
@@ -124,14 +124,13 @@ class Collector:
         def figures(groups: dict[str, Group]) -> dict[str, Figures]:
             return {name: group.figures(self._slo, delay) for name, group in groups.items()}
 
-        of_all = everything.figures(self._slo, delay)
         rates = _rates(everything, seconds, stopped_at, self._slo)
         return Repeat(
             started=started,
             seconds=seconds,
             stopped=stopped_at is not None,
-            all=of_all,
-            rates=msgspec.structs.replace(rates, invalid=_invalid_slo(of_all, self._slo)),
+            all=everything.figures(self._slo, delay),
+            rates=msgspec.structs.replace(rates, invalid=_invalid_slo(delay, self._slo)),
             paths=figures(paths),
             prefill_backends=figures(prefill),
             decode_backends=figures(decode),
@@ -225,17 +224,19 @@ def _rates(everything: Group, seconds: float, stopped_at: float | None, slo: Slo
     )
 
 
-def _invalid_slo(figures: Figures, slo: Slo | None) -> str | None:
-    """Why the load generator was too late to judge the latencies of the SLO; None if it was not."""
+def _invalid_slo(delay: Delay, slo: Slo | None) -> str | None:
+    """Why the load generator was too late to judge the SLO; None if it was not."""
     if slo is None:
         return None
-    judged = [
-        figures.ttft if slo.ttft is not None else None,
-        # The limit of ITL is one of a request's mean; without usage, there is no TPOT.
-        (figures.tpot or figures.itl) if slo.itl is not None else None,
-        figures.e2e if slo.e2e is not None else None,
-    ]
-    return next((figure.invalid for figure in judged if figure and figure.invalid), None)
+    limits = (("TTFT", slo.ttft, True), ("ITL", slo.itl, False), ("E2E", slo.e2e, True))
+    reasons = (
+        invalid_reason(
+            limit, delay, from_intended=from_intended, scale_name=f"the SLO's limit of {name}"
+        )
+        for name, limit, from_intended in limits
+        if limit is not None
+    )
+    return next((reason for reason in reasons if reason), None)
 
 
 def _resent_warnings(resent: int) -> list[str]:

@@ -47,10 +47,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """How to read the verdicts, one line each."""
 
 
+_NOTED: Final = 20
+"""Figures with a verdict from which on chance makes about one differ."""
+_CACHE_SHARE: Final = 0.1
+"""Difference of the shares of cached prompt tokens above which two runs are hardly comparable."""
+
+
 def compare(a: Report, b: Report) -> Comparison:
     """Compare every figure that the summaries of both reports have."""
     differences = [_difference(name, a, b) for name in a.summary if name in b.summary]
-    warnings = [*_settings(a, b), *_runs("A", a), *_runs("B", b), *_missing(a, b)]
+    warnings = [*_settings(a, b), *_runs("A", a), *_runs("B", b), *_caches(a, b), *_missing(a, b)]
     return Comparison(
         differences=differences, warnings=warnings, notes=list(_notes(a, b, differences))
     )
@@ -118,7 +124,8 @@ def _settings(a: Report, b: Report) -> Iterator[str]:
         mine, other = getattr(a, name), getattr(b, name)
         if mine != other:
             yield f"{name} differs: {_text(mine)} in A, {_text(other)} in B"
-    for key in sorted(a.workload.keys() | b.workload.keys()):
+    # The seed belongs to a run, not to its settings.
+    for key in sorted((a.workload.keys() | b.workload.keys()) - {"seed"}):
         mine, other = a.workload.get(key), b.workload.get(key)
         if mine != other:
             yield f"workload {key} differs: {_text(mine)} in A, {_text(other)} in B"
@@ -147,6 +154,15 @@ def _runs(side: str, report: Report) -> Iterator[str]:
             yield f"{side}: {quantity} is invalid: {estimate.invalid}"
 
 
+def _caches(a: Report, b: Report) -> Iterator[str]:
+    hits = [report.summary.get("cache_hit_share") for report in (a, b)]
+    if hits[0] and hits[1] and abs(hits[0].value - hits[1].value) > _CACHE_SHARE:
+        yield (
+            f"the prefix cache had {hits[0].value:.0%} of the prompt tokens in A and "
+            f"{hits[1].value:.0%} in B: two runs of the same --seed send the same prompts"
+        )
+
+
 def _missing(a: Report, b: Report) -> Iterator[str]:
     for side, mine, other in (("A", a, b), ("B", b, a)):
         names = [name for name in mine.summary if name not in other.summary]
@@ -156,7 +172,7 @@ def _missing(a: Report, b: Report) -> Iterator[str]:
 
 def _notes(a: Report, b: Report, differences: list[Difference]) -> Iterator[str]:
     count = sum(difference.beyond_noise is not None for difference in differences)
-    if count:
+    if count >= _NOTED:
         yield (
             f"Intervals have 95 % confidence: of {count} figures without a true difference, "
             f"about {count / 20:.0f} would still appear to differ."

@@ -22,13 +22,16 @@ class Delay:
     """Of its reads: part of every figure."""
 
 
-def invalid_reason(p50: float, delay: Delay, *, from_intended: bool) -> str | None:
+def invalid_reason(
+    scale: float, delay: Delay, *, from_intended: bool, scale_name: str = "this p50"
+) -> str | None:
     """Why a figure must not be used, in one line; None: it is valid.
 
-    It is invalid if the generator's own p99 delay exceeds the larger of 1 ms and 5 % of the
-    figure's p50: read lag for every figure, lateness only for those `from_intended` time.
+    It is invalid if the generator's own p99 delay exceeds the larger of 1 ms and 5 % of `scale`,
+    the figure's p50 or the limit of an SLO, in seconds: read lag for every figure, lateness only
+    for those `from_intended` time.
     """
-    limit = max(INVALID_SECONDS, INVALID_SHARE * p50)
+    limit = max(INVALID_SECONDS, INVALID_SHARE * scale)
     delays = {"read lag": delay.read_lag}
     if from_intended:
         delays["send lateness"] = delay.lateness
@@ -36,7 +39,7 @@ def invalid_reason(p50: float, delay: Delay, *, from_intended: bool) -> str | No
         if seconds > limit:
             return (
                 f"the load generator's {name} p99 of {seconds * 1000:.3g} ms exceeds "
-                f"{limit * 1000:.3g} ms, the larger of 1 ms and 5 % of this p50"
+                f"{limit * 1000:.3g} ms, the larger of 1 ms and 5 % of {scale_name}"
             )
     return None
 

@@ -70,7 +70,9 @@ def estimate(values: Sequence[Value]) -> Estimate:
         return Estimate(value=mean, unit=unit, invalid=invalid)
     half = t_quantile(len(values) - 1) * stdev(numbers) / sqrt(len(values))
     half += max(value.error for value in values)
-    return Estimate(value=mean, low=mean - half, high=mean + half, unit=unit, invalid=invalid)
+    # No figure is negative, and no share exceeds 1.
+    high = min(1.0, mean + half) if unit == "share" else mean + half
+    return Estimate(value=mean, low=max(0.0, mean - half), high=high, unit=unit, invalid=invalid)
 
 
 def statistic(distribution: Distribution, name: str) -> float:

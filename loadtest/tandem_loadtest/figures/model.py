@@ -99,8 +99,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None = None
     """Share of the requests `due` that were within the SLO, 0 to 1."""
     invalid: str | None = None
-    """Why goodput and attainment must not be used: the reason of the first latency with a limit in
-    the SLO that is invalid. None: they are valid, or there is no SLO."""
+    """Why goodput and attainment must not be used: the load generator's own delays exceed 1 ms and
+    5 % of a limit of the SLO. None: they are valid, or there is no SLO."""
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from ..client import SettingsError
 from ..figures.collector import Collector
 from ..figures.intervals import build_report
 from ..figures.model import Event, Repeat, Report, SearchStep, ServerMetrics
-from ..records import Outcome, Record
+from ..records import COMPLETE, Outcome, Record
 from ..workload.settings import WorkloadError
 from .errors import BenchError, OptionsError, WorkloadFailed
 from .events import Commands
@@ -134,10 +134,13 @@ class _Bench:
         if not self._options.warm_up:
             return
         outcomes: Counter[Outcome] = Counter()
+        reasons: Counter[str] = Counter()
         begun = monotonic()
 
         def take(record: Record) -> None:
             outcomes[record.outcome] += 1
+            if record.outcome not in COMPLETE:
+                reasons[record.error] += 1
             count = outcomes.total()
             totals = Totals(sent=count, finished=count, outcomes=outcomes)
             totals.elapsed = monotonic() - begun
@@ -147,8 +150,11 @@ class _Bench:
             self._spec, self._options.warm_up, on_record=take, stop=self._stop
         )
         self._warnings += warnings
-        if outcomes and not outcomes[Outcome.OK]:
-            self._warnings.append("no request of the warm-up was answered completely")
+        for reason, count in reasons.most_common(1):
+            self._warnings.append(
+                f"{reasons.total()} of {outcomes.total()} requests of the warm-up were lost,"
+                f" {count} of them: {reason}"
+            )
         self._spec = msgspec.structs.replace(self._spec, prompts=prompts)
 
     async def _search(self) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from click.testing import CliRunner, Result
 
 from tandem_cli.bench import command
-from tandem_loadtest.figures.model import Report
+from tandem_loadtest.figures.model import Estimate, Report
 from tests.loadtest.figures.samples import sample_report
 
 
@@ -42,7 +42,7 @@ def test_a_report_equals_itself(tmp_path: Path) -> None:
     result = compare(file, file, "--fail-if-worse")
     assert result.exit_code == 0, result.output
     assert "within noise" in result.stdout
-    assert "worse" not in result.stdout
+    assert result.stdout.startswith("0 better, 0 worse, ")
 
 
 def test_a_slower_server_is_worse_and_can_fail_a_pipeline(tmp_path: Path) -> None:
@@ -67,6 +67,14 @@ def test_a_file_that_is_no_report_is_a_usage_error(tmp_path: Path) -> None:
     result = compare(str(file), str(tmp_path / "missing"))
     assert result.exit_code == 2
     assert str(file) in result.stderr.replace("\n", "")
+
+
+def test_another_cache_is_named(tmp_path: Path) -> None:
+    a, b = sample_report(), sample_report()
+    summary = {**b.summary, "cache_hit_share": Estimate(value=0.99, unit="share")}
+    cached = msgspec.structs.replace(b, summary=summary)
+    output = compare(write(tmp_path / "a", a), write(tmp_path / "b", cached)).stdout
+    assert "the same --seed" in output.replace("\n", " ")
 
 
 def test_help_names_the_command_with_its_group() -> None:

@@ -41,6 +41,14 @@ def test_the_tables_show_losses_invalid_figures_and_events() -> None:
         assert f"path {path}" in text
 
 
+def test_goodput_is_marked_where_the_generator_was_too_late() -> None:
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(report_tables(sample_report(read_lag=1.0)))
+    lines = console.export_text().splitlines()
+    assert all("INVALID" in line for line in lines if line.strip().startswith("goodput"))
+    assert any(line.strip().startswith("goodput") for line in lines)
+
+
 def test_names_from_a_server_are_no_markup() -> None:
     report = sample_report()
     last = report.repeats[-1]

@@ -52,6 +52,11 @@ def test_the_defaults_send_a_hundred_poisson_sessions_as_token_ids() -> None:
     assert options.slo is None
 
 
+def test_each_run_has_a_seed_of_its_own_unless_given() -> None:
+    assert parse().seed != parse().seed
+    assert parse("--seed", "7").seed == 7
+
+
 def test_a_duration_replaces_the_default_limit() -> None:
     options = parse("--duration", "60s", "--rate", "5")
     assert (options.limit, options.duration, options.arrivals.rate) == (None, 60.0, 5.0)

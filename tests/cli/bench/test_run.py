@@ -35,7 +35,8 @@ def test_a_run_is_reported_as_tables_json_and_html(tmp_path: Path) -> None:
         )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert re.search(r"scheduled +10 ", result.stdout)
-    assert "echo marked (exit 0)" in result.stdout
+    # The run may end before the command does.
+    assert re.search(r"at 0\.\d s: echo marked \((exit 0|exit -15|still running)\)", result.stdout)
     report = load_report(json_file)
     assert [repeat.all.outcomes for repeat in report.repeats] == [{"ok": 5}, {"ok": 5}]
     assert report.summary["attainment"].value == 1.0
@@ -70,8 +71,8 @@ def test_lost_requests_are_reported_and_fail_the_run() -> None:
     with background(server) as url:
         result = bench(url, *FAST)
     assert result.exit_code == 1
-    assert "error: 5 of 5 requests were lost: 5 × shed" in result.stderr
-    assert "shed" in result.stdout
+    assert "error: 5 of 5 requests were lost" in result.stderr
+    assert "5 × shed: HTTP 503" in result.stdout
 
 
 def test_a_wrong_model_is_refused_before_the_run() -> None:
@@ -79,14 +80,14 @@ def test_a_wrong_model_is_refused_before_the_run() -> None:
     server.models = ["other"]
     with background(server) as url:
         result = bench(url, *FAST)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "other" in result.stderr
     assert not server.bodies
 
 
 def test_an_unreachable_url_is_one_line() -> None:
     result = bench("http://127.0.0.1:1", *FAST)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "http://127.0.0.1:1" in result.stderr.splitlines()[-1]
 
 
@@ -120,6 +121,7 @@ def test_ctrl_c_writes_what_was_measured(tmp_path: Path) -> None:
     [
         (["ftp://host"], "write http://HOST:PORT"),
         (["http://host:99999"], "write http://HOST:PORT"),
+        (["http://h/v1/chat/completions"], "write http://h and choose it with --endpoint"),
         (["http://h", "--rate", "0"], "--rate"),
         (["http://h", "--limit", "-1"], "--limit"),
         (["http://h", "--timeout", "30"], "is not a duration"),

@@ -142,6 +142,12 @@ def test_a_report_needs_a_repeat() -> None:
         )  # fmt: skip
 
 
+def test_an_interval_stays_where_its_figure_can_be() -> None:
+    spread = estimate([Value(0.1, "share"), Value(0.9, "share")])
+    assert (spread.low, spread.high) == (0.0, 1.0)
+    assert estimate([Value(1.0, "requests/s"), Value(9.0, "requests/s")]).low == 0.0
+
+
 def test_goodput_and_attainment_are_invalid_with_the_latencies_of_the_slo() -> None:
     summary = sample_report(repeats=1, read_lag=1.0).summary
     assert summary["goodput"].invalid

@@ -130,16 +130,17 @@ def test_a_step_has_what_was_scheduled_and_what_was_achieved() -> None:
 @pytest.mark.parametrize(
     ("slo", "late", "lag", "reason"),
     [
-        (Slo(ttft=9), 0.2, 0.0, "send lateness"),
-        (Slo(e2e=9), 0.2, 0.0, "send lateness"),
+        # 5 % of the limit are 100 ms.
+        (Slo(ttft=2), 0.2, 0.0, "send lateness"),
+        (Slo(e2e=2), 0.2, 0.0, "send lateness"),
+        (Slo(ttft=9), 0.2, 0.0, None),
         # ITL does not count from the intended time.
-        (Slo(itl=9), 0.2, 0.0, None),
-        (Slo(itl=9), 0.0, 0.01, "read lag"),
-        # The limit for TTFT, whose median is 0.5 s, is 25 ms.
-        (Slo(ttft=9), 0.0, 0.01, None),
+        (Slo(itl=2), 0.2, 0.0, None),
+        (Slo(itl=0.1), 0.0, 0.01, "read lag"),
+        (Slo(ttft=2), 0.0, 0.01, None),
     ],
 )
-def test_a_step_is_invalid_if_the_figures_of_its_slo_are(
+def test_a_step_is_invalid_if_the_generator_was_too_late_for_its_slo(
     slo: Slo, late: float, lag: float, reason: str | None
 ) -> None:
     measured = repeat(late=late, lag=lag, slo=slo)

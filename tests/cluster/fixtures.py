@@ -91,9 +91,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
 def crds(control_plane: ControlPlane) -> ControlPlane:
     """The control plane with Tandem's resource definitions established."""
     control_plane.kubectl("apply", "--server-side", f"--filename={CRDS}")
-    control_plane.kubectl(
-        *("wait", "--for=condition=Established", f"--filename={CRDS}", "--timeout=60s")
-    )
+    control_plane.wait_until_established(f"--filename={CRDS}")
     control_plane.restart_controllers()
     return control_plane
 

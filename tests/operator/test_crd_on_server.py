@@ -318,5 +318,4 @@ def accepts(crds: ControlPlane, namespace: str, pool: dict[str, Any]) -> bool:
 
 def establish(crds: ControlPlane, crd: dict[str, Any]) -> None:
     crds.kubectl("apply", "--server-side", "--filename=-", input=json.dumps(crd))
-    name = f"crd/{crd['metadata']['name']}"
-    crds.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")
+    crds.wait_until_established(f"crd/{crd['metadata']['name']}")

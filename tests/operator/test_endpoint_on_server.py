@@ -195,7 +195,7 @@ def gateway_crds(crds: ControlPlane) -> ControlPlane:
             pytest.skip(f"{module} cannot be fetched: {done.stdout}{done.stderr}")
         path = Path(json.loads(done.stdout)["Dir"]) / "config/crd" / file
         crds.kubectl("apply", "--server-side", f"--filename={path}")
-        crds.kubectl("wait", "--for=condition=Established", f"--filename={path}", "--timeout=60s")
+        crds.wait_until_established(f"--filename={path}")
     return crds
 
 

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from tandem_contract.commandline import config_option, fail
 from tandem_loadtest.figures.model import Report
-from tandem_loadtest.html import page
 from tandem_loadtest.run.bench import BenchError, run_bench
 from tandem_loadtest.run.options import BenchOptions
 
@@ -95,6 +94,9 @@ def _write(report: Report, json_file: Path | None, html_file: Path | None) -> No
         if json_file:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if html_file:
+            # Plotly takes a third of the start-up time, and only the page needs it.
+            from tandem_loadtest.html import page  # noqa: PLC0415
+
             html_file.write_text(page(report), encoding="utf-8")
     except OSError as err:
         fail(f"cannot write the report: {err}")

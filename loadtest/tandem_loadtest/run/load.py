@@ -76,7 +76,7 @@ def due_sessions(spec: RunSpec) -> int:
 
 
 def has_known_end(spec: RunSpec) -> bool:
-    """Whether exactly the sessions of `sessions_of` begin in a run that nobody stops.
+    """Whether exactly the sessions of `sessions_of` begin, unless the run is stopped.
 
     In closed loop with a duration, the server's speed decides how many of them begin.
     """

@@ -42,7 +42,6 @@ class Work:
     ended: float | None = None
     hit_tokens: int = 0
     """Prompt tokens that were in the cache when the prefill began."""
-    failed: bool = False
     done: int = field(default=0, repr=False)
     """Prompt tokens computed or found so far."""
     generated: int = field(default=0, repr=False)
@@ -91,8 +90,6 @@ class Engine:
         self.waiting: deque[Work] = deque()
         self.prefilling: deque[Work] = deque()
         self.decoding: list[Work] = []
-        self.fails = False
-        """Answer every request with an error at once."""
         self._cache_tokens = cache_tokens
         self._random = Random(seed)
         self._clock = 0.0

@@ -46,7 +46,7 @@ class Router(Protocol):
         """The index of the pod for a request."""
 
     def on_first_token(self, work: Work) -> None:
-        """The response of a request begins, or it failed."""
+        """The response of a request begins."""
 
     def on_end(self, work: Work) -> None:
         """The response of a request ends."""
@@ -145,8 +145,7 @@ class RealPicker:
 
     def on_first_token(self, work: Work) -> None:
         """The response headers pass the picker."""
-        status = 500 if work.failed else 200
-        self._placements[work.index].on_response_headers(None, status)
+        self._placements[work.index].on_response_headers(None, 200)
 
     def on_end(self, work: Work) -> None:
         """The stream through the picker ends."""

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import fmean
 
 from tandem_loadtest.figures.distributions import percentile
 
@@ -33,7 +32,7 @@ def engines(count: int, seed: int) -> list[Engine]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What happened to the requests; those that failed are not among the times."""
+    """What happened to the requests."""
 
     works: Sequence[Work]
     chosen: Sequence[int]
@@ -59,11 +58,6 @@ class Result:
     def hit_tokens(self) -> int:
         """Prompt tokens that were in a cache."""
         return sum(w.hit_tokens for w in self.works)
-
-    def imbalance(self) -> float:
-        """Most requests of a pod ÷ the mean over pods."""
-        counts = [self.chosen.count(i) for i in range(len(self.pods))]
-        return max(counts) / fmean(counts)
 
 
 def simulate(requests: Sequence[Request], pods: Sequence[Engine], router: Router) -> Result:

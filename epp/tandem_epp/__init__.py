@@ -5,7 +5,7 @@ the desired state of the cluster to the operator.
 
     picker          one request, from its body to the headers that Envoy sets; read this first
     ext_proc/       Envoy's protocol: gRPC server and the state machine of one stream
-    scheduling/     filters, scorers, pickers and the decider; where plugins are added
+    scheduling/     the choice of pods: scheduler, filters, scorers, pickers, decider, plugins
     backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
     service         start and stop of the process
 

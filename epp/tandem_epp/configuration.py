@@ -11,24 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem_contract.config import DisaggregatedServing, RouterConfig, router_config
+from tandem_contract.config import RouterConfig, router_config
 from tandem_contract.documents import DocumentError, load_documents
 from tandem_contract.plan import load_keys
 
-from .scheduling.config import Scheduling, load_scheduling
+from .scheduling.config import Routing, load_scheduling
 
 _log: Final = logging.getLogger(__name__)
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 """Path, modification time in ns, size and inode of each file."""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The part of the configuration that decides where requests go; a reload replaces it."""
-
-    serving: DisaggregatedServing
-    scheduling: Scheduling
 
 
 @dataclass(frozen=True)

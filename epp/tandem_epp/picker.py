@@ -12,19 +12,17 @@ reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors 
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol
 
 from tandem_contract import headers as wire
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.paths import Role
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
-from .backends.pods import Pod, can_hand_off, can_prefill_for
-from .configuration import Routing
+from .backends.pods import Pod
 from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
@@ -32,17 +30,11 @@ from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement
 from .request import BadBody, InferenceRequest, is_json, kind_of, parse_request, read_model
-from .scheduling.decider import (
-    DeciderInputs,
-    PathDecision,
-    SplitImpossible,
-    decide_path,
-    is_split,
-)
+from .scheduling.config import Routing
+from .scheduling.decider import SplitImpossible
 from .scheduling.profile import ScoringContext
+from .scheduling.scheduler import NoBackend, Scheduler, SchedulingResult, in_subset
 
-PREFILL_CANDIDATES: Final = 3
-"""Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
 PLAN_SECONDS: Final = 120.0
 """Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
 two nodes may differ. The request itself may take longer."""
@@ -52,19 +44,6 @@ _MODELS_SHOWN: Final = 8
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingResult:
-    """The chosen pods and the path."""
-
-    decision: PathDecision
-    decode: Sequence[Pod]
-    """The choice, then its alternates."""
-    prefill: Sequence[Pod] = ()
-    """The choice, then the retries; empty without a split."""
-    cached_tokens: int = 0
-    """Prompt tokens believed to be cached on the decode pod."""
 
 
 class DecisionTracer(Protocol):
@@ -81,13 +60,21 @@ class EndpointPicker:
     def __init__(
         self, fleet: Fleet, routing: Routing, metrics: Metrics, history: History, random: Random
     ) -> None:
-        self.routing = routing
         self.plan_keys: Mapping[str, bytes] = {}
         """Key id → secret. Without keys no plan is sent."""
         self.tracer: DecisionTracer | None = None
         """None: no spans."""
-        self._fleet, self._metrics, self._random = fleet, metrics, random
-        self._history = history
+        self._fleet, self._metrics, self._history = fleet, metrics, history
+        self._scheduler = Scheduler(fleet, routing, random)
+
+    @property
+    def routing(self) -> Routing:
+        """The configuration; a reload replaces it as a whole."""
+        return self._scheduler.routing
+
+    @routing.setter
+    def routing(self, routing: Routing) -> None:
+        self._scheduler.routing = routing
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
@@ -132,10 +119,13 @@ class EndpointPicker:
             kind = kind_of(request)
             parsed = parse_request(kind, body) if kind is not None else None
             decision.model = parsed.model if parsed is not None else read_model(body)
+            self._check_model(decision.model, decision.decided_at)
             context = ScoringContext(parsed)
-            result = self._schedule(context, decision, request.subset)
+            result = self._scheduler.schedule(context, decision.model, request.subset)
         except BadBody as err:
             raise self._error(400, "bad_request", str(err)) from err
+        except NoBackend as err:
+            raise self._error(503, "no_backend", _NO_BACKEND) from err
         except SplitImpossible as err:
             raise self._error(503, "no_prefill_backend", f"{err}: try again") from err
         # A prefill pod has no sidecar that would remove what clients must not set.
@@ -146,35 +136,11 @@ class EndpointPicker:
 
     def _answer_models(self, request: HttpRequest, now: float) -> None:
         """Raises LocalReply with the list of models, unless a backend must answer."""
-        pods = _in_subset(self._fleet.ready_pods(None), request.subset)
+        pods = in_subset(self._fleet.ready_pods(None), request.subset)
         response = models_response(pods, now)
         if response is not None:
             self._metrics.decisions.labels("answered", "models").inc()
             raise LocalReply(response, "models")
-
-    def _schedule(
-        self, context: ScoringContext, decision: Decision, subset: frozenset[str] | None
-    ) -> SchedulingResult:
-        model = decision.model
-        self._check_model(model, decision.decided_at)
-        ready = _in_subset(self._fleet.ready_pods(model), subset)
-        decode = self._choose_decode(ready, context)
-        if not decode:
-            return self._without_decode(ready)
-        # The decode pod comes first: it determines which prefill pods are compatible.
-        prefills = _in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
-        inputs = self._decider_inputs(context, decode[0], prefills)
-        if inputs.is_disaggregated and not inputs.has_prefill_candidate:
-            # During a rollout to another compat hash, pods of one hash may have no prefill pod
-            # while pods of the other do: a request worth a split goes to the latter.
-            with_prefill = _in_subset(self._fleet.pods_with_prefill(model), subset)
-            if with_prefill and (handoff_decode := self._choose_decode(with_prefill, context)):
-                candidates = self._fleet.prefill_candidates(model, handoff_decode[0])
-                handoff_prefills = _in_subset(candidates, subset)
-                handoff_inputs = self._decider_inputs(context, handoff_decode[0], handoff_prefills)
-                if is_split(handoff_inputs, self.routing.scheduling.decider):
-                    decode, prefills, inputs = handoff_decode, handoff_prefills, handoff_inputs
-        return self._decide(context, decode, prefills, inputs)
 
     def _check_model(self, model: str | None, now: float) -> None:
         """Raises LocalReply for a model that no backend may serve."""
@@ -184,56 +150,11 @@ class EndpointPicker:
             raise self._error(503, "model_gone", f"no backend serves `{model}` now: try again")
         raise self._error(404, "unknown_model", self._unknown_model(model), param="model")
 
-    def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
-        profile = self.routing.scheduling.decode
-        return profile.run(pods, context, profile.max_endpoints, self._random)
-
-    def _decide(
-        self,
-        context: ScoringContext,
-        decode: Sequence[Pod],
-        prefills: Sequence[Pod],
-        inputs: DeciderInputs,
-    ) -> SchedulingResult:
-        scheduling = self.routing.scheduling
-        decision = decide_path(inputs, scheduling.decider)
-        ranking: Sequence[Pod] = ()
-        if decision.path is RoutingPath.PREFILL_THEN_DECODE:
-            ranking = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
-            # An alternate of the decode pod must be able to read the same KV.
-            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
-        return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
-
-    def _decider_inputs(
-        self, context: ScoringContext, decode: Pod, prefills: Sequence[Pod]
-    ) -> DeciderInputs:
-        request = context.request
-        prompt_tokens = request.prompt_tokens if request else 0
-        return DeciderInputs(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
-            block_tokens=decode.block_tokens,
-            # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
-            is_disaggregated=self.routing.serving.enabled
-            and any(can_prefill_for(pod, decode) for pod in self._fleet),
-            has_prefill_candidate=any(can_hand_off(pod, decode) for pod in prefills),
-            single_engine_reason=request.single_engine_reason if request else "passthrough",
-        )
-
     def _unknown_model(self, model: str) -> str:
         names = self._fleet.models
         shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
         more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
         return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."
-
-    def _without_decode(self, ready: Sequence[Pod]) -> SchedulingResult:
-        """No ready pod may decode: any engine can still serve a request alone, if the fallback is
-        allowed. Raises LocalReply."""
-        serving = self.routing.serving
-        if not ready or (serving.enabled and not serving.fallback_to_unified):
-            raise self._error(503, "no_backend", _NO_BACKEND)
-        decision = PathDecision(RoutingPath.FALLBACK, "no_decode_backend")
-        return SchedulingResult(decision, [min(ready, key=lambda pod: pod.load)])
 
     def _placement(
         self,
@@ -317,18 +238,6 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
     if parsed is not None:
         return parsed.needs_sidecar
     return request.method not in ("GET", "HEAD")
-
-
-def _in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
-    """The pods that the gateway's subset hint allows, by `ip:port` or by `ip`."""
-    if subset is None:
-        # The same object, so that profiles reuse the scores they computed for it.
-        return pods
-    return tuple(
-        pod
-        for pod in pods
-        if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
-    )
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

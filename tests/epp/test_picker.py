@@ -17,14 +17,13 @@ from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Gauges, Pod, ScrapeResult
-from tandem_epp.configuration import Routing
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
-from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.scheduling.config import Routing, load_scheduling
 
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400

@@ -5,14 +5,8 @@ from typing import Final
 
 from tandem_contract.paths import Role
 
-from .pods import (
-    BLOCK_TOKENS,
-    CAPACITY_BLOCKS,
-    DiscoveredBackend,
-    Pod,
-    can_hand_off,
-    is_kv_compatible,
-)
+from .pairing import can_hand_off, is_kv_compatible
+from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 
 REMOVED_MODEL_SECONDS: Final = 600.0
 """Seconds for which a model whose last pod was removed is expected back, after a rollout that stops

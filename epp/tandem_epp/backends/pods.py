@@ -9,7 +9,6 @@ from ipaddress import ip_address
 from typing import Final
 
 from tandem_contract.config import Backend
-from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
 
 from .prefix_index import GENERATIONS, PrefixIndex
@@ -163,37 +162,6 @@ class Pod:
     def _clear_prefixes(self) -> None:
         self.placed_prefixes.clear()
         self.cached_prefixes.clear()
-
-
-def can_prefill_for(pod: Pod, decode: Pod) -> bool:
-    """Whether role and model allow `pod` to prefill for `decode`; the KV layout is not compared.
-
-    A pod never prefills for itself. A unified pod does not prefill for another unified pod: two
-    engines that each do both phases are not disaggregated. Nor does a pod of another model.
-    """
-    roles = {pod.backend.role, decode.backend.role}
-    return (
-        pod is not decode
-        and pod.backend.role.serves(Role.PREFILL)
-        and roles != {Role.UNIFIED}
-        and _share_a_model(pod, decode)
-    )
-
-
-def can_hand_off(pod: Pod, decode: Pod) -> bool:
-    """Whether `pod` can prefill for `decode` and `decode` can read its KV."""
-    return can_prefill_for(pod, decode) and is_kv_compatible(pod, decode)
-
-
-def is_kv_compatible(pod: Pod, decode: Pod) -> bool:
-    """Whether both have the same KV compat hash (or none) and a model in common."""
-    return pod.backend.compat == decode.backend.compat and _share_a_model(pod, decode)
-
-
-def _share_a_model(pod: Pod, decode: Pod) -> bool:
-    # No list of models means that the backend serves any.
-    first, second = pod.backend.models, decode.backend.models
-    return first == second or not first or not second or not set(first).isdisjoint(second)
 
 
 def _literal_address(backend: Backend) -> str | None:

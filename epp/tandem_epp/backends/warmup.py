@@ -31,7 +31,8 @@ from tandem_contract.plan import WARM_UP, Plan, Target, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from .fleet import Fleet
-from .pods import Pod, can_hand_off
+from .pairing import can_hand_off
+from .pods import Pod
 
 MAX_CONCURRENT: Final = 4
 """Warm-ups under way at once. More would slow down requests while a fleet starts."""

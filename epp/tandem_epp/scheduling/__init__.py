@@ -6,6 +6,6 @@ scorer and picker is one small class; `registry` has one entry for each, under l
 `config` reads from the configuration file which of them run. A filter scores 0 or −∞, and −∞ rules
 a backend out whatever the scorers say.
 
-Not here: I/O, a clock, or changes to the backends' state. Read `profile` first; to add a plugin,
-`registry`.
+Not here: I/O, a clock, or changes to the backends' state. Read `scheduler` first; to add a
+plugin, `registry`.
 """

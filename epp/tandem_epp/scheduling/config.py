@@ -93,6 +93,14 @@ class Scheduling:
     index: PrefixIndexSettings
 
 
+@dataclass(frozen=True)
+class Routing:
+    """The part of the configuration that decides where requests go; a reload replaces it."""
+
+    serving: DisaggregatedServing
+    scheduling: Scheduling
+
+
 def load_scheduling(
     document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
 ) -> Scheduling:

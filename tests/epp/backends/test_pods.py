@@ -12,7 +12,6 @@ from tandem_epp.backends.pods import (
     Gauges,
     Pod,
     ScrapeResult,
-    can_prefill_for,
 )
 
 REPORT = ScrapeResult(Gauges(), b"one", block_tokens=16, blocks=100)
@@ -145,17 +144,6 @@ def test_a_host_name_is_not_chosen_before_it_is_resolved() -> None:
     assert not named.ready
     named.address = "10.0.0.1:8000"
     assert named.ready
-
-
-def test_which_roles_can_prefill_for_each_other() -> None:
-    d, p = pod("d", role=Role.DECODE), pod("p", role=Role.PREFILL)
-    u, v = pod("u"), pod("v")
-    assert can_prefill_for(p, d)
-    assert can_prefill_for(u, d)
-    assert can_prefill_for(p, u)
-    assert not can_prefill_for(d, u)
-    assert not can_prefill_for(u, u), "not for itself"
-    assert not can_prefill_for(v, u), "not between two unified backends"
 
 
 def test_an_ipv6_address_is_written_in_brackets() -> None:

@@ -10,13 +10,12 @@ from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Gauges, ScrapeResult
-from tandem_epp.configuration import Routing
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
-from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.scheduling.config import Routing, load_scheduling
 
 from .engine import Engine, Work
 from .workload import prompt_ids

@@ -1,0 +1,131 @@
+"""Chooses the decode pod, the path and the prefill pods of one request.
+
+`Scheduler` applies the configured profiles and the decider to the views of the `Fleet`. It does no
+I/O and counts nothing: `picker` turns its result into headers, and `placement` counts the request.
+
+Errors: `NoBackend`, `decider.SplitImpossible`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from tandem_contract.paths import RoutingPath
+
+from ..backends.fleet import Fleet
+from ..backends.pairing import can_hand_off, can_prefill_for
+from ..backends.pods import Pod
+from .config import Routing
+from .decider import DeciderInputs, PathDecision, decide_path, is_split
+from .profile import ScoringContext
+
+PREFILL_CANDIDATES: Final = 3
+"""Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
+
+
+class NoBackend(Exception):
+    """No pod may serve the request now; it may be retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingResult:
+    """The chosen pods and the path."""
+
+    decision: PathDecision
+    decode: Sequence[Pod]
+    """The choice, then its alternates."""
+    prefill: Sequence[Pod] = ()
+    """The choice, then the retries; empty without a split."""
+    cached_tokens: int = 0
+    """Prompt tokens believed to be cached on the decode pod."""
+
+
+class Scheduler:
+    """Schedules requests on the pods of a fleet."""
+
+    def __init__(self, fleet: Fleet, routing: Routing, random: Random) -> None:
+        self.routing = routing
+        """Profiles, decider and fallback; a reload replaces it."""
+        self._fleet, self._random = fleet, random
+
+    def schedule(
+        self, context: ScoringContext, model: str | None, subset: frozenset[str] | None
+    ) -> SchedulingResult:
+        """Choose pods for a request for `model` among those that `subset` (the gateway's hint)
+        allows. Raises NoBackend, SplitImpossible."""
+        ready = in_subset(self._fleet.ready_pods(model), subset)
+        decode = self._choose_decode(ready, context)
+        if not decode:
+            return self._without_decode(ready)
+        # The decode pod comes first: it determines which prefill pods are compatible.
+        prefills = in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
+        inputs = self._decider_inputs(context, decode[0], prefills)
+        if inputs.is_disaggregated and not inputs.has_prefill_candidate:
+            # During a rollout to another compat hash, pods of one hash may have no prefill pod
+            # while pods of the other do: a request worth a split goes to the latter.
+            with_prefill = in_subset(self._fleet.pods_with_prefill(model), subset)
+            if with_prefill and (handoff_decode := self._choose_decode(with_prefill, context)):
+                candidates = self._fleet.prefill_candidates(model, handoff_decode[0])
+                handoff_prefills = in_subset(candidates, subset)
+                handoff_inputs = self._decider_inputs(context, handoff_decode[0], handoff_prefills)
+                if is_split(handoff_inputs, self.routing.scheduling.decider):
+                    decode, prefills, inputs = handoff_decode, handoff_prefills, handoff_inputs
+        return self._decide(context, decode, prefills, inputs)
+
+    def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
+        profile = self.routing.scheduling.decode
+        return profile.run(pods, context, profile.max_endpoints, self._random)
+
+    def _decide(
+        self,
+        context: ScoringContext,
+        decode: Sequence[Pod],
+        prefills: Sequence[Pod],
+        inputs: DeciderInputs,
+    ) -> SchedulingResult:
+        scheduling = self.routing.scheduling
+        decision = decide_path(inputs, scheduling.decider)
+        ranking: Sequence[Pod] = ()
+        if decision.path is RoutingPath.PREFILL_THEN_DECODE:
+            ranking = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
+            # An alternate of the decode pod must be able to read the same KV.
+            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
+        return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
+
+    def _decider_inputs(
+        self, context: ScoringContext, decode: Pod, prefills: Sequence[Pod]
+    ) -> DeciderInputs:
+        request = context.request
+        prompt_tokens = request.prompt_tokens if request else 0
+        return DeciderInputs(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
+            block_tokens=decode.block_tokens,
+            # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
+            is_disaggregated=self.routing.serving.enabled
+            and any(can_prefill_for(pod, decode) for pod in self._fleet),
+            has_prefill_candidate=any(can_hand_off(pod, decode) for pod in prefills),
+            single_engine_reason=request.single_engine_reason if request else "passthrough",
+        )
+
+    def _without_decode(self, ready: Sequence[Pod]) -> SchedulingResult:
+        """No ready pod may decode: any engine can still serve a request alone, if the fallback is
+        allowed. Raises NoBackend."""
+        serving = self.routing.serving
+        if not ready or (serving.enabled and not serving.fallback_to_unified):
+            raise NoBackend
+        decision = PathDecision(RoutingPath.FALLBACK, "no_decode_backend")
+        return SchedulingResult(decision, [min(ready, key=lambda pod: pod.load)])
+
+
+def in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
+    """The pods that the gateway's subset hint allows, by `ip:port` or by `ip`."""
+    if subset is None:
+        # The same object, so that profiles reuse the scores they computed for it.
+        return pods
+    return tuple(
+        pod
+        for pod in pods
+        if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
+    )

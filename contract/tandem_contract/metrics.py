@@ -49,6 +49,16 @@ ENGINE_PREEMPTIONS: Final = "vllm:num_preemptions_total"
 ENGINE_TTFT_SECONDS: Final = "vllm:time_to_first_token_seconds"
 ENGINE_ITL_SECONDS: Final = "vllm:inter_token_latency_seconds"
 ENGINE_E2E_SECONDS: Final = "vllm:e2e_request_latency_seconds"
+ENGINE_QUEUE_SECONDS: Final = "vllm:request_queue_time_seconds"
+"""Observed when a request ends, like the next two."""
+ENGINE_PREFILL_SECONDS: Final = "vllm:request_prefill_time_seconds"
+"""Seconds from the start of a request's first prefill chunk to its first token."""
+ENGINE_PREFILL_TOKENS: Final = "vllm:request_prefill_kv_computed_tokens"
+"""Prompt tokens that the engine computed for a request: neither cached nor transferred."""
+ENGINE_ADAPTERS: Final = "vllm:lora_requests_info"
+"""LoRA adapters in use, in the labels `running_lora_adapters` and `waiting_lora_adapters` (comma
+lists), with `max_lora`. One sample per combination that ever was; its value is the Unix time at
+which it last was, so the greatest value is the present one."""
 
 # Exported by the reference engine only: vLLM has no such metric.
 ENGINE_HELD: Final = "tandem_engine_held_requests"

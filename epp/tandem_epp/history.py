@@ -18,7 +18,8 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace
 
-from .backends.pods import Gauges, Pod
+from .backends.engine_page import Gauges
+from .backends.pods import Pod
 
 MAX_TEXT: Final = 256
 """Characters kept of a model name, which a client chose."""

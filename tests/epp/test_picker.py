@@ -15,8 +15,9 @@ from tandem_contract.plan import Plan, key_id, verify
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import DiscoveredBackend, Gauges, Pod, ScrapeResult
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.history import History

@@ -11,6 +11,7 @@ from typing import Final
 from tandem_contract.config import Backend
 from tandem_contract.timing import Timing
 
+from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
@@ -22,31 +23,6 @@ FAILURE_THRESHOLD: Final = 3
 """Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
 _RATE_WEIGHT: Final = 0.1
 """Weight of the newest sample in the moving average of the prefill rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """Load as the backend's own metrics report it."""
-
-    running: float = 0.0
-    """Requests that the engine is computing."""
-    waiting: float = 0.0
-    """Requests in the engine's queue."""
-    kv_usage: float = 0.0
-    """Share of the KV cache in use, 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScrapeResult:
-    """One scrape: the gauges, and what identifies the process and its KV cache."""
-
-    gauges: Gauges
-    incarnation: bytes
-    """Differs between two processes; empty when the page does not report."""
-    block_tokens: int | None = None
-    """KV block size in tokens; None when the page does not report."""
-    blocks: int | None = None
-    """KV blocks on the GPU; None when the page does not report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +61,8 @@ class Pod:
         self.cached_prefixes = PrefixIndex(capacity)
         """Prompts that this pod has answered, so their KV is here. A prompt that is still being
         prefilled is in `placed_prefixes` only."""
+        self.counters = EngineCounters()
+        """The engine's counters at the last successful scrape."""
         self.block_tokens = block_tokens
         self.in_flight = 0
         """Requests that this EPP placed here and that have not ended."""
@@ -135,6 +113,7 @@ class Pod:
             self.placed_prefixes.resize(capacity)
             self.cached_prefixes.resize(capacity)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
+        self.counters = result.counters
         self.suspect = False
         return changed
 

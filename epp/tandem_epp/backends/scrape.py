@@ -1,12 +1,7 @@
-"""Scrapes each backend's metrics: often while it is busy, seldom while nothing changes.
-
-A metrics page is searched for the few lines that matter and not parsed as a whole: it can have tens
-of kilobytes, and a hundred backends send several per second each.
-"""
+"""Scrapes each backend's metrics: often while it is busy, seldom while nothing changes."""
 
 import asyncio
 import logging
-import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,11 +10,11 @@ from typing import Final
 import aiohttp
 
 from tandem_contract import endpoints
-from tandem_contract import metrics as names
 from tandem_contract.commandline import HostPort
 
 from .fleet import Fleet
-from .pods import Gauges, Pod, ScrapeResult
+from .page_reader import PageReader
+from .pods import Pod
 
 MIN_INTERVAL: Final = 0.2
 """Seconds between scrapes of a backend whose gauges change or that has requests of this EPP."""
@@ -32,8 +27,6 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 _DNS_SECONDS: Final = 10.0
 """Seconds for which a host name's address is used before it is resolved again."""
 
-_BLOCKS: Final = re.compile(rb'num_gpu_blocks="(\d+)"')
-_BLOCK_SIZE: Final = re.compile(rb'block_size="(\d+)"')
 _log: Final = logging.getLogger(__name__)
 
 
@@ -93,12 +86,13 @@ class Scraper:
         has_host_name = pod.address is None
         # The process that answered the last scrape; None while the pod is unhealthy.
         process: bytes | None = None
+        reader = PageReader()
         while True:
             is_stale = has_host_name and loop.time() - resolved_at >= _DNS_SECONDS
             # After a failed lookup `resolved_at` stays, so the next round tries again.
             if is_stale and await self._resolve(pod):
                 resolved_at = loop.time()
-            changed = await self._scrape(pod, session)
+            changed = await self._scrape(pod, reader, session)
             self._attempted.add(pod)
             # Called after the scrape is applied: the callback sees the new process.
             previous, process = process, pod.incarnation if pod.healthy else None
@@ -109,7 +103,7 @@ class Scraper:
             interval = MIN_INTERVAL if busy else min(MAX_INTERVAL, interval * _BACK_OFF)
             await asyncio.sleep(interval)
 
-    async def _scrape(self, pod: Pod, session: aiohttp.ClientSession) -> bool:
+    async def _scrape(self, pod: Pod, reader: PageReader, session: aiohttp.ClientSession) -> bool:
         """Scrape once into `pod`; returns whether anything changed that scorers see."""
         try:
             async with session.get(pod.backend.url.rstrip("/") + endpoints.METRICS) as response:
@@ -128,7 +122,7 @@ class Scraper:
                 )
         else:
             was_healthy = pod.healthy
-            changed = pod.apply_scrape(read_page(page))
+            changed = pod.apply_scrape(reader.read(page).total)
             if not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
         if changed:
@@ -149,50 +143,3 @@ class Scraper:
             pod.address = address
             self._fleet.invalidate_views()
         return True
-
-
-def read_page(page: bytes) -> ScrapeResult:
-    """The few figures needed of a page in Prometheus' text format; missing ones are 0 or None.
-
-    A gauge with several lines (one per engine of the process) is summed; KV usage is averaged.
-    """
-    # A newline in front, so that every metric's line starts after one, the first too.
-    page = b"\n" + page
-    config = next(iter(_samples(page, names.ENGINE_CACHE_CONFIG)), b"")
-    start_time = next(iter(_samples(page, names.PROCESS_START_TIME)), b"")
-    usage = _values(page, names.ENGINE_KV_USAGE)
-    block_size, blocks = _BLOCK_SIZE.search(config), _BLOCKS.search(config)
-    return ScrapeResult(
-        Gauges(
-            running=sum(_values(page, names.ENGINE_RUNNING)),
-            waiting=sum(_values(page, names.ENGINE_WAITING)),
-            kv_usage=sum(usage) / len(usage) if usage else 0.0,
-        ),
-        incarnation=start_time + config,
-        block_tokens=int(block_size[1]) if block_size else None,
-        blocks=int(blocks[1]) if blocks else None,
-    )
-
-
-def _samples(page: bytes, name: str) -> list[bytes]:
-    """Labels and value, as text, of each line of the metric `name`."""
-    needle = b"\n" + name.encode()
-    samples = []
-    position = page.find(needle)
-    while position >= 0:
-        start = position + len(needle)
-        end = page.find(b"\n", start)
-        # A longer metric name may begin with this one: labels or a space must follow.
-        if page[start : start + 1] in (b"{", b" "):
-            samples.append(page[start : end if end >= 0 else len(page)])
-        position = page.find(needle, start)
-    return samples
-
-
-def _values(page: bytes, name: str) -> list[float]:
-    values = []
-    for sample in _samples(page, name):
-        # `{labels} value [timestamp]`; a label's value may hold `}`, so the last one counts.
-        with suppress(ValueError, IndexError):
-            values.append(float(sample[sample.rfind(b"}") + 1 :].split()[0]))
-    return values

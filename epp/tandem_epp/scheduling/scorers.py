@@ -9,7 +9,8 @@ from math import inf
 
 from tandem_contract.paths import Role
 
-from ..backends.pods import Gauges, Pod
+from ..backends.engine_page import Gauges
+from ..backends.pods import Pod
 from .profile import ScoringContext
 
 _IDLE = Gauges()

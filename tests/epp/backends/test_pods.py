@@ -5,13 +5,12 @@ from dataclasses import replace
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import (
     FAILURE_THRESHOLD,
     DiscoveredBackend,
-    Gauges,
     Pod,
-    ScrapeResult,
 )
 
 REPORT = ScrapeResult(Gauges(), b"one", block_tokens=16, blocks=100)

@@ -20,8 +20,9 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, verify
 from tandem_engine.tiny import make_tiny_model
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import DiscoveredBackend, Gauges, Pod, ScrapeResult
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.metrics import Metrics
 from tandem_local.addresses import free_port

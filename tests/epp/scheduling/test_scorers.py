@@ -6,7 +6,8 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.pods import Gauges, Pod, ScrapeResult
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.profile import Scorer, ScoringContext
 from tandem_epp.scheduling.scorers import (

@@ -8,8 +8,9 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import DiscoveredBackend, Gauges, ScrapeResult
+from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics

@@ -1,0 +1,83 @@
+"""What one scrape of an engine's metrics page says; `page_reader` reads it."""
+
+from dataclasses import dataclass
+
+from .adapters import AdapterSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Load as the backend's own metrics report it."""
+
+    running: float = 0.0
+    """Requests that the engine is computing."""
+    waiting: float = 0.0
+    """Requests in the engine's queue, those that wait for remote KV included."""
+    kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+    deferred: float = 0.0
+    """Requests among `waiting` that wait for remote KV and not for the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What the engine counted since it started; None where the page does not report it.
+
+    vLLM observes `prefill_seconds`, `prefill_tokens` and `queue_seconds` when a request ends, and
+    counts `computed_tokens` when its prompt is complete. So only the former three describe the same
+    requests between two scrapes, except on a prefill pod, whose requests end with their prompt.
+    """
+
+    prefill_seconds: float | None = None
+    """Seconds of prefill, over all requests that ended."""
+    prefills: float | None = None
+    """Requests in `prefill_seconds`."""
+    prefill_tokens: float | None = None
+    """Prompt tokens computed for the requests in `prefill_seconds`."""
+    computed_tokens: float | None = None
+    """Prompt tokens computed: neither cached nor transferred."""
+    queue_seconds: float | None = None
+    """Seconds in the engine's queue, over all requests that ended."""
+    queued: float | None = None
+    """Requests in `queue_seconds`."""
+    itl_seconds: float | None = None
+    """Seconds between two tokens of one request, over all such intervals."""
+    itls: float | None = None
+    """Intervals in `itl_seconds`."""
+    transfer_bytes: float | None = None
+    """Bytes of KV that this engine read from other engines (NIXL)."""
+    transfer_seconds: float | None = None
+    """Seconds that these transfers took; concurrent transfers each count in full."""
+    transfers: float | None = None
+    """Transfers in `transfer_seconds`."""
+    generated_tokens: float | None = None
+    """Tokens generated."""
+    preemptions: float | None = None
+    """Requests that lost their KV because blocks ran out, and were computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeResult:
+    """One scrape: load, counters, and what identifies the process and its KV cache."""
+
+    gauges: Gauges
+    incarnation: bytes
+    """Differs between two processes; empty when the page does not report."""
+    block_tokens: int | None = None
+    """KV block size in tokens; None when the page does not report."""
+    blocks: int | None = None
+    """KV blocks on the GPU; None when the page does not report."""
+    counters: EngineCounters = EngineCounters()
+    adapters: AdapterSlots | None = None
+    """LoRA adapters in use; None when the page does not report: LoRA is off, or no request was
+    served yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """A page that was read."""
+
+    total: ScrapeResult
+    """Gauges and counters summed over the ranks of the process; KV usage is averaged."""
+    ranks: tuple[ScrapeResult, ...] = ()
+    """One result per data-parallel rank; empty unless the page has several, numbered from 0."""

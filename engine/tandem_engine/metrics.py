@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 
 from tandem_contract import metrics as names
+from tandem_contract.timing import Timing
 
 from .blocks import BlockEvent
 from .types import FinishReason, PullResult
@@ -40,6 +41,7 @@ _E2E_BUCKETS: Final = (
 _TRANSFER_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0,
 )  # fmt: skip
+_TOKEN_BUCKETS: Final = tuple(scale * 10.0**power for power in range(6) for scale in (1, 2, 5))
 _BYTES_BUCKETS: Final = tuple(2.0**power for power in range(11, 36, 2))
 
 
@@ -114,6 +116,19 @@ class EngineMetrics:
         )
         self._e2e = self._histogram(
             names.ENGINE_E2E_SECONDS, "Seconds from arrival to the last token", _E2E_BUCKETS
+        )
+        self._queue = self._histogram(
+            names.ENGINE_QUEUE_SECONDS, "Seconds a sequence waited for its first step", _E2E_BUCKETS
+        )
+        self._prefill = self._histogram(
+            names.ENGINE_PREFILL_SECONDS,
+            "Seconds from a sequence's first step to its first token",
+            _E2E_BUCKETS,
+        )
+        self._prefill_tokens = self._histogram(
+            names.ENGINE_PREFILL_TOKENS,
+            "Prompt tokens computed for a sequence, neither cached nor pulled",
+            _TOKEN_BUCKETS,
         )
         self._success = Counter(
             names.ENGINE_SUCCESS,
@@ -215,10 +230,15 @@ class EngineMetrics:
         """Observe the seconds between two deliveries of one sequence."""
         self._itl.observe(seconds)
 
-    def finished(self, reason: FinishReason, seconds: float) -> None:
-        """Count a sequence that ended `seconds` after its arrival."""
+    def finished(self, reason: FinishReason, seconds: float, timing: Timing | None) -> None:
+        """Count a sequence that ended `seconds` after its arrival; `timing` is that of its first
+        token. vLLM observes the prefill at the end, too."""
         self._success.labels(*self._labels, reason).inc()
         self._e2e.observe(seconds)
+        if timing is not None:
+            self._queue.observe(timing.queue or 0.0)
+            self._prefill.observe(timing.compute or 0.0)
+            self._prefill_tokens.observe(timing.computed or 0)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
@@ -249,6 +269,6 @@ class SequenceTimes:
             self._metrics.next_token(now - self._last)
         self._last = now
 
-    def finished(self, reason: FinishReason) -> None:
-        """Observe the end of the sequence."""
-        self._metrics.finished(reason, time.perf_counter() - self._arrived)
+    def finished(self, reason: FinishReason, timing: Timing | None = None) -> None:
+        """Observe the end of the sequence; `timing` is that of its first token, if it got one."""
+        self._metrics.finished(reason, time.perf_counter() - self._arrived, timing)

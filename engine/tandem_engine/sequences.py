@@ -120,7 +120,7 @@ class RunningSequence:
 
     def _end(self, reason: FinishReason) -> None:
         self._ended = True
-        self._times.finished(reason)
+        self._times.finished(reason, self.timing)
 
 
 async def merge_pieces(

@@ -4,6 +4,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_contract import metrics as names
+from tandem_contract.timing import Timing
 from tandem_engine.blocks import AllBlocksCleared, BlockEvent
 from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import PullResult
@@ -95,3 +96,20 @@ def test_block_events_are_handed_on() -> None:
     EngineMetrics("tiny", forwarded.append).record_kv_event(AllBlocksCleared())
     EngineMetrics("tiny").record_kv_event(AllBlocksCleared())
     assert forwarded == [AllBlocksCleared()]
+
+
+def test_the_prefill_of_a_sequence_is_observed_at_its_end() -> None:
+    metrics = EngineMetrics("tiny")
+    times = metrics.sequence()
+    times.tokens()
+    assert _samples(metrics)[(names.ENGINE_PREFILL_SECONDS + "_count",)] == 0
+    times.finished("length", Timing(queue=0.25, compute=0.5, cached=16, computed=48))
+    metrics.sequence().finished("abort")
+    samples = _samples(metrics)
+    expected = {
+        (names.ENGINE_QUEUE_SECONDS + "_sum",): 0.25,
+        (names.ENGINE_PREFILL_SECONDS + "_sum",): 0.5,
+        (names.ENGINE_PREFILL_SECONDS + "_count",): 1,
+        (names.ENGINE_PREFILL_TOKENS + "_sum",): 48,
+    }
+    assert {key: samples[key] for key in expected} == expected

@@ -1,11 +1,11 @@
 """All backends, and cached views of those that may decode or prefill for a request."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tandem_contract.paths import Role
 
-from .pairing import can_hand_off, is_kv_compatible
+from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 
 REMOVED_MODEL_SECONDS: Final = 600.0
@@ -18,8 +18,10 @@ _UNLISTED: Final = "\0"
 class Fleet:
     """All backends, and views of them that stay the same object until something changes.
 
-    Profiles cache scores per view object, so `invalidate_views` must be called after every change
-    that a scorer can see, and should be called after no other.
+    What depends on the pods alone is computed when they change, not per request: `apply` drops all
+    of it, `invalidate_views` what depends on readiness, and `invalidate_scores` only gives the
+    views a new identity, because profiles cache scores per view object. So `invalidate_scores`
+    must be called after every change that a scorer can see, and should be called after no other.
     """
 
     def __init__(self) -> None:
@@ -30,8 +32,15 @@ class Fleet:
         """Models that no backend lists any more → when one last did, Unix seconds."""
         self.has_mixed_models = False
         """Whether backends list different models, so that a request's model restricts the pods."""
-        # Model, or a tuple that says what else the view depends on → view. Filled on demand.
+        self._serves_any_model = False
+        """Whether some backend lists no models, and so may serve any."""
+        # In all three: model, or a tuple that says what else the value depends on → value. Filled
+        # on demand.
         self._views: dict[object, tuple[Pod, ...]] = {}
+        self._members: dict[object, tuple[Pod, ...]] = {}
+        """The pods of each view. Kept when only scores change: then the view is a copy of it."""
+        self._facts: dict[object, bool] = {}
+        """What depends on which backends there are, ready or not."""
 
     def __iter__(self) -> Iterator[Pod]:
         return (pod for _, pod in self._pods.values())
@@ -72,10 +81,17 @@ class Fleet:
         self._removed_models = {**recent, **dict.fromkeys(self._models - models, now)}
         self._models = models
         self.has_mixed_models = len({pod.backend.models for pod in self}) > 1
+        self._serves_any_model = not all(pod.backend.models for pod in self)
+        self._facts.clear()
         self.invalidate_views()
 
     def invalidate_views(self) -> None:
-        """Drop the cached views: gauges, health, addresses or pairs changed."""
+        """Drop the cached views: health, addresses or pairs changed."""
+        self._members.clear()
+        self._views.clear()
+
+    def invalidate_scores(self) -> None:
+        """Renew the cached views: gauges changed, and with them the scores of steady scorers."""
         self._views.clear()
 
     def mark_suspect(self, pod: Pod) -> None:
@@ -93,7 +109,7 @@ class Fleet:
         """Whether some backend, healthy or not, may serve `model`; True for an empty fleet."""
         # A backend without a model list may serve any model, and an empty fleet may be filled
         # later: neither case is the client's error.
-        return model in self._models or not all(pod.backend.models for pod in self) or not self
+        return model in self._models or self._serves_any_model or not self
 
     def was_removed_recently(self, model: str, now: float) -> bool:
         """Whether the last backend that lists `model` went less than REMOVED_MODEL_SECONDS before
@@ -104,62 +120,97 @@ class Fleet:
     def ready_pods(self, model: str | None) -> tuple[Pod, ...]:
         """Pods of any role that may be chosen for `model`; one without a model list serves any."""
         key = self._model_key(model)
-        if (view := self._views.get(key)) is None:
-            view = tuple(
-                pod
-                for pod in self
-                if pod.ready
-                and (key is None or not pod.backend.models or key in pod.backend.models)
-            )
-            view = self._views[key] = _without_suspects(view)
-        return view
+        return self._view(key, lambda: self._find_ready(key))
 
     def prefill_candidates(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
         """The pods to choose a prefill from for `decode`: `kv_compatible` pods, without those whose
         first hand-off to `decode` is still under way, unless no other pod can hand off to it."""
-        compatible = self.kv_compatible(model, decode)
         if not decode.unwarmed_prefills:
-            return compatible
+            return self.kv_compatible(model, decode)
         # Per decode pod, because `unwarmed_prefills` is its own. WarmUps invalidates the views
         # whenever it changes that set.
         key = ("warm", self._model_key(model), decode.name)
-        if (view := self._views.get(key)) is None:
-            view = tuple(pod for pod in compatible if pod not in decode.unwarmed_prefills)
-            # A cold pair still beats no disaggregation at all.
-            if not any(can_hand_off(pod, decode) for pod in view):
-                view = compatible
-            self._views[key] = view
-        return view
+        return self._view(key, lambda: _without_unwarmed(self.kv_compatible(model, decode), decode))
 
     def kv_compatible(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
         """The pods of `ready_pods(model)` whose KV `decode` can read. Pods that must not prefill
         because of their role may be among them: the prefill profile's role filter drops them.
         Returns `ready_pods(model)` itself, not a copy, when no pod is ruled out."""
         ready = self.ready_pods(model)
-        if decode.backend.role is not Role.DECODE:
-            # Depends on this very pod (a unified pod has no unified partner): not cached.
-            return tuple(pod for pod in ready if can_hand_off(pod, decode))
-        # Decode pods with the same hash and models share one view.
-        key = (self._model_key(model), decode.backend.compat, decode.backend.models)
-        if (view := self._views.get(key)) is None:
-            view = tuple(pod for pod in ready if is_kv_compatible(pod, decode))
-            # The same object, so that profiles reuse the scores they computed for it.
-            view = self._views[key] = ready if len(view) == len(ready) else view
-        return view
+        # Pods with the same role, hash and models share one view: no unified pod prefills for
+        # another, so the view of one never contains the other.
+        key = ("compatible", self._model_key(model), _pairing_key(decode))
+        is_partner = is_kv_compatible if decode.backend.role is Role.DECODE else can_hand_off
+        view = self._view(key, lambda: tuple(pod for pod in ready if is_partner(pod, decode)))
+        # The same object, so that profiles reuse the scores they computed for it.
+        return ready if len(view) == len(ready) else view
 
     def pods_with_prefill(self, model: str | None) -> tuple[Pod, ...]:
         """The pods of `ready_pods(model)` to which another of them can hand off."""
-        key = ("with prefill", self._model_key(model))
+        key = self._model_key(model)
+        return self._view(("with prefill", key), lambda: _find_with_prefill(self.ready_pods(model)))
+
+    def is_disaggregated(self, decode: Pod) -> bool:
+        """Whether some other backend, ready or not, may prefill for `decode`."""
+        key = ("disaggregated", _pairing_key(decode))
+        if (fact := self._facts.get(key)) is None:
+            fact = self._facts[key] = any(can_prefill_for(pod, decode) for pod in self)
+        return fact
+
+    def has_prefill_candidate(self, model: str | None, decode: Pod) -> bool:
+        """Whether a pod of `prefill_candidates(model, decode)` can hand off to `decode`."""
+        unwarmed = decode.name if decode.unwarmed_prefills else None
+        key = ("candidate", self._model_key(model), _pairing_key(decode), unwarmed)
+        # A view, because it depends on readiness: empty for False.
+        return bool(self._view(key, lambda: self._first_candidate(model, decode)))
+
+    def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:
         if (view := self._views.get(key)) is None:
-            ready = self.ready_pods(model)
-            view = self._views[key] = tuple(
-                pod for pod in ready if any(can_hand_off(other, pod) for other in ready)
-            )
+            if (members := self._members.get(key)) is None:
+                members = self._members[key] = find()
+            # A new object for the same pods: identity tells profiles whether gauges changed.
+            view = self._views[key] = (*members,)
         return view
+
+    def _find_ready(self, key: str | None) -> tuple[Pod, ...]:
+        return _without_suspects(
+            tuple(
+                pod
+                for pod in self
+                if pod.ready
+                and (key is None or not pod.backend.models or key in pod.backend.models)
+            )
+        )
+
+    def _first_candidate(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
+        candidates = self.prefill_candidates(model, decode)
+        return next(((pod,) for pod in candidates if can_hand_off(pod, decode)), ())
 
     def _model_key(self, model: str | None) -> str | None:
         # Names that no backend lists share one view: clients cannot grow the table.
         return model if model is None or model in self._models else _UNLISTED
+
+
+def _pairing_key(decode: Pod) -> object:
+    """All that `pairing` compares of a decode pod: pods with equal keys have the same partners."""
+    backend = decode.backend
+    return (backend.role, backend.compat, backend.models)
+
+
+def _find_with_prefill(ready: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    # Once per key, not per pod: a hundred alike pods have one key.
+    keys: dict[object, bool] = {}
+    for pod in ready:
+        key = _pairing_key(pod)
+        if key not in keys:
+            keys[key] = any(can_hand_off(other, pod) for other in ready)
+    return tuple(pod for pod in ready if keys[_pairing_key(pod)])
+
+
+def _without_unwarmed(compatible: tuple[Pod, ...], decode: Pod) -> tuple[Pod, ...]:
+    view = tuple(pod for pod in compatible if pod not in decode.unwarmed_prefills)
+    # A cold pair still beats no disaggregation at all.
+    return view if any(can_hand_off(pod, decode) for pod in view) else compatible
 
 
 def _without_suspects(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:

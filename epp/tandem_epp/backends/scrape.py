@@ -105,6 +105,7 @@ class Scraper:
 
     async def _scrape(self, pod: Pod, reader: PageReader, session: aiohttp.ClientSession) -> bool:
         """Scrape once into `pod`; returns whether anything changed that scorers see."""
+        readiness = (pod.healthy, pod.suspect)
         try:
             async with session.get(pod.backend.url.rstrip("/") + endpoints.METRICS) as response:
                 page = await response.read()
@@ -125,8 +126,10 @@ class Scraper:
             changed = pod.apply_scrape(reader.read(page).total)
             if not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
-        if changed:
+        if readiness != (pod.healthy, pod.suspect):
             self._fleet.invalidate_views()
+        elif changed:
+            self._fleet.invalidate_scores()
         return changed
 
     async def _resolve(self, pod: Pod) -> bool:

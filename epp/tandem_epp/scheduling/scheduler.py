@@ -14,7 +14,7 @@ from typing import Final
 from tandem_contract.paths import RoutingPath
 
 from ..backends.fleet import Fleet
-from ..backends.pairing import can_hand_off, can_prefill_for
+from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
 from .config import Routing
 from .decider import DeciderInputs, PathDecision, decide_path, is_split
@@ -60,7 +60,8 @@ class Scheduler:
             return self._without_decode(ready)
         # The decode pod comes first: it determines which prefill pods are compatible.
         prefills = in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
-        inputs = self._decider_inputs(context, decode[0], prefills)
+        can_split = self._has_candidate(model, decode[0], prefills, subset)
+        inputs = self._decider_inputs(context, decode[0], can_split)
         if inputs.is_disaggregated and not inputs.has_prefill_candidate:
             # During a rollout to another compat hash, pods of one hash may have no prefill pod
             # while pods of the other do: a request worth a split goes to the latter.
@@ -68,7 +69,8 @@ class Scheduler:
             if with_prefill and (handoff_decode := self._choose_decode(with_prefill, context)):
                 candidates = self._fleet.prefill_candidates(model, handoff_decode[0])
                 handoff_prefills = in_subset(candidates, subset)
-                handoff_inputs = self._decider_inputs(context, handoff_decode[0], handoff_prefills)
+                can_split = self._has_candidate(model, handoff_decode[0], handoff_prefills, subset)
+                handoff_inputs = self._decider_inputs(context, handoff_decode[0], can_split)
                 if is_split(handoff_inputs, self.routing.scheduling.decider):
                     decode, prefills, inputs = handoff_decode, handoff_prefills, handoff_inputs
         return self._decide(context, decode, prefills, inputs)
@@ -93,8 +95,20 @@ class Scheduler:
             decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
         return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
 
+    def _has_candidate(
+        self,
+        model: str | None,
+        decode: Pod,
+        prefills: Sequence[Pod],
+        subset: frozenset[str] | None,
+    ) -> bool:
+        """Whether one of `prefills` can hand off to `decode`."""
+        if subset is None:
+            return self._fleet.has_prefill_candidate(model, decode)
+        return any(can_hand_off(pod, decode) for pod in prefills)
+
     def _decider_inputs(
-        self, context: ScoringContext, decode: Pod, prefills: Sequence[Pod]
+        self, context: ScoringContext, decode: Pod, has_prefill_candidate: bool
     ) -> DeciderInputs:
         request = context.request
         prompt_tokens = request.prompt_tokens if request else 0
@@ -103,9 +117,8 @@ class Scheduler:
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
             block_tokens=decode.block_tokens,
             # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
-            is_disaggregated=self.routing.serving.enabled
-            and any(can_prefill_for(pod, decode) for pod in self._fleet),
-            has_prefill_candidate=any(can_hand_off(pod, decode) for pod in prefills),
+            is_disaggregated=self.routing.serving.enabled and self._fleet.is_disaggregated(decode),
+            has_prefill_candidate=has_prefill_candidate,
             single_engine_reason=request.single_engine_reason if request else "passthrough",
         )
 

@@ -79,6 +79,36 @@ def test_a_view_is_one_object_until_something_changes() -> None:
     assert fleet.ready_pods("m") is not first
 
 
+def test_new_scores_renew_a_view_and_keep_its_pods() -> None:
+    fleet = Fleet()
+    fleet.apply(members(pod("a"), pod("b")))
+    first = fleet.ready_pods(None)
+    for each in fleet:
+        # Not reported to the fleet: readiness is looked at only when the views are dropped.
+        each.healthy = False
+    fleet.invalidate_scores()
+    renewed = fleet.ready_pods(None)
+    assert renewed == first
+    assert renewed is not first
+    fleet.invalidate_views()
+    assert fleet.ready_pods(None) == ()
+
+
+def test_whether_a_pod_has_prefill_partners_follows_readiness_and_membership() -> None:
+    fleet = Fleet()
+    d, p = pod("d", role=Role.DECODE), pod("p", role=Role.PREFILL)
+    fleet.apply(members(d, p))
+    decode, prefill = fleet
+    assert fleet.is_disaggregated(decode)
+    assert fleet.has_prefill_candidate(None, decode)
+    prefill.healthy = False
+    fleet.invalidate_views()
+    assert fleet.is_disaggregated(decode), "a prefill pod that is not ready still counts"
+    assert not fleet.has_prefill_candidate(None, decode)
+    fleet.apply(members(d))
+    assert not fleet.is_disaggregated(decode)
+
+
 def test_views_are_per_model() -> None:
     fleet = Fleet()
     fleet.apply(members(pod("any"), pod("m", models=("m",))))

@@ -45,6 +45,11 @@ RETRY_AFTER: Final = "retry-after"
 DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
 """router → vLLM: the data-parallel rank that serves a leg. Clients may not set it."""
 
+SERVED_ENDPOINT: Final = "x-gateway-destination-endpoint-served"
+"""Gateway → EPP, a key of `METADATA_NAMESPACE` in the response's metadata: `ip:port` of the backend
+that served, one of those that the EPP named (Gateway API Inference Extension). Some gateways also
+send a header of this name; clients may not."""
+
 INTERNAL: Final = frozenset(
     {
         DESTINATION_ENDPOINT,
@@ -55,7 +60,7 @@ INTERNAL: Final = frozenset(
         PREFILL_BACKEND,
         DECODE_BACKEND,
         DATA_PARALLEL_RANK,
-        "x-gateway-destination-endpoint-served",
+        SERVED_ENDPOINT,
         "x-encoder-hosts-ports",
         "x-kv-cache-source-host-port",
         "x-data-parallel-host-port",
@@ -74,3 +79,9 @@ SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 
 SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 """The hint's key in `SUBSET_NAMESPACE` (Gateway API Inference Extension)."""
+
+UPSTREAM_ADDRESS: Final = "upstream.address"
+"""Envoy → EPP, an attribute of the response: `ip:port` of the backend that Envoy connected to."""
+
+CODE_DETAILS: Final = "response.code_details"
+"""Envoy → EPP, an attribute of the response: `via_upstream`, or why Envoy answered itself."""

@@ -8,7 +8,7 @@ from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
-from .ext_proc.messages import HeaderMutation
+from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
 from .request import InferenceRequest
@@ -46,30 +46,28 @@ class Placement:
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight += 1
 
-    def on_response_headers(
-        self, timing: str | None, status: int, prefill: str | None = None
-    ) -> None:
-        """Learn from the response: the status, the sidecar's `timing` and the backend that ran the
-        `prefill`."""
+    def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
+        """Learn from the response's headers, which passed at `now` (Unix seconds)."""
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
-        self.decision.status = status
-        if status in _UNAVAILABLE:
+        self.decision.status = response.status
+        if response.status in _UNAVAILABLE:
             self.fleet.mark_suspect(self.decode)
-        elif status // 100 == 2 and self.request is not None:
+        elif response.status // 100 == 2 and self.request is not None:
             # Only now is the prompt's KV on the decode pod; after an error it may not be.
             self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
-        if timing is None:
+        if response.timing is None:
             # A sidecar or engine without Tandem's timing header: there is nothing to learn.
             return
-        self.decision.timing = report = parse_timing(timing)
-        self._computing_pod(prefill).record_prefill(report)
+        self.decision.timing = report = parse_timing(response.timing)
+        self._computing_pod(response.prefill).record_prefill(report)
         if report.cached is not None and report.computed is not None:
             prompt_tokens = report.cached + report.computed
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
-    def end(self) -> None:
-        """Return the counts that are left: the stream has ended, and the request with it."""
+    def end(self, now: float) -> None:
+        """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
+        request with it."""
         # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
         self.decode.in_flight -= 1

@@ -9,9 +9,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace, trace_path
+from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.history import Decision, History, route
 
-from .test_picker import PickerSetup
+from .test_picker import NOW, PickerSetup
 
 
 def test_a_split_is_recorded_with_candidates_and_outcome() -> None:
@@ -25,8 +26,9 @@ def test_a_split_is_recorded_with_candidates_and_outcome() -> None:
     assert before.prefill == (CandidateTrace("p", "10.0.0.2:8000", 3),)
     assert (before.status, before.timing, before.ended) == (None, None, None)
     assert before.decision_seconds > 0
-    placement.on_response_headers("compute=0.5;computed=500", 200, "p")
-    placement.end()
+    response = ResponseHeaders("compute=0.5;computed=500", 200, "p")
+    placement.on_response_headers(response, NOW)
+    placement.end(NOW)
     (after,) = setup.history.find("r")
     assert (after.status, after.timing) == (200, Timing(compute=0.5, computed=500))
     assert after.ended is not None

@@ -18,7 +18,7 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics
@@ -111,7 +111,7 @@ def test_a_split_names_both_pods_and_removes_other_internal_headers() -> None:
 def test_an_answered_prompt_counts_as_cached_on_its_decode_pod() -> None:
     setup = PickerSetup(d1="decode", d2="decode", p="prefill")
     first, _ = setup.place()
-    first.on_response_headers(None, 200)
+    first.on_response_headers(ResponseHeaders(None, 200), NOW)
     _, repeated_plan = setup.place()
     assert repeated_plan.path is RoutingPath.FAST_DECODE
     assert repeated_plan.decode.name == first.decode.name
@@ -186,16 +186,17 @@ def test_in_flight_counts_follow_a_request_and_end_at_zero() -> None:
     setup = PickerSetup(d="decode", p="prefill")
     placement, _ = setup.place()
     assert (setup["d"].in_flight, setup["p"].in_flight) == (1, 1)
-    placement.on_response_headers(Timing(compute=0.5, cached=10, computed=40).encode(), 200, "p")
+    timing = Timing(compute=0.5, cached=10, computed=40).encode()
+    placement.on_response_headers(ResponseHeaders(timing, 200, "p"), NOW)
     assert (setup["d"].in_flight, setup["p"].in_flight) == (1, 0)
-    placement.on_response_headers(None, 200)
-    placement.end()
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    placement.end(NOW)
     assert (setup["d"].in_flight, setup["p"].in_flight) == (0, 0)
     assert (setup["p"].prefill_rate, setup["d"].prefill_rate) == (80, None)
     sample = setup.metrics.registry.get_sample_value
     assert sample("tandem_epp_prefix_hit_ratio_sum", {"source": "measured"}) == 0.2
     early, _ = setup.place()
-    early.end()
+    early.end(NOW)
     assert (setup["d"].in_flight, setup["p"].in_flight) == (0, 0)
 
 
@@ -204,11 +205,11 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
     timing = Timing(compute=1.0, computed=100).encode()
     placement, plan = setup.place()
     retried = plan.prefill[1].name
-    placement.on_response_headers(timing, 200, retried)
+    placement.on_response_headers(ResponseHeaders(timing, 200, retried), NOW)
     rates = {pod.name: pod.prefill_rate for pod in setup.fleet}
     assert rates == {"d": None, "p1": None, "p2": None, retried: 100}
     placement, _ = setup.place("other " * 400)
-    placement.on_response_headers(timing, 200, None)
+    placement.on_response_headers(ResponseHeaders(timing, 200, None), NOW)
     assert setup["d"].prefill_rate == 100, "without a prefill backend the decode backend computed"
 
 
@@ -339,10 +340,10 @@ def test_a_prompt_counts_as_cached_only_after_a_2xx() -> None:
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     second, plan = setup.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE, "its KV is not on the decode pod yet"
-    first.on_response_headers(None, 400)
+    first.on_response_headers(ResponseHeaders(None, 400), NOW)
     assert setup.place()[1].path is RoutingPath.PREFILL_THEN_DECODE, "an error left no KV"
     assert second.decode is first.decode, "prompts with the same prefix go to the same pod"
-    second.on_response_headers(None, 200)
+    second.on_response_headers(ResponseHeaders(None, 200), NOW)
     assert setup.place()[1].path is RoutingPath.FAST_DECODE
 
 
@@ -353,8 +354,8 @@ def test_a_backend_that_failed_a_request_is_avoided_until_its_next_scrape(status
     for pod in setup.fleet:
         pod.apply_scrape(report)
     failed, _ = setup.place()
-    failed.on_response_headers(None, status)
-    failed.end()
+    failed.on_response_headers(ResponseHeaders(None, status), NOW)
+    failed.end(NOW)
     bad = failed.decode
     assert {setup.place("short")[0].decode for _ in range(3)}.isdisjoint({bad})
     assert bad.apply_scrape(report), "the scrape after a failure changes what scorers see"
@@ -364,7 +365,7 @@ def test_a_backend_that_failed_a_request_is_avoided_until_its_next_scrape(status
 
 def test_the_only_decode_backend_is_chosen_again_after_a_failure() -> None:
     setup = PickerSetup(d="decode", p="prefill")
-    setup.place()[0].on_response_headers(None, 503)
+    setup.place()[0].on_response_headers(ResponseHeaders(None, 503), NOW)
     assert setup.place()[0].decode is setup["d"]
 
 
@@ -438,7 +439,7 @@ def test_no_request_is_handed_off_between_hashes(
         assert member.serving
         assert model is None or not pod.backend.models or model in pod.backend.models
         assert pod.backend.compat == placement.decode.backend.compat
-    placement.end()
+    placement.end(NOW)
     assert all(pod.in_flight == 0 for pod in setup.fleet)
 
 
@@ -447,8 +448,8 @@ def test_counts_end_at_zero_after_the_pods_are_removed() -> None:
     placement, _ = setup.place()
     d, p = setup["d"], setup["p"]
     setup.fleet.apply([])
-    placement.on_response_headers(None, 503)
-    placement.end()
+    placement.on_response_headers(ResponseHeaders(None, 503), NOW)
+    placement.end(NOW)
     assert (d.in_flight, p.in_flight) == (0, 0)
     assert setup.refusal(b"{}")[0] == 503
 

@@ -116,7 +116,7 @@ class GrpcServer:
                 raise
         finally:
             # Whatever ended the gRPC stream, the request's count on its pods ends with it.
-            stream.close()
+            stream.close(time())
             self._open.discard(open_stream)
 
 
@@ -208,7 +208,31 @@ def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHe
         headers.get(wire.TIMING),
         int(headers.get(":status", "0")),
         headers.get(wire.PREFILL_BACKEND),
+        headers.get(wire.ROUTING_PATH),
+        headers.get(wire.RETRY_AFTER),
+        _read_served(message),
+        _read_attribute(message, wire.CODE_DETAILS),
     )
+
+
+def _read_served(message: pb.ProcessingRequest) -> str | None:
+    """The backend that Envoy used: where a gateway with alternates names it, else the address that
+    it connected to last."""
+    metadata = message.metadata_context.filter_metadata
+    if wire.METADATA_NAMESPACE in metadata:
+        fields = metadata[wire.METADATA_NAMESPACE].fields
+        if wire.SERVED_ENDPOINT in fields and (served := fields[wire.SERVED_ENDPOINT].string_value):
+            return served
+    return _read_attribute(message, wire.UPSTREAM_ADDRESS)
+
+
+def _read_attribute(message: pb.ProcessingRequest, name: str) -> str | None:
+    # One struct per filter that asked for attributes, under the filter's name, which gateways
+    # choose.
+    for attributes in message.attributes.values():
+        if name in attributes.fields:
+            return attributes.fields[name].string_value or None
+    return None
 
 
 def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:

@@ -77,6 +77,16 @@ class ResponseHeaders:
     status: int = 200
     prefill: str | None = None
     """Name of the backend that ran the prefill; None when the sidecar names none."""
+    path: str | None = None
+    """Routing path that the sidecar took; None when no Tandem sidecar answered."""
+    retry_after: str | None = None
+    """Value of the header Retry-After."""
+    served: str | None = None
+    """`ip:port` of the backend that Envoy used, which may be another one than the EPP named; None
+    when the gateway does not tell."""
+    details: str | None = None
+    """Envoy's response code details: `via_upstream` for a backend's own response, else why Envoy
+    answered itself; None when the gateway does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

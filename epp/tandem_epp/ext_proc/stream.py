@@ -59,14 +59,11 @@ class PlacedRequest(Protocol):
     def mutation(self) -> HeaderMutation:
         """The changes that Envoy makes to the request's headers."""
 
-    def on_response_headers(
-        self, timing: str | None, status: int, prefill: str | None = None
-    ) -> None:
-        """Response headers passed: HTTP status, and what the sidecar reported with them, `timing`
-        and the name of the backend that ran the `prefill`."""
+    def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
+        """Response headers passed at `now` (Unix seconds)."""
 
-    def end(self) -> None:
-        """The request has ended, in whatever way. Called once."""
+    def end(self, now: float) -> None:
+        """The request has ended at `now` (Unix seconds), in whatever way. Called once."""
 
 
 class LocalReply(Exception):
@@ -138,13 +135,14 @@ class ExtProcStream:
             self._chunks.clear()
             return (reply.response,)
 
-    def close(self) -> None:
-        """End the request's count on its pods: the stream has ended. May be called again."""
+    def close(self, now: float) -> None:
+        """End the request's count on its pods: the stream has ended at `now` (Unix seconds). May be
+        called again."""
         # Cleared before the call, so that a second `close` does nothing.
         placed_request, self._placed_request = self._placed_request, None
         self._chunks.clear()
         if placed_request is not None:
-            placed_request.end()
+            placed_request.end(now)
 
     def _answers(self, message: Input, now: float) -> Sequence[Answer]:
         match message:
@@ -155,17 +153,15 @@ class ExtProcStream:
             case RequestTrailers():
                 return (*self._request_trailers(now), Continue(Part.REQUEST_TRAILERS))
             case ResponseHeaders():
-                return (self._response_headers(message),)
+                return (self._response_headers(message, now),)
             case ResponseBody(body=body, end_of_stream=end):
                 return self._response_body(body, end)
             case ResponseTrailers():
                 return (Continue(Part.RESPONSE_TRAILERS),)
 
-    def _response_headers(self, message: ResponseHeaders) -> Answer:
+    def _response_headers(self, message: ResponseHeaders, now: float) -> Answer:
         if self._placed_request is not None:
-            self._placed_request.on_response_headers(
-                message.timing, message.status, message.prefill
-            )
+            self._placed_request.on_response_headers(message, now)
         # The timing header is internal: it must not reach the client.
         mutation = None if message.timing is None else _REMOVE_TIMING
         return Continue(Part.RESPONSE_HEADERS, mutation)

@@ -40,12 +40,11 @@ class Placement:
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
 
-    def on_response_headers(
-        self, timing: str | None, status: int, prefill: str | None = None
-    ) -> None:
-        self.timings.append(timing)
+    def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
+        self.timings.append(response.timing)
 
-    def end(self) -> None:
+    def end(self, now: float) -> None:
+        assert now == 2.0
         self.ended += 1
 
 
@@ -156,7 +155,7 @@ def test_no_answer_follows_an_immediate_response(
     stream.receive(RequestHeaders(POST, False, mode), 1.0)
     assert stream.receive(RequestBody(body, True), 1.0) == (answer,)
     assert stream.receive(RequestBody(b"more", True), 1.0) == ()
-    stream.close()
+    stream.close(2.0)
     assert placer.placements == []
 
 
@@ -193,11 +192,11 @@ def test_the_end_is_reported_once_and_only_for_placed_requests() -> None:
     placer = Placer()
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
-    stream.close()
+    stream.close(2.0)
     assert placer.placements == []
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
     assert stream.is_placed
-    stream.close()
-    stream.close()
+    stream.close(2.0)
+    stream.close(2.0)
     assert placer.placements[0].ended == 1

@@ -11,7 +11,7 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.history import History
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
@@ -45,10 +45,10 @@ class Router(Protocol):
     def choose(self, work: Work, now: float) -> int:
         """The index of the pod for a request."""
 
-    def on_first_token(self, work: Work) -> None:
+    def on_first_token(self, work: Work, now: float) -> None:
         """The response of a request begins."""
 
-    def on_end(self, work: Work) -> None:
+    def on_end(self, work: Work, now: float) -> None:
         """The response of a request ends."""
 
     def on_scrape(self, now: float) -> None:
@@ -61,10 +61,10 @@ class Policy:
     def __init__(self, engines: Sequence[Engine], seed: int) -> None:
         self.engines, self.random = engines, Random(seed)
 
-    def on_first_token(self, work: Work) -> None:
+    def on_first_token(self, work: Work, now: float) -> None:
         """Nothing."""
 
-    def on_end(self, work: Work) -> None:
+    def on_end(self, work: Work, now: float) -> None:
         """Nothing."""
 
     def on_scrape(self, now: float) -> None:
@@ -143,13 +143,13 @@ class RealPicker:
         self._placements[work.index] = placement
         return int(placement.decode.name)
 
-    def on_first_token(self, work: Work) -> None:
+    def on_first_token(self, work: Work, now: float) -> None:
         """The response headers pass the picker."""
-        self._placements[work.index].on_response_headers(None, 200)
+        self._placements[work.index].on_response_headers(ResponseHeaders(None), now)
 
-    def on_end(self, work: Work) -> None:
+    def on_end(self, work: Work, now: float) -> None:
         """The stream through the picker ends."""
-        self._placements.pop(work.index).end()
+        self._placements.pop(work.index).end(now)
 
     def on_scrape(self, now: float) -> None:
         """The scraper reads every pod's gauges."""

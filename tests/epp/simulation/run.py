@@ -95,8 +95,8 @@ def _advance(
         for change in pod.advance(now):
             heapq.heappush(later, (change.time, change.work.index, change.is_end, change.work))
     while later and later[0][0] <= now:
-        _, _, is_end, work = heapq.heappop(later)
+        time, _, is_end, work = heapq.heappop(later)
         if is_end:
-            router.on_end(work)
+            router.on_end(work, time)
         else:
-            router.on_first_token(work)
+            router.on_first_token(work, time)

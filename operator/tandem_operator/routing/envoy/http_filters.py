@@ -98,6 +98,9 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
             # Keeps the stream open until the response ends, which tells the EPP that it ended.
             "response_trailer_mode": "SEND",
         },
+        # Which pod answered, and whether an error is the pod's or Envoy's own. They cost nothing:
+        # they come with the response headers.
+        "response_attributes": [wire.UPSTREAM_ADDRESS, wire.CODE_DETAILS],
         "metadata_options": {
             "receiving_namespaces": {"untyped": [wire.METADATA_NAMESPACE]},
             "forwarding_namespaces": {"untyped": [wire.METADATA_NAMESPACE, wire.SUBSET_NAMESPACE]},

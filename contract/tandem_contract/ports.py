@@ -24,6 +24,8 @@ OFFLOADING_P2P: Final = 7777
 """Peer-to-peer tier of OffloadingConnector, plus the data-parallel rank (vLLM's default)."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
+EPP_PEERS: Final = 9005
+"""The other replicas of an EPP connect to it."""
 EPP_METRICS: Final = 9090
 OPERATOR_HEALTH: Final = 8081
 """The operator's `/healthz` and `/readyz`."""

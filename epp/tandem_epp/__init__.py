@@ -7,6 +7,7 @@ the desired state of the cluster to the operator.
     ext_proc/       Envoy's protocol: gRPC server and the state machine of one stream
     scheduling/     the choice of pods: scheduler, filters, scorers, pickers, decider, plugins
     backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
+    peers/          the channel between the replicas of this EPP
     service         start and stop of the process
 
 Errors: a client's request is answered locally by `ext_proc.stream.LocalReply`. At start:

@@ -1,0 +1,161 @@
+"""All connections of this replica: resolves the addresses of its peers, dials them, listens."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Final, Protocol
+
+from aiohttp import ClientSession
+
+from tandem_contract import ports
+from tandem_contract.commandline import HostPort
+from tandem_kube.pages import listening
+
+from .dialer import Dialer, Local
+from .frames import Event, encode_event
+from .inbox import PeerReceiver
+from .listener import GRACE_SECONDS, Listener
+from .metrics import OffReason, PeerMetrics, PeerState
+
+_LISTEN: Final = HostPort("0.0.0.0", ports.EPP_PEERS)
+RESOLVE_SECONDS: Final = 2.0
+"""Seconds between look-ups of the peers' names. Too high: a new replica is unknown for as long."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """Where the replicas are."""
+
+    peers: tuple[HostPort, ...] = ()
+    """Names or addresses of all replicas, this one may be among them. Each address that a name
+    resolves to is one replica, as with a headless Service. Empty: no channel."""
+    listen: HostPort = _LISTEN
+    """Address on which this replica listens for the others."""
+    grace: float = GRACE_SECONDS
+    """Seconds for which requests of a replica that is gone still count."""
+
+
+class Knowledge(PeerReceiver, Protocol):
+    """What this replica knows: takes in what others tell, and tells all of it to a new one."""
+
+    def snapshot(self) -> Iterable[Event]:
+        """Everything that a replica which just joined must know, bounded by its owner."""
+
+
+class PeerChannel:
+    """This replica's side of the channel."""
+
+    def __init__(self, settings: PeerSettings, knowledge: Knowledge, metrics: PeerMetrics) -> None:
+        self._settings = settings
+        self._instance = secrets.token_hex(16)
+        self._keys: Mapping[str, bytes] = {}
+        self._dialers: dict[HostPort, tuple[Dialer, asyncio.Task[None]]] = {}
+        self._listener = Listener(self._instance, knowledge, metrics, settings.grace)
+        self._local = Local(
+            self._instance,
+            lambda: self._keys,
+            lambda: map(encode_event, knowledge.snapshot()),
+            metrics,
+            connected={},
+            epochs=count(),
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        metrics.states, metrics.off_reason = self._states, self._off_reason
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """Instances of the peers that are connected in both directions."""
+        return frozenset(self._local.connected.keys() & self._listener.peers)
+
+    def publish(self, event: Event) -> None:
+        """Tell all connected peers; never waits."""
+        if self._local.connected:
+            # Encoded once for all.
+            encoded = encode_event(event)
+            for dialer in self._local.connected.values():
+                dialer.put(encoded)
+
+    def use_keys(self, keys: Mapping[str, bytes]) -> None:
+        """Authenticate with `keys` from now on. A connection ends when its key is removed."""
+        revoked = {name for name, secret in self._keys.items() if keys.get(name) != secret}
+        self._keys = self._listener.keys = dict(keys)
+        if self._off_reason() is OffReason.NO_KEYS:
+            _log.warning(
+                "the EPP's replicas do not exchange what they know: without plan keys they cannot "
+                "authenticate each other (--plan-key-dir)"
+            )
+        if revoked and self._dialers:
+            dialers = (dialer for dialer, _ in self._dialers.values())
+            parts: list[Listener | Dialer] = [self._listener, *dialers]
+            for part in parts:
+                task = asyncio.create_task(part.close_revoked(revoked))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen and dial; without peers nothing runs. Raises OSError when the port is in use."""
+        if not self._settings.peers:
+            yield
+            return
+        address = self._settings.listen
+        # The sessions of dialers never end, so there is no total timeout.
+        async with (
+            ClientSession() as client,
+            listening(self._listener.app(), address, "--peer-listen"),
+        ):
+            resolving = asyncio.create_task(self._resolve(client))
+            try:
+                yield
+            finally:
+                tasks = [resolving, *(task for _, task in self._dialers.values()), *self._tasks]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._listener.close()
+
+    async def _resolve(self, client: ClientSession) -> None:
+        """Keep one dialer per address."""
+        while True:
+            addresses = await resolve(self._settings.peers)
+            for address in addresses - self._dialers.keys():
+                dialer = Dialer(address, self._local, Random())
+                self._dialers[address] = (dialer, asyncio.create_task(dialer.run(client)))
+            for address in self._dialers.keys() - addresses:
+                dialer, task = self._dialers[address]
+                # A connection that works is worth more than an answer of the DNS.
+                if dialer.state is not PeerState.CONNECTED:
+                    task.cancel()
+                    del self._dialers[address]
+            await asyncio.sleep(RESOLVE_SECONDS)
+
+    def _states(self) -> Iterable[PeerState]:
+        return (dialer.state for dialer, _ in self._dialers.values() if dialer.state is not None)
+
+    def _off_reason(self) -> OffReason | None:
+        if not self._settings.peers:
+            return OffReason.NO_PEERS
+        return None if self._keys else OffReason.NO_KEYS
+
+
+async def resolve(names: Sequence[HostPort]) -> set[HostPort]:
+    """The addresses of `names`, without those that cannot be resolved now."""
+    loop = asyncio.get_running_loop()
+    found = await asyncio.gather(
+        *(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) for host, port in names),
+        return_exceptions=True,
+    )
+    return {
+        HostPort(str(address[0]), port)
+        for (_, port), infos in zip(names, found, strict=True)
+        if not isinstance(infos, BaseException)
+        for *_, address in infos
+    }

@@ -1,0 +1,182 @@
+"""What replicas tell each other, and how it is framed. Pure.
+
+Each replica connects to each other one and sends over the connections that it opened; over those
+that others opened it receives. A connection is a WebSocket at `PATH`, port 9005, with binary
+messages:
+
+    dialer → listener   Hello       version, instance, nonce, ids of the keys that it holds
+    listener → dialer   Challenge   version, instance, nonce, id of the key to use, proof
+    dialer → listener   Proof
+    dialer → listener   frames: a snapshot first, then updates, an empty one every second at rest
+    listener → dialer   acknowledgements: the epoch and number of a frame
+
+`handshake` describes proofs and the MAC that each message after the handshake carries. A message
+is msgpack; structs are arrays, so a later version may append fields, which older ones ignore.
+
+A frame is `[epoch, number, is_snapshot, [[kind, event], ...]]`. A dialer begins a new epoch with
+every connection and whenever its queue overflowed; the first frame of an epoch is a snapshot: the
+receiver drops the requests that it knew of this peer. Within an epoch frames are numbered from 0
+without a gap. A receiver ignores frames of older epochs, frames that it already has, and after a
+gap all frames until the next snapshot; so every frame is applied at most once and in order.
+
+Events of an unknown kind are ignored. `VERSION` changes only when an older replica would
+misunderstand a newer one; replicas of two versions do not connect.
+
+Times in events are durations, because the clocks of two nodes differ.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+VERSION: Final = 1
+PATH: Final = "/v1/peer"
+MAX_CHAIN: Final = 32_768
+"""Hashes of one chain that are sent, at most: 256 KiB. A longer chain is cut at its end, so other
+replicas know a shorter prefix."""
+_HASH_MASK: Final = (1 << 64) - 1
+
+
+class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
+    """The peer placed a request; in a snapshot: a request that has not ended."""
+
+    request: int
+    """Number of the request, unique in one process of the peer."""
+    decode: str
+    """Name of the decode pod."""
+    prefill: str = ""
+    """Name of the prefill pod; empty without a split."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the peer believed to be cached where the prompt is computed."""
+    has_first_token: bool = False
+    """Whether the prefill is over already."""
+    age: float = 0.0
+    """Seconds since the peer placed it."""
+    chain: bytes = b""
+    """The prompt's prefix chain, `pack`ed; may be cut."""
+
+
+class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
+    """The response headers of a request passed: its prefill is over."""
+
+    request: int
+    status: int
+
+
+class RequestEnded(msgspec.Struct, frozen=True, array_like=True):
+    """A request ended, in whatever way."""
+
+    request: int
+
+
+class PodLearned(msgspec.Struct, frozen=True, array_like=True):
+    """What the peer learned of a pod from its answers."""
+
+    pod: str
+    figures: dict[str, list[float]]
+    """Name → values, as `backends` exports them. Unknown names are ignored."""
+
+
+class PodEjected(msgspec.Struct, frozen=True, array_like=True):
+    """The peer ejected a pod for its errors, or took it back."""
+
+    pod: str
+    seconds: float
+    """Until the peer probes it; 0: the peer uses it again."""
+
+
+class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
+    """A pod caches the KV of this chain, in a snapshot."""
+
+    pod: str
+    chain: bytes
+    """`pack`ed."""
+
+
+Event: TypeAlias = (
+    RequestStarted | RequestAnswered | RequestEnded | PodLearned | PodEjected | PrefixCached
+)
+
+_KINDS: Final[dict[type, int]] = {
+    RequestStarted: 1,
+    RequestAnswered: 2,
+    RequestEnded: 3,
+    PodLearned: 4,
+    PodEjected: 5,
+    PrefixCached: 6,
+}
+"""Numbers are never used again for another kind."""
+_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {
+    kind: msgspec.msgpack.Decoder(event) for event, kind in _KINDS.items()
+}
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """A batch of events."""
+
+    epoch: int
+    number: int
+    is_snapshot: bool
+    """Whether it is the first one of its epoch."""
+    events: list[tuple[int, msgspec.Raw]] = []
+    """Kind and event."""
+
+
+class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
+    """The listener has received this frame."""
+
+    epoch: int
+    number: int
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_frame: Final = msgspec.msgpack.Decoder(Frame)
+_acknowledgement: Final = msgspec.msgpack.Decoder(Acknowledgement)
+
+
+def pack(chain: Sequence[int]) -> bytes:
+    """The hashes of a chain, 8 bytes each, little-endian; at most MAX_CHAIN."""
+    hashes = array("Q", [block & _HASH_MASK for block in chain[:MAX_CHAIN]])
+    return hashes.tobytes()
+
+
+def unpack(chain: bytes) -> list[int]:
+    """The hashes of a `pack`ed chain; bytes at the end that are no whole hash are ignored."""
+    hashes = array("Q")
+    hashes.frombytes(chain[: len(chain) & ~7][: 8 * MAX_CHAIN])
+    return hashes.tolist()
+
+
+def encode_event(event: Event) -> bytes:
+    """The event as an element of a frame: kind and content."""
+    return _encoder.encode((_KINDS[type(event)], event))
+
+
+def encode_frame(epoch: int, number: int, events: Iterable[bytes], *, is_snapshot: bool) -> bytes:
+    """A frame of encoded events."""
+    return _encoder.encode((epoch, number, is_snapshot, [msgspec.Raw(event) for event in events]))
+
+
+def decode_frame(data: bytes) -> Frame:
+    """Raises msgspec.MsgspecError."""
+    return _frame.decode(data)
+
+
+def decode_events(frame: Frame) -> Iterator[Event | None]:
+    """The events of a frame in order; None for an event of an unknown kind. Raises
+    msgspec.MsgspecError at an event that is malformed."""
+    for kind, content in frame.events:
+        decoder = _DECODERS.get(kind)
+        yield None if decoder is None else decoder.decode(content)
+
+
+def encode_acknowledgement(frame: Frame) -> bytes:
+    return _encoder.encode(Acknowledgement(frame.epoch, frame.number))
+
+
+def decode_acknowledgement(data: bytes) -> Acknowledgement:
+    """Raises msgspec.MsgspecError."""
+    return _acknowledgement.decode(data)

@@ -1,0 +1,163 @@
+"""Connections from peers: authenticates each, applies its frames and acknowledges them."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Set
+from time import time
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from .errors import PeerError, PeerRejected
+from .frames import PATH, decode_frame, encode_acknowledgement
+from .handshake import Hello, Proof, Session, accept, challenge
+from .inbox import Inbox, PeerReceiver, Verdict
+from .messages import MAX_MESSAGE, REFUSED, decode, receive, send
+from .metrics import PeerMetrics
+
+HANDSHAKE_SECONDS: Final = 5.0
+"""Seconds that each message of a handshake may take."""
+SILENCE_SECONDS: Final = 5.0
+"""Seconds without a message after which a connection counts as broken; heartbeats come every
+second. Too low: a replica that pauses is dropped; too high: a dead one counts for longer."""
+GRACE_SECONDS: Final = 10.0
+"""Seconds for which the requests of a peer that is gone still count: most of them run on, because
+Envoy and the pods do not need the EPP for them. Too low: the pods look idle when an EPP restarts;
+too high: pods that have finished these requests get none."""
+MAX_CONNECTIONS: Final = 256
+"""Connections from peers and from others that connect to the port; further ones get 503."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Listener:
+    """What this replica receives."""
+
+    def __init__(
+        self,
+        instance: str,
+        receiver: PeerReceiver,
+        metrics: PeerMetrics,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
+        """`grace` is in seconds."""
+        self.keys: Mapping[str, bytes] = {}
+        self._instance, self._receiver, self._metrics = instance, receiver, metrics
+        self._grace = grace
+        self._inboxes: dict[str, Inbox] = {}
+        """Peer → its inbox, from its first connection until it is forgotten."""
+        self._current: dict[str, tuple[Session, web.WebSocketResponse]] = {}
+        """Peer → its latest connection."""
+        self._forgetting: dict[str, asyncio.TimerHandle] = {}
+        """Peers that are gone, until they are forgotten."""
+        self._connections = 0
+        self._reported: set[tuple[str | None, str]] = set()
+        """Addresses and reasons of refusals in the log."""
+
+    @property
+    def peers(self) -> set[str]:
+        """Peers that are connected to this replica."""
+        return set(self._current)
+
+    def app(self) -> web.Application:
+        """The server's application."""
+        app = web.Application()
+        app.add_routes([web.get(PATH, self._serve)])
+        return app
+
+    async def close_revoked(self, revoked: Set[str]) -> None:
+        """Close connections that use one of the `revoked` keys."""
+        for session, socket in list(self._current.values()):
+            if session.key in revoked:
+                await socket.close(code=REFUSED, message=b"key removed")
+
+    async def close(self) -> None:
+        """Close all connections; nothing runs afterwards."""
+        for _, socket in list(self._current.values()):
+            await socket.close()
+        for timer in self._forgetting.values():
+            timer.cancel()
+        self._forgetting.clear()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if self._connections >= MAX_CONNECTIONS or not self.keys:
+            return web.Response(status=503 if self.keys else 403)
+        socket = web.WebSocketResponse(
+            max_msg_size=MAX_MESSAGE, compress=False, timeout=HANDSHAKE_SECONDS
+        )
+        await socket.prepare(request)
+        self._connections += 1
+        try:
+            await self._receive(socket)
+        except PeerRejected as err:
+            self._metrics.refused.labels(err.reason).inc()
+            self._report(request.remote, err)
+            await socket.close(code=REFUSED, message=err.reason.encode())
+        except PeerError as err:
+            _log.info("lost the connection from the EPP replica %s: %s", request.remote, err)
+        finally:
+            self._connections -= 1
+        return socket
+
+    async def _receive(self, socket: web.WebSocketResponse) -> None:
+        """Raises PeerError when the connection must end."""
+        session = await self._handshake(socket)
+        peer = session.peer
+        # A dialer that finds itself, or a peer that it is connected to already, sends no frame.
+        data = session.frames.open(await receive(socket, SILENCE_SECONDS))
+        _, previous = self._current.get(peer, (None, None))
+        self._current[peer] = (session, socket)
+        if previous is not None:
+            # A dialer sends on one connection at a time, so it has given up the previous one.
+            await previous.close()
+        if (timer := self._forgetting.pop(peer, None)) is not None:
+            timer.cancel()
+        try:
+            await self._apply_frames(socket, session, data)
+        finally:
+            if self._current.get(peer) == (session, socket):
+                del self._current[peer]
+                loop = asyncio.get_running_loop()
+                self._forgetting[peer] = loop.call_later(self._grace, self._forget, peer)
+
+    async def _handshake(self, socket: web.WebSocketResponse) -> Session:
+        first = decode(await receive(socket, HANDSHAKE_SECONDS), Hello)
+        answer = challenge(first, self._instance, self.keys, time())
+        await send(socket, msgspec.msgpack.encode(answer), HANDSHAKE_SECONDS)
+        proof = decode(await receive(socket, HANDSHAKE_SECONDS), Proof)
+        return accept(proof, first, answer, self.keys)
+
+    async def _apply_frames(
+        self, socket: web.WebSocketResponse, session: Session, data: bytes
+    ) -> None:
+        """Apply the frame `data` and all that follow."""
+        inbox = self._inboxes.get(session.peer)
+        if inbox is None:
+            inbox = Inbox(session.peer, self._receiver, self._count)
+            self._inboxes[session.peer] = inbox
+        while True:
+            try:
+                frame = decode_frame(data)
+                inbox.receive(frame)
+            except msgspec.MsgspecError as err:
+                raise PeerRejected("malformed", f"a frame is malformed: {err}") from err
+            sealed = session.acknowledgements.seal(encode_acknowledgement(frame))
+            await send(socket, sealed, SILENCE_SECONDS)
+            data = session.frames.open(await receive(socket, SILENCE_SECONDS))
+
+    def _count(self, verdict: Verdict, events: int) -> None:
+        if events:
+            self._metrics.received.labels(verdict).inc(events)
+
+    def _report(self, remote: str | None, refusal: PeerRejected) -> None:
+        """Log a refusal once: a peer comes again every two seconds."""
+        # Bounded: any address in the cluster may connect.
+        if (remote, refusal.reason) not in self._reported and len(self._reported) < 100:
+            self._reported.add((remote, refusal.reason))
+            _log.warning("refused the EPP replica %s: %s", remote, refusal)
+
+    def _forget(self, peer: str) -> None:
+        """The peer did not come back: its requests no longer count."""
+        del self._forgetting[peer], self._inboxes[peer]
+        self._receiver.reset(peer)

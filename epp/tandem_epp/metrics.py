@@ -87,7 +87,7 @@ class _FleetCollector(Collector):
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight)
-            healthy.add_metric((pod.name,), pod.ready and not pod.suspect)
+            healthy.add_metric((pod.name,), pod.ready and pod.health.is_available)
             if pod.prefill_rate is not None:
                 rate.add_metric((pod.name,), pod.prefill_rate)
         return (in_flight, healthy, rate, warming)

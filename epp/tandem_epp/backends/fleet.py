@@ -5,6 +5,7 @@ from typing import Final
 
 from tandem_contract.paths import Role
 
+from .ejections import Ejections, available
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 
@@ -41,6 +42,7 @@ class Fleet:
         """The pods of each view. Kept when only scores change: then the view is a copy of it."""
         self._facts: dict[object, bool] = {}
         """What depends on which backends there are, ready or not."""
+        self.ejections = Ejections(self, self.invalidate_views, self.invalidate_scores)
 
     def __iter__(self) -> Iterator[Pod]:
         return (pod for _, pod in self._pods.values())
@@ -93,12 +95,6 @@ class Fleet:
     def invalidate_scores(self) -> None:
         """Renew the cached views: gauges changed, and with them the scores of steady scorers."""
         self._views.clear()
-
-    def mark_suspect(self, pod: Pod) -> None:
-        """A request failed at `pod`: prefer other pods until its next successful scrape."""
-        if not pod.suspect:
-            pod.suspect = True
-            self.invalidate_views()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -173,7 +169,7 @@ class Fleet:
         return view
 
     def _find_ready(self, key: str | None) -> tuple[Pod, ...]:
-        return _without_suspects(
+        return available(
             tuple(
                 pod
                 for pod in self
@@ -211,10 +207,3 @@ def _without_unwarmed(compatible: tuple[Pod, ...], decode: Pod) -> tuple[Pod, ..
     view = tuple(pod for pod in compatible if pod not in decode.unwarmed_prefills)
     # A cold pair still beats no disaggregation at all.
     return view if any(can_hand_off(pod, decode) for pod in view) else compatible
-
-
-def _without_suspects(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-    """`pods` without the suspect ones, unless no other pod can decode."""
-    # A remaining prefill pod would not help: then a suspect decode pod is the better choice.
-    unsuspected = tuple(pod for pod in pods if not pod.suspect)
-    return unsuspected if any(pod.backend.role.serves(Role.DECODE) for pod in unsuspected) else pods

@@ -12,6 +12,7 @@ from tandem_contract.config import Backend
 from tandem_contract.timing import Timing
 
 from .engine_page import EngineCounters, Gauges, ScrapeResult
+from .health import Health
 from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
@@ -70,8 +71,8 @@ class Pod:
         """Prompt tokens computed per second, a moving average of what sidecars report."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before its first scrape."""
-        self.suspect = False
-        """Whether a request failed here since the last successful scrape: others are preferred."""
+        self.health = Health()
+        """What the outcomes of requests say about it. Changed by `ejections.Ejections`."""
         self.unwarmed_prefills: set[Pod] = set()
         """Prefill pods whose first hand-off to this pod is under way: others are preferred."""
         self.incarnation = b""
@@ -97,11 +98,12 @@ class Pod:
     def apply_scrape(self, result: ScrapeResult) -> bool:
         """Take in a successful scrape; returns whether anything changed that scorers see."""
         # Compared before any of these fields is overwritten below.
-        changed = result.gauges != self.gauges or not self.healthy or self.suspect
+        changed = result.gauges != self.gauges or not self.healthy
         if result.incarnation != self.incarnation:
             # Another process has an empty KV cache.
             self.incarnation = result.incarnation
             self._clear_prefixes()
+            self.health.on_new_process()
         if result.block_tokens and result.block_tokens != self.block_tokens:
             # The hashes in the indexes were made for blocks of the old size.
             self.block_tokens = result.block_tokens
@@ -114,7 +116,7 @@ class Pod:
             self.cached_prefixes.resize(capacity)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
-        self.suspect = False
+        self.health.on_scrape()
         return changed
 
     def record_scrape_failure(self) -> bool:

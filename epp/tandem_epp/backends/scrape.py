@@ -99,13 +99,13 @@ class Scraper:
             if process is not None and process != previous:
                 self._on_backend_up(pod)
             # An unhealthy backend is scraped as often as a busy one, to notice its return early.
-            busy = changed or pod.in_flight > 0 or pod.suspect or not pod.healthy
+            busy = changed or pod.in_flight > 0 or not pod.health.is_available or not pod.healthy
             interval = MIN_INTERVAL if busy else min(MAX_INTERVAL, interval * _BACK_OFF)
             await asyncio.sleep(interval)
 
     async def _scrape(self, pod: Pod, reader: PageReader, session: aiohttp.ClientSession) -> bool:
         """Scrape once into `pod`; returns whether anything changed that scorers see."""
-        readiness = (pod.healthy, pod.suspect)
+        readiness = (pod.healthy, pod.health.is_available)
         try:
             async with session.get(pod.backend.url.rstrip("/") + endpoints.METRICS) as response:
                 page = await response.read()
@@ -126,7 +126,7 @@ class Scraper:
             changed = pod.apply_scrape(reader.read(page).total)
             if not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
-        if readiness != (pod.healthy, pod.suspect):
+        if readiness != (pod.healthy, pod.health.is_available):
             self._fleet.invalidate_views()
         elif changed:
             self._fleet.invalidate_scores()

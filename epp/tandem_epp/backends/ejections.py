@@ -1,0 +1,139 @@
+"""Which pods are ejected: applies outcomes to the health of pods, and never ejects too many.
+
+At most MAX_SHARE of the ready pods of one role and model are ejected at a time, rounded down but at
+least one of two, like Envoy's `max_ejection_percent`. A pod that is the only one of its kind is
+therefore never ejected. Pods may leave the others behind later, because they crash or are removed:
+`available` then keeps the ejected ones.
+
+`on_change` is called when the pods that may be chosen change, `on_rate` when only failure rates do.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from tandem_contract.paths import Role
+
+from ..outcomes import Outcome
+
+if TYPE_CHECKING:
+    from .pods import Pod
+
+MAX_SHARE: Final = 0.5
+"""Share of the pods of a role and model that may be ejected at a time. Higher: a fault that all
+pods share, such as a prompt that fails everywhere, loads the few that are left. Lower: more
+requests fail when many pods do."""
+UPKEEP_SECONDS: Final = 1.0
+"""Seconds between two updates of fading failure rates."""
+_log: Final = logging.getLogger(__name__)
+
+
+class Ejections:
+    """The ejected pods of a fleet."""
+
+    def __init__(
+        self,
+        pods: Iterable["Pod"],
+        on_change: Callable[[], None] = lambda: None,
+        on_rate: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`pods` is iterated again at each use: the pods that exist then."""
+        self._pods, self._on_change, self._on_rate = pods, on_change, on_rate
+        self._watched: set[Pod] = set()
+        """Pods whose health changes with time."""
+        self._next_upkeep = inf
+
+    def record(
+        self,
+        pod: "Pod",
+        outcome: Outcome,
+        now: float,
+        placed: float,
+        retry_after: float | None = None,
+    ) -> None:
+        """Count the outcome at `pod` of a request that was placed at `placed`, and eject the pod if
+        it fails too often; times are Unix seconds."""
+        health = pod.health
+        rate = health.failure_rate
+        changed = health.record(outcome, now, placed, retry_after)
+        if health.should_eject and self._may_eject(pod):
+            self.eject(pod, now)
+        elif changed:
+            self._on_change()
+        elif health.failure_rate != rate:
+            self._on_rate()
+        self._watch(pod, now)
+
+    def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
+        """Eject `pod` whatever the share; `until`: as another replica decided."""
+        pod.health.eject(now, until)
+        _log.warning(
+            "backend %s is ejected for %.0f s: outcomes of its requests so far: %s",
+            pod.name,
+            pod.health.until - now,
+            ", ".join(f"{count} {outcome}" for outcome, count in pod.health.outcomes.items()),
+        )
+        self._watch(pod, now)
+        self._on_change()
+
+    def place(self, pod: "Pod", now: float) -> None:
+        """A request is placed on `pod`: it is the probe if one is due."""
+        if pod.health.place(now):
+            self._watch(pod, now)
+            self._on_change()
+
+    def advance(self, now: float) -> None:
+        """Let time pass: to be called before each decision. Costs one comparison while all pods are
+        healthy."""
+        if now < self._next_upkeep:
+            return
+        self._next_upkeep = now + UPKEEP_SECONDS
+        # A list, because every state must advance: `any` would stop at the first.
+        self._watched.intersection_update(self._pods)
+        changes = [pod.health.advance(now) for pod in self._watched]
+        self._watched = {pod for pod in self._watched if pod.health.needs_upkeep}
+        self._schedule(now)
+        if any(changes):
+            self._on_change()
+        elif changes:
+            self._on_rate()
+
+    def _watch(self, pod: "Pod", now: float) -> None:
+        if pod.health.needs_upkeep:
+            self._watched.add(pod)
+            self._schedule(now)
+
+    def _schedule(self, now: float) -> None:
+        ends = [pod.health.until for pod in self._watched if pod.health.until > now]
+        upkeep = now + UPKEEP_SECONDS if self._watched else inf
+        self._next_upkeep = min([upkeep, *ends])
+
+    def _may_eject(self, pod: "Pod") -> bool:
+        if pod.health.is_ejected:
+            # A failed probe: it is among the ejected already.
+            return True
+        alike = [other for other in self._pods if other.ready and is_alike(other, pod)]
+        ejected = sum(other.health.is_ejected for other in alike)
+        return ejected + 1 <= len(alike) * MAX_SHARE
+
+
+def is_alike(pod: "Pod", other: "Pod") -> bool:
+    """Whether both have the same role and a model in common, so that one may stand in for the
+    other."""
+    first, second = pod.backend, other.backend
+    shares_model = (
+        not first.models or not second.models or not set(first.models).isdisjoint(second.models)
+    )
+    return first.role is second.role and shares_model
+
+
+def available(pods: Sequence["Pod"]) -> tuple["Pod", ...]:
+    """`pods` without those that are ejected, paused or suspect. If no pod is left for a phase, all
+    pods for this phase stay: a request that may fail is better than one that is refused."""
+    kept = {pod for pod in pods if pod.health.is_available}
+    for phase in (Role.PREFILL, Role.DECODE):
+        for_phase = [pod for pod in pods if pod.backend.role.serves(phase)]
+        if kept.isdisjoint(for_phase):
+            kept.update(for_phase)
+    return tuple(pod for pod in pods if pod in kept)

@@ -1,0 +1,157 @@
+"""What a response, or its absence, says about the pods of a request. Pure.
+
+The decode pod, from the response's headers; the first line that holds:
+
+Envoy answered itself: connection refused or timed out        -> unreachable
+Envoy answered itself: the pod closed the connection          -> reset
+Envoy answered itself: no response in time                    -> timeout
+Envoy answered itself: any other reason                       -> unknown, not the pod's fault
+429, or 503 from the pod: it drains or its queue is full      -> busy
+503, and the gateway does not tell who answered               -> unreachable
+504                                                           -> timeout
+any other 5xx                                                 -> error
+everything below 500                                          -> answered: 4xx is the client's fault
+
+Without response headers the client left: `abandoned` below. What happens after the headers is not
+seen: Envoy ends the ext_proc stream alike for a complete answer, a broken one and a client that
+left. A pod that breaks answers off is found by its scrapes, or refuses the next request.
+
+The prefill pods, where the plan named some: see `prefill_outcomes`.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from tandem_contract.paths import RoutingPath
+
+STALL_SECONDS: Final = 60.0
+"""Seconds without response headers after which a request that its client abandons may count as
+stalled. Shorter: impatient clients accuse pods with long queues. Longer than clients wait: never
+counted."""
+
+_VIA_UPSTREAM: Final = "via_upstream"
+"""Envoy's response code details for a response of the backend."""
+_RESET: Final = "upstream_reset_before_response_started"
+_UNCONNECTED: Final = ("connection_failure", "connection_timeout", "connect_error")
+_TIMEOUTS: Final = (
+    "upstream_response_timeout",
+    "upstream_per_try_timeout",
+    "upstream_per_try_idle_timeout",
+    "response_timeout",
+    "stream_idle_timeout",
+)
+
+
+class Outcome(StrEnum):
+    """What happened to a request at one pod; the label `outcome` of a metric."""
+
+    ANSWERED = "answered"
+    """The pod answered: 2xx, 3xx or 4xx."""
+    ERROR = "error"
+    """The pod answered with 5xx, except 503 and 504."""
+    UNREACHABLE = "unreachable"
+    """The pod accepted no connection."""
+    RESET = "reset"
+    """The pod closed the connection before it answered."""
+    TIMEOUT = "timeout"
+    """No answer in time: 504, of Envoy or of the pod."""
+    STALLED = "stalled"
+    """The client left after STALL_SECONDS in which the pod answered no request at all."""
+    HANDOFF = "handoff"
+    """The sidecar got no usable KV from this prefill pod."""
+    BUSY = "busy"
+    """The pod asked for no more requests: 429 or 503. It works, so this is no failure."""
+    UNKNOWN = "unknown"
+    """Nothing was learned about the pod: the client left, or Envoy refused the request itself."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts in the pod's failure rate."""
+        return self in _FAILURES
+
+    @property
+    def accepts_nothing(self) -> bool:
+        """Whether the pod probably takes no request now: it is avoided until a scrape succeeds."""
+        return self in (Outcome.UNREACHABLE, Outcome.RESET)
+
+
+_FAILURES: Final = frozenset(
+    {
+        Outcome.ERROR,
+        Outcome.UNREACHABLE,
+        Outcome.RESET,
+        Outcome.TIMEOUT,
+        Outcome.STALLED,
+        Outcome.HANDOFF,
+    }
+)
+
+
+def decode_outcome(status: int, details: str | None, *, is_sidecar: bool) -> Outcome:
+    """The outcome at the pod that Envoy sent the request to.
+
+    `details` are Envoy's response code details, None where the gateway does not tell; `is_sidecar`:
+    the response has a sidecar's headers.
+    """
+    if details is not None and details != _VIA_UPSTREAM and status >= 400:
+        return _local_reply_outcome(details)
+    if status == 503 and details is None and not is_sidecar:
+        return Outcome.UNREACHABLE
+    if status in (429, 503):
+        return Outcome.BUSY
+    if status == 502 and details is None and not is_sidecar:
+        return Outcome.RESET
+    if status == 504:
+        return Outcome.TIMEOUT
+    return Outcome.ERROR if status >= 500 else Outcome.ANSWERED
+
+
+def _local_reply_outcome(details: str) -> Outcome:
+    if details.startswith(_RESET):
+        unconnected = any(reason in details for reason in _UNCONNECTED)
+        # "overflow" is Envoy's own limit of requests.
+        own_limit = "{overflow" in details
+        if own_limit:
+            return Outcome.UNKNOWN
+        return Outcome.UNREACHABLE if unconnected else Outcome.RESET
+    return Outcome.TIMEOUT if details.startswith(_TIMEOUTS) else Outcome.UNKNOWN
+
+
+def prefill_outcomes(
+    candidates: Sequence[str],
+    path: str | None,
+    prefill: str | None,
+    status: int,
+    *,
+    can_fall_back: bool,
+) -> Sequence[Outcome]:
+    """The outcome at each prefill candidate of a split plan, in order; UNKNOWN where the sidecar's
+    headers tell nothing.
+
+    `candidates` are the names of the candidates as the sidecar would write them in `prefill`, the
+    header that names the one which ran the prefill, or was asked last.
+
+    - path `prefill_then_decode`: the named candidate answered, and those before it failed. With an
+      error and no fallback (`can_fall_back` false) the named one failed, too.
+    - path `fallback`: the first candidate failed. Later ones may not have been asked.
+    - any other path, or 429 or 503: the plan was not followed, or not to its end.
+    """
+    outcomes = [Outcome.UNKNOWN] * len(candidates)
+    if status in (429, 503) or not candidates:
+        return outcomes
+    if path == RoutingPath.FALLBACK:
+        outcomes[0] = Outcome.HANDOFF
+    elif path == RoutingPath.PREFILL_THEN_DECODE and prefill in candidates:
+        named = candidates.index(prefill)
+        outcomes[:named] = [Outcome.HANDOFF] * named
+        failed = status >= 500 and not can_fall_back
+        outcomes[named] = Outcome.HANDOFF if failed else Outcome.ANSWERED
+    return outcomes
+
+
+def abandoned(waited: float, silent: float) -> Outcome:
+    """The outcome of a request whose client left after `waited` seconds without response headers,
+    while the pod had answered no request for `silent` seconds."""
+    # A pod that answers others meanwhile works: then the client was impatient.
+    return Outcome.STALLED if min(waited, silent) >= STALL_SECONDS else Outcome.UNKNOWN

@@ -57,7 +57,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """No answer in time: 504, of Envoy or of the pod."""
     STALLED = "stalled"
-    """The client left after STALL_SECONDS in which the pod answered no request at all."""
+    """The client left after STALL_SECONDS in which the pod answered no request and generated no
+    token."""
     HANDOFF = "handoff"
     """The sidecar got no usable KV from this prefill pod."""
     BUSY = "busy"
@@ -150,8 +151,8 @@ def prefill_outcomes(
     return outcomes
 
 
-def abandoned(waited: float, silent: float) -> Outcome:
-    """The outcome of a request whose client left after `waited` seconds without response headers,
-    while the pod had answered no request for `silent` seconds."""
-    # A pod that answers others meanwhile works: then the client was impatient.
-    return Outcome.STALLED if min(waited, silent) >= STALL_SECONDS else Outcome.UNKNOWN
+def abandoned(silent: float) -> Outcome:
+    """The outcome of a request whose client left before response headers, when the pod had shown no
+    sign of work for `silent` seconds since the request was placed."""
+    # A pod that answers others, or generates tokens, works: then the client was impatient.
+    return Outcome.STALLED if silent >= STALL_SECONDS else Outcome.UNKNOWN

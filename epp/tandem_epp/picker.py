@@ -86,6 +86,7 @@ class EndpointPicker:
         # The sidecar applies the same rule. An id that only one of both accepted would make the
         # plan, which is bound to the id, unusable.
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
+        self._fleet.ejections.advance(now)
         # Added before the pick, so that a refused request can be traced too.
         decision = self._history.add(Decision(request_id, now))
         try:
@@ -188,6 +189,7 @@ class EndpointPicker:
             self._fleet,
             self._metrics,
             decision,
+            self.routing.serving.fallback_to_unified,
         )
 
     def _record(

@@ -1,8 +1,7 @@
 """A request on its pods, from the pick to the end of its stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
 
 from tandem_contract.timing import parse_timing
 
@@ -12,11 +11,7 @@ from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
 from .request import InferenceRequest
-
-_UNAVAILABLE: Final = frozenset({502, 503})
-"""Envoy's answers for a pod that it cannot reach, and a sidecar's while its engine is down or it
-drains. Such a pod must not stay a candidate: it answers fastest of all, so its count in flight
-would stay the lowest and it would attract every request."""
+from .verdicts import PlacedPods
 
 
 @dataclass(slots=True)
@@ -37,11 +32,21 @@ class Placement:
     fleet: Fleet
     metrics: Metrics
     decision: Decision
+    can_fall_back: bool = True
+    """Whether the sidecar may serve a split request alone when the prefill fails."""
+    _pods: PlacedPods = field(init=False)
+    _is_judged: bool = field(init=False, default=False)
+    """Whether response headers have passed, and with them the outcome is counted."""
     _prefill_in_flight: Pod | None = field(init=False)
     """The prefill pod on which the request counts; None once that count is returned."""
 
     def __post_init__(self) -> None:
         self.decode.in_flight += 1
+        generated = self.decode.counters.generated_tokens
+        self._pods = PlacedPods(
+            self.decode, self.prefill, self.decision.decided_at, generated, self.can_fall_back
+        )
+        self._pods.start(self.fleet)
         self._prefill_in_flight = self.prefill[0] if self.prefill else None
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight += 1
@@ -51,9 +56,11 @@ class Placement:
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
         self.decision.status = response.status
-        if response.status in _UNAVAILABLE:
-            self.fleet.mark_suspect(self.decode)
-        elif response.status // 100 == 2 and self.request is not None:
+        self._correct_decode(response.served)
+        if not self._is_judged:
+            self._is_judged = True
+            self._pods.judge_response(self.fleet, response, now)
+        if response.status // 100 == 2 and self.request is not None:
             # Only now is the prompt's KV on the decode pod; after an error it may not be.
             self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
         if response.timing is None:
@@ -70,6 +77,8 @@ class Placement:
         request with it."""
         # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
+        if not self._is_judged:
+            self._pods.judge_silence(self.fleet, now)
         self.decode.in_flight -= 1
         self.decision.end()
 
@@ -77,6 +86,19 @@ class Placement:
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight -= 1
             self._prefill_in_flight = None
+
+    def _correct_decode(self, served: str | None) -> None:
+        """Count the request on the pod at the address `served` from now on, if Envoy used another
+        pod than the chosen one: an alternate, or a pod that a gateway chose itself."""
+        if served is None or served == self.decode.address:
+            return
+        # An address of no pod is that of a proxy in between.
+        pod = next((pod for pod in self.fleet if pod.address == served), None)
+        if pod is not None:
+            self.decode.in_flight -= 1
+            pod.in_flight += 1
+            self.decode = pod
+            self._pods = replace(self._pods, decode=pod)
 
     def _computing_pod(self, prefill: str | None) -> Pod:
         """The pod that computed the prompt. A sidecar without a plan names backends by address."""

@@ -186,10 +186,13 @@ class Health:
             self._decayed_at = now
             self._update_rate()
 
-    def on_scrape(self) -> None:
-        """A scrape succeeded: the pod accepts connections again."""
-        if self.state is HealthState.SUSPECT:
-            self._enter(HealthState.SERVING, 0.0)
+    def on_scrape(self) -> bool:
+        """A scrape succeeded: the pod accepts connections again. Returns whether the state
+        changed."""
+        if self.state is not HealthState.SUSPECT:
+            return False
+        self._enter(HealthState.SERVING, 0.0)
+        return True
 
     def on_new_process(self) -> None:
         """Another process answers: what the old one did says nothing about it. The length of the

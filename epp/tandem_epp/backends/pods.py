@@ -116,8 +116,7 @@ class Pod:
             self.cached_prefixes.resize(capacity)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
-        self.health.on_scrape()
-        return changed
+        return self.health.on_scrape() or changed
 
     def record_scrape_failure(self) -> bool:
         """Count a failed scrape; returns whether it made the backend unhealthy."""

@@ -1,0 +1,80 @@
+"""Applies the outcome of a request to the health of its pods.
+
+`outcomes` judges, `backends.ejections` counts:
+
+pods = PlacedPods(decode, prefill, placed)   the request is placed
+pods.start(fleet)                            it may be the probe of an ejected pod
+pods.judge_response(fleet, response, now)    response headers passed, or
+pods.judge_silence(fleet, now)               the request ended without any
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .backends.fleet import Fleet
+from .backends.pods import Pod
+from .ext_proc.messages import ResponseHeaders
+from .outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPods:
+    """The pods of one request."""
+
+    decode: Pod
+    prefill: Sequence[Pod]
+    """The candidates; empty without a split."""
+    placed: float
+    """When the request was placed; Unix seconds."""
+    generated: float | None = None
+    """Tokens that the decode pod had generated then, as last scraped; None: not reported."""
+    can_fall_back: bool = True
+    """Whether the sidecar may serve a split request alone when the prefill fails."""
+
+    def start(self, fleet: Fleet) -> None:
+        """The request goes to its pods: it is the probe of one that is due for a probe."""
+        for pod in (self.decode, *self.prefill[:1]):
+            fleet.ejections.place(pod, self.placed)
+
+    def judge_response(self, fleet: Fleet, response: ResponseHeaders, now: float) -> Outcome:
+        """Count the outcome at each pod, from the response's headers; returns the decode pod's."""
+        is_sidecar = response.path is not None
+        outcome = decode_outcome(response.status, response.details, is_sidecar=is_sidecar)
+        handoffs = self._handoff_outcomes(response)
+        if outcome.is_failure and Outcome.HANDOFF in handoffs and not self.can_fall_back:
+            # The sidecar's own error, for a prefill pod that failed.
+            outcome = Outcome.UNKNOWN
+        retry_after = _seconds(response.retry_after)
+        fleet.ejections.record(self.decode, outcome, now, self.placed, retry_after)
+        for i, (pod, handoff) in enumerate(zip(self.prefill, handoffs, strict=True)):
+            # Where nothing was learned, the first candidate must know, because it may be probed.
+            if i == 0 or handoff is not Outcome.UNKNOWN:
+                fleet.ejections.record(pod, handoff, now, self.placed)
+        return outcome
+
+    def judge_silence(self, fleet: Fleet, now: float) -> Outcome:
+        """Count that the request ended without response headers; returns the outcome at the decode
+        pod."""
+        generated = self.decode.counters.generated_tokens
+        is_working = generated != self.generated
+        silent = now - max(self.decode.health.answered_at, self.placed)
+        outcome = abandoned(0.0 if is_working else silent)
+        fleet.ejections.record(self.decode, outcome, now, self.placed)
+        # The sidecar limits the time of the prefill: only the decode pod can have stalled.
+        for pod in self.prefill[:1]:
+            fleet.ejections.record(pod, Outcome.UNKNOWN, now, self.placed)
+        return outcome
+
+    def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:
+        # A sidecar without a plan names backends by address.
+        named = response.prefill
+        names = [pod.address or "" if named == pod.address else pod.name for pod in self.prefill]
+        return prefill_outcomes(
+            names, response.path, named, response.status, can_fall_back=self.can_fall_back
+        )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The header's value if it is a number of seconds; a date counts as unknown."""
+    text = retry_after or ""
+    return float(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,159 @@
+"""Outcomes of requests reach the health of the right pods, and the next picks."""
+
+from dataclasses import replace
+
+import pytest
+
+from tandem_contract.paths import RoutingPath
+from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
+from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.outcomes import STALL_SECONDS, Outcome
+
+from .test_picker import NOW, PickerSetup
+
+OK = ResponseHeaders(None, 200, details="via_upstream")
+ERROR = replace(OK, status=500)
+REFUSED = ResponseHeaders(None, 503, details="upstream_reset_before_response_started{overflow}")
+SPLIT = replace(OK, path=RoutingPath.PREFILL_THEN_DECODE)
+
+
+def outcomes(setup: PickerSetup) -> dict[str, dict[Outcome, int]]:
+    return {pod.name: dict(pod.health.outcomes) for pod in setup.fleet if pod.health.outcomes}
+
+
+@pytest.mark.parametrize("plugins", ["{}", "plugins: [{type: prefix-cache-scorer}]"])
+def test_few_retries_of_a_failed_request_return_to_the_pod_that_failed_it(plugins: str) -> None:
+    setup = PickerSetup(plugins, **{f"d{i}": "decode" for i in range(10)})
+    first, _ = setup.place()
+    bad = first.decode
+    met = 0
+    for retry in range(51):
+        placement = first if retry == 0 else setup.place()[0]
+        met += retry > 0 and placement.decode is bad
+        placement.on_response_headers(ERROR if placement.decode is bad else OK, NOW)
+        placement.end(NOW)
+    assert met <= 2
+
+
+def test_an_error_of_the_decode_pod_counts_there_and_not_at_its_prefill_pod() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place()
+    placement.on_response_headers(replace(SPLIT, status=502, prefill="p"), NOW)
+    placement.end(NOW)
+    assert outcomes(setup) == {"d": {Outcome.ERROR: 1}, "p": {Outcome.ANSWERED: 1}}
+
+
+def test_a_prefill_pod_that_the_sidecar_passed_over_has_failed() -> None:
+    setup = PickerSetup(d="decode", p="prefill", q="prefill")
+    placement, plan = setup.place()
+    first, second = (target.name for target in plan.prefill)
+    placement.on_response_headers(replace(SPLIT, prefill=second), NOW)
+    assert outcomes(setup) == {
+        "d": {Outcome.ANSWERED: 1},
+        first: {Outcome.HANDOFF: 1},
+        second: {Outcome.ANSWERED: 1},
+    }
+
+
+def test_a_fallback_after_a_split_plan_counts_at_the_prefill_pod() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place()
+    placement.on_response_headers(replace(SPLIT, path=RoutingPath.FALLBACK), NOW)
+    assert outcomes(setup) == {"d": {Outcome.ANSWERED: 1}, "p": {Outcome.HANDOFF: 1}}
+
+
+def test_without_fallback_the_sidecars_error_is_the_prefill_pods() -> None:
+    setup = PickerSetup(strict="", d="decode", p="prefill")
+    placement, _ = setup.place()
+    placement.on_response_headers(replace(SPLIT, status=502, prefill="10.0.0.2:8000"), NOW)
+    assert outcomes(setup) == {"d": {Outcome.UNKNOWN: 1}, "p": {Outcome.HANDOFF: 1}}
+
+
+def test_failing_prefill_pods_are_not_named_again() -> None:
+    setup = PickerSetup(d="decode", p="prefill", q="prefill")
+    for i in range(2 * EJECT_IN_A_ROW):
+        placement, plan = setup.place(f"{i} " * 400)
+        path = RoutingPath.FALLBACK if plan.prefill[0].name == "p" else SPLIT.path
+        prefill = None if path is RoutingPath.FALLBACK else "q"
+        placement.on_response_headers(replace(SPLIT, path=path, prefill=prefill), NOW)
+        placement.end(NOW)
+        if setup["p"].health.is_ejected:
+            break
+    assert setup["p"].health.is_ejected
+    assert [target.name for target in setup.place("other " * 400)[1].prefill] == ["q"]
+
+
+def test_what_envoy_refuses_itself_counts_at_no_pod() -> None:
+    setup = PickerSetup(d="decode")
+    setup.place("hi")[0].on_response_headers(REFUSED, NOW)
+    assert outcomes(setup) == {"d": {Outcome.UNKNOWN: 1}}
+    assert setup["d"].health.failure_rate == 0
+
+
+def test_a_draining_pod_pauses_for_as_long_as_it_says() -> None:
+    setup = PickerSetup(d1="decode", d2="decode")
+    placement, _ = setup.place("hi")
+    placement.on_response_headers(replace(OK, status=503, retry_after="7"), NOW)
+    health = placement.decode.health
+    assert (health.state, health.until, health.failure_rate) == (HealthState.PAUSED, NOW + 7, 0)
+    assert {setup.place("hi")[0].decode for _ in range(8)}.isdisjoint({placement.decode})
+
+
+def test_only_the_first_response_headers_count() -> None:
+    setup = PickerSetup(d="decode")
+    placement, _ = setup.place("hi")
+    for _ in range(2):
+        placement.on_response_headers(OK, NOW)
+    placement.end(NOW)
+    assert outcomes(setup) == {"d": {Outcome.ANSWERED: 1}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "other_answered", "generated", "outcome"),
+    [
+        (STALL_SECONDS, False, 0.0, Outcome.STALLED),
+        (STALL_SECONDS - 1, False, 0.0, Outcome.UNKNOWN),
+        (STALL_SECONDS, True, 0.0, Outcome.UNKNOWN),
+        (STALL_SECONDS, False, 1.0, Outcome.UNKNOWN),
+    ],
+    ids=["silent", "impatient client", "another request was answered", "generates"],
+)
+def test_a_client_that_leaves_a_silent_pod_counts_as_a_stall(
+    seconds: float, other_answered: bool, generated: float, outcome: Outcome
+) -> None:
+    setup = PickerSetup(d="decode")
+    placement, _ = setup.place("hi")
+    if other_answered:
+        setup.place("hi")[0].on_response_headers(OK, NOW + 1)
+        setup["d"].health.outcomes.clear()
+    counters = EngineCounters(generated_tokens=generated or None)
+    setup["d"].apply_scrape(ScrapeResult(Gauges(), b"", counters=counters))
+    placement.end(NOW + seconds)
+    assert outcomes(setup) == {"d": {outcome: 1}}
+
+
+def test_a_served_alternate_takes_over_the_count_and_the_prompt() -> None:
+    setup = PickerSetup(d1="decode", d2="decode", p="prefill")
+    placement, _ = setup.place()
+    chosen = placement.decode
+    (other,) = {setup["d1"], setup["d2"]} - {chosen}
+    placement.on_response_headers(replace(ERROR, status=200, served=other.address), NOW)
+    assert (chosen.in_flight, other.in_flight) == (0, 1)
+    setup.down(chosen.name)
+    _, plan = setup.place()
+    assert (plan.path, plan.decode.name) == (RoutingPath.FAST_DECODE, other.name)
+    assert outcomes(setup)[other.name] == {Outcome.ANSWERED: 1}
+    assert chosen.name not in outcomes(setup)
+    placement.end(NOW)
+    assert other.in_flight == 1, "the second request"
+
+
+@pytest.mark.parametrize("served", ["10.9.9.9:1", "10.0.0.1:8000", None])
+def test_the_address_of_no_other_pod_changes_nothing(served: str | None) -> None:
+    setup = PickerSetup(d="decode")
+    placement, _ = setup.place("hi")
+    placement.on_response_headers(replace(OK, served=served), NOW)
+    assert placement.decode is setup["d"]
+    placement.end(NOW)
+    assert setup["d"].in_flight == 0

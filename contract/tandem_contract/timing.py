@@ -1,9 +1,11 @@
 """The `x-tandem-timing` header: durations and token counts known with the response headers.
 
-    queue=0.0012;compute=0.2310;cached=512;computed=1024;transfer=0.0130;bytes=2097152
+    queue=0.0012;compute=0.2310;cached=512;computed=1024;transfer=0.0130;bytes=2097152;leg=0.2334
 
-An engine reports its own leg. The sidecar joins both legs for the EPP: queue and compute of the
-prefill, transfer of the decode. Unknown values are left out, and unknown names are ignored.
+Tandem's torch engine reports its own leg; vLLM sends no such header. The sidecar writes the header
+of every generation that a router sent, for the EPP: what both engines report (queue and compute of
+the prefill, transfer of the decode), completed by what the sidecar itself measures and reads in the
+answer's `usage`. Unknown values are left out, and unknown names are ignored; `-`: nothing is known.
 """
 
 from dataclasses import dataclass
@@ -20,27 +22,38 @@ class Timing:
     compute: float | None = None
     """Seconds from the start of the first prefill chunk to the first token."""
     cached: int | None = None
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens found in the prefix cache. Unknown if the engine's `usage` does not say:
+    vLLM counts them with `--enable-prompt-tokens-details` (old versions only if it is not 0)."""
     computed: int | None = None
     """Prompt tokens computed."""
     transfer: float | None = None
     """Seconds of the KV transfer, measured by the decode engine."""
     bytes: int | None = None
     """KV bytes transferred."""
+    leg: float | None = None
+    """Seconds of the leg that computed the prompt, as the sidecar measured it: from sending the
+    prefill request to its complete answer; without a prefill pod, from receiving the request to the
+    first byte of the engine's answer, which for an answer that is no stream includes generating
+    it."""
+    prompt: int | None = None
+    """Prompt tokens by the answer's `usage`."""
+    generated: int | None = None
+    """Tokens generated within `leg` by the answer's `usage`; left out for a prefill leg, which
+    generates one."""
 
     def encode(self) -> str:
-        """The header's value; empty when every value is unknown."""
-        # The common case for engines that do not send the header: no formatting.
+        """The header's value."""
         if self is UNKNOWN:
-            return ""
-        values = ((name, getattr(self, name)) for name in _TYPES)
-        return ";".join(
-            f"{name}={value:.6f}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in values
-            if value is not None
-        )
+            return _NOTHING
+        parts = []
+        for name, template in _TEMPLATES:
+            value = getattr(self, name)
+            if value is not None:
+                parts.append(template % value)
+        return ";".join(parts) or _NOTHING
 
 
+_NOTHING: Final = "-"
 UNKNOWN: Final = Timing()
 """The timing of an engine that does not send the header."""
 
@@ -52,7 +65,13 @@ _TYPES = {
     "computed": int,
     "transfer": float,
     "bytes": int,
+    "leg": float,
+    "prompt": int,
+    "generated": int,
 }
+_TEMPLATES: Final = tuple(
+    (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in _TYPES.items()
+)
 
 
 def parse_timing(value: str) -> Timing:

@@ -64,6 +64,9 @@ class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the first byte was sent to the client."""
     ended: float | None = None
     legs: tuple[LegTrace, ...] = ()
+    timing: Timing | None = None
+    """What the router was told of the request's prompt, completed by the usage at the end of a
+    stream; None before an answer came."""
 
 
 class CandidateTrace(msgspec.Struct, frozen=True, omit_defaults=True):

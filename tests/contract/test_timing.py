@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.timing import Timing, parse_timing
+from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 
 SECONDS = st.none() | st.integers(0, 10**9).map(lambda micros: micros / 1e6)
 COUNTS = st.none() | st.integers(0, 2**50)
@@ -13,18 +13,22 @@ COUNTS = st.none() | st.integers(0, 2**50)
 def test_figures_are_written_in_order_and_absent_ones_left_out() -> None:
     timing = Timing(queue=0.0012, cached=512, bytes=2097152)
     assert timing.encode() == "queue=0.001200;cached=512;bytes=2097152"
-    assert Timing().encode() == ""
+    assert Timing(leg=0.25, prompt=512).encode() == "leg=0.250000;prompt=512"
 
 
-@given(st.builds(Timing, SECONDS, SECONDS, COUNTS, COUNTS, SECONDS, COUNTS))
+def test_nothing_known_is_a_dash() -> None:
+    assert Timing().encode() == "-"
+    assert parse_timing("-") is UNKNOWN
+
+
+@given(
+    st.builds(Timing, SECONDS, SECONDS, COUNTS, COUNTS, SECONDS, COUNTS, SECONDS, COUNTS, COUNTS)
+)
 def test_what_is_written_is_read_back(timing: Timing) -> None:
     read = parse_timing(timing.encode())
-    assert (read.cached, read.computed, read.bytes) == (
-        timing.cached,
-        timing.computed,
-        timing.bytes,
-    )
-    for name in ("queue", "compute", "transfer"):
+    for name in ("cached", "computed", "bytes", "prompt", "generated"):
+        assert getattr(read, name) == getattr(timing, name)
+    for name in ("queue", "compute", "transfer", "leg"):
         assert getattr(read, name) == pytest.approx(getattr(timing, name), abs=1e-6)
 
 

@@ -169,7 +169,6 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
             # A NIXL handshake lists every block: up to 30 s with the 32768 blocks of 1 GiB.
             "--num-gpu-blocks-override=2048",
             "--enable-scale-out",
-            "--enable-prompt-tokens-details",
             "--enable-auto-tool-choice",
             "--tool-call-parser=hermes",
         ],

@@ -250,6 +250,8 @@ def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
     yield "--kv-cache-dtype", _unless(engine.kv_cache_dtype, "auto")
     yield "--gpu-memory-utilization", best.gpu_memory_utilization
     yield "--enable-prefix-caching", best.prefix_caching
+    # The endpoint picker learns each pod's prefill rate from how many tokens were not cached.
+    yield "--enable-prompt-tokens-details", True
     yield "--tensor-parallel-size", _unless(sizes.tensor, 1)
     yield "--pipeline-parallel-size", _unless(sizes.pipeline, 1)
     yield "--data-parallel-size", _unless(sizes.data, 1)

@@ -1,14 +1,16 @@
-"""Corrects the count of cached tokens in a decode engine's answer.
+"""Reads the token counts of an answer's `usage`, and corrects its count of cached tokens.
 
 A decode engine that does not know its producer's cache counts every token it received as cached;
 the true count is in the prefill's answer. Only the `usage` of an answer changes; every other byte
 stays as it was.
 
+    read_token_counts(answer)                   the counts in any bytes of an answer
     read_cached_tokens(answer)                  the count in a prefill answer
     correct_usage(answer, cached)               a complete JSON answer
     UsageCorrector(cached, stream=…).take(…)    an answer as its bytes arrive
 """
 
+import re
 from typing import Final
 
 import msgspec
@@ -17,6 +19,8 @@ from msgspec import Raw
 from .parse import decode_members
 
 _USAGE: Final = b'"usage"'
+_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+"""A `usage` and its value, in which objects are nested at most once."""
 _DATA: Final = b"data:"
 _MAX_HELD: Final = 64 * 1024
 """Largest unfinished event, in bytes, of which complete lines are held back too."""
@@ -27,9 +31,30 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class TokenCounts(msgspec.Struct, frozen=True, gc=False):
+    """Token counts of an answer's usage; None: not in it."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    """Prompt tokens found in the engine's prefix cache."""
+    generated: int | None = None
+
+    @property
+    def computed(self) -> int | None:
+        """Prompt tokens that the engine computed."""
+        if self.prompt is None or self.cached is None:
+            return None
+        return max(0, self.prompt - self.cached)
 
 
 class _Answer(msgspec.Struct):
@@ -37,6 +62,32 @@ class _Answer(msgspec.Struct):
 
 
 _answer: Final = msgspec.json.Decoder(_Answer)
+_usage: Final = msgspec.json.Decoder(_Usage)
+_NO_COUNTS: Final = TokenCounts()
+
+
+def read_token_counts(data: bytes) -> TokenCounts:
+    """The counts of the last `usage` in `data`, which may be an answer or any part of it.
+
+    Only the usage is decoded, because an answer may list thousands of token ids. Within a text the
+    name would stand between escaped quotes, so no text is mistaken for it.
+    """
+    start = data.rfind(_USAGE)
+    found = _USAGE_OBJECT.match(data, start) if start >= 0 else None
+    if found is None:
+        return _NO_COUNTS
+    try:
+        usage = _usage.decode(found[1])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _NO_COUNTS
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
+    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    if prompt is not None and usage.cache_read_input_tokens is not None:
+        # The messages API does not include these tokens in its input tokens.
+        prompt += usage.cache_read_input_tokens + (usage.cache_creation_input_tokens or 0)
+    generated = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    return TokenCounts(prompt, cached, generated)
 
 
 def read_cached_tokens(answer: bytes) -> int:

@@ -8,7 +8,6 @@ from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_contract.transfer_params import ParamsUnusable
 
 from ..connectors.protocol import KvHold
@@ -29,7 +28,6 @@ from .events_actions import (
     PrefillUnusable,
 )
 
-_TIMING: Final = headers.TIMING.encode()
 _RETRY_AFTER: Final = headers.RETRY_AFTER.encode()
 _ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\"")
 """The first chunk of a stream whose engine failed after it had sent 200."""
@@ -113,24 +111,3 @@ def retry_after(head: ResponseHead, unix: float) -> float:
         return max(0.0, date.timestamp() - unix)
     except (ValueError, OverflowError):
         return 0.0
-
-
-def read_timing(head: ResponseHead) -> Timing:
-    """The times and counts that an engine reports of its leg."""
-    value = head.value(_TIMING)
-    return parse_timing(value.decode("latin-1")) if value else UNKNOWN
-
-
-def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
-    """The timing of both legs: the prompt as the prefill engine reports it, the transfer as the
-    decode engine does."""
-    if prefill is None or prefill is decode:
-        return decode
-    return Timing(
-        queue=prefill.queue,
-        compute=prefill.compute,
-        cached=prefill.cached,
-        computed=prefill.computed,
-        transfer=decode.transfer,
-        bytes=decode.bytes,
-    )

@@ -5,7 +5,7 @@ from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.timing import UNKNOWN
+from tandem_contract.timing import UNKNOWN, Timing
 
 from ..bodies.usage import UsageCorrector
 from ..http.answers import CutPoint, EventChunks
@@ -13,9 +13,10 @@ from ..http.framing import LAST_CHUNK, chunk
 from ..http.messages import ResponseHead
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
-from .classify import decode_event, read_timing, result_of, result_of_failure, starts_with_error
+from .classify import decode_event, result_of, result_of_failure, starts_with_error
 from .context import SidecarContext
 from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from .timing import measure_leg, read_timing
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -99,6 +100,7 @@ class DecodeLeg:
         """
         self.answer: ResponseHead | None = None
         self.timing = UNKNOWN
+        """What the engine reports of this leg."""
         self._context = context
         self._listener = listener
         self._leg = leg
@@ -112,6 +114,8 @@ class DecodeLeg:
         self._reads_kv = False
         self._forwarding = False
         self._aborted = False
+        self._first_bytes = b""
+        """The bytes that began the answer, while their event is handled."""
         self._early_bytes: tuple[bytes, bool] | None = None
         """First bytes of the answer that may not be sent yet, and whether they are the last."""
         self._call: Call | None = None
@@ -166,6 +170,13 @@ class DecodeLeg:
             self._rewriter = UsageRewriter(self.answer, self.cached, chunked=not self._http10)
             return self._rewriter.head
         return self.answer
+
+    def measure(self) -> Timing:
+        """The timing of a leg that computed the prompt itself; called when the answer begins."""
+        status = self._leg.status or 0
+        failed = status >= 400 or self._leg.result is Result.ERROR
+        seconds = None if failed else self._loop.time() - self._leg.started
+        return measure_leg(self.timing, seconds, self._first_bytes)
 
     def flush_early_bytes(self) -> bool:
         """Send the held bytes. Returns whether they were the whole answer."""
@@ -249,12 +260,14 @@ class DecodeLeg:
     def _start_answer(self, data: bytes, last: bool) -> None:
         """Report the first bytes; within the call the listener forwards, waits or aborts."""
         self._cancel_first_byte_timer()
+        self._first_bytes = data
         if self.answer is not None and starts_with_error(self.answer, data):
             detail = "a stream that begins with an error"
             self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
             self._listener.on_decode_event(DecodeErrored())
         else:
             self._listener.on_decode_event(DecodeStarted())
+        self._first_bytes = b""
         if self._aborted:
             return
         if self._forwarding:

@@ -11,19 +11,19 @@ import logging
 from typing import Final
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN, Timing
 
 from ..connectors.protocol import HandoffAttempt, KvHold
 from ..http.answers import CutPoint, Relay
 from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
-from .classify import merge_timing
 from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
 from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
+from .timing import merge_timing
 
 log = logging.getLogger(__name__)
 
@@ -235,8 +235,7 @@ class HandoffDriver:
         if leg is None or head is None:
             return None
         self._record_response(head.status)
-        timing = merge_timing(self._attempts.timing, leg.timing)
-        lines = self._served_by(timing).encode()
+        lines = self._served_by(self._timing(leg)).encode()
         self._relay.begin(head, ANSWER_DROPPED, lines, close=self._closing)
         # The whole answer was there. Its end is returned and not handled here, because the step
         # whose action this is has not ended yet.
@@ -246,6 +245,14 @@ class HandoffDriver:
         if not self._client_is_slow:
             leg.resume()
         return None
+
+    def _timing(self, leg: DecodeLeg) -> Timing:
+        """What the answer's head tells the router. A decode engine that computed the prompt itself
+        is measured like one that serves alone."""
+        prefill = self._attempts.timing
+        timing = leg.measure() if prefill is None else merge_timing(prefill, leg.timing)
+        self._record.timing = timing
+        return timing
 
     def _forward_prefill_answer(self) -> None:
         answer = self._attempts.answer
@@ -273,7 +280,7 @@ class HandoffDriver:
     def _closing(self) -> bool:
         return self._context.lifecycle.draining
 
-    def _served_by(self, timing: Timing | None = None) -> ServedBy:
+    def _served_by(self, timing: Timing = UNKNOWN) -> ServedBy:
         return ServedBy(
             request_id=self._generation.request_id,
             path=self._state.path,

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN
 
 from ..http.answers import CutPoint, EventChunks, Relay
 from ..http.messages import Request, ResponseHead
@@ -18,12 +18,13 @@ from ..http.server import ClientConnection
 from ..http.tunnel import Tunnel
 from ..http.upstream import Call, Failure
 from ..observability.record import PASSTHROUGH, Leg, Outcome, Phase, Record, Result
-from .classify import read_timing, result_of, result_of_failure, starts_with_error
+from .classify import result_of, result_of_failure, starts_with_error
 from .context import SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import REQUEST_ID, client_request_id, engine_request, new_attempt_id
 from .reply import ANSWER_DROPPED, ServedBy, encode_headers, new_record, send_error
+from .timing import complete_timing, measure_leg, read_timing
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Forward(ABC):
         self._request = request
         self._relay = Relay(client, request)
         self._chunks: EventChunks | None = None
+        self._recent: tuple[bytes, bytes] = b"", b""
+        """The two newest pieces of the answer: its end may come in three."""
 
     def start(self, engine: HostPort, backend: str, body: bytes) -> None:
         """Send `body` to `engine`, whose name is `backend`; callbacks write the response."""
@@ -79,6 +82,10 @@ class Forward(ABC):
     @abstractmethod
     def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
         """The answer begins with `data`."""
+
+    @abstractmethod
+    def inspect_last_bytes(self, data: bytes) -> None:
+        """The answer ends with `data`."""
 
     @abstractmethod
     def report_loss(self, detail: str) -> str:
@@ -131,8 +138,10 @@ class Forward(ABC):
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
         if last:
+            self.inspect_last_bytes(b"".join((*self._recent, data)))
             self.end_leg(result_of(self.leg.status or 0))
             self.end(Outcome.ANSWERED)
+        self._recent = self._recent[1], data
         self._relay.body(data, last=last)
 
     def failed(self, failure: Failure, detail: str) -> None:
@@ -210,20 +219,29 @@ class SingleEngineGeneration(Forward):
 
     def header_lines(self) -> bytes:
         leg, path = self.leg, self.record.path or RoutingPath.UNIFIED
-        timing: Timing | None = leg.timing if self._routed else None
+        timing = (self.record.timing or UNKNOWN) if self._routed else None
         return ServedBy(self.record.request_id, path, leg.backend, timing=timing).encode()
 
     def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
-        self.leg.timing = read_timing(head)
+        self.leg.timing = engine = read_timing(head)
+        begins_with_error = starts_with_error(head, data)
+        failed = head.status >= 400 or begins_with_error
+        seconds = None if failed else self._loop.time() - self.leg.started
+        self.record.timing = measure_leg(engine, seconds, data)
         if head.status >= 500:
             self._count_error(
                 f"decode by {self.leg.backend}: answered with an error ({head.status})"
             )
-        elif starts_with_error(head, data):
+        elif begins_with_error:
             # The result is recorded now; the leg itself goes on, still monitored, to its end.
             detail = "a stream that begins with an error"
             self.leg.end(Result.ERROR, self._loop.time(), status=head.status, detail=detail)
             self._count_error(f"decode by {self.leg.backend}: {detail}")
+
+    def inspect_last_bytes(self, data: bytes) -> None:
+        timing = self.record.timing
+        if timing is not None and timing.prompt is None:
+            self.record.timing = complete_timing(timing, data)
 
     def report_loss(self, detail: str) -> str:
         self._count_error(f"decode failed: {detail}")
@@ -254,6 +272,9 @@ class Passthrough(Forward):
 
     def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
         """Nothing to inspect: the sidecar does not interpret these answers."""
+
+    def inspect_last_bytes(self, data: bytes) -> None:
+        """Nothing to inspect, as above."""
 
     def report_loss(self, detail: str) -> str:
         # Probes and scrapes would fill the log several times a second while an engine is down, and

@@ -15,7 +15,7 @@ from ..http.messages import request_bytes
 from ..http.upstream import Call
 from ..observability.record import Leg, Phase, Result
 from ..security.route import Candidate
-from .classify import prefill_event, read_timing, result_of, result_of_failure
+from .classify import prefill_event, result_of, result_of_failure
 from .context import GenerationRequest, SidecarContext
 from .events_actions import (
     Cause,
@@ -26,6 +26,7 @@ from .events_actions import (
     PrefillUnusable,
 )
 from .outbound import engine_request, new_attempt_id
+from .timing import measure_leg, read_timing
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class PrefillAttempts:
         self.answer: Answer | None = None
         """The newest complete answer."""
         self.timing: Timing | None = None
-        """The timing that this answer reports."""
+        """The timing of this answer's leg."""
         self._loop = asyncio.get_running_loop()
         self.deadline: asyncio.TimerHandle | None = None
         """Of all attempts together; None: no attempt was made, or no further one will be."""
@@ -277,10 +278,17 @@ class PrefillLeg:
         self._record_result(answer, event)
         if isinstance(answer, Answer):
             self._liveness.alive = True
-            self._leg_record.timing = read_timing(answer.head)
             # Kept before the event: within it the driver may forward this very answer.
-            self._attempts.answer, self._attempts.timing = answer, self._leg_record.timing
+            self._attempts.answer = answer
+            self._leg_record.timing = engine = read_timing(answer.head)
+            self._attempts.timing = self._measure(engine, answer)
         self._attempts.listener.on_prefill_event(event)
+
+    def _measure(self, engine: Timing, answer: Answer) -> Timing:
+        leg = self._leg_record
+        is_answered = leg.result is Result.ANSWERED and leg.ended is not None
+        seconds = leg.ended - leg.started if is_answered and leg.ended is not None else None
+        return measure_leg(engine, seconds, answer.body, prefill=True)
 
     def _record_result(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
         """Record the result of the leg, and report it to the pod's circuit breaker."""

@@ -39,8 +39,8 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     def encode(self) -> bytes:
         """The header lines on the wire."""
         lines = f"{_routing_lines(self.path, self.prefill, self.decode)}{self.request_id}\r\n"
-        if timing := self.timing.encode() if self.timing is not None else "":
-            lines += f"{headers.TIMING}: {timing}\r\n"
+        if self.timing is not None:
+            lines += f"{headers.TIMING}: {self.timing.encode()}\r\n"
         return lines.encode()
 
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.timing import Timing
 
 from .fast_metrics import OTHER, CounterVec, HistogramVec
 from .record import Phase, Result
@@ -172,6 +173,17 @@ class Metrics:
             registry=registry,
         )
         self.first_byte = {path: first_byte.child(path.value) for path in RoutingPath}
+        prompt_tokens = CounterVec(
+            "tandem_sidecar_prompt_tokens_total",
+            "Prompt tokens by the usage of the answers: found in the engine's prefix cache,"
+            " computed, or unknown where the usage does not say which. Answers without a"
+            " usage are left out.",
+            ["source"],
+            registry=registry,
+        )
+        self.cached_tokens = prompt_tokens.child("cached")
+        self.computed_tokens = prompt_tokens.child("computed")
+        self.unknown_tokens = prompt_tokens.child("unknown")
         self.client_left = CounterVec(
             "tandem_sidecar_client_left_total",
             "Clients that left before the end of their answer, by moment.",
@@ -195,6 +207,14 @@ class Metrics:
     def count_unified(self, reason: str) -> None:
         """Count a request that one engine served, by the reason for it."""
         self._unified.child(_reason_label(reason)).inc()
+
+    def count_prompt(self, timing: Timing) -> None:
+        """Count the prompt tokens of an answered request."""
+        if timing.cached is not None and timing.computed is not None:
+            self.cached_tokens.inc(timing.cached)
+            self.computed_tokens.inc(timing.computed)
+        elif timing.prompt is not None:
+            self.unknown_tokens.inc(timing.prompt)
 
     def add_gauge(
         self,

@@ -158,6 +158,8 @@ class RequestObserver:
             metrics.fallbacks.inc()
         if record.first_byte is not None:
             metrics.first_byte[path].observe(record.first_byte - record.received)
+        if record.timing is not None:
+            metrics.count_prompt(record.timing)
         previous: Leg | None = None
         for leg in record.legs:
             if leg.phase is Phase.RELEASE:  # counted by `on_release_end`
@@ -239,6 +241,7 @@ def to_trace(record: Record) -> SidecarTrace:
         status=record.status,
         first_byte=_since_received(record, record.first_byte),
         ended=_since_received(record, record.ended),
+        timing=record.timing,
         legs=tuple(_to_leg_trace(record, leg) for leg in record.legs),
     )
 

@@ -203,6 +203,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """Prefill addresses left out because they are unsigned and outside the allow-list."""
     # msgspec copies an empty list for each Struct, so records do not share it.
     legs: list[Leg] = []
+    timing: Timing | None = None
+    """How long computing the prompt took and what the usage counts; None before an answer came."""
     trace: TraceContext | None = None
     """The span that this request will get; None: it is not traced."""
 

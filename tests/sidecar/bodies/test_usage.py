@@ -1,4 +1,4 @@
-"""The count of cached tokens is corrected, and nothing else changes."""
+"""Token counts are read; the count of cached tokens is corrected, and nothing else changes."""
 
 import json
 from itertools import pairwise
@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.bodies.usage import UsageCorrector, correct_usage, read_cached_tokens
+from tandem_sidecar.bodies.usage import (
+    TokenCounts,
+    UsageCorrector,
+    correct_usage,
+    read_cached_tokens,
+    read_token_counts,
+)
 
 CHAT = (
     b'{"id":"c", "choices":[{"message":{"content":"\\"usage\\":{\\"cached_tokens\\":9}"}}],'
@@ -134,3 +140,45 @@ def test_a_json_answer_is_held_until_it_is_complete() -> None:
 )
 def test_cached_tokens_of_a_prefill_answer(usage: object, cached: int) -> None:
     assert read_cached_tokens(json.dumps({"usage": usage}).encode()) == cached
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 5},
+            },
+            TokenCounts(9, 5, 2),
+        ),
+        ({"prompt_tokens": 9, "prompt_tokens_details": None}, TokenCounts(9)),
+        (
+            {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 0}},
+            TokenCounts(9, 0, 2),
+        ),
+        ({"input_tokens": 9, "output_tokens": 2}, TokenCounts(9, None, 2)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 32}, TokenCounts(41, 32)),
+        (None, TokenCounts()),
+        ("odd", TokenCounts()),
+        ({"prompt_tokens": "odd"}, TokenCounts()),
+    ],
+)
+def test_token_counts_of_each_api(usage: object, counts: TokenCounts) -> None:
+    answer = {"choices": [{"text": '"usage": {"prompt_tokens": 1}'}], "usage": usage, "ids": [1]}
+    assert read_token_counts(json.dumps(answer).encode()) == counts
+
+
+def test_token_counts_in_the_events_of_a_stream() -> None:
+    started = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":7}}}\n\n'
+    assert read_token_counts(started) == TokenCounts(7)
+    ended = b'data: {"usage":null}\n\ndata: {"usage":{"prompt_tokens":7}}\n\ndata: [DONE]\n\n'
+    assert read_token_counts(ended) == TokenCounts(7)
+    assert read_token_counts(ended[:40]) == TokenCounts()
+
+
+def test_computed_tokens_are_those_that_were_not_cached() -> None:
+    assert TokenCounts(9, 5).computed == 4
+    assert TokenCounts(9).computed is None
+    assert TokenCounts(cached=5).computed is None

@@ -1,0 +1,89 @@
+"""What the sidecar tells the router of a generation with the answer's head: `x-tandem-timing`.
+
+    measure_leg(engine, seconds, answer)    one leg: the engine's report, completed
+    merge_timing(prefill, decode)           both legs of a hand-off
+    complete_timing(timing, end)            with the usage that ends a stream, too late for the head
+
+vLLM reports nothing of its own, so the sidecar adds how long the leg took and what the answer's
+`usage` counts. The head of a stream is not delayed: what is not known yet is left out of it. A
+`usage` that ends the stream goes to the request's record (`GET /requests/ID`) and to the counter
+`tandem_sidecar_prompt_tokens_total`.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tandem_contract import headers
+from tandem_contract.timing import UNKNOWN, Timing, parse_timing
+
+from ..bodies.usage import TokenCounts, read_token_counts
+from ..http.messages import ResponseHead
+
+_TIMING: Final = headers.TIMING.encode()
+
+
+def read_timing(head: ResponseHead) -> Timing:
+    """The times and counts that an engine reports of its leg."""
+    value = head.value(_TIMING)
+    return parse_timing(value.decode("latin-1")) if value else UNKNOWN
+
+
+def measure_leg(
+    engine: Timing, seconds: float | None, answer: bytes, *, prefill: bool = False
+) -> Timing:
+    """The timing of a leg that computed the prompt.
+
+    `engine`: what the engine reports itself. `seconds`: the leg's duration; None if the leg failed,
+    because a failure takes no time that says anything of the engine. `answer`: the body, or its
+    first bytes. `prefill`: a prefill leg, of which `generated` is left out.
+    """
+    if seconds is None:
+        return engine
+    counts = read_token_counts(answer)
+    return Timing(
+        queue=engine.queue,
+        compute=engine.compute,
+        cached=counts.cached if engine.cached is None else engine.cached,
+        computed=counts.computed if engine.computed is None else engine.computed,
+        transfer=engine.transfer,
+        bytes=engine.bytes,
+        leg=seconds,
+        prompt=_prompt(engine, counts),
+        generated=None if prefill else counts.generated,
+    )
+
+
+def complete_timing(timing: Timing, end: bytes) -> Timing:
+    """`timing` with the counts that only the `end` of the answer has; for the record."""
+    counts = read_token_counts(end)
+    return replace(
+        timing,
+        cached=counts.cached if timing.cached is None else timing.cached,
+        computed=counts.computed if timing.computed is None else timing.computed,
+        prompt=counts.prompt,
+    )
+
+
+def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
+    """The timing of both legs: the prompt as the prefill leg's, the transfer as the decode engine
+    reports it. Without a prefill, `decode` is the whole story."""
+    if prefill is None:
+        return decode
+    if decode.transfer is None and decode.bytes is None:
+        return prefill
+    return Timing(
+        queue=prefill.queue,
+        compute=prefill.compute,
+        cached=prefill.cached,
+        computed=prefill.computed,
+        transfer=decode.transfer,
+        bytes=decode.bytes,
+        leg=prefill.leg,
+        prompt=prefill.prompt,
+    )
+
+
+def _prompt(engine: Timing, counts: TokenCounts) -> int | None:
+    if counts.prompt is not None or engine.cached is None or engine.computed is None:
+        return counts.prompt
+    return engine.cached + engine.computed

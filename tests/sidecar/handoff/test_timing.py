@@ -1,0 +1,188 @@
+"""The timing that a router gets with every generation, whatever the engine reports itself."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_contract.timing import UNKNOWN, Timing, parse_timing
+from tandem_sidecar.handoff.timing import complete_timing, measure_leg, merge_timing
+from tandem_sidecar.security.credentials import PlanKeys
+
+from ..conftest import Harness
+from ..peers import PARAMS, Turn
+
+USAGE = (
+    b'"usage":{"prompt_tokens":16,"completion_tokens":3,'
+    b'"prompt_tokens_details":{"cached_tokens":7}}'
+)
+TEXT = '{"choices":[{"text":"hello"}]}'
+ENGINE = Timing(queue=0.5, compute=1.25, cached=7, computed=9)
+
+
+async def vllm_prefill(turn: Turn) -> None:
+    """A producer that sends no timing of its own."""
+    turn.answer(200, b'{"choices":[],' + USAGE + b',"kv_transfer_params":' + PARAMS + b"}")
+
+
+class FakeVllm:
+    """Decodes without a timing of its own; the usage comes at the end of a stream."""
+
+    def __init__(self) -> None:
+        self.finish = asyncio.Event()
+        """Streams end once it is set."""
+
+    async def __call__(self, turn: Turn) -> None:
+        if not turn.request.json.get("stream"):
+            turn.answer(200, TEXT[:-1].encode() + b"," + USAGE + b"}")
+            return
+        turn.stream()
+        turn.event(TEXT)
+        await self.finish.wait()
+        turn.event('{"choices":[],' + USAGE.decode() + "}")
+        turn.event("[DONE]")
+        turn.end()
+
+
+def planned(harness: Harness, keys: PlanKeys, path: RoutingPath) -> dict[str, str]:
+    prefill = tuple(Target("p", str(peer.address)) for peer in harness.prefills)
+    split = path is RoutingPath.PREFILL_THEN_DECODE
+    expires = time.time() + 60
+    plan = Plan(path, "r", Target("d", "127.0.0.1:1"), prefill if split else (), 0, "r1", expires)
+    return {"x-tandem-plan": sign(plan, keys.current, now=time.time()), "x-request-id": "r1"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> PlanKeys:
+    (tmp_path / "k1").write_bytes(b"0123456789abcdef")
+    return PlanKeys(tmp_path)
+
+
+async def ask(
+    harness: Harness,
+    headers: Mapping[str, str],
+    kind: RequestKind = RequestKind.CHAT,
+    finish: asyncio.Event | None = None,
+) -> str | None:
+    """The timing header of one answer, a stream if `finish` is given: set when its head is here."""
+    body = json.dumps({"model": "m", "prompt": "Hi", "stream": finish is not None})
+    url = harness.url(PATHS[kind])
+    async with harness.http.post(url, data=body, headers=headers) as answer:
+        if finish is not None:
+            finish.set()
+        await answer.read()
+        return answer.headers.get("x-tandem-timing")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", RequestKind)
+@pytest.mark.parametrize(
+    "path", [RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FAST_DECODE, RoutingPath.UNIFIED]
+)
+async def test_every_routed_generation_gets_a_timing(
+    harness: Harness, keys: PlanKeys, path: RoutingPath, kind: RequestKind, stream: bool
+) -> None:
+    engine = FakeVllm()
+    await harness.prefill(vllm_prefill)
+    await harness.start(engine, keys=keys)
+    headers = planned(harness, keys, path)
+    value = await ask(harness, headers, kind, engine.finish if stream else None)
+    timing = parse_timing(value or "")
+    assert timing.leg is not None
+    is_split = path is RoutingPath.PREFILL_THEN_DECODE
+    is_known = is_split or not stream
+    counts = timing.prompt, timing.cached, timing.computed
+    assert counts == ((16, 7, 9) if is_known else (None, None, None))
+    assert timing.generated == (3 if is_known and not is_split else None)
+
+
+async def test_a_request_without_a_router_gets_none(harness: Harness) -> None:
+    await harness.start(FakeVllm())
+    assert await ask(harness, {}) is None
+
+
+async def test_the_engines_own_report_is_completed(harness: Harness) -> None:
+    await harness.prefill()
+    await harness.start()
+    value = await ask(harness, harness.candidates)
+    assert value is not None
+    assert value.startswith(
+        "queue=0.500000;compute=1.250000;cached=7;computed=9;transfer=0.125000;"
+    )
+    timing = parse_timing(value)
+    assert (timing.bytes, timing.prompt) == (4096, 16)
+    assert timing.leg is not None
+    assert timing.leg < 1.25, "the sidecar's own measurement, not the engine's"
+
+
+async def test_a_fallback_is_measured_on_the_engine_that_computed(harness: Harness) -> None:
+    engine = FakeVllm()
+    await harness.prefill()
+    harness.prefills[0].close_port()
+    await harness.start(engine)
+    timing = parse_timing(await ask(harness, harness.candidates, finish=engine.finish) or "")
+    assert timing.leg is not None
+    assert timing.prompt is None
+
+
+async def test_the_usage_that_ends_a_stream_is_counted_and_traced(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    engine = FakeVllm()
+    await harness.start(engine, keys=keys)
+    headers = planned(harness, keys, RoutingPath.FAST_DECODE)
+    timing = parse_timing(await ask(harness, headers, finish=engine.finish) or "")
+    assert timing.prompt is None
+    async with harness.http.get(harness.admin("/requests/r1")) as answer:
+        [trace] = await answer.json()
+    assert (trace["timing"]["prompt"], trace["timing"]["cached"]) == (16, 7)
+    assert await harness.metric('tandem_sidecar_prompt_tokens_total{source="cached"}') == 7
+    assert await harness.metric('tandem_sidecar_prompt_tokens_total{source="computed"}') == 9
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_failure_has_no_duration(harness: Harness, keys: PlanKeys, status: int) -> None:
+    async def script(turn: Turn) -> None:
+        turn.answer(status, b'{"error": {}}')
+
+    await harness.prefill(script)
+    await harness.start(script, keys=keys)
+    for path in (RoutingPath.FAST_DECODE, RoutingPath.PREFILL_THEN_DECODE):
+        assert await ask(harness, planned(harness, keys, path)) == "-"
+
+
+async def test_a_lost_engine_is_nothing_known(harness: Harness, keys: PlanKeys) -> None:
+    async def script(turn: Turn) -> None:
+        turn.die()
+
+    await harness.start(script, keys=keys)
+    headers = planned(harness, keys, RoutingPath.FAST_DECODE)
+    assert await ask(harness, headers) == "-"
+
+
+def test_the_engines_figures_outweigh_the_usage() -> None:
+    measured = measure_leg(ENGINE, 2.0, b'{"usage":{"prompt_tokens":99}}', prefill=True)
+    assert measured == Timing(queue=0.5, compute=1.25, cached=7, computed=9, leg=2.0, prompt=99)
+    assert measure_leg(ENGINE, 2.0, b"{}").prompt == 16
+    assert measure_leg(UNKNOWN, None, b"") is UNKNOWN
+
+
+def test_the_transfer_of_a_hand_off_is_the_decode_engines() -> None:
+    prefill = Timing(compute=1.0, leg=2.0, prompt=16)
+    assert merge_timing(prefill, Timing(transfer=0.25, compute=9.0)) == Timing(
+        compute=1.0, transfer=0.25, leg=2.0, prompt=16
+    )
+    assert merge_timing(prefill, UNKNOWN) is prefill
+    assert merge_timing(None, ENGINE) is ENGINE
+
+
+def test_the_end_of_a_stream_adds_what_its_head_lacked() -> None:
+    end = b'data: {"usage":{"prompt_tokens":16}}\n\ndata: [DONE]\n\n'
+    assert complete_timing(Timing(leg=1.0), end) == Timing(leg=1.0, prompt=16)
+    assert complete_timing(Timing(leg=1.0, cached=7), b"data: [DONE]\n\n").cached == 7

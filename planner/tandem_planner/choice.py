@@ -1,0 +1,210 @@
+"""The cheapest pods for a request, by the predicted cost that `cost` defines. Pure.
+
+The functions ending in `_costs` compute for many pods the sums of the terms that `cost` names for
+one: they run for every pod and request, so each is one pass over plain floats. Costs that differ by
+less than `cost.TIE` are equal, and the choice among them is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import inf
+from random import Random
+from typing import Final
+
+from .cost import (
+    HANDOFF_SECONDS,
+    MAX_TRANSFER_SHARE,
+    TIE,
+    PodFigures,
+    RequestFigures,
+    idle_prefill_seconds,
+    preemption_seconds,
+    transfer_seconds,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods that can exchange KV, by index: each of `prefills` may prefill for each of `decodes`."""
+
+    prefills: Sequence[int]
+    decodes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The pods to choose from. All sequences have one entry per pod."""
+
+    pods: Sequence[PodFigures]
+    cached: Sequence[int]
+    """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
+    decodes: Sequence[int]
+    """Indices of the pods that may decode, and so serve the request alone."""
+    groups: Sequence[Group] = ()
+    """Which pairs may share the request; empty: none."""
+    extra: Mapping[int, float] | None = None
+    """Index of a pod that may decode → seconds that this very request costs there in addition, such
+    as loading an adapter; inf rules it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The cheapest way to serve a request."""
+
+    decodes: Sequence[int]
+    """The pod to decode, then its alternates; empty: no pod may decode."""
+    prefills: Sequence[int] = ()
+    """The pod to prefill, then the retries; empty: the decode pod serves the request alone."""
+    cost: float = inf
+    """Seconds."""
+    alternative: float = inf
+    """Seconds of the cheapest way with the other answer to the question of a split; inf: none."""
+    is_transfer_too_long: bool = False
+    """Whether the transfer to the chosen pod ruled a split out."""
+
+
+def unified_costs(
+    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
+) -> list[float]:
+    """`unified(D)` of each pod in `which`."""
+    prompt, output, now = request
+    costs = []
+    for i in which:
+        (ends, late, cost, fixed, per_token, per_pair, stall, harm, free, standing, *_) = pods[i]
+        hit = cached[i]
+        uncached = prompt - hit if hit < prompt else 1
+        if late:
+            left = ends - now
+            cost += left if left > 0.0 else -left * late
+        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
+        cost += prefill * (1.0 + stall) + harm * output + standing
+        if uncached + output > free:
+            cost += preemption_seconds(request, pods[i], uncached)
+        costs.append(cost)
+    return costs
+
+
+def prefill_costs(
+    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
+) -> list[float]:
+    """The terms of `split(P, D)` that depend on P, for each pod in `which`."""
+    prompt, _, now = request
+    costs = []
+    for i in which:
+        (ends, late, cost, fixed, per_token, per_pair, stall, _, _, standing, *_) = pods[i]
+        hit = cached[i]
+        uncached = prompt - hit if hit < prompt else 1
+        if late:
+            left = ends - now
+            cost += left if left > 0.0 else -left * late
+        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
+        costs.append(cost + prefill * (1.0 + stall) + standing)
+    return costs
+
+
+def decode_costs(
+    request: RequestFigures,
+    pods: Sequence[PodFigures],
+    cached: Sequence[int],
+    which: Sequence[int],
+    longest_transfer: float = inf,
+) -> list[float]:
+    """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which`; inf
+    where the transfer would take more than `longest_transfer` seconds."""
+    prompt, output, _ = request
+    costs = []
+    for i in which:
+        pod = pods[i]
+        uncached = max(1, prompt - cached[i])
+        transfer = transfer_seconds(pod, uncached)
+        if transfer > longest_transfer:
+            costs.append(inf)
+            continue
+        cost = transfer + HANDOFF_SECONDS + pod.itl_harm * output + pod.standing
+        if uncached + output > pod.free_tokens:
+            cost += preemption_seconds(request, pod, uncached)
+        costs.append(cost)
+    return costs
+
+
+def choose(
+    request: RequestFigures, candidates: Candidates, random: Random, *, count: int = 1
+) -> Choice:
+    """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
+    prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods."""
+    pods, cached, extra = candidates.pods, candidates.cached, candidates.extra
+    costs = unified_costs(request, pods, cached, candidates.decodes)
+    if extra:
+        costs = [c + extra.get(i, 0.0) for c, i in zip(costs, candidates.decodes, strict=True)]
+    unified = min(costs, default=inf)
+    best, split, too_long = None, inf, set[int]()
+    for group in candidates.groups:
+        pair = _cheapest_pair(request, candidates, group, random, count)
+        too_long |= pair.too_long
+        if pair.cost < split:
+            best, split = pair, pair.cost
+    if best is not None and split < unified:
+        return Choice(best.decodes, best.prefills, split, unified)
+    if unified == inf:
+        return Choice(())
+    decodes = _cheapest(costs, candidates.decodes, count, random)
+    return Choice(decodes, (), unified, split, decodes[0] in too_long)
+
+
+def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
+    """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
+    as fast as `pod`."""
+    prefill = idle_prefill_seconds(request, pod, cached)
+    limit = MAX_TRANSFER_SHARE * prefill
+    split = prefill + decode_costs(request, [pod], [cached], [0], limit)[0]
+    return split < unified_costs(request, [pod], [cached], [0])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The cheapest pair of a group."""
+
+    cost: float = inf
+    decodes: Sequence[int] = ()
+    prefills: Sequence[int] = ()
+    too_long: frozenset[int] = frozenset()
+    """Decode pods to which the transfer would take too long."""
+
+
+_PREFILLS: Final = 3
+"""Prefill pods named: the choice and two retries, as many as a sidecar makes by default."""
+
+
+def _cheapest_pair(
+    request: RequestFigures, candidates: Candidates, group: Group, random: Random, count: int
+) -> _Pair:
+    pods, cached, extra = candidates.pods, candidates.cached, candidates.extra
+    costs = prefill_costs(request, pods, cached, group.prefills)
+    prefills = _cheapest(costs, group.prefills, _PREFILLS, random)
+    if not prefills:
+        return _Pair()
+    first = prefills[0]
+    limit = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pods[first], cached[first])
+    decode = decode_costs(request, pods, cached, group.decodes, limit)
+    too_long = frozenset(i for i, c in zip(group.decodes, decode, strict=True) if c == inf)
+    if extra:
+        decode = [c + extra.get(i, 0.0) for c, i in zip(decode, group.decodes, strict=True)]
+    if (least := min(decode, default=inf)) == inf:
+        return _Pair(too_long=too_long)
+    decodes = _cheapest(decode, group.decodes, count, random)
+    return _Pair(min(costs) + least, decodes, prefills, too_long)
+
+
+def _cheapest(
+    costs: Sequence[float], which: Sequence[int], count: int, random: Random
+) -> list[int]:
+    """Up to `count` of the pods `which`, the cheapest first; the first is drawn among equals."""
+    if not costs or (least := min(costs)) == inf:
+        return []
+    equal = [i for cost, i in zip(costs, which, strict=True) if cost <= least + TIE]
+    first = equal[0] if len(equal) == 1 else random.choice(equal)
+    if count == 1:
+        return [first]
+    others = nsmallest(count, zip(costs, which, strict=True))
+    return [first, *(i for cost, i in others if i != first and cost < inf)][:count]

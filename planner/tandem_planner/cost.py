@@ -1,0 +1,171 @@
+"""The predicted cost of serving a request on given pods, in seconds, and the choice by it. Pure.
+
+    unified(D)  = wait(D) + prefill(D) + stall(D) + decode(D) + preemption(D) + standing(D)
+    split(P, D) = wait(P) + prefill(P) + stall(P) + standing(P)
+                + transfer(D) + handoff + decode(D) + preemption(D) + standing(D)
+
+    wait        seconds of prefill work ahead in the pod's queue
+    prefill     a + b n + c (n² + 2 n cached), n uncached tokens on the pod that computes them
+    stall       STALL_WEIGHT × prefill × decodes running on that pod: each decode step that the
+                prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
+                for those that it was set up to serve
+    transfer    KV bytes of the tokens not on D ÷ D's measured rate
+    handoff     a constant for the two extra round trips
+    decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens: what they
+                slow this request down, and what it slows them down
+    preemption  prefill of the prompt once more × the share of prompt and output for which D has no
+                free KV
+    standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
+
+wait + prefill + transfer + handoff are the seconds until the first token; the rest is harm and
+risk. Where transfer(D) exceeds MAX_TRANSFER_SHARE of prefill(P) there is no split. The terms of P
+and those of D are independent within a group of pods that can exchange KV, so the best pair is the
+best P and the best D: `choice` is O(P + D).
+"""
+
+from math import inf
+from typing import Final, NamedTuple
+
+from .kv_size import KvSize
+from .prefill_fit import PREFILL_PRIOR
+from .transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR
+
+STALL_WEIGHT: Final = 0.1
+"""Seconds of harm per second of prefill and running decode. At 1 a decode's delay would count as
+much as the first token's; engines interleave chunks of the prefill with decode steps, and readers
+are slower than decodes."""
+DECODE_RESERVE: Final = 10.0
+"""Decodes by which a decode pod counts as busier than it is, when it would prefill."""
+DECODE_WEIGHT: Final = 4.0
+"""Harm per second of ITL that a decode gets and adds: two of each, because decodes last while
+queues pass, and a pod that has many attracts long waits for memory later."""
+HANDOFF_SECONDS: Final = 0.01
+"""Seconds that a hand-off takes beside prefill and transfer: two round trips, one queue more."""
+FAILURE_SECONDS: Final = 5.0
+"""Seconds that a failed request costs its client: it finds out and tries again."""
+LATE_SHARE: Final = 0.5
+"""The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
+MAX_TRANSFER_SHARE: Final = 0.5
+"""Largest transfer for which a request is split, as a share of the prefill."""
+TIE: Final = 1e-3
+"""Seconds within which two costs are equal: then the choice is drawn."""
+
+
+class PodFigures(NamedTuple):
+    """What the cost of a request on one pod depends on. Times are of one clock, in seconds."""
+
+    head_ends: float = 0.0
+    """When the prefill at the head of the queue is predicted to end; of no meaning without one."""
+    late_share: float = 0.0
+    """LATE_SHARE while a prefill is at the head, else 0."""
+    queued: float = 0.0
+    """Seconds of prefill work behind the head."""
+    fixed: float = PREFILL_PRIOR.fixed
+    per_token: float = PREFILL_PRIOR.per_token
+    per_pair: float = PREFILL_PRIOR.per_pair
+    stall: float = 0.0
+    """Harm per second of prefill: STALL_WEIGHT × decodes."""
+    itl_harm: float = 0.0
+    """Seconds per output token: DECODE_WEIGHT × slope × decodes."""
+    free_tokens: float = inf
+    """Tokens for which the KV cache has room."""
+    standing: float = 0.0
+    """Seconds per request, whatever its prompt."""
+    transfer_latency: float = TRANSFER_PRIOR.latency
+    transfer_per_byte: float = TRANSFER_PRIOR.per_byte
+    kv: KvSize = KvSize(KV_BYTES_PRIOR)
+
+
+class RequestFigures(NamedTuple):
+    """What the cost of a request depends on, beside the pod."""
+
+    prompt: int
+    """Tokens."""
+    output: float
+    """Tokens expected."""
+    now: float
+
+
+class CostTerms(NamedTuple):
+    """The terms of one pod's cost, in seconds; their sum is the cost."""
+
+    wait: float = 0.0
+    prefill: float = 0.0
+    stall: float = 0.0
+    transfer: float = 0.0
+    handoff: float = 0.0
+    decode: float = 0.0
+    preemption: float = 0.0
+    standing: float = 0.0
+
+    @property
+    def first_token(self) -> float:
+        """Seconds until the first token; the rest is harm and risk."""
+        return self.wait + self.prefill + self.transfer + self.handoff
+
+
+def wait_seconds(pod: PodFigures, now: float) -> float:
+    """Seconds of prefill work ahead of a request that arrives `now`."""
+    if not pod.late_share:
+        return pod.queued
+    left = pod.head_ends - now
+    return pod.queued + (left if left > 0.0 else -left * pod.late_share)
+
+
+def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
+    """The terms of `unified(D)`. `cached` tokens of the prompt are on D, or will be by then."""
+    uncached = max(1, request.prompt - cached)
+    prefill = _prefill(pod, uncached, cached)
+    return CostTerms(
+        wait=wait_seconds(pod, request.now),
+        prefill=prefill,
+        stall=prefill * pod.stall,
+        decode=pod.itl_harm * request.output,
+        preemption=preemption_seconds(request, pod, uncached),
+        standing=pod.standing,
+    )
+
+
+def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
+    """The terms of `split(P, D)` that depend on P, which has `cached` tokens of the prompt."""
+    prefill = _prefill(pod, max(1, request.prompt - cached), cached)
+    return CostTerms(
+        wait=wait_seconds(pod, request.now),
+        prefill=prefill,
+        stall=prefill * pod.stall,
+        standing=pod.standing,
+    )
+
+
+def decode_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
+    """The terms of `split(P, D)` that depend on D, which has `cached` tokens of the prompt."""
+    uncached = max(1, request.prompt - cached)
+    return CostTerms(
+        transfer=transfer_seconds(pod, uncached),
+        handoff=HANDOFF_SECONDS,
+        decode=pod.itl_harm * request.output,
+        preemption=preemption_seconds(request, pod, uncached),
+        standing=pod.standing,
+    )
+
+
+def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
+    """What the prefill would take on an idle pod that is as fast as `pod`."""
+    return _prefill(pod, max(1, request.prompt - cached), cached)
+
+
+def transfer_seconds(pod: PodFigures, uncached: int) -> float:
+    """Seconds to transfer the KV of `uncached` tokens to `pod`."""
+    return pod.transfer_latency + pod.transfer_per_byte * pod.kv.bytes(uncached)
+
+
+def preemption_seconds(request: RequestFigures, pod: PodFigures, uncached: int) -> float:
+    """Expected seconds to compute the prompt once more, because KV ran out on `pod`."""
+    needed = uncached + request.output
+    if needed <= pod.free_tokens:
+        return 0.0
+    return (needed - max(0.0, pod.free_tokens)) / needed * _prefill(pod, request.prompt, 0)
+
+
+def _prefill(pod: PodFigures, uncached: int, cached: int) -> float:
+    return pod.fixed + uncached * (pod.per_token + pod.per_pair * (uncached + 2 * cached))

@@ -1,0 +1,60 @@
+"""How much each further decode slows the others down on one engine, learned from measurements.
+
+    seconds between two tokens of one request (ITL) = step + slope × decodes running
+
+`step` is an empty step (launches, reading the weights), `slope` the attention and sampling of one
+more request in the batch.
+"""
+
+from typing import Final, NamedTuple
+
+from .sample_window import SampleWindow
+
+
+class DecodeCost(NamedTuple):
+    """The coefficients of one engine, in seconds."""
+
+    step: float
+    """ITL of a request alone."""
+    slope: float
+    """ITL added by each further decode."""
+
+
+DECODE_PRIOR: Final = DecodeCost(0.01, 1e-4)
+"""Assumed before anything is measured: 100 tokens per second for a request alone, and half of that
+in a batch of 100."""
+
+
+class DecodeFit:
+    """The fit of one engine."""
+
+    def __init__(self, prior: DecodeCost = DECODE_PRIOR) -> None:
+        self._window = SampleWindow(tuple(prior))
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return self._window.count
+
+    @property
+    def updated_at(self) -> float | None:
+        """Time of the latest sample; None without one."""
+        return self._window.updated_at
+
+    @property
+    def cost(self) -> DecodeCost:
+        """The coefficients; the prior's without samples."""
+        return DecodeCost(*self._window.coefficients)
+
+    def add(self, decodes: float, itl: float, now: float) -> None:
+        """Learn that requests got a token every `itl` seconds while `decodes` ran."""
+        if decodes > 0 and itl > 0:
+            self._window.add((1.0, decodes), itl, now)
+
+    def set_prior(self, prior: DecodeCost) -> None:
+        """Start from another engine's coefficients."""
+        self._window.set_prior(tuple(prior))
+
+    def restart(self) -> None:
+        """The engine's process was replaced: start again."""
+        self._window.clear()

@@ -1,0 +1,112 @@
+"""A robust, non-negative linear fit of durations, with a prior. Pure.
+
+    seconds ≈ θ₀ c₀ x₀ + θ₁ c₁ x₁ + …        c: the prior's coefficients, θ ≥ 0: what is fitted
+
+First all θ are the median of measured ÷ prior seconds: a machine that is ten times slower than the
+prior needs one sample. Then each θ moves as far as the samples tell it apart from the others:
+iteratively reweighted least squares of the *relative* error, so that short and long durations count
+alike. A sample that is far off weighs little (an outlier), and an older sample less than a newer.
+RIDGE samples' worth of prior hold a θ that the samples hardly determine, for instance that of
+attention's quadratic term while all prompts are short.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+RIDGE: Final = 0.003
+"""Weight of the prior's shape, in samples. Too low: a coefficient that no sample determines follows
+the noise, and long prompts are predicted wrongly. Too high: the shape is learned slowly."""
+OUTLIER: Final = 2.0
+"""Relative error from which a sample counts less, as a multiple of the median error."""
+MIN_ERROR: Final = 0.05
+"""Least median error: below it, differences between samples say nothing about outliers."""
+AGE_WEIGHT: Final = 0.98
+"""Weight of a sample as a multiple of that of the next newer one."""
+_ROUNDS: Final = (1, 1, 1, 1, 1, 2, 2)
+"""Exponent of an outlier's weight in each round. Gentle first: while the shape is still wrong, the
+samples that would correct it look like outliers."""
+
+
+class FitSample(NamedTuple):
+    """One measurement."""
+
+    features: tuple[float, ...]
+    seconds: float
+
+
+def robust_fit(samples: Sequence[FitSample], prior: Sequence[float]) -> tuple[float, ...]:
+    """Coefficients for `samples` (oldest first), each at least 0; the prior's without samples.
+
+    Samples must have positive seconds, and `prior` positive coefficients.
+    """
+    rows = [
+        ([c * x for c, x in zip(prior, sample.features, strict=True)], sample.seconds)
+        for sample in samples
+    ]
+    rows = [(row, seconds) for row, seconds in rows if sum(row) > 0.0]
+    if not rows:
+        return tuple(prior)
+    scale = median(seconds / sum(row) for row, seconds in rows)
+    factors = [scale] * len(prior)
+    for power in _ROUNDS if len(rows) > 1 else ():
+        factors = _reweighted(rows, factors, scale, power)
+    return tuple(factor * c for factor, c in zip(factors, prior, strict=True))
+
+
+def _reweighted(
+    rows: Sequence[tuple[list[float], float]], factors: Sequence[float], scale: float, power: int
+) -> list[float]:
+    """One round: weights by the present errors, then the weighted least squares."""
+    size = len(factors)
+    # Relative to `scale`, so that RIDGE has the same meaning for fast and slow machines.
+    matrix = [[RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]
+    vector = [RIDGE] * size
+    predictions = [
+        sum(f * x for f, x in zip(factors, row, strict=True)) or scale * sum(row) for row, _ in rows
+    ]
+    errors = [abs(s / p - 1.0) for p, (_, s) in zip(predictions, rows, strict=True)]
+    limit = OUTLIER * max(MIN_ERROR, median(errors))
+    age = 1.0
+    # From the newest sample to the oldest.
+    for i in reversed(range(len(rows))):
+        (row, seconds), predicted, error = rows[i], predictions[i], errors[i]
+        weight = age * (1.0 if error <= limit else (limit / error) ** power)
+        relative = [x * scale / predicted for x in row]
+        for j, x in enumerate(relative):
+            vector[j] += weight * x * seconds / predicted
+            for k, y in enumerate(relative):
+                matrix[j][k] += weight * x * y
+        age *= AGE_WEIGHT
+    return [scale * factor for factor in _solve_non_negative(matrix, vector)]
+
+
+def _solve_non_negative(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """The solution with the most negative coefficients fixed at 0, one after the other."""
+    free = list(range(len(vector)))
+    while True:
+        solution = _solve([[matrix[i][j] for j in free] for i in free], [vector[i] for i in free])
+        lowest = min(range(len(free)), key=solution.__getitem__)
+        if solution[lowest] >= 0.0:
+            break
+        del free[lowest]
+    full = [0.0] * len(vector)
+    for i, value in zip(free, solution, strict=True):
+        full[i] = value
+    return full
+
+
+def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Gaussian elimination; RIDGE on the diagonal makes the matrix positive definite."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            for k in range(i, size + 1):
+                rows[j][k] -= factor * rows[i][k]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][k] * solution[k] for k in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i]
+    return solution

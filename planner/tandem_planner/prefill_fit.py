@@ -1,0 +1,100 @@
+"""How long one engine takes to compute prompts, learned from measurements.
+
+    seconds(n, cached) = a + b n + c (n² + 2 n cached)
+
+n uncached tokens behind `cached` tokens: a is the cost of a request, b that of a token through the
+layers, and c that of attention, in which each of the n tokens looks at all tokens before it: n²/2 +
+n·cached pairs. Batches fit in, because the formula is additive: for several requests that an engine
+computed together, the requests, tokens and pairs are summed.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from .sample_window import SampleWindow
+
+
+class PrefillCost(NamedTuple):
+    """The coefficients of one engine."""
+
+    fixed: float
+    """Seconds per request."""
+    per_token: float
+    """Seconds per uncached token."""
+    per_pair: float
+    """Seconds per unit of n² + 2 n cached."""
+
+    def seconds(self, uncached: float, cached: float = 0.0) -> float:
+        """Seconds to compute `uncached` prompt tokens behind `cached` ones; 0 for none."""
+        if uncached <= 0:
+            return 0.0
+        return self.fixed + uncached * (self.per_token + self.per_pair * (uncached + 2 * cached))
+
+
+PREFILL_PRIOR: Final = PrefillCost(0.005, 1e-4, 5e-10)
+"""Assumed before anything is measured: 10,000 tokens per second and 5 ms per request, about an 8B
+model on one GPU of 2024. A token at position 100,000 costs twice as much as the first one."""
+
+
+class PrefillSample(NamedTuple):
+    """Prompts that an engine computed in `seconds`, alone or together."""
+
+    requests: int
+    tokens: float
+    """Uncached tokens, of all requests."""
+    pairs: float
+    """n² + 2 n cached, summed over the requests."""
+    seconds: float
+
+
+def prefill_sample(prompts: Iterable[tuple[float, float]], seconds: float) -> PrefillSample:
+    """A sample of prompts, given as (uncached, cached) tokens."""
+    requests, tokens, pairs = 0, 0.0, 0.0
+    for uncached, cached in prompts:
+        requests += 1
+        tokens += uncached
+        pairs += uncached * (uncached + 2 * cached)
+    return PrefillSample(requests, tokens, pairs, seconds)
+
+
+class PrefillFit:
+    """The fit of one engine. The first sample after a start is dropped: it has the engine's
+    compilations and first allocations in it."""
+
+    def __init__(self, prior: PrefillCost = PREFILL_PRIOR) -> None:
+        self._window = SampleWindow(tuple(prior))
+        self._is_cold = True
+
+    @property
+    def count(self) -> int:
+        """Samples, without the one dropped."""
+        return self._window.count
+
+    @property
+    def updated_at(self) -> float | None:
+        """Time of the latest sample; None without one."""
+        return self._window.updated_at
+
+    @property
+    def cost(self) -> PrefillCost:
+        """The coefficients; the prior's without samples."""
+        return PrefillCost(*self._window.coefficients)
+
+    def add(self, sample: PrefillSample, now: float) -> None:
+        """Learn from a measurement; without tokens or seconds it says nothing."""
+        if sample.tokens < 1 or sample.seconds <= 0:
+            return
+        if self._is_cold:
+            self._is_cold = False
+            return
+        features = (float(sample.requests), sample.tokens, sample.pairs)
+        self._window.add(features, sample.seconds, now)
+
+    def set_prior(self, prior: PrefillCost) -> None:
+        """Start from another engine's coefficients."""
+        self._window.set_prior(tuple(prior))
+
+    def restart(self) -> None:
+        """The engine's process was replaced, perhaps by another machine: start again."""
+        self._window.clear()
+        self._is_cold = True

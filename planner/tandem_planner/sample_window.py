@@ -1,0 +1,54 @@
+"""The latest samples of one duration, and the fit of them; computed again only when needed."""
+
+from collections import deque
+from typing import Final
+
+from .linear_fit import FitSample, robust_fit
+
+WINDOW: Final = 64
+"""Samples kept. More: steadier and slower to follow a change of the engine."""
+_REFIT: Final = 8
+"""A fit is computed again once this part (1 / _REFIT) of the samples in the window is new."""
+
+
+class SampleWindow:
+    """Samples of one duration and their coefficients."""
+
+    def __init__(self, prior: tuple[float, ...]) -> None:
+        self.prior = prior
+        """Coefficients until the first sample, and the shape of those that samples leave open."""
+        self.count = 0
+        """Samples ever added."""
+        self.updated_at: float | None = None
+        """Time of the latest sample; None without one."""
+        self._samples: deque[FitSample] = deque(maxlen=WINDOW)
+        self._coefficients = prior
+        self._fitted = 0
+        """`count` at the latest fit."""
+
+    def add(self, features: tuple[float, ...], seconds: float, now: float) -> None:
+        """Add a measurement of `seconds` > 0."""
+        self._samples.append(FitSample(features, seconds))
+        self.count += 1
+        self.updated_at = now
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """The fit of the samples in the window; the prior without samples."""
+        new = self.count - self._fitted
+        if new and new * _REFIT >= min(self.count, WINDOW):
+            self._coefficients = robust_fit(self._samples, self.prior)
+            self._fitted = self.count
+        return self._coefficients
+
+    def set_prior(self, prior: tuple[float, ...]) -> None:
+        """Start from other coefficients, for instance those of an alike pod."""
+        self.prior = prior
+        self._coefficients = robust_fit(self._samples, prior)
+        self._fitted = self.count
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self._samples.clear()
+        self.count, self._fitted, self.updated_at = 0, 0, None
+        self._coefficients = self.prior

@@ -1,0 +1,80 @@
+"""How long a decode engine takes to read the KV of a prompt from a prefill engine, learned.
+
+    seconds = latency + bytes ÷ rate            bytes = uncached tokens × KV bytes per token
+
+The rate is learned per decode engine from its transfers. KV bytes per token come from the model's
+config.json (`kv_size`) where one is at hand, else from the bytes of the transfers.
+"""
+
+from typing import Final, NamedTuple
+
+from .fabrics import ASSUMED_RATE, Fabric
+from .sample_window import SampleWindow
+
+KV_BYTES_PRIOR: Final = 131_072.0
+"""KV bytes per token before anything is known: 32 layers of 8 heads of 128, 2 bytes each, for keys
+and values (Llama 3 8B)."""
+_WEIGHT: Final = 0.1
+"""Weight of the newest transfer in the moving average of bytes per token."""
+
+
+class TransferCost(NamedTuple):
+    """The figures of one decode engine."""
+
+    latency: float
+    """Seconds of a transfer of no bytes."""
+    per_byte: float
+    """Seconds per byte."""
+
+    def seconds(self, count: float) -> float:
+        """Seconds to transfer `count` bytes; 0 for none."""
+        return self.latency + self.per_byte * count if count > 0 else 0.0
+
+
+TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / ASSUMED_RATE[Fabric.RDMA])
+"""Assumed before anything is measured: RDMA. The first transfers correct an assumption that is too
+low; one that is too high would prevent them."""
+
+
+class TransferFit:
+    """The fit of one decode engine."""
+
+    def __init__(self, prior: TransferCost = TRANSFER_PRIOR) -> None:
+        self._window = SampleWindow(tuple(prior))
+        self.bytes_per_token: float | None = None
+        """KV bytes per token, a moving average of its transfers; None without one."""
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return self._window.count
+
+    @property
+    def updated_at(self) -> float | None:
+        """Time of the latest sample; None without one."""
+        return self._window.updated_at
+
+    @property
+    def cost(self) -> TransferCost:
+        """The figures; the prior's without samples."""
+        return TransferCost(*self._window.coefficients)
+
+    def add(self, transfers: float, count: float, seconds: float, now: float) -> None:
+        """Learn from `transfers` transfers of `count` bytes in `seconds`, all together."""
+        if count > 0 and seconds > 0:
+            self._window.add((transfers, count), seconds, now)
+
+    def add_size(self, tokens: float, count: float) -> None:
+        """Learn that the KV of `tokens` tokens has `count` bytes."""
+        if tokens > 0 and count > 0:
+            size, average = count / tokens, self.bytes_per_token
+            self.bytes_per_token = size if average is None else average + _WEIGHT * (size - average)
+
+    def set_prior(self, prior: TransferCost) -> None:
+        """Start from another engine's figures."""
+        self._window.set_prior(tuple(prior))
+
+    def restart(self) -> None:
+        """The engine's process was replaced: start again."""
+        self._window.clear()
+        self.bytes_per_token = None

@@ -1,0 +1,172 @@
+"""The choice is the pair, or the single pod, with the lowest cost."""
+
+from itertools import product
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_planner.choice import (
+    Candidates,
+    Choice,
+    Group,
+    choose,
+    decode_costs,
+    prefill_costs,
+    unified_costs,
+    would_split,
+)
+from tandem_planner.cost import (
+    MAX_TRANSFER_SHARE,
+    TIE,
+    PodFigures,
+    RequestFigures,
+    decode_terms,
+    prefill_terms,
+    transfer_seconds,
+    unified_terms,
+)
+from tandem_planner.kv_size import KvSize
+
+NOW = 100.0
+TIMES = st.floats(0.0, 5.0)
+PODS = st.builds(
+    PodFigures,
+    head_ends=st.floats(NOW - 5, NOW + 5),
+    late_share=st.sampled_from([0.0, 0.5]),
+    queued=TIMES,
+    fixed=st.just(0.005),
+    per_token=st.floats(1e-5, 1e-3),
+    per_pair=st.floats(0.0, 1e-9),
+    stall=TIMES,
+    itl_harm=st.floats(0.0, 0.01),
+    free_tokens=st.sampled_from([0.0, 1000.0, inf]),
+    standing=TIMES,
+    transfer_latency=st.floats(0.0, 0.2),
+    transfer_per_byte=st.floats(0.0, 1e-9),
+    kv=st.just(KvSize(1e5)),
+)
+REQUESTS = st.builds(RequestFigures, st.integers(0, 20_000), st.floats(1.0, 500.0), st.just(NOW))
+FLEETS = st.lists(st.tuples(PODS, st.integers(0, 20_000)), min_size=1, max_size=6)
+
+
+def choice(request: RequestFigures, candidates: Candidates, seed: int = 0) -> Choice:
+    return choose(request, candidates, Random(seed))
+
+
+@given(request=REQUESTS, fleet=FLEETS)
+def test_the_passes_over_all_pods_sum_the_terms(
+    request: RequestFigures, fleet: list[tuple[PodFigures, int]]
+) -> None:
+    pods, cached = zip(*fleet, strict=True)
+    which = range(len(pods))
+    for costs, terms in (
+        (unified_costs, unified_terms),
+        (prefill_costs, prefill_terms),
+        (decode_costs, decode_terms),
+    ):
+        sums = [sum(terms(request, pod, hit)) for pod, hit in fleet]
+        assert costs(request, pods, cached, which) == pytest.approx(sums)
+
+
+@given(request=REQUESTS, fleet=FLEETS, decoding=FLEETS, seed=st.integers(0, 9))
+def test_nothing_is_cheaper_than_the_choice(
+    request: RequestFigures,
+    fleet: list[tuple[PodFigures, int]],
+    decoding: list[tuple[PodFigures, int]],
+    seed: int,
+) -> None:
+    pods, cached = zip(*fleet, *decoding, strict=True)
+    prefills, decodes = range(len(fleet)), range(len(fleet), len(pods))
+    made = choice(request, Candidates(pods, cached, decodes, [Group(prefills, decodes)]), seed)
+    costs = dict(zip(decodes, unified_costs(request, pods, cached, decodes), strict=True))
+    pairs = {
+        (p, d): prefill_costs(request, pods, cached, [p])[0]
+        + decode_costs(request, pods, cached, [d])[0]
+        for p, d in product(prefills, decodes)
+        if transfer_seconds(pods[d], max(1, request.prompt - cached[d]))
+        <= MAX_TRANSFER_SHARE * prefill_terms(request, pods[p], cached[p]).prefill
+    }
+    if made.prefills:
+        cost = pairs[made.prefills[0], made.decodes[0]]
+        assert cost < min(costs.values()) + 2 * TIE
+    else:
+        cost = costs[made.decodes[0]]
+    assert made.cost <= cost <= made.cost + 2 * TIE
+    assert made.cost <= min(costs.values()) + TIE
+
+
+def test_equal_pods_share_the_requests() -> None:
+    request = RequestFigures(1000, 10.0, NOW)
+    candidates = Candidates([PodFigures()] * 4, [0] * 4, range(4))
+    chosen = {choice(request, candidates, seed).decodes[0] for seed in range(60)}
+    assert chosen == {0, 1, 2, 3}
+
+
+def test_a_cache_is_worth_a_wait_until_it_costs_more() -> None:
+    request = RequestFigures(100_000, 10.0, NOW)
+    busy = PodFigures(head_ends=NOW + 4, late_share=0.5)
+    cached = [60_000, 0]
+    assert choice(request, Candidates([busy, PodFigures()], cached, (0, 1))).decodes == [0]
+    busier = busy._replace(queued=60.0)
+    assert choice(request, Candidates([busier, PodFigures()], cached, (0, 1))).decodes == [1]
+
+
+PREFILL, DECODE = PodFigures(), PodFigures(stall=1.0)
+PAIR = [Group((0,), (1,))]
+
+
+def test_a_long_prompt_is_split_and_a_short_one_is_not() -> None:
+    long = choice(
+        RequestFigures(4000, 10.0, NOW), Candidates([PREFILL, DECODE], [0, 0], (1,), PAIR)
+    )
+    assert (long.decodes, long.prefills) == ([1], [0])
+    assert long.cost < long.alternative
+    short = choice(RequestFigures(20, 10.0, NOW), Candidates([PREFILL, DECODE], [0, 0], (1,), PAIR))
+    assert (short.decodes, short.prefills, short.is_transfer_too_long) == ([1], (), False)
+    assert short.cost < short.alternative < inf
+
+
+def test_a_transfer_of_more_than_half_the_prefill_rules_a_split_out() -> None:
+    slow = DECODE._replace(transfer_per_byte=1e-8)
+    request = RequestFigures(4000, 10.0, NOW)
+    made = choice(request, Candidates([PREFILL, slow], [0, 0], (1,), PAIR))
+    assert (made.prefills, made.is_transfer_too_long) == ((), True)
+
+
+def test_no_split_without_an_idle_enough_prefill_pod() -> None:
+    busy = PREFILL._replace(queued=30.0)
+    request = RequestFigures(4000, 10.0, NOW)
+    made = choice(request, Candidates([busy, DECODE], [0, 0], (1,), PAIR))
+    assert (made.prefills, made.is_transfer_too_long) == ((), False)
+
+
+def test_pairs_are_made_within_a_group() -> None:
+    pods = [PREFILL, PREFILL._replace(queued=0.1), DECODE, DECODE._replace(standing=0.2)]
+    groups = [Group((0,), (3,)), Group((1,), (2,))]
+    made = choice(RequestFigures(8000, 10.0, NOW), Candidates(pods, [0] * 4, (2, 3), groups))
+    assert (made.prefills, made.decodes) == ([1], [2])
+
+
+def test_retries_and_alternates_are_the_next_cheapest() -> None:
+    pods = [PREFILL._replace(queued=q / 100) for q in (3, 1, 0, 2)]
+    pods += [DECODE._replace(standing=s / 100) for s in (2, 0, 1)]
+    candidates = Candidates(pods, [0] * 7, (4, 5, 6), [Group((0, 1, 2, 3), (4, 5, 6))])
+    made = choose(RequestFigures(8000, 10.0, NOW), candidates, Random(0), count=2)
+    assert (made.prefills, made.decodes) == ([2, 1, 3], [5, 6])
+
+
+def test_what_a_request_costs_in_addition_counts() -> None:
+    request = RequestFigures(100, 10.0, NOW)
+    pods, extra = [PodFigures(), PodFigures()], {0: 0.5}
+    assert choice(request, Candidates(pods, [0, 0], (0, 1), extra=extra)).decodes == [1]
+    none = Candidates(pods, [0, 0], (0, 1), extra={0: inf, 1: inf})
+    assert choice(request, none).decodes == ()
+    assert choice(request, Candidates([], [], ())).decodes == ()
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [(10, False), (4000, True)])
+def test_would_split(prompt: int, expected: bool) -> None:
+    assert would_split(RequestFigures(prompt, 10.0, NOW), DECODE, 0) is expected

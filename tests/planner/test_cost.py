@@ -1,0 +1,74 @@
+"""The terms of the cost, one by one."""
+
+from math import inf
+
+import pytest
+
+from tandem_planner.cost import (
+    HANDOFF_SECONDS,
+    PodFigures,
+    RequestFigures,
+    decode_terms,
+    prefill_terms,
+    unified_terms,
+    wait_seconds,
+)
+from tandem_planner.kv_size import KvSize
+
+REQUEST = RequestFigures(prompt=1000, output=100.0, now=50.0)
+POD = PodFigures(fixed=0.01, per_token=1e-4, per_pair=1e-9)
+
+
+def test_an_idle_pod_costs_its_prefill() -> None:
+    terms = unified_terms(REQUEST, POD, 0)
+    assert terms.prefill == pytest.approx(0.01 + 0.1 + 0.001)
+    assert sum(terms) == terms.first_token == terms.prefill
+
+
+def test_cached_tokens_are_not_computed_but_attended_to() -> None:
+    terms = unified_terms(REQUEST, POD, 900)
+    assert terms.prefill == pytest.approx(0.01 + 0.01 + 1e-9 * (100 * 100 + 2 * 100 * 900))
+
+
+@pytest.mark.parametrize("cached", [1000, 5000])
+def test_a_prompt_in_the_cache_still_computes_one_token(cached: int) -> None:
+    assert 0.01 < unified_terms(REQUEST, POD, cached).prefill < 0.0102
+
+
+@pytest.mark.parametrize(
+    ("head_ends", "late_share", "queued", "wait"),
+    [
+        pytest.param(0.0, 0.0, 0.0, 0.0, id="nothing ahead"),
+        pytest.param(52.0, 0.5, 0.0, 2.0, id="one prefill"),
+        pytest.param(52.0, 0.5, 3.0, 5.0, id="and those behind it"),
+        pytest.param(44.0, 0.5, 3.0, 6.0, id="late by six seconds: half of that again"),
+    ],
+)
+def test_wait(head_ends: float, late_share: float, queued: float, wait: float) -> None:
+    pod = PodFigures(head_ends, late_share, queued)
+    assert wait_seconds(pod, 50.0) == wait
+    assert unified_terms(REQUEST, pod, 0).wait == prefill_terms(REQUEST, pod, 0).wait == wait
+
+
+def test_harm() -> None:
+    pod = POD._replace(stall=2.0, itl_harm=0.004, standing=1.5)
+    terms = unified_terms(REQUEST, pod, 0)
+    assert terms.stall == 2 * terms.prefill
+    assert terms.decode == pytest.approx(0.4)
+    assert terms.standing == 1.5
+    assert terms.first_token == terms.prefill
+
+
+@pytest.mark.parametrize(("free", "share"), [(inf, 0), (1100, 0), (550, 0.5), (0, 1), (-100, 1)])
+def test_preemption(free: float, share: float) -> None:
+    pod = POD._replace(free_tokens=free)
+    assert unified_terms(REQUEST, pod, 0).preemption == pytest.approx(share * 0.111)
+    assert decode_terms(REQUEST, pod, 0).preemption == pytest.approx(share * 0.111)
+
+
+def test_a_split_transfers_what_the_decode_pod_lacks() -> None:
+    pod = POD._replace(transfer_latency=0.1, transfer_per_byte=1e-6, kv=KvSize(10.0))
+    terms = decode_terms(REQUEST, pod, 400)
+    assert terms.transfer == pytest.approx(0.1 + 600 * 10e-6)
+    assert terms.handoff == HANDOFF_SECONDS
+    assert terms.prefill == terms.wait == terms.stall == 0

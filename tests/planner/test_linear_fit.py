@@ -1,0 +1,76 @@
+"""The robust fit against measurements whose truth is known."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_planner.linear_fit import FitSample, robust_fit
+
+PRIOR = (0.005, 1e-4)
+FACTORS = st.floats(0.3, 3.0)
+
+
+def samples(truth: tuple[float, ...], *, noise: float = 0.0, seed: int = 1) -> list[FitSample]:
+    random = Random(seed)
+    made = []
+    for _ in range(40):
+        features = (1.0, float(random.randint(50, 4000)))
+        seconds = sum(c * x for c, x in zip(truth, features, strict=True))
+        made.append(FitSample(features, seconds * random.uniform(1 - noise, 1 + noise)))
+    return made
+
+
+def test_without_samples_the_prior_stands() -> None:
+    assert robust_fit([], PRIOR) == PRIOR
+
+
+def test_one_sample_scales_the_prior() -> None:
+    fit = robust_fit([FitSample((1.0, 1000.0), 10 * (0.005 + 0.1))], PRIOR)
+    assert fit == pytest.approx((0.05, 1e-3))
+
+
+@given(fixed=FACTORS, slope=FACTORS)
+def test_exact_measurements_are_predicted(fixed: float, slope: float) -> None:
+    truth = (0.005 * fixed, 1e-4 * slope)
+    fit = robust_fit(samples(truth), PRIOR)
+    for tokens in (500.0, 1000.0, 4000.0):
+        seconds = truth[0] + truth[1] * tokens
+        assert fit[0] + fit[1] * tokens == pytest.approx(seconds, rel=0.15)
+
+
+@given(outliers=st.lists(st.floats(3.0, 100.0), min_size=8, max_size=8), seed=st.integers(0, 99))
+def test_a_fifth_of_outliers_changes_little(outliers: list[float], seed: int) -> None:
+    truth = (0.02, 4e-4)
+    measured = samples(truth, noise=0.1, seed=seed)
+    for i, factor in enumerate(outliers):
+        measured[i * 5] = measured[i * 5]._replace(seconds=measured[i * 5].seconds * factor)
+    fit = robust_fit(measured, PRIOR)
+    for tokens in (300.0, 1000.0, 4000.0):
+        seconds = truth[0] + truth[1] * tokens
+        assert fit[0] + fit[1] * tokens == pytest.approx(seconds, rel=0.15)
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e5), st.floats(1e-4, 1e3)), min_size=1, max_size=20))
+def test_no_coefficient_is_negative(measured: list[tuple[float, float]]) -> None:
+    fit = robust_fit([FitSample((1.0, n), seconds) for n, seconds in measured], PRIOR)
+    assert min(fit) >= 0.0
+
+
+def test_a_coefficient_that_no_sample_determines_keeps_the_priors_shape() -> None:
+    """Short prompts tell nothing of the quadratic term, which long prompts depend on."""
+    prior = (0.005, 1e-4, 5e-10)
+    random = Random(3)
+    measured = []
+    for _ in range(60):
+        n = float(random.randint(200, 600))
+        seconds = 2 * (0.005 + 1e-4 * n + 5e-10 * n * n) * random.uniform(0.8, 1.2)
+        measured.append(FitSample((1.0, n, n * n), seconds))
+    assert robust_fit(measured, prior)[2] == pytest.approx(1e-9, rel=0.3)
+
+
+def test_a_change_of_speed_is_followed() -> None:
+    old, new = samples((0.005, 1e-4)), samples((0.005, 3e-4))
+    fit = robust_fit([*old[:24], *new], PRIOR)
+    assert fit[1] == pytest.approx(3e-4, rel=0.25)

@@ -1,0 +1,38 @@
+"""The window keeps the latest samples and follows them."""
+
+import pytest
+
+from tandem_planner.sample_window import WINDOW, SampleWindow
+
+
+def test_the_prior_stands_until_the_first_sample() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    assert (window.coefficients, window.count, window.updated_at) == ((0.01, 1e-4), 0, None)
+    window.add((1.0, 100.0), 0.04, 7.0)
+    assert (window.count, window.updated_at) == (1, 7.0)
+    assert window.coefficients == pytest.approx((0.02, 2e-4))
+
+
+def test_old_samples_leave() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    for i in range(3 * WINDOW):
+        seconds = 0.02 if i < 2 * WINDOW else 0.2
+        window.add((1.0, 100.0), seconds, float(i))
+    fixed, slope = window.coefficients
+    assert fixed + 100 * slope == pytest.approx(0.2)
+
+
+def test_another_prior_scales_what_was_measured() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    window.add((1.0, 100.0), 0.04, 0.0)
+    window.set_prior((1e-9, 1e-3))
+    fixed, slope = window.coefficients
+    assert fixed + 100 * slope == pytest.approx(0.04)
+    assert fixed < 1e-6
+
+
+def test_after_clear_the_prior_stands() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    window.add((1.0, 100.0), 0.04, 0.0)
+    window.clear()
+    assert (window.coefficients, window.count, window.updated_at) == ((0.01, 1e-4), 0, None)

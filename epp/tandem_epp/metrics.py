@@ -1,6 +1,7 @@
 """The EPP's own metrics. Gauges of the fleet are computed when Prometheus scrapes them."""
 
 from collections.abc import Iterable
+from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -83,6 +84,13 @@ class _FleetCollector(Collector):
             names.EPP_WARMING,
             "Pairs of pods whose first hand-off is under way; other pairs are preferred meanwhile.",
         )
+        age = GaugeMetricFamily(
+            "tandem_epp_scrape_age_seconds",
+            "Seconds since the EPP last read a backend's metrics: up to 2 for an idle backend, 0.1 "
+            "or a little more for a busy one; absent until the first time.",
+            labels=("backend",),
+        )
+        now = monotonic()
         # Computed at the scrape: a backend that left the fleet leaves the metrics with it.
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
@@ -90,4 +98,6 @@ class _FleetCollector(Collector):
             healthy.add_metric((pod.name,), pod.ready and pod.health.is_available)
             if pod.prefill_rate is not None:
                 rate.add_metric((pod.name,), pod.prefill_rate)
-        return (in_flight, healthy, rate, warming)
+            if pod.gauges is not None:
+                age.add_metric((pod.name,), now - pod.scraped_at)
+        return (in_flight, healthy, rate, warming, age)

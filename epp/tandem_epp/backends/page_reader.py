@@ -25,6 +25,10 @@ from .engine_page import EngineCounters, EnginePage, Gauges, ScrapeResult
 _DRIFT: Final = 512
 """Bytes by which a line may move between two scrapes, relative to the line before it, because
 values in between have more or fewer digits. Further away, the whole page is searched."""
+_MIN_LINE: Final = 16
+"""Bytes: every needed line is longer."""
+_COUNT_EVERY: Final = 16
+"""Pages after which the lines are counted again."""
 _NO_RANK: Final = -1
 """Rank of a sample without the label `engine`."""
 _ENGINE: Final = re.compile(rb'[{,]engine="(\d+)"')
@@ -103,20 +107,40 @@ class PageReader:
         """The needed lines, in the page's order."""
         self._lines = -1
         """Lines of the page in which `_samples` were found."""
+        self._length = 0
+        """Bytes of the page whose lines were counted last."""
+        self._uncounted = 0
+        """Pages read since."""
+        self._values: list[float] = []
+        self._page = EnginePage(ScrapeResult(Gauges(), b""))
+        """What `_values` say: an idle engine's pages differ only in what is not needed."""
 
     def read(self, body: bytes) -> EnginePage:
         """Read a page in Prometheus' text format. What is missing or no number counts as 0 (a
         gauge) or None."""
         # A newline in front, so that every line starts after one, the first too.
         page = b"\n" + body
-        lines = page.count(b"\n")
-        values = self._values(page) if lines == self._lines else None
+        values = self._read_values(page) if self._has_same_lines(page) else None
         if values is None:
-            self._samples, self._lines = _search(page), lines
-            values = self._values(page) or []
-        return _engine_page(list(zip(self._samples, values, strict=True)))
+            self._samples = _search(page)
+            values, self._values = self._read_values(page) or [], []
+        if values != self._values or not values:
+            self._page = _engine_page(list(zip(self._samples, values, strict=True)))
+            self._values = values
+        return self._page
 
-    def _values(self, page: bytes) -> list[float] | None:
+    def _has_same_lines(self, page: bytes) -> bool:
+        """Whether the page has as many lines as the one that was searched as a whole."""
+        # Counting takes as long as reading the values. A page that grew by less than one line has
+        # no new line, unless values became shorter too: for that, every 16th page is counted.
+        self._uncounted += 1
+        if abs(len(page) - self._length) < _MIN_LINE and self._uncounted < _COUNT_EVERY:
+            return True
+        self._length, self._uncounted = len(page), 0
+        before, self._lines = self._lines, page.count(b"\n")
+        return self._lines == before
+
+    def _read_values(self, page: bytes) -> list[float] | None:
         """The value of each sample; None when one is not near its place or is no number."""
         values = []
         shift = end = 0
@@ -134,9 +158,13 @@ class PageReader:
             end = page.find(b"\n", start)
             if end < 0:
                 end = len(page)
-            if (value := _number(page[start:end])) is None:
-                return None
-            values.append(value)
+            try:
+                values.append(float(page[start:end]))
+            except ValueError:
+                # With a timestamp, perhaps.
+                if (value := _number(page[start:end])) is None:
+                    return None
+                values.append(value)
         return values
 
 
@@ -147,10 +175,6 @@ def read_page(body: bytes) -> ScrapeResult:
 
 def _number(text: bytes) -> float | None:
     """The value in `value [timestamp]`."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
     try:
         return float(text.split(maxsplit=1)[0])
     except (ValueError, IndexError):

@@ -13,6 +13,7 @@ from tandem_contract.timing import Timing
 
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
+from .pace import fade
 from .prefix_index import GENERATIONS, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
@@ -53,7 +54,10 @@ class Pod:
         self.address = _literal_address(backend)
         """`ip:port`. None until a host name is resolved, and until then the pod is not chosen."""
         self.gauges: Gauges | None = None
-        """Load at the last successful scrape; None until the first one."""
+        """Load at the last successful scrape, faded since the next one is overdue; None until the
+        first one. Replaced by each scrape, never changed."""
+        self.scraped_at = 0.0
+        """When the last successful scrape ended, in seconds of the monotonic clock."""
         # Two indexes, because a prompt is *placed* when it is routed and *cached* only when it is
         # answered. Placement decides where similar prompts go; only cached KV makes a prefill
         # superfluous.
@@ -79,6 +83,9 @@ class Pod:
         """Identity of the process that answered the last scrape; empty when it does not report."""
         self._failures = 0
         """Failed scrapes in a row."""
+        self._scraped: Gauges | None = None
+        """`gauges` before they faded."""
+        self._in_flight_at_scrape = 0
 
     @property
     def name(self) -> str:
@@ -95,8 +102,17 @@ class Pod:
         """Whether the picker may choose this pod."""
         return self.serving and self.healthy and self.address is not None
 
-    def apply_scrape(self, result: ScrapeResult) -> bool:
-        """Take in a successful scrape; returns whether anything changed that scorers see."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether this EPP has requests here, or the engine reported any."""
+        gauges = self.gauges
+        return self.in_flight > 0 or (
+            gauges is not None and (gauges.running > 0 or gauges.waiting > 0)
+        )
+
+    def apply_scrape(self, result: ScrapeResult, now: float = 0.0) -> bool:
+        """Take in a scrape that succeeded at `now`, in seconds of the monotonic clock; returns
+        whether anything changed that scorers see."""
         # Compared before any of these fields is overwritten below.
         changed = result.gauges != self.gauges or not self.healthy
         if result.incarnation != self.incarnation:
@@ -116,7 +132,15 @@ class Pod:
             self.cached_prefixes.resize(capacity)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
+        self._scraped, self._in_flight_at_scrape = result.gauges, self.in_flight
+        self.scraped_at = now
         return self.health.on_scrape() or changed
+
+    def fade(self, staleness: float) -> None:
+        """Trust `gauges` less: they have been stale for `staleness` seconds (see `pace.fade`)."""
+        if self._scraped is not None:
+            own, own_at_scrape = self.in_flight, self._in_flight_at_scrape
+            self.gauges = fade(self._scraped, own_at_scrape, own, staleness)
 
     def record_scrape_failure(self) -> bool:
         """Count a failed scrape; returns whether it made the backend unhealthy."""

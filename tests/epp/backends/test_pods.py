@@ -7,6 +7,7 @@ from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pace import HALF_LIFE
 from tandem_epp.backends.pods import (
     FAILURE_THRESHOLD,
     DiscoveredBackend,
@@ -177,3 +178,15 @@ def test_a_host_name_is_not_chosen_before_it_is_resolved() -> None:
 
 def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert Pod(Backend(name="a", url="http://[::1]:8000")).address == "[::1]:8000"
+
+
+def test_gauges_fade_from_the_last_scrape_on() -> None:
+    scraped_pod = pod()
+    scraped_pod.fade(1.0)
+    assert scraped_pod.gauges is None, "nothing was scraped that could fade"
+    scraped_pod.in_flight = 1
+    scraped_pod.apply_scrape(replace(REPORT, gauges=Gauges(running=9)), now=5.0)
+    for _ in range(2):
+        scraped_pod.fade(HALF_LIFE)
+    assert scraped_pod.gauges == Gauges(running=5.0), "from the scrape, not from the faded gauges"
+    assert scraped_pod.apply_scrape(replace(REPORT, gauges=Gauges(running=9)))

@@ -1,10 +1,14 @@
 """Scraping: backends that start, die and restart."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
+from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
+from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.scrape import Scraper
@@ -55,6 +59,40 @@ async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:
         scraper.sync()
         await until(lambda: holds(pod.ready))
         assert pod.address in (f"127.0.0.1:{backend.port}", f"[::1]:{backend.port}")
+
+
+async def test_figures_fade_while_a_backend_answers_no_scrape(
+    fleet: tuple[Fleet, Scraper],
+) -> None:
+    pods, scraper = fleet
+    release = asyncio.Event()
+    page = f"{names.ENGINE_RUNNING} 8\n"
+    answers = 0
+
+    async def metrics(_: web.Request) -> web.Response:
+        nonlocal answers
+        answers += 1
+        if answers > 1:
+            await release.wait()
+        return web.Response(text=page)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        pods.apply([DiscoveredBackend(BackendConfig("a", url))])
+        scraper.sync()
+        (pod,) = pods
+        await until(lambda: holds(pod.gauges is not None and 0 < pod.gauges.running < 8))
+        assert pod.ready, "late figures count less; they do not make a backend unhealthy"
+        release.set()
+        await until(lambda: holds(pod.gauges == Gauges(running=8)))
+    finally:
+        release.set()
+        await runner.cleanup()
 
 
 async def holds(condition: bool) -> bool:

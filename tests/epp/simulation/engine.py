@@ -1,96 +1,50 @@
-"""A simulated engine: continuous batching with chunked prefill and a prefix cache.
+"""A simulated engine: continuous batching, chunked prefill, a prefix cache and preemption.
 
 One step computes at most `BUDGET` tokens: one for each running decode, the rest for prompts in the
 order of their arrival. Its duration is
 
-    STEP + decodes × PER_DECODE + Σ chunk tokens × (1 + position ÷ QUADRATIC) ÷ rate
+    empty + decodes × per_decode + context × per_context
+          + Σ chunk tokens × (1 + position ÷ QUADRATIC) ÷ rate
 
-times a noise of ±10 %. The rates are a model's of about 10,000 prompt tokens per second on one GPU.
+times a noise of ±10 %, where context is the number of KV tokens of all decodes. So a prefill stalls
+the decodes beside it, and each decode slows the others. When the blocks run out, the request that
+was admitted last loses its own and is computed again. The figures are those of a model of about
+8 billion parameters on one GPU.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections import deque
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
 
-BLOCK: Final = 512
-"""Tokens per block of the prefix cache."""
-BUDGET: Final = 2048
-"""Tokens per step."""
-STEP: Final = 0.008
-"""Seconds of an empty step: launches and reading the weights."""
-PER_DECODE: Final = 0.0001
-"""Seconds that each running decode adds to a step."""
-QUADRATIC: Final = 200_000
-"""Position in a prompt at which a token costs twice as much as at its start."""
+from tandem_epp.backends.engine_page import EngineCounters, Gauges
+
+from .block_pool import BLOCK, BlockPool
+from .speed import BUDGET, Speed
+from .work import Change, Work
+
 MAX_RUNNING: Final = 256
 """Requests in the batch; further ones wait."""
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """A request on a pod. Times in seconds; None until they happen."""
-
-    index: int
-    arrived: float
-    prompt_tokens: int
-    output_tokens: int
-    blocks: Sequence[int]
-    """Ids of the prompt's blocks; equal ids, equal prefix."""
-    first_token: float | None = None
-    ended: float | None = None
-    hit_tokens: int = 0
-    """Prompt tokens that were in the cache when the prefill began."""
-    done: int = field(default=0, repr=False)
-    """Prompt tokens computed or found so far."""
-    generated: int = field(default=0, repr=False)
-
-
-class Change(NamedTuple):
-    """A request has its first token, or its answer is complete."""
-
-    time: float
-    is_end: bool
-    work: Work
-
-
-class PrefixCache:
-    """Blocks by least recent use. The end of a prompt goes before its start, as in vLLM."""
-
-    def __init__(self, tokens: int) -> None:
-        self._capacity = tokens // BLOCK
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def match(self, blocks: Sequence[int]) -> int:
-        """Tokens of the longest cached prefix."""
-        count = 0
-        for block in blocks:
-            if block not in self._blocks:
-                break
-            count += 1
-        return count * BLOCK
-
-    def use(self, blocks: Sequence[int]) -> None:
-        """Insert or refresh `blocks`, the first ones as the most recent."""
-        for block in reversed(blocks):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
 
 
 class Engine:
     """One pod. `advance` simulates up to a moment; the caller adds requests in order of time."""
 
-    def __init__(self, *, rate: float, cache_tokens: int, seed: int) -> None:
-        """`rate`: prompt tokens per second at the start of a prompt."""
-        self.rate = rate
-        self.cache = PrefixCache(cache_tokens)
+    def __init__(self, speed: Speed, *, cache_tokens: int, seed: int) -> None:
+        self.speed = speed
+        self.pool = BlockPool(cache_tokens)
         self.waiting: deque[Work] = deque()
         self.prefilling: deque[Work] = deque()
         self.decoding: list[Work] = []
-        self._cache_tokens = cache_tokens
+        """In the order in which they were admitted."""
+        self.gaps: list[tuple[float, int]] = []
+        """Seconds between two tokens, and how many decodes saw this gap."""
+        self.context = 0
+        """KV tokens of all decodes."""
+        self._totals = dict.fromkeys(_COUNTED, 0.0)
+        self._ends: list[tuple[int, int, Work]] = []
+        """Heap: step at which an answer is complete, a number for ties, the request."""
+        self._step_count = 0
         self._random = Random(seed)
         self._clock = 0.0
         """End of the last step."""
@@ -101,10 +55,20 @@ class Engine:
         return len(self.prefilling) + len(self.decoding)
 
     @property
-    def kv_usage(self) -> float:
-        """Share of the KV cache that requests in the batch hold."""
-        held = sum(w.done + w.generated for w in (*self.prefilling, *self.decoding))
-        return min(1.0, held / self._cache_tokens)
+    def gauges(self) -> Gauges:
+        """What the metrics page says."""
+        usage = min(1.0, self.pool.used / self.pool.capacity)
+        return Gauges(float(self.running), float(len(self.waiting)), usage)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """What the metrics page counts, when vLLM does: prefills and queues at a request's end."""
+        return EngineCounters(**self._totals)
+
+    def cached_tokens(self, work: Work) -> int:
+        """Prompt tokens that need no prefill here now. At least one token is computed: its result
+        is the first token of the answer."""
+        return min(self.pool.match(work.blocks) * BLOCK, work.prompt_tokens - 1)
 
     def add(self, work: Work) -> None:
         """A request arrives, at `work.arrived`."""
@@ -117,68 +81,175 @@ class Engine:
         step may end after `until`."""
         changed: list[Change] = []
         while (self.running or self.waiting) and self._clock < until:
-            self._admit()
-            if self.prefilling:
-                self._step(changed)
-            else:
+            if self.prefilling or (self.waiting and self._can_admit(self.waiting[0])):
+                self._mixed_step(changed)
+            elif self.decoding:
                 self._decode_steps(until, changed)
+            else:
+                raise ValueError("a prompt is larger than the KV cache of its pod")
         return changed
 
     def remaining_prefill_seconds(self) -> float:
         """Seconds until all prompts that are here are computed. Perfect knowledge: no router has
         this."""
-        tokens = sum(w.prompt_tokens - w.done for w in self.prefilling)
-        tokens += sum(w.prompt_tokens - self.cache.match(w.blocks) for w in self.waiting)
-        return tokens / self.rate + self._step_seconds(tokens)
+        ranges = [(w.done, w.length) for w in self.prefilling]
+        ranges += [(self.cached_tokens(w), w.prompt_tokens) for w in self.waiting]
+        tokens = sum(end - start for start, end in ranges)
+        seconds = sum(self.speed.chunk_seconds(start, end) for start, end in ranges)
+        return seconds + tokens / BUDGET * self.decode_step_seconds()
 
-    def _step_seconds(self, tokens: int) -> float:
-        return (tokens // BUDGET) * (STEP + PER_DECODE * len(self.decoding))
+    def decode_step_seconds(self) -> float:
+        """Seconds of a step without a prefill, on average."""
+        speed, decodes = self.speed, len(self.decoding)
+        return speed.empty + decodes * speed.per_decode + self.context * speed.per_context
 
-    def _admit(self) -> None:
-        while self.waiting and self.running < MAX_RUNNING:
-            work = self.waiting.popleft()
-            # At least one token is computed: its result is the first token of the answer.
-            work.hit_tokens = min(self.cache.match(work.blocks), work.prompt_tokens - 1)
-            work.done = work.hit_tokens
-            self.prefilling.append(work)
+    def _can_admit(self, work: Work) -> bool:
+        if self.running >= MAX_RUNNING:
+            return False
+        shared = self.pool.match(work.blocks)
+        # Some room stays free for the answers in the batch, or they would preempt it at once.
+        reserve = BLOCK + self.pool.capacity // 100 if self.running else 0
+        return self.pool.has_room(_total_tokens(work) - shared * BLOCK + reserve)
 
-    def _step(self, changed: list[Change]) -> None:
-        budget, seconds = BUDGET - len(self.decoding), STEP + PER_DECODE * len(self.decoding)
+    def _admit(self, work: Work) -> None:
+        cached = work.prompt_tokens - 1 if work.is_remote else self.cached_tokens(work)
+        if work.started is None:
+            work.started, work.hit_tokens = self._clock, cached
+        shared = self.pool.match(work.blocks[: work.prompt_tokens // BLOCK])
+        work.shared, work.done, work.length = shared, cached, _total_tokens(work)
+        self.pool.private += work.length - shared * BLOCK
+        self.pool.use(work.blocks[:shared])
+        self.prefilling.append(work)
+
+    def _mixed_step(self, changed: list[Change]) -> None:
+        budget, seconds = BUDGET - len(self.decoding), self.decode_step_seconds()
         completed = []
         for work in self.prefilling:
-            chunk = min(budget, work.prompt_tokens - work.done)
-            if chunk <= 0:
-                break
-            seconds += chunk * (1 + work.done / QUADRATIC) / self.rate
-            work.done += chunk
-            budget -= chunk
-            self.cache.use(work.blocks[: work.done // BLOCK])
-            if work.done >= work.prompt_tokens:
+            budget, seconds = self._chunk(work, budget, seconds)
+            if work.done >= work.length:
                 completed.append(work)
-        self._clock += seconds * self._random.uniform(0.9, 1.1)
-        self._decode(1, changed)
+        while self.waiting and budget > 0 and self._can_admit(self.waiting[0]):
+            work = self.waiting.popleft()
+            self._admit(work)
+            budget, seconds = self._chunk(work, budget, seconds)
+            if work.done >= work.length:
+                completed.append(work)
+        self._finish_steps(1, seconds * self._random.uniform(0.9, 1.1), changed)
         for work in completed:
-            self.prefilling.remove(work)
+            # A request whose blocks ran out at this very step is in the queue again.
+            if work in self.prefilling:
+                self.prefilling.remove(work)
+                self._join_decodes(work, changed)
+
+    def _chunk(self, work: Work, budget: int, seconds: float) -> tuple[int, float]:
+        """Compute a chunk of `work` within `budget`; what is left of it, and the step's seconds."""
+        chunk = min(budget, work.length - work.done)
+        if chunk <= 0:
+            return budget, seconds
+        seconds += self.speed.chunk_seconds(work.done, work.done + chunk)
+        work.done += chunk
+        self._totals["computed_tokens"] += chunk
+        # Whole blocks of the prompt can be found by others from now on.
+        whole = min(work.done, work.prompt_tokens) // BLOCK
+        added = work.blocks[work.shared : whole]
+        self.pool.private -= len(added) * BLOCK
+        self.pool.use(added)
+        work.shared += len(added)
+        return budget - chunk, seconds
+
+    def _join_decodes(self, work: Work, changed: list[Change]) -> None:
+        work.generated += 1
+        work.joined = self._step_count
+        self._totals["generated_tokens"] += 1
+        if work.first_token is None:
             work.first_token = self._clock
-            work.generated = 1
             changed.append(Change(self._clock, False, work))
-            self.decoding.append(work)
+        self.decoding.append(work)
+        self.context += work.length
+        left = work.output_tokens - work.generated
+        heapq.heappush(self._ends, (self._step_count + left, work.index, work))
+        self._end_completed(changed)
 
     def _decode_steps(self, until: float, changed: list[Change]) -> None:
         """As many steps at once as nothing changes in: until an answer ends, or `until`."""
-        seconds = STEP + PER_DECODE * len(self.decoding)
-        most = min(w.output_tokens - w.generated for w in self.decoding)
-        steps = max(1, min(most, int((until - self._clock) / seconds) + 1))
-        self._clock += steps * seconds
-        self._decode(steps, changed)
+        seconds = self.decode_step_seconds()
+        most = self._ends[0][0] - self._step_count
+        steps = max(1, min(most, int((until - self._clock) / seconds) + 1, _MAX_STEPS))
+        self._finish_steps(steps, steps * seconds * self._random.uniform(0.95, 1.05), changed)
 
-    def _decode(self, steps: int, changed: list[Change]) -> None:
-        still = []
-        for work in self.decoding:
-            work.generated += steps
-            if work.generated >= work.output_tokens:
-                work.ended = self._clock
-                changed.append(Change(self._clock, True, work))
-            else:
-                still.append(work)
-        self.decoding = still
+    def _finish_steps(self, steps: int, seconds: float, changed: list[Change]) -> None:
+        """Advance the clock; every decode has `steps` more tokens."""
+        self._clock += seconds
+        self._step_count += steps
+        if not self.decoding:
+            return
+        tokens = steps * len(self.decoding)
+        self.gaps.append((seconds / steps, tokens))
+        self._totals["generated_tokens"] += tokens
+        self._totals["itls"] += tokens
+        self._totals["itl_seconds"] += seconds * len(self.decoding)
+        self.context += tokens
+        self.pool.private += tokens
+        self._end_completed(changed)
+        while not self.pool.has_room(0) and self.running > 1:
+            self._preempt()
+        self.pool.evict()
+
+    def _end_completed(self, changed: list[Change]) -> None:
+        while self._ends and self._ends[0][0] <= self._step_count:
+            work = heapq.heappop(self._ends)[2]
+            self._leave(work)
+            work.ended = self._clock
+            self._count_end(work)
+            changed.append(Change(self._clock, True, work))
+
+    def _leave(self, work: Work) -> None:
+        """Take a decode out of the batch and return its KV to the pool."""
+        self.decoding.remove(work)
+        generated = self._step_count - work.joined
+        work.generated += generated
+        self.context -= work.length + generated
+        self._free(work, generated)
+
+    def _free(self, work: Work, generated: int) -> None:
+        self.pool.private -= work.length + generated - work.shared * BLOCK
+        self.pool.release(work.blocks[: work.shared])
+        work.shared = 0
+
+    def _count_end(self, work: Work) -> None:
+        if work.started is None or work.first_token is None:
+            return
+        self._totals["queue_seconds"] += work.started - work.arrived
+        self._totals["queued"] += 1
+        self._totals["prefill_seconds"] += work.first_token - work.started
+        self._totals["prefills"] += 1
+        self._totals["prefill_tokens"] += work.prompt_tokens - work.hit_tokens
+
+    def _preempt(self) -> None:
+        """Stop the request that was admitted last; it is computed again, answer included."""
+        if self.prefilling:
+            work = self.prefilling.pop()
+            self._free(work, 0)
+        else:
+            work = self.decoding[-1]
+            self._leave(work)
+            self._ends = [end for end in self._ends if end[2] is not work]
+            heapq.heapify(self._ends)
+        work.preemptions += 1
+        work.is_remote = False
+        self._totals["preemptions"] += 1
+        self.waiting.appendleft(work)
+
+
+def _total_tokens(work: Work) -> int:
+    """Tokens to compute before the next token of the answer."""
+    # The last token has no KV yet.
+    return work.prompt_tokens + max(0, work.generated - 1)
+
+
+_MAX_STEPS: Final = 32
+"""Decode steps at once: the context, and with it the duration of a step, grows meanwhile."""
+_COUNTED: Final = (
+    "prefill_seconds", "prefills", "prefill_tokens", "computed_tokens", "queue_seconds", "queued",
+    "itl_seconds", "itls", "generated_tokens", "preemptions",
+)  # fmt: skip

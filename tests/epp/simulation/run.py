@@ -1,102 +1,233 @@
 """Simulates requests on pods behind a router, and measures what they saw."""
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from random import Random
+from typing import Final
 
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_loadtest.figures.distributions import percentile
 
-from .engine import Engine, Work
-from .routers import Router
+from .engine import Engine
+from .policies import Choice, Router
+from .speed import Speed
+from .work import Work
 from .workload import Request
 
-RATE = 10_000.0
-"""Prompt tokens per second of an average pod."""
-CACHE_TOKENS = 1_000_000
-"""Tokens that a pod caches."""
-SCRAPE_SECONDS = 0.5
+CACHE_TOKENS: Final = 1_000_000
+"""Tokens of KV that a pod holds, cached or in use."""
+SCRAPE_SECONDS: Final = 0.5
 """Time between two scrapes."""
+SCRAPE_DELAY: Final = 0.2
+"""Age of a metrics page when the router sees it."""
+TRANSFER_RATE: Final = 5e9
+"""Bytes per second that a decode pod reads from prefill pods."""
+KV_BYTES: Final = 131_072
+"""Bytes of KV per token: 8 billion parameters, grouped-query attention, 16 bits."""
+HANDOFF_SECONDS: Final = 0.01
+"""Seconds of a hand-off without its transfer: two more HTTP exchanges."""
+ERROR_SECONDS: Final = 0.005
+"""Seconds after which a failing pod answers 500."""
+BLOCK_TOKENS: Final = 64
+"""KV block size that the pods report."""
+_TICK: Final = 0.02
+"""Seconds between two moments at which what happened on the pods can cause new requests there."""
 
 
-def engines(count: int, seed: int) -> list[Engine]:
-    """`count` pods whose rates differ by up to ±30 %."""
+def engines(count: int, seed: int, *, cache_tokens: int = CACHE_TOKENS) -> list[Engine]:
+    """`count` pods whose rates of prefill and decode differ by up to ±30 %, independently."""
     random = Random(seed)
-    return [
-        Engine(
-            rate=RATE * random.uniform(0.7, 1.3), cache_tokens=CACHE_TOKENS, seed=seed * 1000 + i
-        )
-        for i in range(count)
-    ]
+    pods = []
+    for i in range(count):
+        decode = Speed().times(random.uniform(0.7, 1.3))
+        rate = Speed().rate * random.uniform(0.7, 1.3)
+        speed = Speed(rate, decode.empty, decode.per_decode, decode.per_context)
+        pods.append(Engine(speed, cache_tokens=cache_tokens, seed=seed * 1000 + i))
+    return pods
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A request and what became of it."""
+
+    work: Work
+    """The prompt's computation; its arrival is the client's, its end that of the prefill leg where
+    the request is split."""
+    choice: Choice
+    status: int = 200
+    first_token: float | None = None
+    """When the client has its first token."""
+    ended: float | None = None
+    answer: Work | None = None
+    """The decode leg of a split request."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds until the first token. Raises ValueError when there is none."""
+        if self.first_token is None:
+            raise ValueError(f"request {self.work.index} has no first token")
+        return self.first_token - self.work.arrived
+
+    @property
+    def itl(self) -> float | None:
+        """Mean seconds between two tokens; None for an answer of one token."""
+        return (self.answer or self.work).itl
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What happened to the requests."""
+    """What happened to the requests, in order of arrival."""
 
-    works: Sequence[Work]
-    chosen: Sequence[int]
-    """Index of the pod of each request."""
+    served: Sequence[Served]
     pods: Sequence[Engine]
 
     def waiting(self) -> list[float]:
-        """TTFT of each request less the time that its own uncached prefill takes on its pod, since
-        no router can shorten that. Seconds, at least 0."""
-        return [
-            max(
-                0.0,
-                w.first_token - w.arrived - (w.prompt_tokens - w.hit_tokens) / self.pods[i].rate,
-            )
-            for w, i in zip(self.works, self.chosen, strict=True)
-            if w.first_token is not None
-        ]
+        """TTFT of each request less the time that its own uncached prefill takes on its pod while
+        nothing else runs, since no router can shorten that. Seconds, at least 0."""
+        return [max(0.0, s.ttft - self._prefill_seconds(s)) for s in self.served if s.status == 200]
 
     def waiting_percentile(self, percent: float) -> float:
         """A percentile of `waiting`."""
         return percentile(sorted(self.waiting()), percent)
 
+    def ttft_percentile(self, percent: float) -> float:
+        """A percentile of TTFT, in seconds."""
+        return percentile(sorted(s.ttft for s in self.served if s.status == 200), percent)
+
+    def itl_percentile(self, percent: float) -> float:
+        """A percentile of the requests' mean ITL, in seconds."""
+        return percentile(sorted(s.itl for s in self.served if s.itl is not None), percent)
+
     def hit_tokens(self) -> int:
         """Prompt tokens that were in a cache."""
-        return sum(w.hit_tokens for w in self.works)
+        return sum(s.work.hit_tokens for s in self.served)
+
+    def hit_ratio(self) -> float:
+        """`hit_tokens` as a share of all prompt tokens."""
+        return self.hit_tokens() / sum(s.work.prompt_tokens for s in self.served)
+
+    def _prefill_seconds(self, served: Served) -> float:
+        decode, prefill = served.choice
+        pod = self.pods[decode if prefill is None else prefill]
+        return pod.speed.prefill_seconds(served.work.hit_tokens, served.work.prompt_tokens)
+
+
+@dataclass(eq=False)
+class Simulation:
+    """Pods, a router, and what will happen."""
+
+    pods: Sequence[Engine]
+    router: Router
+    on_end: Callable[[Served, float], None] = lambda served, now: None
+    """Called when a request has ended: it may `send` another one."""
+    failing: set[int] = field(default_factory=set)
+    """Indexes of pods that answer every request with 500."""
+    served: list[Served] = field(default_factory=list)
+    _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    """Heap: time, a number for ties, what happens then."""
+    _numbers: Iterator[int] = field(default_factory=count)
+    _links: dict[int, float] = field(default_factory=dict)
+    """Decode pod → when its last transfer ends."""
+    _unfinished: int = 0
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Plan `action` for `time`."""
+        heapq.heappush(self._later, (time, next(self._numbers), action))
+
+    def send(self, request: Request, time: float) -> None:
+        """A client sends `request` at `time`, whatever its own time says."""
+        self._unfinished += 1
+        self.at(time, lambda: self._arrive(request, time))
+
+    def run(self, *, tick: float | None = None) -> Result:
+        """Simulate until every request has ended. `tick`: seconds between two moments at which
+        events of the pods can cause others there (hand-offs, closed loops)."""
+        self._scrape(0.0)
+        if tick is not None:
+            self._repeat(0.0, tick)
+        while self._unfinished:
+            self._advance(self._later[0][0])
+            _, _, action = heapq.heappop(self._later)
+            action()
+        return Result(self.served, self.pods)
+
+    def _repeat(self, time: float, tick: float) -> None:
+        self.at(time + tick, lambda: self._repeat(time + tick, tick))
+
+    def _advance(self, until: float) -> None:
+        for pod in self.pods:
+            for time, is_end, work in pod.advance(until):
+                served = self.served[work.index]
+                happen = self._on_pod_end if is_end else self._on_pod_token
+                # A default argument binds the values of this iteration.
+                self.at(time, lambda h=happen, s=served, w=work, t=time: h(s, w, t))  # type: ignore[misc]
+
+    def _arrive(self, request: Request, now: float) -> None:
+        work = request.work(len(self.served), now)
+        served = Served(work, self.router.choose(work, now))
+        self.served.append(served)
+        decode, prefill = served.choice
+        if decode in self.failing:
+            self.at(now + ERROR_SECONDS, lambda: self._fail(served, now + ERROR_SECONDS))
+        elif prefill is None:
+            self.pods[decode].add(work)
+        else:
+            served.answer = request.work(work.index, now)
+            # The prefill leg generates one token.
+            work.output_tokens = 1
+            self.pods[prefill].add(work)
+
+    def _fail(self, served: Served, now: float) -> None:
+        served.status = 500
+        self.router.on_response(served.work, 500, now)
+        self._end(served, now)
+
+    def _on_pod_token(self, served: Served, work: Work, now: float) -> None:
+        if served.answer is None or work is served.answer:
+            served.first_token = now
+            self.router.on_response(served.work, 200, now)
+        else:
+            self._transfer(served, served.answer, now)
+
+    def _transfer(self, served: Served, answer: Work, now: float) -> None:
+        decode = served.choice.decode
+        missing = answer.prompt_tokens - self.pods[decode].cached_tokens(answer)
+        begin = max(now + HANDOFF_SECONDS, self._links.get(decode, 0.0))
+        end = begin + missing * KV_BYTES / TRANSFER_RATE
+        self._links[decode] = end
+        self.at(end, lambda: self._begin_answer(served, answer, end))
+
+    def _begin_answer(self, served: Served, answer: Work, now: float) -> None:
+        answer.arrived, answer.is_remote = now, True
+        self.pods[served.choice.decode].add(answer)
+
+    def _on_pod_end(self, served: Served, work: Work, now: float) -> None:
+        if served.answer is None or work is served.answer:
+            self._end(served, now)
+
+    def _end(self, served: Served, now: float) -> None:
+        served.ended = now
+        self._unfinished -= 1
+        self.router.on_end(served.work, now)
+        self.on_end(served, now)
+
+    def _scrape(self, now: float) -> None:
+        pages = [_page(pod) for pod in self.pods]
+        shown = now + SCRAPE_DELAY
+        self.at(shown, lambda: self.router.on_scrape(pages, shown))
+        self.at(now + SCRAPE_SECONDS, lambda: self._scrape(now + SCRAPE_SECONDS))
 
 
 def simulate(requests: Sequence[Request], pods: Sequence[Engine], router: Router) -> Result:
-    """Send `requests`, which are in order of time, to the pods that `router` chooses."""
-    works, chosen = [], []
-    # First tokens and ends that lie after the present moment: a step may end after an arrival.
-    later: list[tuple[float, int, bool, Work]] = []
-    next_scrape = 0.0
-    for index, request in enumerate(requests):
-        while next_scrape <= request.at:
-            _advance(pods, router, later, next_scrape)
-            router.on_scrape(next_scrape)
-            next_scrape += SCRAPE_SECONDS
-        _advance(pods, router, later, request.at)
-        work = request.work(index)
-        pod = router.choose(work, request.at)
-        pods[pod].add(work)
-        works.append(work)
-        chosen.append(pod)
-    while any(pod.running or pod.waiting for pod in pods):
-        _advance(pods, router, later, next_scrape)
-        router.on_scrape(next_scrape)
-        next_scrape += SCRAPE_SECONDS
-    return Result(works, chosen, pods)
+    """Send `requests` at their own times to the pods that `router` chooses."""
+    simulation = Simulation(pods, router)
+    for request in requests:
+        simulation.send(request, request.at)
+    return simulation.run()
 
 
-def _advance(
-    pods: Sequence[Engine],
-    router: Router,
-    later: list[tuple[float, int, bool, Work]],
-    now: float,
-) -> None:
-    """Simulate the pods up to `now`, and tell the router what happened until then, in order."""
-    for pod in pods:
-        for change in pod.advance(now):
-            heapq.heappush(later, (change.time, change.work.index, change.is_end, change.work))
-    while later and later[0][0] <= now:
-        time, _, is_end, work = heapq.heappop(later)
-        if is_end:
-            router.on_end(work, time)
-        else:
-            router.on_first_token(work, time)
+def _page(pod: Engine) -> ScrapeResult:
+    blocks = pod.pool.capacity // BLOCK_TOKENS
+    return ScrapeResult(pod.gauges, b"1", BLOCK_TOKENS, blocks, pod.counters)

@@ -1,10 +1,15 @@
-"""The simulated engine: what it computes, caches and batches."""
+"""The model of a pod: durations, batching, the prefix cache and preemption."""
 
-from .engine import BLOCK, BUDGET, STEP, Engine, PrefixCache, Work
+from .block_pool import BLOCK
+from .engine import Engine
+from .speed import BUDGET, Speed
+from .work import Work
+
+_SPEED = Speed()
 
 
-def engine(rate: float = 10_000.0) -> Engine:
-    return Engine(rate=rate, cache_tokens=100 * BLOCK, seed=1)
+def engine(*, blocks: int = 100) -> Engine:
+    return Engine(_SPEED, cache_tokens=blocks * BLOCK, seed=1)
 
 
 def work(index: int, blocks: range, *, arrived: float = 0.0, output: int = 1) -> Work:
@@ -15,6 +20,8 @@ def finish(pod: Engine) -> None:
     pod.advance(1e9)
     assert not pod.running
     assert not pod.waiting
+    # Nothing is used any more, whatever happened to the requests.
+    assert (pod.pool.used, pod.context) == (0, 0)
 
 
 def test_a_prompt_takes_its_tokens_at_the_rate() -> None:
@@ -22,8 +29,9 @@ def test_a_prompt_takes_its_tokens_at_the_rate() -> None:
     pod.add(request)
     finish(pod)
     assert request.first_token is not None
-    # A noise of 10 % on each step, and the attention of 10,000 tokens.
-    assert 0.9 < request.first_token / (20 * BLOCK / 10_000) < 1.3
+    # A noise of 10 % on each step.
+    assert 0.9 < request.first_token / _SPEED.prefill_seconds(0, 20 * BLOCK) < 1.1
+    assert request.first_token > 20 * BLOCK / _SPEED.rate * 0.9
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
@@ -38,6 +46,14 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert second.first_token - 100.0 < 0.2
 
 
+def test_a_prompt_finds_what_the_one_before_it_in_the_queue_computed() -> None:
+    pod, first, second = engine(), work(0, range(20)), work(1, range(20))
+    pod.add(first)
+    pod.add(second)
+    finish(pod)
+    assert second.hit_tokens > 0
+
+
 def test_a_whole_prompt_in_the_cache_computes_its_last_token() -> None:
     pod = engine()
     again = work(1, range(4), arrived=100.0)
@@ -46,6 +62,16 @@ def test_a_whole_prompt_in_the_cache_computes_its_last_token() -> None:
     pod.add(again)
     finish(pod)
     assert again.hit_tokens == again.prompt_tokens - 1
+
+
+def test_a_prompt_whose_kv_was_transferred_computes_its_last_token() -> None:
+    pod, request = engine(), work(0, range(40))
+    request.is_remote = True
+    pod.add(request)
+    finish(pod)
+    assert request.first_token is not None
+    assert request.first_token < 2 * _SPEED.empty
+    assert pod.counters.computed_tokens == 1
 
 
 def test_prompts_are_computed_in_the_order_of_their_arrival() -> None:
@@ -66,24 +92,56 @@ def test_a_long_prefill_slows_the_decodes_beside_it() -> None:
     pod.add(beside)
     pod.add(work(1, range(100, 150)))
     finish(pod)
-    assert alone.ended is not None
-    assert beside.ended is not None
-    assert beside.ended > alone.ended + BUDGET / 10_000
+    assert alone.itl is not None
+    assert beside.itl is not None
+    assert beside.itl > alone.itl + BUDGET / _SPEED.rate / 20
 
 
-def test_decode_steps_take_no_prompt_time() -> None:
-    pod, request = engine(), work(0, range(1), output=101)
-    pod.add(request)
+def test_decodes_slow_each_other() -> None:
+    def itl(decodes: int) -> float:
+        pod = engine()
+        works = [work(i, range(1), output=101) for i in range(decodes)]
+        for each in works:
+            pod.add(each)
+        finish(pod)
+        assert works[0].itl is not None
+        return works[0].itl
+
+    assert itl(40) > itl(1) + 35 * _SPEED.per_decode
+
+
+def test_a_request_that_does_not_fit_waits() -> None:
+    pod = engine(blocks=12)
+    first, second = work(0, range(8), output=50), work(1, range(20, 28))
+    pod.add(first)
+    pod.add(second)
     finish(pod)
-    assert request.first_token is not None
-    assert request.ended is not None
-    assert 100 * STEP <= request.ended - request.first_token < 110 * STEP
+    assert first.ended is not None
+    assert second.started is not None
+    assert second.started >= first.ended
+    assert pod.counters.preemptions == 0
 
 
-def test_the_cache_drops_the_end_of_the_oldest_prompt_first() -> None:
-    cache = PrefixCache(5 * BLOCK)
-    cache.use([1, 2, 3])
-    cache.use([7, 8, 9])
-    assert cache.match([1, 2, 3]) == 2 * BLOCK
-    assert cache.match([7, 8, 9]) == 3 * BLOCK
-    assert cache.match([2]) == BLOCK
+def test_an_answer_that_outgrows_the_cache_costs_another_request_its_kv() -> None:
+    pod = engine(blocks=10)
+    first, second = work(0, range(4), output=1500), work(1, range(20, 24), output=1500)
+    pod.add(first)
+    pod.add(second)
+    finish(pod)
+    assert first.preemptions == 0
+    assert second.preemptions > 0
+    assert second.ended is not None
+    assert pod.counters.generated_tokens == 3000
+    computed = pod.counters.computed_tokens
+    assert computed is not None
+    assert computed > 8 * BLOCK
+
+
+def test_counters_describe_requests_that_ended() -> None:
+    pod = engine()
+    pod.add(work(0, range(20), output=100))
+    pod.advance(1.5)
+    assert (pod.counters.prefills, pod.counters.computed_tokens) == (0, 20 * BLOCK)
+    finish(pod)
+    assert pod.counters.prefills == 1
+    assert pod.counters.prefill_tokens == 20 * BLOCK

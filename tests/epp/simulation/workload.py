@@ -10,7 +10,8 @@ from typing import Final
 
 from tandem_loadtest.workload.traces import load_trace
 
-from .engine import BLOCK, Work
+from .block_pool import BLOCK
+from .work import Work
 
 _MEAN_PROMPT: Final = 4000
 """Tokens of a conversation's first prompt, on average."""
@@ -31,10 +32,12 @@ class Request:
     output_tokens: int
     blocks: tuple[int, ...]
     """Ids of the prompt's blocks of BLOCK tokens; equal ids, equal prefix."""
+    only: int | None = None
+    """Index of the one pod that the gateway's subset hint allows; None allows all."""
 
-    def work(self, index: int) -> Work:
-        """The request on a pod."""
-        return Work(index, self.at, self.prompt_tokens, self.output_tokens, self.blocks)
+    def work(self, index: int, now: float) -> Work:
+        """The request on a pod, arriving at `now`."""
+        return Work(index, now, self.prompt_tokens, self.output_tokens, self.blocks, self.only)
 
 
 def from_trace(file: Path, *, speed: float, limit: int | None = None) -> list[Request]:
@@ -70,7 +73,7 @@ def conversations(number: int, *, rate: float, seed: int) -> list[Request]:
     return sorted(requests, key=lambda request: request.at)
 
 
-def shared_prompt(
+def shared_prompts(
     number: int, *, prompt_tokens: int, shared: float, output_tokens: int
 ) -> Iterator[Request]:
     """`number` requests at once, of which the share `shared` of every prompt is the same."""
@@ -81,11 +84,29 @@ def shared_prompt(
         yield Request(0.0, prompt_tokens, output_tokens, (*range(common), *own))
 
 
-def prompt_ids(work: Work) -> bytes:
-    """The prompt as JSON, a list of token ids; equal blocks are equal ids."""
+def body(work: Work) -> bytes:
+    """The request's JSON; equal blocks have equal text.
+
+    A token is four bytes of text on average, which is what the EPP assumes of every text; a block
+    has up to a tenth more or less.
+    """
     full, rest = divmod(work.prompt_tokens, BLOCK)
-    parts = [b"%d," % block * BLOCK for block in work.blocks[:full]]
+    parts = [_text(block, BLOCK) for block in work.blocks[:full]]
     # A prompt may be longer than its recorded blocks: the rest is its own.
     own = work.prompt_tokens - BLOCK * len(parts)
-    last = work.blocks[full] if rest and full < len(work.blocks) else 10_000_000 + work.index
-    return b"[%b]" % (b"".join(parts) + b"%d," % last * own).rstrip(b",")
+    is_recorded = rest and full < len(work.blocks)
+    last = work.blocks[full] if is_recorded else _OWN + work.index
+    parts.append(_text(last, own))
+    prompt = b"".join(parts)
+    return b'{"model":"m","prompt":"%b","max_tokens":%d}' % (prompt, work.output_tokens)
+
+
+def _text(block: int, tokens: int) -> bytes:
+    """The text of a block's first `tokens` tokens, 16 bytes for 3.6 to 4.4 of them."""
+    # A multiplicative hash: neighbouring ids get unrelated lengths.
+    units = 115 + block * 2_654_435_761 % 2**32 * 27 // 2**32
+    return ((b"%015d " % block) * (tokens * units // BLOCK + 1))[: tokens * units * 16 // BLOCK]
+
+
+_OWN: Final = 10_000_000
+"""Ids from here on are those of prompts' ends that no trace records."""

@@ -1,0 +1,138 @@
+"""Whole experiments on simulated pods, each with the figures that its target is about."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from statistics import fmean
+
+from .block_pool import BLOCK
+from .engine import Engine
+from .policies import Router
+from .real_picker import RealPicker
+from .run import Served, Simulation, engines, simulate
+from .workload import Request, shared_prompts
+
+NewRouter = Callable[[Sequence[Engine], int], Router]
+"""Makes a router for pods, with a seed."""
+PODS = 10
+_TICK = 0.02
+"""Seconds to which a closed loop is exact."""
+_SAMPLED = 20
+"""A closed loop is sampled at each request whose number is a multiple of this."""
+_LONG_BLOCKS = 196
+"""Blocks of a prompt of about 100,000 tokens."""
+_CACHED_BLOCKS = 117
+"""Blocks of it that one pod holds: 60 %."""
+
+
+def burst_imbalance(seed: int, new_router: NewRouter = RealPicker) -> float:
+    """200 requests within 20 ms that share 95 % of their prompts, which one pod has cached: most
+    requests of a pod over the mean of all pods."""
+    pods = engines(PODS, seed)
+    # One request before the others, so that the shared part is cached on one pod.
+    first, *others = shared_prompts(201, prompt_tokens=8192, shared=0.95, output_tokens=200)
+    simulation = Simulation(pods, new_router(pods, seed))
+    simulation.send(first, 0.0)
+    for i, request in enumerate(others):
+        simulation.send(request, 10.0 + i * 1e-4)
+    served = simulation.run().served
+    return _most_over_mean([s.choice.decode for s in served[1:]])
+
+
+def loop_imbalance(
+    seed: int, new_router: NewRouter = RealPicker, *, requests: int = 2000, clients: int = 200
+) -> float:
+    """`clients` that each send the next request when their last one has ended, with 95 % of each
+    prompt shared: most requests in flight on a pod over the mean of all pods, averaged over the
+    second half of the run."""
+    pods = engines(PODS, seed)
+    prompts = iter(shared_prompts(requests, prompt_tokens=8192, shared=0.95, output_tokens=200))
+    ratios = []
+
+    def on_end(served: Served, now: float) -> None:
+        if (request := next(prompts, None)) is None:
+            return
+        simulation.send(request, now)
+        number = len(simulation.served)
+        if number > requests // 2 and number % _SAMPLED == 0:
+            active = [s.choice.decode for s in simulation.served if s.ended is None]
+            ratios.append(_most_over_mean(active))
+
+    simulation = Simulation(pods, new_router(pods, seed), on_end)
+    for i in range(clients):
+        # Arrivals of real clients are a few milliseconds apart.
+        simulation.send(next(prompts), i * 1e-3)
+    simulation.run(tick=_TICK)
+    return fmean(ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class LongPrompt:
+    """What happened to a prompt of 100,000 tokens of which one pod has 60 % cached."""
+
+    went_to_cache: bool
+    ttft: float
+    """Seconds."""
+
+
+def long_prompt(seed: int, queued: int) -> LongPrompt:
+    """Low load: the pod with the cache streams one answer, and has `queued` prompts of 20,000
+    tokens in its queue, which the gateway's subset hint sends there."""
+    pods, ids = engines(PODS, seed), count(10_000)
+    cached = tuple(range(_CACHED_BLOCKS))
+    simulation = Simulation(pods, RealPicker(pods, seed))
+    first = Request(0.0, BLOCK * len(cached), 6000, cached, only=0)
+    simulation.send(first, 0.0)
+    for _ in range(queued):
+        blocks = tuple(next(ids) for _ in range(39))
+        simulation.send(Request(0.0, 20_000, 10, blocks, only=0), 20.0)
+    own = tuple(next(ids) for _ in range(_LONG_BLOCKS - _CACHED_BLOCKS))
+    simulation.send(Request(0.0, BLOCK * _LONG_BLOCKS, 10, (*cached, *own)), 20.01)
+    served = simulation.run().served[-1]
+    return LongPrompt(served.choice.decode == 0, served.ttft)
+
+
+def retries_that_meet_the_failing_pod(
+    seed: int, retries: int = 50, new_router: NewRouter = RealPicker
+) -> int:
+    """A pod that has answered a client's prompt begins to answer 500: how many of the client's
+    `retries`, one after the other, reach it after the first failure."""
+    pods = engines(PODS, seed)
+    prompt = Request(0.0, 8192, 20, tuple(range(16)))
+    pinned = replace(prompt, only=0)
+    attempts = iter([pinned, *[prompt] * retries])
+
+    def on_end(served: Served, now: float) -> None:
+        simulation.failing.add(0)
+        if (attempt := next(attempts, None)) is not None:
+            simulation.send(attempt, now + 0.1)
+
+    simulation = Simulation(pods, new_router(pods, seed), on_end)
+    simulation.send(pinned, 0.0)
+    _answered, failed, *retried = simulation.run(tick=_TICK).served
+    if failed.status != 500:
+        raise ValueError("the failing pod answered")
+    return sum(served.status == 500 for served in retried)
+
+
+def half_speed(
+    requests: Sequence[Request], seed: int, new_router: NewRouter = RealPicker
+) -> tuple[float, float, float]:
+    """One of ten pods at half of its speed: its share of computed prompt tokens over the mean of
+    the others, and p99 waiting over that of the same pods all at their speed, and over that of the
+    nine others alone."""
+    pods = engines(PODS, seed)
+    slow = engines(PODS, seed)
+    slow[0].speed = slow[0].speed.times(0.5)
+    others = engines(PODS, seed)[1:]
+    results = [simulate(requests, p, new_router(p, seed)) for p in (slow, pods, others)]
+    work = [pod.counters.computed_tokens or 0.0 for pod in slow]
+    # Speeds differ anyway: the pod's work is compared with what it did at its own speed.
+    share = work[0] / (pods[0].counters.computed_tokens or 1.0)
+    waiting = [result.waiting_percentile(99) for result in results]
+    return share, waiting[0] / waiting[1], waiting[0] / waiting[2]
+
+
+def _most_over_mean(chosen: Sequence[int]) -> float:
+    """The largest number of requests of a pod over the mean of all pods."""
+    return max(chosen.count(pod) for pod in range(PODS)) * PODS / len(chosen)

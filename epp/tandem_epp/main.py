@@ -121,6 +121,21 @@ def _collector(url: str) -> str:
     "that no request waits for the handshake of their engines.",
 )
 @click.option(
+    "--peers",
+    type=HOST_PORT,
+    multiple=True,
+    default=Settings.peers,
+    help="HOST:PORT of the replicas of this EPP; may be repeated. Each address that HOST resolves "
+    "to is a replica, so the name of a headless Service is enough. Replicas authenticate each "
+    "other by the plan keys. Default: this EPP is the only one.",
+)
+@click.option(
+    "--peer-listen",
+    type=HOST_PORT,
+    default=str(Settings.peer_listen),
+    help="With --peers: address on which the other replicas connect.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default=Settings.log_level,
@@ -142,6 +157,8 @@ def main(
     history: int,
     otlp_endpoint: str,
     warm_up: bool,
+    peers: tuple[HostPort, ...],
+    peer_listen: HostPort,
     log_level: str,
 ) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request."""
@@ -162,6 +179,8 @@ def main(
         history=history,
         otlp_endpoint=otlp_endpoint,
         warm_up=warm_up,
+        peers=peers,
+        peer_listen=peer_listen,
         log_level=log_level,
         pods=pods,
     )

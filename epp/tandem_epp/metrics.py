@@ -64,8 +64,8 @@ class _FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         in_flight = GaugeMetricFamily(
             "tandem_epp_in_flight",
-            "Requests that this EPP placed on a backend and that have not ended; on a prefill "
-            "backend, until the response headers pass.",
+            "Requests that this replica of the EPP placed on a backend and that have not ended; on "
+            "a prefill backend, until the response headers pass.",
             labels=("backend",),
         )
         healthy = GaugeMetricFamily(
@@ -94,7 +94,7 @@ class _FleetCollector(Collector):
         # Computed at the scrape: a backend that left the fleet leaves the metrics with it.
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
-            in_flight.add_metric((pod.name,), pod.in_flight)
+            in_flight.add_metric((pod.name,), pod.in_flight - pod.remote_in_flight)
             healthy.add_metric((pod.name,), pod.ready and pod.health.is_available)
             if pod.prefill_rate is not None:
                 rate.add_metric((pod.name,), pod.prefill_rate)

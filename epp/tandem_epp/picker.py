@@ -28,7 +28,7 @@ from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
-from .placement import Placement
+from .placement import Placement, PlacementObserver
 from .request import BadBody, InferenceRequest, is_json, kind_of, parse_request, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import SplitImpossible
@@ -64,6 +64,8 @@ class EndpointPicker:
         """Key id → secret. Without keys no plan is sent."""
         self.tracer: DecisionTracer | None = None
         """None: no spans."""
+        self.observer: PlacementObserver | None = None
+        """Is told what happens to each placement; None: no other part needs it."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
         self._scheduler = Scheduler(fleet, routing, random)
 
@@ -190,6 +192,7 @@ class EndpointPicker:
             self._metrics,
             decision,
             self.routing.serving.fallback_to_unified,
+            self.observer,
         )
 
     def _record(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tandem_contract.timing import parse_timing
 
@@ -12,6 +13,19 @@ from .history import Decision
 from .metrics import Metrics
 from .request import InferenceRequest
 from .verdicts import PlacedPods
+
+
+class PlacementObserver(Protocol):
+    """Is told what happens to placements, after they took their counts or returned them."""
+
+    def on_started(self, placement: "Placement") -> None:
+        """The request was placed; may set its `number`."""
+
+    def on_answered(self, placement: "Placement", status: int) -> None:
+        """The response headers passed; `decode` is the pod that served."""
+
+    def on_ended(self, placement: "Placement") -> None:
+        """The stream ended."""
 
 
 @dataclass(slots=True)
@@ -34,6 +48,9 @@ class Placement:
     decision: Decision
     can_fall_back: bool = True
     """Whether the sidecar may serve a split request alone when the prefill fails."""
+    observer: PlacementObserver | None = None
+    number: int = field(init=False, default=0)
+    """The observer's number for this placement."""
     _pods: PlacedPods = field(init=False)
     _is_judged: bool = field(init=False, default=False)
     """Whether response headers have passed, and with them the outcome is counted."""
@@ -50,6 +67,8 @@ class Placement:
         self._prefill_in_flight = self.prefill[0] if self.prefill else None
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight += 1
+        if self.observer is not None:
+            self.observer.on_started(self)
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         """Learn from the response's headers, which passed at `now` (Unix seconds)."""
@@ -60,6 +79,8 @@ class Placement:
         if not self._is_judged:
             self._is_judged = True
             self._pods.judge_response(self.fleet, response, now)
+        if self.observer is not None:
+            self.observer.on_answered(self, response.status)
         if response.status // 100 == 2 and self.request is not None:
             # Only now is the prompt's KV on the decode pod; after an error it may not be.
             self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
@@ -81,6 +102,8 @@ class Placement:
             self._pods.judge_silence(self.fleet, now)
         self.decode.in_flight -= 1
         self.decision.end()
+        if self.observer is not None:
+            self.observer.on_ended(self)
 
     def _end_prefill(self) -> None:
         if self._prefill_in_flight is not None:

@@ -24,8 +24,11 @@ from .configuration import Configuration, FileWatch, reload, reload_keys
 from .ext_proc.grpc_server import GrpcServer
 from .history import History, route
 from .metrics import Metrics
+from .peers.channel import PeerChannel, PeerSettings
+from .peers.metrics import PeerMetrics
 from .picker import EndpointPicker
 from .settings import Settings
+from .shared_fleet import SharedFleet
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
@@ -50,6 +53,7 @@ class Service:
             self._fleet, configuration.routing, self._metrics, self._history, Random()
         )
         self._picker.plan_keys = plan_keys
+        self._channel = self._share(plan_keys)
         self._warm_ups = WarmUps(
             self._fleet,
             lambda result: self._metrics.warm_ups.labels(result).inc(),
@@ -60,6 +64,17 @@ class Service:
         self._stopping = asyncio.Event()
         self._discovery: KubernetesDiscovery | None = None
         """None with static discovery."""
+
+    def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
+        """The channel to the other replicas, which are told of this one's placements."""
+        shared = SharedFleet(self._fleet)
+        metrics = PeerMetrics(self._metrics.registry)
+        settings = PeerSettings(peers=self._settings.peers, listen=self._settings.peer_listen)
+        channel = PeerChannel(settings, shared, metrics)
+        channel.use_keys(plan_keys)
+        if settings.peers:
+            shared.publisher, self._picker.observer = channel, shared
+        return channel
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; nothing runs afterwards. Raises OSError, NotConfigured."""
@@ -76,6 +91,8 @@ class Service:
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             self._start_tracing(stack)
+            # Before the first request, so that others' placements are known to its decision.
+            await stack.enter_async_context(self._channel.running())
             server = GrpcServer(self._picker, settings.listen, settings.max_body)
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
@@ -168,6 +185,7 @@ class Service:
         directory = self._settings.plan_key_dir
         if directory is not None and (keys := reload_keys(directory)) is not None:
             self._picker.plan_keys = keys
+            self._channel.use_keys(keys)
 
 
 async def serve(

@@ -8,6 +8,7 @@ from tandem_contract import ports
 from tandem_contract.commandline import HostPort
 
 from .backends.pod_backend import PodSelection
+from .peers.channel import PeerSettings
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
 _HEALTH: Final = HostPort("0.0.0.0", ports.EPP_HEALTH)
@@ -40,6 +41,10 @@ class Settings:
     first request of a pair waits for the handshake, up to seconds."""
     log_level: str = "info"
     """debug, info, warning or error; debug logs one line per decision."""
+    peers: tuple[HostPort, ...] = ()
+    """Names or addresses of all replicas of this EPP; empty: it is the only one."""
+    peer_listen: HostPort = PeerSettings.listen
+    """Address on which this replica listens for the others."""
     pods: PodSelection | None = None
     """The pods of a cluster that are the backends; None: the configuration file lists them."""
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from tandem_contract.timing import Timing
 from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.envoy.clusters import EPP, socket_address
 
 DEADLINE = 20.0
 
@@ -187,10 +188,21 @@ async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Ep
 
 
 @asynccontextmanager
-async def envoy(directory: Path, settings: EnvoySettings) -> AsyncIterator[str]:
-    """Envoy with the operator's bootstrap configuration; yields its URL once it is ready."""
+async def envoy(
+    directory: Path, settings: EnvoySettings, other_epps: Sequence[int] = ()
+) -> AsyncIterator[str]:
+    """Envoy with the operator's bootstrap configuration; yields its URL once it is ready.
+
+    `other_epps` are ports of further EPPs on loopback, as if the EPP's name had several addresses.
+    """
     file = directory / "envoy.json"
-    file.write_text(json.dumps(envoy_bootstrap(settings)))
+    bootstrap = envoy_bootstrap(settings)
+    clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
+    endpoints = clusters[EPP]["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    endpoints += [
+        {"endpoint": {"address": socket_address("127.0.0.1", port)}} for port in other_epps
+    ]
+    file.write_text(json.dumps(bootstrap))
     command = (find_envoy(), "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")
     async with process(*command) as started, aiohttp.ClientSession() as session:
 

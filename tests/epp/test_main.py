@@ -32,7 +32,6 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         ((), "Missing option '--config'"),
         (("--wrong",), "No such option '--wrong'"),
-        (("--config", "FILE", "--peers", "a:1"), "No such option '--peers'"),
         (("--listen", "nowhere"), "HOST:PORT"),
         (("--max-body", "-1"), "-1 is not in the range"),
         (("--config", "FILE", *KUBERNETES), "needs --namespace"),

@@ -50,6 +50,11 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._pods)
 
+    def find(self, name: str) -> Pod | None:
+        """The backend of this name."""
+        _, pod = self._pods.get(name, ("", None))
+        return pod
+
     def apply(
         self,
         backends: Iterable[DiscoveredBackend],

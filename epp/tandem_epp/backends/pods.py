@@ -70,7 +70,9 @@ class Pod:
         """The engine's counters at the last successful scrape."""
         self.block_tokens = block_tokens
         self.in_flight = 0
-        """Requests that this EPP placed here and that have not ended."""
+        """Requests that this EPP and its other replicas placed here and that have not ended."""
+        self.remote_in_flight = 0
+        """Those of `in_flight` that other replicas placed."""
         self.prefill_rate: float | None = None
         """Prompt tokens computed per second, a moving average of what sidecars report."""
         self.healthy = True

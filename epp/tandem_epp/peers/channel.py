@@ -75,9 +75,14 @@ class PeerChannel:
         """Instances of the peers that are connected in both directions."""
         return frozenset(self._local.connected.keys() & self._listener.peers)
 
+    @property
+    def has_peers(self) -> bool:
+        """Whether a peer is connected."""
+        return bool(self._local.connected)
+
     def publish(self, event: Event) -> None:
         """Tell all connected peers; never waits."""
-        if self._local.connected:
+        if self.has_peers:
             # Encoded once for all.
             encoded = encode_event(event)
             for dialer in self._local.connected.values():

@@ -64,6 +64,8 @@ class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
 
     request: int
     status: int
+    decode: str = ""
+    """Name of the pod that served it; empty: the chosen one. A gateway may choose an alternate."""
 
 
 class RequestEnded(msgspec.Struct, frozen=True, array_like=True):

@@ -70,7 +70,7 @@ class RealPicker:
         self.fleet.apply([_discovered(i, role) for i, role in enumerate(roles)], BLOCK_TOKENS)
         routing = Routing(serving, load_scheduling(document, document.data, serving))
         self.history = History(1)
-        self._picker = EndpointPicker(
+        self.picker = EndpointPicker(
             self.fleet, routing, Metrics(self.fleet), self.history, Random(seed)
         )
         self._placements: dict[int, Placement] = {}
@@ -80,7 +80,7 @@ class RealPicker:
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})
         request = HttpRequest("POST", "/v1/completions", headers, subset)
-        placement = self._picker.place(request, body(work), now)
+        placement = self.picker.place(request, body(work), now)
         self._placements[work.index] = placement
         prefill = int(placement.prefill[0].name) if placement.prefill else None
         return Choice(int(placement.decode.name), prefill)

@@ -1,0 +1,172 @@
+"""Replicas that share their placements: each sees the others' counts and prompts, and returns
+them."""
+
+import pytest
+
+from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.peers.frames import RequestAnswered, RequestEnded, RequestStarted, pack
+from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet
+from tests.epp.simulation.replicas import LoopbackMesh
+from tests.epp.test_picker import LONG, NOW, PickerSetup
+
+
+class Replicas:
+    """Pickers over the same pods, with what they share."""
+
+    def __init__(self, *, delay: float = 0.0, **roles: str) -> None:
+        self.setups = [PickerSetup(**roles) for _ in range(2)]
+        self.shared = [SharedFleet(setup.fleet, lambda: NOW) for setup in self.setups]
+        self.mesh = LoopbackMesh(self.shared, delay)
+        for i, (setup, shared) in enumerate(zip(self.setups, self.shared, strict=True)):
+            shared.publisher = self.mesh.channel(i)
+            setup.picker.observer = shared
+
+    def counts(self, replica: int, name: str) -> tuple[int, int]:
+        """In flight, and how many of these the other replica placed, once all has arrived."""
+        self.mesh.advance(self.mesh.now + 1.0)
+        pod = self.setups[replica][name]
+        return pod.in_flight, pod.remote_in_flight
+
+
+def test_a_placement_counts_at_both_replicas_until_each_of_its_phases_ends() -> None:
+    replicas = Replicas(d="decode", p="prefill")
+    placement, _ = replicas.setups[0].place()
+    assert [replicas.counts(0, name) for name in "dp"] == [(1, 0), (1, 0)]
+    assert [replicas.counts(1, name) for name in "dp"] == [(1, 1), (1, 1)]
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    assert [replicas.counts(1, name) for name in "dp"] == [(1, 1), (0, 0)]
+    placement.end(NOW)
+    assert [replicas.counts(1, name) for name in "dp"] == [(0, 0), (0, 0)]
+
+
+def test_requests_of_two_replicas_are_spread_like_those_of_one() -> None:
+    replicas = Replicas(a="unified", b="unified", c="unified")
+    chosen = []
+    for i in range(12):
+        placement, _ = replicas.setups[i % 2].place(prompt="short")
+        chosen.append(placement.decode.name)
+        replicas.mesh.advance(float(i + 1))
+    assert sorted(map(chosen.count, "abc")) == [4, 4, 4]
+
+
+def test_the_metric_counts_own_requests_only() -> None:
+    replicas = Replicas(d="decode")
+    replicas.setups[0].place(prompt="short")
+    assert replicas.counts(1, "d") == (1, 1)
+    registry = replicas.setups[1].metrics.registry
+    assert registry.get_sample_value("tandem_epp_in_flight", {"backend": "d"}) == 0
+
+
+def test_a_prompt_is_cached_for_the_other_replica_once_it_is_answered() -> None:
+    replicas = Replicas(d1="decode", d2="decode", p="prefill")
+    placement, first = replicas.setups[0].place(LONG)
+    replicas.mesh.advance(1.0)
+    _, unanswered = replicas.setups[1].place(LONG)
+    assert unanswered.decode.name == first.decode.name, "prompts alike go to the same pod"
+    assert unanswered.cached_tokens == 0
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    replicas.mesh.advance(2.0)
+    _, answered = replicas.setups[1].place(LONG)
+    assert answered.cached_tokens == 496
+
+
+def test_a_request_that_an_alternate_served_counts_there() -> None:
+    replicas = Replicas(d1="unified", d2="unified")
+    placement, _ = replicas.setups[0].place(prompt="short")
+    (other,) = {"d1", "d2"} - {placement.decode.name}
+    assert replicas.counts(1, other) == (0, 0)
+    served = replicas.setups[0][other].address
+    placement.on_response_headers(ResponseHeaders(None, 200, served=served), NOW)
+    assert replicas.counts(1, other) == (1, 1)
+    placement.end(NOW)
+    assert replicas.counts(1, "d1") == replicas.counts(1, "d2") == (0, 0)
+
+
+def test_a_failed_prompt_is_cached_nowhere() -> None:
+    replicas = Replicas(d="decode", p="prefill")
+    placement, _ = replicas.setups[0].place(LONG)
+    placement.on_response_headers(ResponseHeaders(None, 500), NOW)
+    replicas.mesh.advance(1.0)
+    _, plan = replicas.setups[1].place(LONG)
+    assert plan.cached_tokens == 0
+
+
+def test_a_snapshot_has_what_has_not_ended() -> None:
+    replicas = Replicas(d="decode", p="prefill")
+    ended, _ = replicas.setups[0].place()
+    answered, _ = replicas.setups[0].place()
+    waiting, _ = replicas.setups[0].place(prompt="short")
+    ended.end(NOW)
+    answered.on_response_headers(ResponseHeaders(None, 200), NOW)
+    events = list(replicas.shared[0].snapshot())
+    assert all(isinstance(event, RequestStarted) for event in events)
+    assert [
+        (event.request, event.has_first_token, event.prefill)
+        for event in events
+        if isinstance(event, RequestStarted)
+    ] == [(waiting.number, False, ""), (answered.number, True, "p")]
+
+
+def test_a_snapshot_is_bounded_and_names_every_request() -> None:
+    replicas = Replicas(d="decode")
+    prompt = "long prompt " * 100_000
+    for _ in range(10):
+        replicas.setups[0].place(prompt)
+    events = [e for e in replicas.shared[0].snapshot() if isinstance(e, RequestStarted)]
+    assert len(events) == 10
+    assert 0 < sum(len(event.chain) for event in events) <= SNAPSHOT_BYTES
+    assert events[0].chain
+
+
+def test_a_snapshot_replaces_what_was_known_of_a_peer() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    shared = SharedFleet(setup.fleet)
+    shared.apply("peer", RequestStarted(1, "d", "p"))
+    shared.apply("other", RequestStarted(1, "d"))
+    assert (setup["d"].in_flight, setup["p"].in_flight) == (2, 1)
+    shared.reset("peer")
+    assert (setup["d"].in_flight, setup["p"].in_flight) == (1, 0)
+    shared.reset("peer")
+    shared.reset("unheard of")
+    assert setup["d"].in_flight == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [RequestAnswered(9, 200), RequestEnded(9), RequestStarted(9, "unknown", "unknown")],
+    ids=["answered", "ended", "pod"],
+)
+def test_what_this_replica_does_not_know_changes_nothing(event: object) -> None:
+    setup = PickerSetup(d="decode")
+    shared = SharedFleet(setup.fleet)
+    shared.apply("peer", event)  # type: ignore[arg-type]
+    shared.apply("peer", RequestEnded(9))
+    assert setup["d"].in_flight == 0
+
+
+def test_a_request_on_a_pod_that_left_is_returned_to_it_and_not_to_its_successor() -> None:
+    setup = PickerSetup(d="decode")
+    shared = SharedFleet(setup.fleet)
+    shared.apply("peer", RequestStarted(1, "d", chain=pack([1, 2])))
+    old = setup["d"]
+    setup.fleet.apply([])
+    shared.apply("peer", RequestEnded(1))
+    assert (old.in_flight, old.remote_in_flight) == (0, 0)
+
+
+def test_without_connected_peers_no_event_is_made() -> None:
+    setup = PickerSetup(d="decode")
+    shared = SharedFleet(setup.fleet)
+
+    class Alone:
+        has_peers = False
+
+        def publish(self, event: object) -> None:
+            raise AssertionError(event)
+
+    shared.publisher, setup.picker.observer = Alone(), shared
+    placement, _ = setup.place()
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    assert len(list(shared.snapshot())) == 1
+    placement.end(NOW)
+    assert not list(shared.snapshot())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_contract.commandline import parse_host_port
 from tandem_contract.config import load_router_config
 from tandem_contract.plan import key_id
 from tandem_operator.observed import Body, Failure
@@ -61,6 +62,7 @@ def test_all_objects_are_planned_with_dependencies_first() -> None:
         ("RoleBinding", "chat-epp"),
         ("Service", "chat-epp"),
         ("Service", "chat-epp-pods"),
+        ("Service", "chat-epp-peers"),
         ("ConfigMap", "chat-epp"),
         ("Deployment", "chat-epp"),
         ("PodDisruptionBudget", "chat-epp"),
@@ -123,7 +125,7 @@ def test_objects_that_no_pool_requires_are_deleted() -> None:
     deleted = {(ref.kind, ref.name) for ref in plan.delete}
     assert deleted == {
         ("Secret", "chat-plan-keys"),
-        *(("Service", name) for name in ("chat-epp", "chat-epp-pods")),
+        *(("Service", name) for name in ("chat-epp", "chat-epp-pods", "chat-epp-peers")),
         *((kind, "chat-epp") for kind in ("ServiceAccount", "Role", "RoleBinding")),
         *((kind, "chat-epp") for kind in ("ConfigMap", "Deployment", "PodDisruptionBudget")),
     }
@@ -176,6 +178,22 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_
     assert hashes[0] != hashes[1]
     patient = decode(sidecar={"prefillTimeout": "5s"})
     assert templates(endpoint(patient)) == (envoy, epp)
+
+
+def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> None:
+    objects = planned(endpoint())
+    deployment = objects[ObjectRef("apps/v1", "Deployment", "chat-epp")]
+    assert deployment["spec"]["replicas"] == 2
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    arguments = container["args"]
+    peers = parse_host_port(arguments[arguments.index("--peers") + 1])
+    assert peers.host == "chat-epp-peers.default.svc"
+    service = objects[ObjectRef("v1", "Service", "chat-epp-peers")]["spec"]
+    assert service["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert service["ports"][0]["targetPort"] == peers.port
+    assert peers.port in [port["containerPort"] for port in container["ports"]]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    assert "--plan-key-dir" in arguments
 
 
 def test_envoy_resolves_our_epp_pods_or_a_foreign_epps_service() -> None:

@@ -14,7 +14,7 @@ from .endpoints import endpoint
 
 FULL = """\
 envoy: {replicas: 3, threads: 2, resources: {requests: {cpu: 1}, limits: {memory: 2Gi}}}
-epp: {replicas: 2, resources: {requests: {cpu: 500m}}}
+epp: {replicas: 3, resources: {requests: {cpu: 500m}}}
 nodeSelector: {disk: fast}
 tolerations: [{key: router, operator: Exists, effect: NoSchedule}]
 priorityClassName: high
@@ -37,7 +37,7 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
     }
     assert {name: spec["replicas"] for name, spec in deployments.items()} == {
         "chat-envoy": 3,
-        "chat-epp": 2,
+        "chat-epp": 3,
     }
     for spec in deployments.values():
         pod = spec["template"]["spec"]
@@ -54,8 +54,8 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
 
 
 def test_omitted_fields_keep_their_defaults(tmp_path: Path) -> None:
-    assert settings_of("epp: {replicas: 2}", tmp_path) == RouterSettings(
-        envoy_image="mine", epp_replicas=2
+    assert settings_of("epp: {replicas: 3}", tmp_path) == RouterSettings(
+        envoy_image="mine", epp_replicas=3
     )
 
 

@@ -3,7 +3,7 @@
 All fields of the file are optional; a field that it leaves out keeps the default of RouterSettings:
 
     envoy: {replicas: 2, threads: 4, resources: {limits: {memory: 1Gi}}}
-    epp: {replicas: 1, resources: {requests: {cpu: 250m}}}
+    epp: {replicas: 2, resources: {requests: {cpu: 250m}}}
     nodeSelector: {disk: fast}
     tolerations: [{key: router, operator: Exists}]
     priorityClassName: high
@@ -47,9 +47,9 @@ class RouterSettings:
     """Envoy's `--concurrency`; Envoy's own default is one worker per core of the node."""
     envoy_replicas: int = 2
     """Two, so that the loss of a node is no outage."""
-    epp_replicas: int = 1
-    """Used where no pool sets it. A single EPP knows all requests in flight; while it restarts,
-    Envoy balances over the decode pods without it."""
+    epp_replicas: int = 2
+    """Used where no pool sets it. Two, so that the loss of a node is no outage; they tell each
+    other what they place. With one, Envoy balances over the decode pods while it restarts."""
     envoy_resources: Mapping[str, Any] = field(
         default_factory=lambda: {
             "requests": {"cpu": "100m", "memory": "128Mi"},

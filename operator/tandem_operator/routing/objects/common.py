@@ -35,6 +35,7 @@ class Names:
         self.envoy = f"{endpoint}-envoy"
         self.epp = f"{endpoint}-epp"
         self.epp_pods = f"{endpoint}-epp-pods"
+        self.epp_peers = f"{endpoint}-epp-peers"
         self.decode = f"{endpoint}-decode"
         self.plan_keys = plan_key_secret(endpoint)
 
@@ -88,14 +89,18 @@ def service(
     *,
     pods: Mapping[str, str] | None = None,
     headless: bool = False,
+    unready: bool = False,
 ) -> Object:
-    """A Service with one named port that selects the component's pods, or those labelled `pods`."""
+    """A Service with one named port that selects the component's pods, or those labelled `pods`;
+    with `unready` also while they are not ready."""
     spec: dict[str, Any] = {
         "selector": dict(pods or selector(observed, component)),
         "ports": [{"name": port[0], "port": port[1], "targetPort": port[1], "protocol": "TCP"}],
     }
     if headless:
         spec["clusterIP"] = "None"
+    if unready:
+        spec["publishNotReadyAddresses"] = True
     return body(observed, ("v1", "Service"), name, component, spec=spec)
 
 

@@ -53,6 +53,10 @@ def epp_objects(
         # Gateways name the first Service; our Envoy resolves single pods through the headless one.
         service(observed, names.epp, EPP, ("grpc", ports.EPP_GRPC)),
         service(observed, names.epp_pods, EPP, ("grpc", ports.EPP_GRPC), headless=True),
+        # Unready pods too: a new EPP gets the others' knowledge before it gets requests.
+        service(
+            observed, names.epp_peers, EPP, ("peers", ports.EPP_PEERS), headless=True, unready=True
+        ),
         config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
         deployment(observed, names.epp, EPP, replicas, _template(observed, settings)),
         budget(observed, names.epp, EPP),
@@ -94,6 +98,7 @@ def _template(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
 
 
 def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
+    peers = Names(observed.key.name).epp_peers
     return container(
         settings,
         name=EPP,
@@ -105,11 +110,13 @@ def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
             *("--endpoint", observed.key.name),
             *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
             *("--plan-key-dir", _KEY_DIRECTORY),
+            *("--peers", f"{peers}.{observed.key.namespace}.svc:{ports.EPP_PEERS}"),
         ],
         ports=[
             {"name": "grpc", "containerPort": ports.EPP_GRPC, "protocol": "TCP"},
             {"name": "health", "containerPort": ports.EPP_HEALTH, "protocol": "TCP"},
             {"name": "metrics", "containerPort": ports.EPP_METRICS, "protocol": "TCP"},
+            {"name": "peers", "containerPort": ports.EPP_PEERS, "protocol": "TCP"},
         ],
         readinessProbe=_probe(endpoints.READY, failures=2),
         livenessProbe=_probe(endpoints.LIVE, failures=6),

@@ -2,30 +2,90 @@
 
 It is the key of the EPP's prefix index. Each hash covers the prompt from its start to the end of
 its block, so the longest common prefix of two prompts is that of their chains.
+
+A block's length depends on its position only, so the chain of a prompt that grows is continued and
+never rewritten. Blocks are short at the start, where prompts differ most, and longer far in, where
+a short block would cost time and memory and say little. Where two prompts part, less than one block
+of their common prefix is lost: at most 16 tokens in the first 2,048, then 1/64 of the prefix.
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from itertools import accumulate, chain, repeat
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import xxhash
 
 BYTES_PER_TOKEN: Final = 4
 """Assumed bytes of text per token, where a prompt is not tokenized: English averages about four."""
 
+FINE_TOKENS: Final = 16
+"""Tokens of the first, shortest blocks: vLLM's default KV block."""
+_LEVELS: Final = ((FINE_TOKENS, 128), (32, 64), (64, 64), (128, 64))
+"""Tokens per block and number of such blocks, from the start of the prompt on."""
+COARSE_TOKENS: Final = 256
+"""Tokens of each block after those of `_LEVELS`."""
+_ENDS: Final = tuple(
+    accumulate(chain.from_iterable(repeat(*level) for level in _LEVELS), initial=0)
+)
+"""Number of blocks → tokens that they cover, for the blocks of `_LEVELS`."""
 
-def text_chain(data: bytes, block_bytes: int, salt: bytes = b"") -> list[int]:
-    """xxh3-64 of each whole block of `block_bytes` bytes, seeded with the hash of the block before.
+if TYPE_CHECKING:
+    Chain: TypeAlias = array[int]
+else:
+    # Python 3.11's array takes no parameter at run time.
+    Chain = array
+"""The hashes of a prompt's whole blocks, the first block first: an `array('Q')`."""
 
-    `salt` separates prompts that must never match: the model name, a LoRA adapter.
+
+def covered_tokens(blocks: int) -> int:
+    """The tokens that the first `blocks` blocks of any prompt cover."""
+    if blocks < len(_ENDS):
+        return _ENDS[blocks]
+    return _ENDS[-1] + (blocks - len(_ENDS) + 1) * COARSE_TOKENS
+
+
+def whole_blocks(tokens: int) -> int:
+    """The whole blocks in the first `tokens` tokens of any prompt; the inverse of
+    `covered_tokens`."""
+    if tokens < _ENDS[-1]:
+        return bisect_right(_ENDS, tokens) - 1
+    return len(_ENDS) - 1 + (tokens - _ENDS[-1]) // COARSE_TOKENS
+
+
+def block_tokens_at(tokens: int) -> int:
+    """The length of the block in which the token at position `tokens` lies."""
+    end = 0
+    for length, count in _LEVELS:
+        end += length * count
+        if tokens < end:
+            return length
+    return COARSE_TOKENS
+
+
+def text_chain(data: bytes, salt: bytes = b"") -> Chain:
+    """xxh3-64 of each whole block of `data`, seeded with the hash of the block before.
+
+    A token is BYTES_PER_TOKEN bytes. `salt` separates prompts that must never match: the model
+    name, a LoRA adapter, a cache salt.
     """
-    digest, view = xxhash.xxh3_64_intdigest, memoryview(data)
+    digest, view, length = xxhash.xxh3_64_intdigest, memoryview(data), len(data)
     previous = digest(salt)
-    return [
+    hashes: list[int] = []
+    start = 0
+    for tokens, count in (*_LEVELS, (COARSE_TOKENS, length)):
+        size = tokens * BYTES_PER_TOKEN
+        end = min(length, start + size * count)
         # Chaining through the seed takes half the time of one hasher that is updated by block.
-        previous := digest(view[start : start + block_bytes], previous)
-        for start in range(0, len(data) - block_bytes + 1, block_bytes)
-    ]
+        hashes += [
+            previous := digest(view[at : at + size], previous)
+            for at in range(start, end - size + 1, size)
+        ]
+        start += size * count
+        if start >= length:
+            break
+    return array("Q", hashes)
 
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:

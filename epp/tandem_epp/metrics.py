@@ -91,6 +91,16 @@ class _FleetCollector(Collector):
             labels=("backend",),
         )
         now = monotonic()
+        index = GaugeMetricFamily(
+            "tandem_epp_prefix_index_bytes",
+            "Memory of the prefix index over all backends, in bytes, estimated from its entries.",
+            value=self._fleet.prefixes.bytes,
+        )
+        limit = GaugeMetricFamily(
+            "tandem_epp_prefix_index_limit_bytes",
+            "Memory that the prefix index may take, in bytes; at the limit it forgets prompts.",
+            value=self._fleet.prefixes.limit_bytes,
+        )
         # Computed at the scrape: a backend that left the fleet leaves the metrics with it.
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
@@ -100,4 +110,4 @@ class _FleetCollector(Collector):
                 rate.add_metric((pod.name,), pod.prefill_rate)
             if pod.gauges is not None:
                 age.add_metric((pod.name,), now - pod.scraped_at)
-        return (in_flight, healthy, rate, warming, age)
+        return (in_flight, healthy, rate, warming, index, limit, age)

@@ -23,13 +23,14 @@ from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
+from .body_fields import BadBody
 from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
-from .request import BadBody, InferenceRequest, is_json, kind_of, parse_request, read_model
+from .request import InferenceRequest, is_json, kind_of, parse_request, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import SplitImpossible
 from .scheduling.profile import ScoringContext
@@ -123,7 +124,7 @@ class EndpointPicker:
             parsed = parse_request(kind, body) if kind is not None else None
             decision.model = parsed.model if parsed is not None else read_model(body)
             self._check_model(decision.model, decision.decided_at)
-            context = ScoringContext(parsed)
+            context = ScoringContext(parsed, self._fleet.prefixes)
             result = self._scheduler.schedule(context, decision.model, request.subset)
         except BadBody as err:
             raise self._error(400, "bad_request", str(err)) from err
@@ -198,7 +199,7 @@ class EndpointPicker:
     def _record(
         self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision
     ) -> None:
-        """Count the decision, fill it in, and add the prompt to its pods' prefix indexes."""
+        """Count the decision and fill it in."""
         path, reason = result.decision.path, result.decision.reason
         decision.path, decision.reason = path, reason
         decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
@@ -209,9 +210,6 @@ class EndpointPicker:
             self._metrics.observe_hit_ratio(
                 result.cached_tokens, request.prompt_tokens, "estimated"
             )
-            # Before the answer, so that requests arriving now with this prefix go to the same pods.
-            for pod in (result.decode[0], *result.prefill[:1]):
-                pod.placed_prefixes.add(request.chain(pod.block_tokens))
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "request %s: path %s (%s), decode pod %s, prefill pod %s, %d of %d tokens cached",

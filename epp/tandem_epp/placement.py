@@ -11,6 +11,7 @@ from .backends.pods import Pod
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
+from .prompt_entries import PromptEntries
 from .request import InferenceRequest
 from .verdicts import PlacedPods
 
@@ -51,6 +52,8 @@ class Placement:
     observer: PlacementObserver | None = None
     number: int = field(init=False, default=0)
     """The observer's number for this placement."""
+    _entries: PromptEntries | None = field(init=False, default=None)
+    """The prompt in the prefix index; None for a request that is not read."""
     _pods: PlacedPods = field(init=False)
     _is_judged: bool = field(init=False, default=False)
     """Whether response headers have passed, and with them the outcome is counted."""
@@ -67,6 +70,11 @@ class Placement:
         self._prefill_in_flight = self.prefill[0] if self.prefill else None
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight += 1
+        if self.request is not None:
+            # Before the answer, so that requests arriving now with this prefix go to the same pods.
+            self._entries = PromptEntries(
+                self.fleet.prefixes, self.request.chain, self.decode, self.prefill
+            )
         if self.observer is not None:
             self.observer.on_started(self)
 
@@ -79,11 +87,10 @@ class Placement:
         if not self._is_judged:
             self._is_judged = True
             self._pods.judge_response(self.fleet, response, now)
+        if self._entries is not None:
+            self._entries.on_response_headers(response)
         if self.observer is not None:
             self.observer.on_answered(self, response.status)
-        if response.status // 100 == 2 and self.request is not None:
-            # Only now is the prompt's KV on the decode pod; after an error it may not be.
-            self.decode.cached_prefixes.add(self.request.chain(self.decode.block_tokens))
         if response.timing is None:
             # A sidecar or engine without Tandem's timing header: there is nothing to learn.
             return
@@ -100,6 +107,8 @@ class Placement:
         self._end_prefill()
         if not self._is_judged:
             self._pods.judge_silence(self.fleet, now)
+        if self._entries is not None:
+            self._entries.withdraw()
         self.decode.in_flight -= 1
         self.decision.end()
         if self.observer is not None:
@@ -122,6 +131,8 @@ class Placement:
             pod.in_flight += 1
             self.decode = pod
             self._pods = replace(self._pods, decode=pod)
+            if self._entries is not None:
+                self._entries.move_decode(pod)
 
     def _computing_pod(self, prefill: str | None) -> Pod:
         """The pod that computed the prompt. A sidecar without a plan names backends by address."""

@@ -14,12 +14,14 @@ class RemoteRequest:
         self._decode = fleet.find(started.decode)
         prefill = "" if started.has_first_token else started.prefill
         self._prefill = fleet.find(prefill)
-        self._chain = unpack(started.chain)
+        self._prefixes, self._chain = fleet.prefixes, unpack(started.chain)
         _count(self._decode, 1)
         _count(self._prefill, 1)
-        for pod in (self._decode, self._prefill):
-            if pod is not None:
-                pod.placed_prefixes.add(self._chain)
+        self._entries = {
+            pod: self._prefixes.place(pod, self._chain)
+            for pod in (self._decode, self._prefill)
+            if pod is not None
+        }
 
     def on_answered(self, answer: RequestAnswered, fleet: Fleet) -> None:
         """The response headers passed: the prefill is over."""
@@ -28,15 +30,28 @@ class RemoteRequest:
         if served is not self._decode:
             _count(self._decode, -1)
             _count(served, 1)
+            self._move_entry(served)
             self._decode = served
-        if answer.status // 100 == 2 and self._decode is not None:
-            self._decode.cached_prefixes.add(self._chain)
+        # The pod that ran the prefill is not told: the choice did, except after a failure.
+        if answer.status // 100 == 2:
+            for entry in self._entries.values():
+                self._prefixes.confirm(entry)
 
     def end(self) -> None:
         """Return the counts that are left."""
         self._end_prefill()
         _count(self._decode, -1)
         self._decode = None
+        for entry in self._entries.values():
+            # Without effect on those that were confirmed.
+            self._prefixes.withdraw(entry)
+        self._entries.clear()
+
+    def _move_entry(self, served: Pod | None) -> None:
+        if self._decode is not None and (entry := self._entries.pop(self._decode, None)):
+            self._prefixes.withdraw(entry)
+        if served is not None:
+            self._entries[served] = self._prefixes.place(served, self._chain)
 
     def _end_prefill(self) -> None:
         _count(self._prefill, -1)

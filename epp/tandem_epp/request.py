@@ -7,26 +7,20 @@ better.
 Errors: `BadBody`, for the client: what is wrong and where.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.prefix import BYTES_PER_TOKEN, text_chain, token_bytes
+from tandem_contract.prefix import BYTES_PER_TOKEN, Chain, text_chain
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind, kind_of_path
 from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
+from .body_fields import BadBody, Members, decode_field
 from .ext_proc.messages import HttpRequest
-
-Members = Mapping[str, Raw]
-"""The undecoded members of a JSON object."""
-
-
-class BadBody(ValueError):
-    """The body is not a request of its kind; answered with 400."""
+from .prompt_key import PromptKey, prompt_key
 
 
 @dataclass(slots=True)
@@ -36,27 +30,26 @@ class InferenceRequest:
     model: str | None
     """None when the body names none: any backend may serve it."""
     prompt: bytes
-    """Input of the prefix hash: JSON of text or messages as it came, or four bytes per token id."""
+    """Input of the prefix hash: JSON of text or messages, or four bytes per token id."""
     single_engine_reason: str | None = None
     """Why one engine must serve the request alone, in one word; None when it may be split."""
     needs_sidecar: bool = False
     """Whether the body holds a field that clients may not set and only a sidecar removes."""
-    _chains: dict[int, list[int]] = field(default_factory=dict, repr=False)
-    """Block size in tokens → prefix chain."""
+    salt: bytes = b""
+    """What separates this prompt from others with the same beginning: see `prompt_key`."""
+    _chain: Chain | None = None
 
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompt: exact for token ids, bytes / BYTES_PER_TOKEN for text."""
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
 
-    def chain(self, block_tokens: int) -> list[int]:
-        """The prefix chain in blocks of `block_tokens`; computed once per block size."""
-        if (chain := self._chains.get(block_tokens)) is None:
-            # KV of two models never matches: the model is the chain's salt.
-            salt = (self.model or "").encode()
-            chain = text_chain(self.prompt, block_tokens * BYTES_PER_TOKEN, salt)
-            self._chains[block_tokens] = chain
-        return chain
+    @property
+    def chain(self) -> Chain:
+        """The prefix chain; computed once."""
+        if self._chain is None:
+            self._chain = text_chain(self.prompt, self.salt)
+        return self._chain
 
 
 def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
@@ -64,11 +57,16 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
     try:
         # The members are views into `body`: only those that matter are decoded below.
         members = _with_sampling_params(kind, _decode_members(body))
+        model = _model(members)
+        key = prompt_key(kind, model, members)
         return InferenceRequest(
-            model=_model(members),
-            prompt=_PROMPTS[kind](members),
-            single_engine_reason=single_engine_reason(kind, body, members),
+            model=model,
+            prompt=key.data,
+            single_engine_reason=single_engine_reason(
+                kind, body, _without_plain_turns(members, key)
+            ),
             needs_sidecar=not _SIDECAR_FIELDS.isdisjoint(members),
+            salt=key.salt,
         )
     except _UNREADABLE as err:
         raise _bad_body(body, err) from err
@@ -105,15 +103,13 @@ class _AnyBody(msgspec.Struct):
 _decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _any_body: Final = msgspec.json.Decoder(_AnyBody)
 _name: Final = msgspec.json.Decoder(str | None)
-_token_ids: Final = msgspec.json.Decoder(list[int])
-_list: Final = msgspec.json.Decoder(list[Raw])
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions that decoding JSON raises."""
 
 _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 """The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies
 into the same place."""
-_NONE: Final = Raw()
+_TURNS: Final = frozenset({"messages", "input"})
 _SEARCHED_BYTES: Final = 64 * 1024
 """Of a body that is nested too deeply, the beginning in which the place is searched. The search
 decodes it about 17 times, 6 ms in all; a whole body of 16 MiB would block the event loop for more
@@ -132,60 +128,15 @@ def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
 
 
 def _model(members: Members) -> str | None:
-    return _decode_field(members, "model", _name) if "model" in members else None
+    return decode_field(members, "model", _name) if "model" in members else None
 
 
-def _completion_prompt(members: Members) -> bytes:
-    raw = bytes(members.get("prompt", _NONE))
-    if not raw.startswith(b"["):
-        # Without the quotes: the closing one would end the prefix that a longer prompt shares.
-        return raw[1:-1]
-    if raw[1:].lstrip()[:1] not in (b'"', b"["):
-        return _token_bytes(members, "prompt")
-    # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
-    prompts = (bytes(prompt) for prompt in _list.decode(raw))
-    return b"".join(
-        _token_bytes({"prompt": Raw(prompt)}, "prompt") if prompt.startswith(b"[") else prompt[1:-1]
-        for prompt in prompts
-    )
-
-
-def _joined(*names: str) -> Callable[[Members], bytes]:
-    """The bytes of these members in the order in which chat templates render them. The closing
-    bracket of the last is left out: the next turn of the conversation has a comma there."""
-
-    def prompt(members: Members) -> bytes:
-        *first, last = (bytes(members.get(name, _NONE)) for name in names)
-        return b"".join(first) + last.removesuffix(b"]")
-
-    return prompt
-
-
-def _generate_prompt(members: Members) -> bytes:
-    return _token_bytes(members, "token_ids") if "token_ids" in members else b""
-
-
-_PROMPTS: Final[Mapping[RequestKind, Callable[[Members], bytes]]] = {
-    RequestKind.COMPLETIONS: _completion_prompt,
-    RequestKind.CHAT: _joined("tools", "messages"),
-    RequestKind.RESPONSES: _joined("instructions", "tools", "input"),
-    RequestKind.MESSAGES: _joined("system", "tools", "messages"),
-    RequestKind.GENERATE: _generate_prompt,
-}
-
-
-def _token_bytes(members: Members, name: str) -> bytes:
-    try:
-        return token_bytes(_decode_field(members, name, _token_ids))
-    except OverflowError as err:
-        raise BadBody(f"{name}: token ids are whole numbers from 0 to 4294967295") from err
-
-
-def _decode_field(members: Members, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
-    try:
-        return decoder.decode(members[name])
-    except msgspec.ValidationError as err:
-        raise BadBody(f"{name}: {err}") from err
+def _without_plain_turns(members: Members, key: PromptKey) -> Members:
+    """The members without a conversation of texts only. Its one rule is about media, and looks for
+    their fields in the whole body, which takes longer than all else."""
+    if not key.is_plain:
+        return members
+    return {name: raw for name, raw in members.items() if name not in _TURNS}
 
 
 def _bad_body(body: bytes, err: Exception) -> BadBody:

@@ -157,6 +157,7 @@ class Service:
         index = routing.scheduling.index
         # The fleet first: the scraper starts one task for each of its pods.
         self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
+        self._fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = routing
         self._scraper.sync()

@@ -107,7 +107,7 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
     """The event for a placement that has not ended; its chain only if it has at most `chain_bytes`
     bytes."""
     decision, request = placement.decision, placement.request
-    chain = pack(request.chain(placement.decode.block_tokens)) if request is not None else b""
+    chain = pack(request.chain) if request is not None else b""
     return RequestStarted(
         request=placement.number,
         decode=placement.decode.name,

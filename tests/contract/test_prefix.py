@@ -1,61 +1,90 @@
-"""The prefix hash chain."""
+"""Tests of the prefix hash chain and of its independent reference."""
 
 import struct
+from array import array
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.prefix import prompt_hash, text_chain, token_bytes
+from tandem_contract.prefix import (
+    BYTES_PER_TOKEN,
+    COARSE_TOKENS,
+    FINE_TOKENS,
+    Chain,
+    block_tokens_at,
+    covered_tokens,
+    prompt_hash,
+    text_chain,
+    token_bytes,
+    whole_blocks,
+)
 
+FINE = FINE_TOKENS * BYTES_PER_TOKEN
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 
 
-def common(first: list[int], second: list[int]) -> int:
+def common(first: Chain | bytes, second: Chain | bytes) -> int:
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-@given(TOKENS, TOKENS, TOKENS, st.integers(1, 5))
+@given(st.integers(0, 40_000), st.binary(max_size=9), st.binary(max_size=9))
 def test_chains_share_the_blocks_that_the_prompts_share(
-    start: list[int], first_end: list[int], second_end: list[int], block: int
+    start: int, first_end: bytes, second_end: bytes
 ) -> None:
-    first, second = start + first_end, start + second_end
-    chains = [text_chain(token_bytes(ids), 4 * block) for ids in (first, second)]
-    assert common(*chains) == common(first, second) // block
+    first, second = (bytes(start) + end * 300 for end in (first_end, second_end))
+    shared_tokens = common(first, second) // BYTES_PER_TOKEN
+    assert common(text_chain(first), text_chain(second)) == whole_blocks(shared_tokens)
 
 
-@given(st.binary(max_size=60), st.binary(max_size=20), st.integers(1, 9))
-def test_a_longer_text_continues_the_chain(text: bytes, more: bytes, block: int) -> None:
-    chain = text_chain(text, block)
-    assert len(chain) == len(text) // block
-    assert text_chain(text + more, block)[: len(chain)] == chain
+@given(st.integers(0, 300_000), st.integers(0, 2000))
+def test_a_longer_text_continues_the_chain(length: int, more: int) -> None:
+    text = bytes(range(256)) * (length // 256)
+    chain = text_chain(text)
+    assert len(chain) == whole_blocks(len(text) // BYTES_PER_TOKEN)
+    assert text_chain(text + bytes(more))[: len(chain)] == chain
+
+
+@given(st.integers(0, 200_000))
+def test_blocks_cover_a_prompt_but_for_less_than_the_next_block(tokens: int) -> None:
+    blocks = whole_blocks(tokens)
+    covered = covered_tokens(blocks)
+    assert covered <= tokens < covered_tokens(blocks + 1)
+    assert (
+        covered_tokens(blocks + 1) - covered == block_tokens_at(covered) == block_tokens_at(tokens)
+    )
+    assert FINE_TOKENS <= block_tokens_at(tokens) <= max(FINE_TOKENS, tokens // 64)
+
+
+def test_blocks_are_fine_at_the_start_and_coarse_far_in() -> None:
+    assert [covered_tokens(n) for n in (0, 1, 2)] == [0, FINE_TOKENS, 2 * FINE_TOKENS]
+    assert block_tokens_at(100_000) == COARSE_TOKENS
+    assert len(text_chain(bytes(400_000))) < 700
 
 
 def test_a_change_in_a_block_changes_all_after_it() -> None:
-    first, second = text_chain(b"abcdefgh", 2), text_chain(b"abXdefgh", 2)
+    first, second = text_chain(bytes(8 * FINE)), text_chain(bytes(FINE) + b"x" * 7 * FINE)
     assert common(first, second) == 1
     assert not set(first[1:]) & set(second[1:])
 
 
 def test_equal_blocks_at_different_places_differ() -> None:
-    assert len(set(text_chain(b"ab" * 8, 2))) == 8
+    assert len(set(text_chain(bytes(8 * FINE)))) == 8
 
 
 def test_a_salt_separates() -> None:
-    assert not set(text_chain(b"abcd", 2, b"one")) & set(text_chain(b"abcd", 2, b"two"))
+    text = bytes(2 * FINE)
+    assert not set(text_chain(text, b"one")) & set(text_chain(text, b"two"))
 
 
 def test_each_hash_is_xxh3_of_its_block_seeded_with_the_one_before() -> None:
-    words = struct.pack("<4I", 1, 2, 3, 4)
-    first = xxhash.xxh3_64_intdigest(words[:8], xxhash.xxh3_64_intdigest(b"salt"))
-    second = xxhash.xxh3_64_intdigest(words[8:], first)
-    assert text_chain(token_bytes([1, 2, 3, 4, 5]), 8, b"salt") == [first, second]
-
-
-def test_hashes_fit_in_64_bits() -> None:
-    assert all(0 <= h < 2**64 for h in text_chain(bytes(range(256)), 1))
+    ids = list(range(2 * FINE_TOKENS + 1))
+    words = struct.pack(f"<{len(ids)}I", *ids)
+    first = xxhash.xxh3_64_intdigest(words[:FINE], xxhash.xxh3_64_intdigest(b"salt"))
+    second = xxhash.xxh3_64_intdigest(words[FINE : 2 * FINE], first)
+    assert text_chain(token_bytes(ids), b"salt") == array("Q", [first, second])
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])

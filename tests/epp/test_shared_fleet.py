@@ -1,6 +1,8 @@
 """Replicas that share their placements: each sees the others' counts and prompts, and returns
 them."""
 
+from array import array
+
 import pytest
 
 from tandem_epp.ext_proc.messages import ResponseHeaders
@@ -147,7 +149,7 @@ def test_what_this_replica_does_not_know_changes_nothing(event: object) -> None:
 def test_a_request_on_a_pod_that_left_is_returned_to_it_and_not_to_its_successor() -> None:
     setup = PickerSetup(d="decode")
     shared = SharedFleet(setup.fleet)
-    shared.apply("peer", RequestStarted(1, "d", chain=pack([1, 2])))
+    shared.apply("peer", RequestStarted(1, "d", chain=pack(array("Q", [1, 2]))))
     old = setup["d"]
     setup.fleet.apply([])
     shared.apply("peer", RequestEnded(1))

@@ -8,6 +8,7 @@ from tandem_contract.paths import Role
 from .ejections import Ejections, available
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
+from .prefix_tree import PrefixTree
 
 REMOVED_MODEL_SECONDS: Final = 600.0
 """Seconds for which a model whose last pod was removed is expected back, after a rollout that stops
@@ -26,6 +27,8 @@ class Fleet:
     """
 
     def __init__(self) -> None:
+        self.prefixes: PrefixTree[Pod] = PrefixTree()
+        """Which prompts each pod probably caches."""
         self._pods: dict[str, tuple[str, Pod]] = {}
         """Backend name → pod uid and pod."""
         self._models: frozenset[str] = frozenset()
@@ -64,18 +67,20 @@ class Fleet:
     ) -> None:
         """Replace the backends. A pod whose name, uid and URL are unchanged keeps its state.
 
-        `block_tokens` and `capacity` configure the prefix index of a backend whose metrics do not
-        report them; `now` is Unix seconds.
+        `block_tokens` and `capacity` are the KV block size and the blocks of a backend whose
+        metrics do not report them; `now` is Unix seconds.
         """
         pods = {}
         for discovered in backends:
             backend = discovered.backend
             uid, pod = self._pods.get(backend.name, ("", None))
             if pod is None or (uid, pod.backend.url) != (discovered.uid, backend.url):
-                pod = Pod(backend, block_tokens, capacity)
+                pod = Pod(backend, block_tokens, capacity, self.prefixes)
             # Weight, models or compat hash may have changed on a pod that is kept.
             pod.backend, pod.serving = backend, discovered.serving
             pods[backend.name] = (discovered.uid, pod)
+        for pod in {*self} - {pod for _, pod in pods.values()}:
+            self.prefixes.remove_pod(pod)
         # Placements hold the Pods that were dropped here and still return their counts to them.
         self._pods = pods
         # Pods that are not ready count too: a model is removed only with its last pod.

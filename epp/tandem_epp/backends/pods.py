@@ -14,13 +14,12 @@ from tandem_contract.timing import Timing
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
 from .pace import fade
-from .prefix_index import GENERATIONS, PrefixIndex
+from .prefix_tree import PrefixTree
 
 BLOCK_TOKENS: Final = 16
 """KV block size, in tokens, of a backend whose metrics do not report it: vLLM's default."""
 CAPACITY_BLOCKS: Final = 31_250
-"""Prefix index capacity, in blocks, of a backend whose metrics do not report its block count:
-half a million tokens."""
+"""KV blocks of a backend whose metrics do not report their number: half a million tokens."""
 FAILURE_THRESHOLD: Final = 3
 """Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
 _RATE_WEIGHT: Final = 0.1
@@ -47,6 +46,7 @@ class Pod:
         backend: Backend,
         block_tokens: int = BLOCK_TOKENS,
         capacity: int = CAPACITY_BLOCKS,
+        prefixes: "PrefixTree[Pod] | None" = None,
     ) -> None:
         self.backend = backend
         self.serving = True
@@ -58,14 +58,9 @@ class Pod:
         first one. Replaced by each scrape, never changed."""
         self.scraped_at = 0.0
         """When the last successful scrape ended, in seconds of the monotonic clock."""
-        # Two indexes, because a prompt is *placed* when it is routed and *cached* only when it is
-        # answered. Placement decides where similar prompts go; only cached KV makes a prefill
-        # superfluous.
-        self.placed_prefixes = PrefixIndex(capacity)
-        """Prompts routed to this pod: prompts with the same prefix should be routed here too."""
-        self.cached_prefixes = PrefixIndex(capacity)
-        """Prompts that this pod has answered, so their KV is here. A prompt that is still being
-        prefilled is in `placed_prefixes` only."""
+        self.prefixes = prefixes if prefixes is not None else PrefixTree()
+        """The prefix index of all pods of the fleet, in which this pod is a key."""
+        self.prefixes.set_capacity(self, capacity * block_tokens)
         self.counters = EngineCounters()
         """The engine's counters at the last successful scrape."""
         self.block_tokens = block_tokens
@@ -120,18 +115,12 @@ class Pod:
         if result.incarnation != self.incarnation:
             # Another process has an empty KV cache.
             self.incarnation = result.incarnation
-            self._clear_prefixes()
+            self.prefixes.clear(self)
             self.health.on_new_process()
-        if result.block_tokens and result.block_tokens != self.block_tokens:
-            # The hashes in the indexes were made for blocks of the old size.
-            self.block_tokens = result.block_tokens
-            self._clear_prefixes()
+        self.block_tokens = result.block_tokens or self.block_tokens
         if result.blocks:
-            # The index forgets when the engine's own KV cache would: both hold the same number of
-            # blocks.
-            capacity = max(GENERATIONS, result.blocks)
-            self.placed_prefixes.resize(capacity)
-            self.cached_prefixes.resize(capacity)
+            # The index forgets when the engine's own KV cache would: both hold as many tokens.
+            self.prefixes.set_capacity(self, result.blocks * self.block_tokens)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
         self._scraped, self._in_flight_at_scrape = result.gauges, self.in_flight
@@ -152,7 +141,7 @@ class Pod:
             return False
         self.healthy = False
         # It probably restarts. If it does not, its prompts are learned again.
-        self._clear_prefixes()
+        self.prefixes.clear(self)
         return True
 
     def record_prefill(self, timing: Timing) -> None:
@@ -164,10 +153,6 @@ class Pod:
             self.prefill_rate = (
                 rate if average is None else average + _RATE_WEIGHT * (rate - average)
             )
-
-    def _clear_prefixes(self) -> None:
-        self.placed_prefixes.clear()
-        self.cached_prefixes.clear()
 
 
 def _literal_address(backend: Backend) -> str | None:

@@ -26,17 +26,18 @@ Times in events are durations, because the clocks of two nodes differ.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 import msgspec
+
+from tandem_contract.prefix import Chain
 
 VERSION: Final = 1
 PATH: Final = "/v1/peer"
 MAX_CHAIN: Final = 32_768
 """Hashes of one chain that are sent, at most: 256 KiB. A longer chain is cut at its end, so other
 replicas know a shorter prefix."""
-_HASH_MASK: Final = (1 << 64) - 1
 
 
 class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
@@ -139,17 +140,16 @@ _frame: Final = msgspec.msgpack.Decoder(Frame)
 _acknowledgement: Final = msgspec.msgpack.Decoder(Acknowledgement)
 
 
-def pack(chain: Sequence[int]) -> bytes:
+def pack(chain: Chain) -> bytes:
     """The hashes of a chain, 8 bytes each, little-endian; at most MAX_CHAIN."""
-    hashes = array("Q", [block & _HASH_MASK for block in chain[:MAX_CHAIN]])
-    return hashes.tobytes()
+    return chain[:MAX_CHAIN].tobytes()
 
 
-def unpack(chain: bytes) -> list[int]:
+def unpack(chain: bytes) -> Chain:
     """The hashes of a `pack`ed chain; bytes at the end that are no whole hash are ignored."""
     hashes = array("Q")
     hashes.frombytes(chain[: len(chain) & ~7][: 8 * MAX_CHAIN])
-    return hashes.tolist()
+    return hashes
 
 
 def encode_event(event: Event) -> bytes:

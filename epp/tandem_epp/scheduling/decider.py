@@ -48,7 +48,8 @@ class DeciderInputs:
     cached_tokens: int
     """Prompt tokens whose KV is believed to be on the decode pod."""
     block_tokens: int
-    """The decode pod's KV block size, in tokens."""
+    """The decode pod's KV block size, or that of the prefix index at the prompt's end where it is
+    larger, in tokens."""
     is_disaggregated: bool
     """Whether disaggregation is enabled and some other backend, healthy or not, may prefill for the
     decode pod."""

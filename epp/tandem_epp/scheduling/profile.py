@@ -1,12 +1,13 @@
 """A profile: filters, weighted scorers and a picker, for one phase of a request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..backends.pods import Pod
+from ..backends.prefix_tree import PrefixMatch, PrefixTree
 from ..request import InferenceRequest
 
 
@@ -16,31 +17,41 @@ class ScoringContext:
 
     request: InferenceRequest | None
     """None for a request whose body the EPP does not read."""
-    _placed: dict[str, int] = field(default_factory=dict, repr=False)
-    """Pod name → result of `placed_tokens`."""
+    prefixes: PrefixTree[Pod] | None = None
+    """The prefix index; None: no pod is known to cache anything."""
+    _match: PrefixMatch[Pod] | None = None
+    """What the index has of the prompt, for all pods; looked up once per request."""
+
+    @property
+    def match(self) -> PrefixMatch[Pod]:
+        """What each pod has of the prompt, to blocks of the index."""
+        if self._match is None:
+            if self.request is None or self.prefixes is None:
+                return _NO_MATCH
+            self._match = self.prefixes.match(self.request.chain)
+        return self._match
 
     def placed_tokens(self, pod: Pod) -> int:
         """Length, in tokens, of the prompt's longest prefix that was routed to `pod` before: it is
-        cached there or about to be. Looked up once per request and pod."""
-        if self.request is None:
-            return 0
-        if (tokens := self._placed.get(pod.name)) is None:
-            chain = self.request.chain(pod.block_tokens)
-            tokens = pod.placed_prefixes.match(chain) * pod.block_tokens
-            self._placed[pod.name] = tokens
-        return tokens
+        cached there or about to be."""
+        return _whole(self.match.placed_tokens(pod), pod)
 
     def cached_tokens(self, pod: Pod) -> int:
         """Length, in tokens, of the prompt's longest prefix whose KV is believed to be on `pod`."""
-        if self.request is None:
-            return 0
-        chain = self.request.chain(pod.block_tokens)
-        return pod.cached_prefixes.match(chain) * pod.block_tokens
+        return _whole(self.match.cached_tokens(pod), pod)
 
     def hit_ratio(self, pod: Pod) -> float:
         """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""
         tokens = self.request.prompt_tokens if self.request else 0
         return self.placed_tokens(pod) / tokens if tokens else 0.0
+
+
+_NO_MATCH: Final[PrefixMatch[Pod]] = PrefixMatch({}, {})
+
+
+def _whole(tokens: int, pod: Pod) -> int:
+    """Tokens in whole KV blocks of the pod: an engine caches no part of one."""
+    return tokens - tokens % pod.block_tokens
 
 
 class Scorer(Protocol):

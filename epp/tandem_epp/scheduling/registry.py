@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from tandem_contract.paths import Role
 
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
-from ..backends.prefix_index import GENERATIONS
+from ..backends.prefix_tree import LIMIT_BYTES
 from .decider import DeciderSettings
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from .profile import Picker, Scorer
@@ -70,18 +70,26 @@ class PrefixIndexParameters(Strict, frozen=True):
     """Parameters of approx-prefix-cache-producer."""
 
     blockSizeTokens: Annotated[  # noqa: N815 - llm-d's name
-        int, Meta(ge=1, description="block size if a backend's metrics do not report it")
+        int, Meta(ge=1, description="KV block size if a backend's metrics do not report it")
     ] = BLOCK_TOKENS
     lruCapacityPerServer: Annotated[  # noqa: N815 - llm-d's name
         int,
         Meta(
-            ge=GENERATIONS,
-            description="blocks per index if a backend's metrics do not report their number",
+            ge=1,
+            description="KV blocks of a backend if its metrics do not report their number",
         ),
     ] = CAPACITY_BLOCKS
     maxPrefixBlocksToMatch: Annotated[  # noqa: N815 - llm-d's name
-        int, Meta(ge=0, description="ignored: a lookup takes logarithmic time at any length")
+        int, Meta(ge=0, description="ignored: prompts are matched to their end")
     ] = 0
+    memoryLimitBytes: Annotated[  # noqa: N815 - llm-d's style
+        int,
+        Meta(
+            ge=1_000_000,
+            description="memory of the index over all backends; beyond it the backend that holds "
+            "most forgets its least recently used prompts",
+        ),
+    ] = LIMIT_BYTES
 
 
 class ProfileNames(Strict, frozen=True):
@@ -113,10 +121,14 @@ class HandlerParameters(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class PrefixIndexSettings:
-    """The prefix index of a backend whose metrics do not report them."""
+    """The prefix index."""
 
     block_tokens: int = BLOCK_TOKENS
+    """KV block size of a backend whose metrics do not report it."""
     capacity_blocks: int = CAPACITY_BLOCKS
+    """KV blocks of a backend whose metrics do not report their number."""
+    limit_bytes: int = LIMIT_BYTES
+    """Memory of the index over all backends."""
 
 
 P = TypeVar("P", bound=Struct)
@@ -182,7 +194,7 @@ class HandlerType(PluginType[P]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixIndexType(PluginType[P]):
-    """Configures the prefix indexes."""
+    """Configures the prefix index."""
 
     kind = "index"
     factory: Callable[[P], PrefixIndexSettings]
@@ -289,10 +301,12 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
     PrefixIndexType(
         type_name="approx-prefix-cache-producer",
         factory=lambda parameters: PrefixIndexSettings(
-            parameters.blockSizeTokens, parameters.lruCapacityPerServer
+            parameters.blockSizeTokens,
+            parameters.lruCapacityPerServer,
+            parameters.memoryLimitBytes,
         ),
         parameters=PrefixIndexParameters,
-        help="configures the prefix index of each backend",
+        help="configures the prefix index, which is always active",
     ),
     _accepted("core-metrics-extractor", "the EPP always reads the engines' load metrics"),
     _accepted("disagg-headers-handler", "the EPP always names prefill pods in a header"),

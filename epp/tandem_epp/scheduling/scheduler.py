@@ -12,6 +12,7 @@ from random import Random
 from typing import Final
 
 from tandem_contract.paths import RoutingPath
+from tandem_contract.prefix import block_tokens_at
 
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
@@ -115,7 +116,7 @@ class Scheduler:
         return DeciderInputs(
             prompt_tokens=prompt_tokens,
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
-            block_tokens=decode.block_tokens,
+            block_tokens=max(decode.block_tokens, block_tokens_at(prompt_tokens)),
             # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
             is_disaggregated=self.routing.serving.enabled and self._fleet.is_disaggregated(decode),
             has_prefill_candidate=has_prefill_candidate,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
+from tandem_contract.prefix import text_chain
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
@@ -42,16 +43,27 @@ def test_a_backend_that_answered_may_fail_a_few_scrapes() -> None:
     assert scraped_pod.ready
 
 
-def test_a_restart_or_another_block_size_clears_the_index() -> None:
+def test_a_restart_clears_the_index_and_another_capacity_shrinks_it() -> None:
+    chain = text_chain(bytes(16 * 64))
     scraped_pod = pod()
     scraped_pod.apply_scrape(REPORT)
-    for changed in (replace(REPORT, incarnation=b"two"), replace(REPORT, block_tokens=32)):
-        scraped_pod.placed_prefixes.add([1, 2, 3])
-        scraped_pod.apply_scrape(REPORT)
-        scraped_pod.placed_prefixes.add([1, 2, 3])
-        assert 1 in scraped_pod.placed_prefixes
-        scraped_pod.apply_scrape(changed)
-        assert 1 not in scraped_pod.placed_prefixes
+    prefixes = scraped_pod.prefixes
+    prefixes.confirm(prefixes.place(scraped_pod, chain))
+    scraped_pod.apply_scrape(replace(REPORT, block_tokens=32, blocks=4))
+    assert prefixes.held_tokens(scraped_pod) == 4 * 32
+    scraped_pod.apply_scrape(replace(REPORT, incarnation=b"two"))
+    assert prefixes.match(chain).placed_tokens(scraped_pod) == 0
+
+
+def test_a_pod_that_leaves_is_forgotten() -> None:
+    fleet, chain = Fleet(), text_chain(bytes(640))
+    for backends in ([pod("a")], [pod("a"), pod("b")], [pod("b")]):
+        fleet.apply(members(*backends))
+        for member in fleet:
+            fleet.prefixes.confirm(fleet.prefixes.place(member, chain))
+    assert [found.name for found in fleet.prefixes.match(chain).cached] == ["b"]
+    fleet.apply([])
+    assert fleet.prefixes.bytes == 0
 
 
 def test_only_changes_that_scorers_see_are_reported() -> None:

@@ -8,12 +8,15 @@ from aiohttp import web
 
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
+from tandem_contract.prefix import text_chain
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.scrape import Scraper
 
 from ..real import Backend, serving, until
+
+CHAIN = text_chain(bytes(640))
 
 
 @pytest.fixture
@@ -35,9 +38,9 @@ async def test_backends_are_scraped_as_they_start_die_and_restart(
         scraper.sync()
         (pod,) = pods
         await until(lambda: holds(scraper.is_complete and pod.gauges is not None))
-        pod.placed_prefixes.add([1, 2])
+        pods.prefixes.place(pod, CHAIN)
         backend.started = 2.0
-        await until(lambda: holds(1 not in pod.placed_prefixes))
+        await until(lambda: holds(not pods.prefixes.match(CHAIN).placed))
         assert pod.ready
     await until(lambda: holds(not pod.ready))
     assert pods.ready_pods(None) == ()

@@ -1,5 +1,6 @@
 """The order and the coding of frames, without sockets."""
 
+from array import array
 from itertools import count
 
 import msgspec
@@ -54,18 +55,18 @@ def outbox(*snapshot: Event, max_queue: int = 1000) -> tuple[Outbox, list[int]]:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
-def test_a_chain_survives_packing(chain: list[int]) -> None:
+def test_a_chain_survives_packing(hashes: list[int]) -> None:
+    chain = array("Q", hashes)
     assert unpack(pack(chain)) == chain
 
 
-def test_a_long_chain_is_cut_and_signed_hashes_are_taken() -> None:
-    assert len(unpack(pack(range(MAX_CHAIN + 5)))) == MAX_CHAIN
-    assert unpack(pack([-1])) == [2**64 - 1]
-    assert unpack(pack([1, 2]) + b"part") == [1, 2]
+def test_a_long_chain_is_cut_and_a_part_of_a_hash_ignored() -> None:
+    assert len(unpack(pack(array("Q", range(MAX_CHAIN + 5))))) == MAX_CHAIN
+    assert unpack(pack(array("Q", [1, 2])) + b"part") == array("Q", [1, 2])
 
 
 def test_events_survive_and_unknown_kinds_and_fields_are_ignored() -> None:
-    started = RequestStarted(7, "d", "p", 100, 40, chain=pack([1, 2]))
+    started = RequestStarted(7, "d", "p", 100, 40, chain=pack(array("Q", [1, 2])))
     newer = msgspec.msgpack.encode((2, (7, 200, "a field of a later version")))
     unknown = msgspec.msgpack.encode((99, {"a": "later kind"}))
     data = encode_frame(1, 0, [encode_event(started), unknown, newer], is_snapshot=True)
@@ -118,7 +119,7 @@ def test_an_overflow_drops_the_queue_and_begins_an_epoch_with_a_snapshot() -> No
 
 
 def test_a_large_snapshot_takes_several_frames() -> None:
-    chain = pack(range(MAX_CHAIN))
+    chain = pack(array("Q", range(MAX_CHAIN)))
     started = [RequestStarted(number, "d", chain=chain) for number in range(3)]
     sender, _ = outbox(*started)
     box, log = inbox()

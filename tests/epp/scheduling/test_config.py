@@ -66,10 +66,11 @@ def test_an_llmd_file_loads() -> None:
     assert (scheduling.decode.max_endpoints, scheduling.index.capacity_blocks) == (2, 1000)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
-    fleet[1].placed_prefixes.add(request.chain(16))
-    decode = scheduling.decode.run(fleet, ScoringContext(request), 2, Random(1))
+    context = ScoringContext(request, fleet[1].prefixes)
+    fleet[1].prefixes.place(fleet[1], request.chain)
+    decode = scheduling.decode.run(fleet, context, 2, Random(1))
     assert [pod.name for pod in decode] == ["decode-1", "decode-0"]
-    prefill = scheduling.prefill.run(fleet, ScoringContext(request), 2, Random(1))
+    prefill = scheduling.prefill.run(fleet, context, 2, Random(1))
     assert [pod.name for pod in prefill] == ["prefill-2"]
 
 
@@ -78,11 +79,13 @@ def test_the_default_weighs_prefix_hits_over_load() -> None:
     assert scheduling.decider == DeciderSettings(fallback_to_unified=False)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
-    fleet[1].placed_prefixes.add(request.chain(16))
+    prefixes = fleet[1].prefixes
+    prefixes.place(fleet[1], request.chain)
     fleet[1].in_flight = 1
-    assert scheduling.decode.run(fleet, ScoringContext(request), 1, Random(1)) == [fleet[1]]
-    fleet[1].placed_prefixes.clear()
-    assert scheduling.decode.run(fleet, ScoringContext(request), 1, Random(1)) == [fleet[0]]
+    for chosen in (1, 0):
+        context = ScoringContext(request, prefixes)
+        assert scheduling.decode.run(fleet, context, 1, Random(1)) == [fleet[chosen]]
+        prefixes.clear(fleet[1])
 
 
 @pytest.mark.parametrize(

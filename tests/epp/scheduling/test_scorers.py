@@ -69,8 +69,15 @@ def test_prefix_hits_are_shares_of_the_prompt_in_each_backends_own_blocks() -> N
     fine = Pod(Backend(name="fine", url="http://127.0.0.1:1"), block_tokens=16)
     coarse = Pod(Backend(name="coarse", url="http://127.0.0.1:2"), block_tokens=32)
     cold = Pod(Backend(name="cold", url="http://127.0.0.1:3"))
-    fine.placed_prefixes.add(request.chain(16)[:2])
-    coarse.placed_prefixes.add(request.chain(32)[:1])
+    prefixes = fine.prefixes
+    for warm in (fine, coarse):
+        prefixes.place(warm, request.chain[:3])
+    context = ScoringContext(request, prefixes)
     pods = [fine, coarse, cold]
-    assert PrefixCacheScorer().score(pods, ScoringContext(request)) == [0.5, 0.5, 0]
+    assert PrefixCacheScorer().score(pods, context) == [0.75, 0.5, 0]
+    assert [context.cached_tokens(pod) for pod in pods] == [0, 0, 0]
+    prefixes.confirm(prefixes.place(coarse, request.chain))
+    again = ScoringContext(request, prefixes)
+    assert [again.cached_tokens(pod) for pod in pods] == [0, 64, 0]
+    assert PrefixCacheScorer().score(pods, ScoringContext(request)) == [0, 0, 0]
     assert PrefixCacheScorer().score(pods, NOTHING) == [0, 0, 0]

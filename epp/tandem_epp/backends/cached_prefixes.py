@@ -1,0 +1,259 @@
+"""The confirmed half of the prefix index: prompts that pods have answered, so they cache their KV.
+
+One radix tree for all pods. `Node.holders` is a bit mask of pods: a pod holds whole nodes, and with
+a node all nodes above it, because an engine's cache has no gap either. `Node.ends` is a mask of the
+pods for which a prompt ended there while longer ones were cached.
+
+Each pod forgets what it used least recently, as its engine does: of the prompts that no longer one
+continues (the pod's leaves, in order of use), the oldest loses its last blocks first. A prefix that
+several prompts share is forgotten after the last of them.
+
+Every operation is bounded: one call forgets at most MAX_DROPS nodes, and later calls the rest.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Final, Generic, TypeVar
+
+from tandem_contract.prefix import Chain, covered_tokens, whole_blocks
+
+from .radix_tree import Node, RadixTree
+
+K = TypeVar("K", bound=Hashable)
+
+MAX_DROPS: Final = 256
+"""Nodes that one call forgets at most, about a millisecond."""
+ENTRY_BYTES: Final = 110
+"""Bytes of an entry in a pod's tables on CPython 3.11."""
+_MASKS: Final = 4096
+"""Bit masks whose pods are remembered. Few masks occur at a time: prefixes that all pods hold, and
+prompts that one pod holds."""
+
+
+@dataclass(slots=True, eq=False)
+class PodCache(Generic[K]):
+    """What one pod holds."""
+
+    pod: K
+    bit: int
+    """The pod's bit in `Node.holders`."""
+    tokens: int = 0
+    """Tokens in the nodes that it holds."""
+    leaves: OrderedDict[Node[int], None] = field(default_factory=OrderedDict)
+    """Nodes below which the pod holds nothing, the least recently used first."""
+    forks: dict[Node[int], int] = field(default_factory=dict)
+    """Node → how many of its children the pod holds, where these are at least two."""
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory of the tables."""
+        return ENTRY_BYTES * (len(self.leaves) + len(self.forks))
+
+    def add_leaf(self, parent: Node[int] | None, leaf: Node[int]) -> None:
+        """Note that `leaf`, below `parent`, was added."""
+        if parent is not None:
+            if parent in self.leaves:
+                del self.leaves[parent]
+            else:
+                self.forks[parent] = self.forks.get(parent, 1) + 1
+        self.leaves[leaf] = None
+
+    def use(self, node: Node[int]) -> None:
+        """Note that a prompt ended in `node`."""
+        if node in self.leaves:
+            self.leaves.move_to_end(node)
+        else:
+            node.ends |= self.bit
+
+    def remove_leaf(self, leaf: Node[int], parent: Node[int] | None) -> None:
+        """Note that `leaf`, below `parent`, is no longer held."""
+        del self.leaves[leaf]
+        self.tokens -= leaf.tokens
+        if parent is None:
+            return
+        held = self.forks.pop(parent, 1) - 1
+        if held > 1:
+            self.forks[parent] = held
+        elif held == 0:
+            self.leaves[parent] = None
+            if parent.ends & self.bit:
+                # A prompt ended there since it has children: it may have been used after them.
+                parent.ends &= ~self.bit
+            else:
+                # It was last used with the leaf that was just removed, which was the oldest.
+                self.leaves.move_to_end(parent, last=False)
+
+
+class CachedPrefixes(Generic[K]):
+    """Which prefixes each pod holds, bounded in tokens per pod."""
+
+    def __init__(self) -> None:
+        self._tree: RadixTree[int] = RadixTree(0, copy=int)
+        self._caches: dict[K, PodCache[K]] = {}
+        self._slots: list[K | None] = []
+        """Bit number → pod; None: the bit is free, or its nodes are still to be cleaned up."""
+        self._free: list[int] = []
+        """Bits without a pod and without nodes."""
+        self._cleared: deque[PodCache[K]] = deque()
+        """Caches of pods that were cleared, whose bits are still in the tree."""
+        self._pods_of: dict[int, tuple[K, ...]] = {}
+        self._table_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory."""
+        return self._tree.bytes + self._table_bytes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the tree, each counted once however many pods hold it."""
+        return self._tree.blocks
+
+    def tokens(self, pod: K) -> int:
+        """Tokens that `pod` holds."""
+        cache = self._caches.get(pod)
+        return cache.tokens if cache else 0
+
+    def match(self, chain: Chain) -> dict[K, int]:
+        """Pod → tokens of the longest prefix of `chain` that it holds, for pods that hold any."""
+        path, blocks = self._tree.walk(chain)
+        found: dict[K, int] = {}
+        for node, below in zip_longest(path, path[1:]):
+            # A pod that holds the next node as well is counted there.
+            if below is None or below.holders != node.holders:
+                tokens = covered_tokens(min(node.end, blocks))
+                found.update(dict.fromkeys(self._pods(node.holders), tokens))
+        return found
+
+    def add(self, pod: K, chain: Chain, capacity: int) -> None:
+        """Note that `pod` holds `chain` now, and evict what exceeds `capacity` tokens."""
+        self._clean_up()
+        if not chain:
+            return
+        cache = self._cache(pod)
+        before = cache.bytes
+        path, blocks = self._tree.walk(chain)
+        if path and blocks < path[-1].end:
+            last = path[-1]
+            # The prompt parts from the run here, or the pod will hold only the run's beginning.
+            if blocks < len(chain) or not last.holders & cache.bit:
+                path[-1] = self._tree.split(last, blocks - last.start)
+        self._hold(cache, path, chain, blocks)
+        self._table_bytes += cache.bytes - before
+        self._evict(cache, capacity)
+
+    def shrink(self, pod: K, tokens: int) -> None:
+        """Evict from `pod` until it holds `tokens` at most, or MAX_DROPS nodes were dropped."""
+        if (cache := self._caches.get(pod)) is not None:
+            self._evict(cache, tokens)
+
+    def shrink_largest(self) -> None:
+        """Evict a prompt, and a 64th of all, of the pod that holds most, to free memory."""
+        self._clean_up()
+        largest = max(self._caches.values(), key=lambda cache: cache.tokens, default=None)
+        if largest is not None and largest.leaves:
+            oldest = next(iter(largest.leaves))
+            self._evict(largest, largest.tokens - max(oldest.tokens, largest.tokens // 64))
+
+    def clear(self, pod: K) -> None:
+        """Forget all that `pod` holds. The nodes are cleaned up by later calls, bit by bit."""
+        if (cache := self._caches.pop(pod, None)) is not None:
+            self._slots[cache.bit.bit_length() - 1] = None
+            self._pods_of.clear()
+            self._cleared.append(cache)
+            self._clean_up()
+
+    def _hold(self, cache: PodCache[K], path: list[Node[int]], chain: Chain, blocks: int) -> None:
+        """Give the pod all nodes of `path` and, below them, the blocks after the first `blocks`."""
+        held = len(path)
+        while held and not path[held - 1].holders & cache.bit:
+            held -= 1
+        for node in path[held:]:
+            node.holders |= cache.bit
+            cache.tokens += node.tokens
+        end = path[-1] if path else self._tree.root
+        if blocks < len(chain):
+            cache.tokens += covered_tokens(len(chain)) - covered_tokens(blocks)
+            if path and end.holders == cache.bit and end.children is None:
+                # No other pod and no other prompt needs a boundary here: a conversation that
+                # grows stays one node.
+                self._tree.extend(end, chain)
+            else:
+                path.append(self._tree.append(end, chain, cache.bit))
+        if held < len(path):
+            cache.add_leaf(path[held - 1] if held else None, path[-1])
+        else:
+            cache.use(path[-1])
+
+    def _evict(self, cache: PodCache[K], capacity: int) -> None:
+        before, drops = cache.bytes, 0
+        while cache.tokens > capacity and drops < MAX_DROPS:
+            leaf = next(iter(cache.leaves))
+            left = covered_tokens(leaf.end) - (cache.tokens - capacity)
+            keep = whole_blocks(max(0, left)) - leaf.start
+            if keep > 0:
+                self._trim(cache, leaf, keep)
+            else:
+                self._drop(cache, leaf)
+            drops += 1
+        self._table_bytes += cache.bytes - before
+
+    def _trim(self, cache: PodCache[K], leaf: Node[int], keep: int) -> None:
+        """Take the blocks after the first `keep` from the pod."""
+        upper = self._tree.split(leaf, keep)
+        cache.tokens -= leaf.tokens
+        # The upper part takes the leaf's place, as the oldest one.
+        del cache.leaves[leaf]
+        cache.leaves[upper] = None
+        cache.leaves.move_to_end(upper, last=False)
+        self._release(cache, leaf)
+
+    def _drop(self, cache: PodCache[K], leaf: Node[int]) -> None:
+        parent = leaf.parent if leaf.parent is not self._tree.root else None
+        cache.remove_leaf(leaf, parent)
+        self._release(cache, leaf)
+
+    def _release(self, cache: PodCache[K], node: Node[int]) -> None:
+        node.holders &= ~cache.bit
+        node.ends &= ~cache.bit
+        if node.holders:
+            self._tree.join(node)
+        elif (parent := node.parent) is not None:
+            self._tree.remove(node)
+            self._tree.join(parent)
+
+    def _cache(self, pod: K) -> PodCache[K]:
+        if (cache := self._caches.get(pod)) is None:
+            if not self._free:
+                self._free.append(len(self._slots))
+                self._slots.append(None)
+            slot = self._free.pop()
+            self._slots[slot] = pod
+            self._pods_of.clear()
+            cache = self._caches[pod] = PodCache(pod, 1 << slot)
+        return cache
+
+    def _clean_up(self) -> None:
+        """Drop some nodes of pods that were cleared."""
+        if self._cleared:
+            cache = self._cleared[0]
+            self._evict(cache, 0)
+            if not cache.tokens:
+                self._free.append(cache.bit.bit_length() - 1)
+                self._cleared.popleft()
+                self._table_bytes -= cache.bytes
+
+    def _pods(self, holders: int) -> tuple[K, ...]:
+        """The pods of a mask; a pod that was cleared is not among them."""
+        if (pods := self._pods_of.get(holders)) is None:
+            if len(self._pods_of) >= _MASKS:
+                self._pods_of.clear()
+            pods = tuple(
+                pod
+                for slot, pod in enumerate(self._slots)
+                if pod is not None and holders >> slot & 1
+            )
+            self._pods_of[holders] = pods
+        return pods

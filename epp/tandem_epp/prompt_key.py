@@ -1,0 +1,150 @@
+"""The input of the prefix hash: what makes two prompts share KV in an engine, in the same places.
+
+The salt separates from the first block on: the model (a LoRA adapter is a model to clients), the
+cache salt, and what chat templates and processors use anywhere in the prompt. The data is hashed
+block by block, in the order in which chat templates render it. vLLM's key has the adapter in every
+block, the cache salt in the first, and the hash of each media part in the blocks that it covers.
+
+Errors: `BadBody`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+from xxhash import xxh3_128_digest
+
+from tandem_contract.prefix import token_bytes
+from tandem_contract.request_kinds import RequestKind
+
+from .body_fields import BadBody, Members, decode_field
+from .media import Pieces, conversation_pieces
+
+SALT_FIELDS: Final = (
+    *("cache_salt", "chat_template", "chat_template_kwargs", "add_special_tokens"),
+    # Effort of reasoning, as chat, responses and messages name it.
+    *("reasoning_effort", "reasoning", "thinking", "output_config"),
+    *("mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "truncate_prompt_tokens"),
+    # Media of a generate request whose place in the prompt only the engine knows.
+    "content_parts",
+)
+"""Members that are part of the salt if they are given and not null."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKey:
+    """The input of the prefix hash."""
+
+    data: bytes
+    """Text as JSON writes it, or four bytes per token id."""
+    salt: bytes
+    is_plain: bool = False
+    """Whether messages hold texts only, so no rule about media can apply."""
+
+
+def prompt_key(kind: RequestKind, model: str | None, members: Members) -> PromptKey:
+    """The key of the request with these members. Raises BadBody, msgspec.DecodeError,
+    UnicodeDecodeError or RecursionError for a prompt that cannot be decoded."""
+    data, is_plain = _DATA[kind](members)
+    return PromptKey(data, _salt(model, members), is_plain)
+
+
+def _salt(model: str | None, members: Members) -> bytes:
+    pieces: Pieces = [(model or "").encode()]
+    for name in SALT_FIELDS:
+        if name in members and bytes(raw := members[name]) != b"null":
+            pieces += (b"\0", name.encode(), b"\0", raw)
+    return b"".join(pieces)
+
+
+_token_ids: Final = msgspec.json.Decoder(list[int])
+_list: Final = msgspec.json.Decoder(list[Raw])
+_NONE: Final = Raw()
+
+
+class _Placeholder(Struct):
+    offset: int
+    length: int
+
+
+class _Features(Struct):
+    """Where a generate request's media are among its token ids."""
+
+    mm_hashes: dict[str, list[str]] = {}
+    mm_placeholders: dict[str, list[_Placeholder]] = {}
+
+
+_features: Final = msgspec.json.Decoder(_Features)
+
+
+def _completion_data(members: Members) -> tuple[bytes, bool]:
+    raw = bytes(members.get("prompt", _NONE))
+    if not raw.startswith(b"["):
+        # Without the quotes: the closing one would end the prefix that a longer prompt shares.
+        return raw[1:-1], False
+    if raw[1:].lstrip()[:1] not in (b'"', b"["):
+        return _token_bytes(members, "prompt"), False
+    # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
+    prompts = (bytes(prompt) for prompt in _list.decode(raw))
+    return b"".join(
+        _token_bytes({"prompt": Raw(prompt)}, "prompt") if prompt.startswith(b"[") else prompt[1:-1]
+        for prompt in prompts
+    ), False
+
+
+def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, bool]]:
+    """Reads the members `before` the turns, in the order in which chat templates render them, and
+    the turns."""
+
+    def data(members: Members) -> tuple[bytes, bool]:
+        pieces: Pieces = [members[name] for name in before if name in members]
+        if turns not in members:
+            return b"".join(pieces), True
+        turn_pieces, is_plain = conversation_pieces(members[turns])
+        return b"".join(pieces + turn_pieces), is_plain
+
+    return data
+
+
+def _generate_data(members: Members) -> tuple[bytes, bool]:
+    if "token_ids" not in members:
+        return b"", False
+    data = _token_bytes(members, "token_ids")
+    return (_with_media(data, members["features"]) if "features" in members else data), False
+
+
+def _with_media(data: bytes, raw: Raw) -> bytes:
+    """Token ids with the hash of each media part in the place of its placeholder's first ids: they
+    are the same for every image."""
+    try:
+        features = _features.decode(raw)
+    except msgspec.ValidationError:
+        # Null, or what the engine refuses.
+        return data
+    ids = bytearray(data)
+    for modality, hashes in features.mm_hashes.items():
+        places = features.mm_placeholders.get(modality, [])
+        for name, place in zip(hashes, places, strict=False):
+            start, end = 4 * place.offset, 4 * (place.offset + place.length)
+            if 0 <= start < end <= len(ids):
+                digest = xxh3_128_digest(name.encode())[: end - start]
+                ids[start : start + len(digest)] = digest
+    return bytes(ids)
+
+
+_DATA: Final[Mapping[RequestKind, Callable[[Members], tuple[bytes, bool]]]] = {
+    RequestKind.COMPLETIONS: _completion_data,
+    RequestKind.CHAT: _conversation("tools", "documents", turns="messages"),
+    RequestKind.RESPONSES: _conversation("instructions", "tools", turns="input"),
+    RequestKind.MESSAGES: _conversation("system", "tools", turns="messages"),
+    RequestKind.GENERATE: _generate_data,
+}
+
+
+def _token_bytes(members: Members, name: str) -> bytes:
+    try:
+        return token_bytes(decode_field(members, name, _token_ids))
+    except OverflowError as err:
+        raise BadBody(f"{name}: token ids are whole numbers from 0 to 4294967295") from err

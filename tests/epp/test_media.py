@@ -1,0 +1,139 @@
+"""Media and cache_control in a conversation's prefix key."""
+
+import base64
+import json
+from random import Random
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+from tandem_epp.request import InferenceRequest, parse_request
+
+RANDOM = Random(5)
+PICTURES = [base64.b64encode(RANDOM.randbytes(60_000)).decode() for _ in range(2)]
+BEFORE = "Look at this picture. " * 40
+
+
+def chat_part(data: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def sound_part(data: str) -> dict[str, object]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def responses_part(data: str) -> dict[str, object]:
+    return {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
+
+
+def messages_part(data: str) -> dict[str, object]:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"type": "image", "source": source}
+
+
+def tool_result(data: str) -> dict[str, object]:
+    return {"type": "tool_result", "tool_use_id": "t", "content": [messages_part(data)]}
+
+
+def embeds_part(data: str) -> dict[str, object]:
+    return {"type": "image_embeds", "image_embeds": data}
+
+
+PARTS = [
+    (RequestKind.CHAT, chat_part),
+    (RequestKind.CHAT, sound_part),
+    (RequestKind.CHAT, embeds_part),
+    (RequestKind.RESPONSES, responses_part),
+    (RequestKind.MESSAGES, messages_part),
+    (RequestKind.MESSAGES, tool_result),
+]
+TURNS = {RequestKind.RESPONSES: "input"}
+
+
+def parsed(kind: RequestKind, *turns: object, indent: int | None = None) -> InferenceRequest:
+    body = {"model": "m", TURNS.get(kind, "messages"): list(turns)}
+    return parse_request(kind, json.dumps(body, indent=indent).encode())
+
+
+def turn(*parts: object) -> dict[str, object]:
+    return {"role": "user", "content": [{"type": "text", "text": BEFORE}, *parts]}
+
+
+def shared(first: InferenceRequest, second: InferenceRequest) -> int:
+    return sum(a == b for a, b in zip(first.chain, second.chain, strict=False))
+
+
+@pytest.mark.parametrize(("kind", "part"), PARTS)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_media_part_counts_as_one_block_by_its_content(
+    kind: RequestKind, part: "object", indent: int | None
+) -> None:
+    assert callable(part)
+    plain = parsed(kind, turn(), indent=indent)
+    first, second = (parsed(kind, turn(part(data)), indent=indent) for data in PICTURES)
+    assert len(plain.chain) < len(first.chain) <= len(plain.chain) + 8
+    assert first.prompt_tokens < plain.prompt_tokens + 120
+    assert len(plain.chain) - 1 <= shared(first, second) < len(first.chain)
+    again = parsed(
+        kind, turn(part(PICTURES[0])), {"role": "user", "content": "And?" * 40}, indent=indent
+    )
+    assert shared(first, again) >= len(first.chain) - 1
+    assert shared(again, parsed(kind, turn(part(PICTURES[0])), indent=indent)) == len(first.chain)
+
+
+def test_a_conversation_of_texts_keeps_its_prefix_when_a_picture_follows() -> None:
+    texts = parsed(RequestKind.CHAT, {"role": "user", "content": BEFORE})
+    pictures = parsed(
+        RequestKind.CHAT, {"role": "user", "content": BEFORE}, turn(*map(chat_part, PICTURES))
+    )
+    assert shared(texts, pictures) == len(texts.chain)
+
+
+def test_the_order_of_pictures_and_a_repeated_one_matter() -> None:
+    first, second = map(chat_part, PICTURES)
+    one = parsed(RequestKind.CHAT, turn(first, second, first))
+    other = parsed(RequestKind.CHAT, turn(second, first, first))
+    assert shared(one, other) < len(one.chain) - 2
+    assert one.prompt_tokens == other.prompt_tokens < 1000
+
+
+def test_long_strings_in_texts_are_no_media() -> None:
+    text = json.dumps(chat_part(PICTURES[0]))
+    request = parsed(RequestKind.CHAT, {"role": "user", "content": text})
+    assert request.prompt_tokens > 15_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [["text"], [["x"]], [{"image_url": None}], {"image_url": "x" * 100}, [{"source": {}}], None, 7],
+)
+def test_unusual_contents_are_hashed_as_they_are(content: object) -> None:
+    request = parsed(RequestKind.CHAT, {"role": "user", "content": content})
+    assert request.prompt_tokens > 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_moving_cache_control_keeps_the_prefix(is_first: bool, indent: int | None) -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    text = {"type": "text", "text": BEFORE}
+    marked = {**mark, **text} if is_first else {**text, **mark}
+    first = parsed(RequestKind.MESSAGES, {"role": "user", "content": [marked]}, indent=indent)
+    second = parsed(
+        RequestKind.MESSAGES,
+        {"role": "user", "content": [text]},
+        {"role": "user", "content": [{**text, "cache_control": None}]},
+        indent=indent,
+    )
+    unmarked = parsed(RequestKind.MESSAGES, {"role": "user", "content": [text]}, indent=indent)
+    assert shared(first, second) == len(first.chain)
+    assert first.prompt == unmarked.prompt
+    assert b"cache_control" not in second.prompt
+
+
+def test_media_by_url_count_by_their_url() -> None:
+    urls = [f"https://example.org/{number}/{'x' * 300}.png" for number in range(2)]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    first, second = (parsed(RequestKind.CHAT, turn(part)) for part in parts)
+    assert len(first.chain) - 3 <= shared(first, second) < len(first.chain)
+    assert first.single_engine_reason == "media_by_url"

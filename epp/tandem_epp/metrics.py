@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from tandem_contract import metrics as names
 
 from .backends.fleet import Fleet
+from .health_metrics import HealthCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TENTHS = tuple(tenth / 10 for tenth in range(11))
@@ -21,6 +22,7 @@ class Metrics:
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
+        self.registry.register(HealthCollector(fleet))
         self.decisions = Counter(
             "tandem_epp_decisions_total",
             "Requests by routing path and reason. Path refused: the EPP answered with an error; "
@@ -70,8 +72,8 @@ class _FleetCollector(Collector):
         )
         healthy = GaugeMetricFamily(
             names.EPP_HEALTHY,
-            "1 while a backend may be chosen. 0 while it does not answer scrapes or is not ready, "
-            "and from a request that failed at it to its next successful scrape.",
+            "1 while a backend may be chosen. 0 while it does not answer scrapes, is not ready, is "
+            "ejected or paused, and from a failed connection to its next successful scrape.",
             labels=("backend",),
         )
         rate = GaugeMetricFamily(

@@ -18,6 +18,7 @@ from tandem_epp.backends.kubernetes_discovery import KubernetesDiscovery
 from tandem_epp.backends.pod_backend import PodSelection
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.metrics import Metrics as EppMetrics
+from tandem_epp.outcomes import Outcome
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
@@ -62,6 +63,7 @@ def _epp() -> CollectorRegistry:
     fleet.apply([DiscoveredBackend(Backend("b", "http://127.0.0.1:1"))])
     for pod in fleet:
         pod.prefill_rate = 1.0
+        fleet.ejections.record(pod, Outcome.ANSWERED, 0.0, 0.0)
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")
     metrics.observe_hit_ratio(1, 2, "index")

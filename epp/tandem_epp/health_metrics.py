@@ -29,7 +29,7 @@ class HealthCollector(Collector):
         )
         rate = GaugeMetricFamily(
             "tandem_epp_failure_rate",
-            "Failed share of a backend's requests, 0 to 1, decaying with a half-life of 30 s; 0 "
+            "Failed share of a backend's requests, 0 to 1, decaying with a half-life of 10 s; 0 "
             "while a probe is due.",
             labels=("backend",),
         )

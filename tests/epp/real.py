@@ -19,7 +19,7 @@ from tandem_contract.timing import Timing
 from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
-from tandem_operator.routing.envoy.clusters import EPP, socket_address
+from tandem_operator.routing.envoy.clusters import EPP, Json, socket_address
 
 DEADLINE = 20.0
 
@@ -51,6 +51,8 @@ class Backend:
     prefilled_by: str | None = None
     """Name of the prefill backend in its responses; None: none."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    fails: bool = False
+    """Whether it answers requests with 500; its metrics stay in order."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/metrics":
@@ -58,6 +60,8 @@ class Backend:
         body = await request.read()
         headers = {key.lower(): value for key, value in request.headers.items()}
         self.received.append(ReceivedRequest(request.path, headers, body))
+        if self.fails:
+            return web.Response(status=500, text="out of memory")
         if request.path == "/hang":
             await self.release.wait()
         if request.path == "/die" and request.transport is not None:
@@ -189,11 +193,15 @@ async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Ep
 
 @asynccontextmanager
 async def envoy(
-    directory: Path, settings: EnvoySettings, other_epps: Sequence[int] = ()
+    directory: Path,
+    settings: EnvoySettings,
+    other_epps: Sequence[int] = (),
+    change: Callable[[Json], None] = lambda _: None,
 ) -> AsyncIterator[str]:
     """Envoy with the operator's bootstrap configuration; yields its URL once it is ready.
 
     `other_epps` are ports of further EPPs on loopback, as if the EPP's name had several addresses.
+    `change` may edit the configuration first.
     """
     file = directory / "envoy.json"
     bootstrap = envoy_bootstrap(settings)
@@ -202,6 +210,7 @@ async def envoy(
     endpoints += [
         {"endpoint": {"address": socket_address("127.0.0.1", port)}} for port in other_epps
     ]
+    change(bootstrap)
     file.write_text(json.dumps(bootstrap))
     command = (find_envoy(), "-c", file, "--use-dynamic-base-id", "--concurrency", "1", "-l", "off")
     async with process(*command) as started, aiohttp.ClientSession() as session:

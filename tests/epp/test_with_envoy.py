@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import load_keys, verify
 from tandem_local.addresses import free_port
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings
+from tandem_operator.routing.envoy.clusters import Json
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
 from .real import Backend, Epp, envoy, epp, serving, until
@@ -48,8 +49,13 @@ MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
 
 
 @asynccontextmanager
-async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
-    """Two decode backends and one prefill backend behind an EPP and Envoy."""
+async def running(
+    directory: Path,
+    mode: BodyMode,
+    change: Callable[[Json, list[Backend]], None] = lambda *_: None,
+) -> AsyncIterator[Stack]:
+    """Two decode backends and one prefill backend behind an EPP and Envoy; `change` may edit
+    Envoy's configuration, given the decode backends."""
     decode = [Backend("decode-1"), Backend("decode-2")]
     for backend in decode:
         backend.prefilled_by = "prefill-1"
@@ -73,7 +79,9 @@ async def running(directory: Path, mode: BodyMode) -> AsyncIterator[Stack]:
             body_mode=mode,
             body_limit=4 << 20,
         )
-        url = await parts.enter_async_context(envoy(directory, settings))
+        url = await parts.enter_async_context(
+            envoy(directory, settings, change=lambda bootstrap: change(bootstrap, decode))
+        )
         session = await parts.enter_async_context(aiohttp.ClientSession())
         yield Stack(url, session, picker, decode, prefill, keys)
 

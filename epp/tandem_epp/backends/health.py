@@ -26,7 +26,7 @@ from typing import Final
 
 from ..outcomes import Outcome
 
-HALF_LIFE: Final = 30.0
+HALF_LIFE: Final = 10.0
 """Seconds in which the weight of an outcome halves. Shorter: a pod with few requests is never
 judged. Longer: a pod that recovered is avoided for long."""
 MIN_VOLUME: Final = 5.0

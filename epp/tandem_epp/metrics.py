@@ -30,6 +30,14 @@ class Metrics:
             ("path", "reason"),
             registry=self.registry,
         )
+        self.fallbacks = Counter(
+            "tandem_epp_fallbacks_total",
+            "Requests that one backend serves because no hand-off is possible. Reason: "
+            "no_prefill_backend, no_decode_backend. served_by: role of the backend; unified ones "
+            "are used before others.",
+            ("reason", "served_by"),
+            registry=self.registry,
+        )
         self.decision_seconds = Histogram(
             "tandem_epp_decision_seconds",
             "Seconds from a complete body to a decision: parsing, hashing, scoring, signing.",

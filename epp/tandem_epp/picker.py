@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from tandem_contract import headers as wire
 from tandem_contract.openai_errors import error_body
-from tandem_contract.paths import Role
+from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.request_ids import usable_request_id
 
@@ -206,6 +206,8 @@ class EndpointPicker:
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
         self._metrics.decisions.labels(path, reason).inc()
+        if path is RoutingPath.FALLBACK:
+            self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()
         if request is not None:
             self._metrics.observe_hit_ratio(
                 result.cached_tokens, request.prompt_tokens, "estimated"

@@ -66,6 +66,7 @@ def _epp() -> CollectorRegistry:
         fleet.ejections.record(pod, Outcome.ANSWERED, 0.0, 0.0)
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")
+    metrics.fallbacks.labels("no_prefill_backend", "unified")
     metrics.observe_hit_ratio(1, 2, "index")
     # KubernetesDiscovery does not call the API until it runs.
     api = cast("Api", None)

@@ -19,6 +19,7 @@ from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
 from .config import Routing
 from .decider import DeciderInputs, PathDecision, decide_path, is_split
+from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
 
 PREFILL_CANDIDATES: Final = 3
@@ -74,7 +75,10 @@ class Scheduler:
                 handoff_inputs = self._decider_inputs(context, handoff_decode[0], can_split)
                 if is_split(handoff_inputs, self.routing.scheduling.decider):
                     decode, prefills, inputs = handoff_decode, handoff_prefills, handoff_inputs
-        return self._decide(context, decode, prefills, inputs)
+        result = self._decide(context, decode, prefills, inputs)
+        if result.decision.path is RoutingPath.FALLBACK:
+            return self._prefer_unified(result, ready, context)
+        return result
 
     def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
         profile = self.routing.scheduling.decode
@@ -95,6 +99,17 @@ class Scheduler:
             # An alternate of the decode pod must be able to read the same KV.
             decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
         return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
+
+    def _prefer_unified(
+        self, result: SchedulingResult, ready: Sequence[Pod], context: ScoringContext
+    ) -> SchedulingResult:
+        """Let a unified pod serve the fallback `result`, if one is ready."""
+        decode = self._choose_decode(unified_pods(ready), context)
+        if not decode:
+            return result
+        request = context.request
+        cached = min(request.prompt_tokens, context.cached_tokens(decode[0])) if request else 0
+        return SchedulingResult(result.decision, decode, cached_tokens=cached)
 
     def _has_candidate(
         self,
@@ -130,7 +145,7 @@ class Scheduler:
         if not ready or (serving.enabled and not serving.fallback_to_unified):
             raise NoBackend
         decision = PathDecision(RoutingPath.FALLBACK, "no_decode_backend")
-        return SchedulingResult(decision, [min(ready, key=lambda pod: pod.load)])
+        return SchedulingResult(decision, [choose_alone(ready, self._random)])
 
 
 def in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:

@@ -196,6 +196,16 @@ def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> No
     assert "--plan-key-dir" in arguments
 
 
+def test_split_off_changes_only_the_configuration_that_the_epp_reloads(tmp_path: Path) -> None:
+    on, off = planned(endpoint()), planned(endpoint(decode(routing={"split": "off"})))
+    config = ObjectRef("v1", "ConfigMap", "chat-epp")
+    assert {ref for ref in on if on[ref] != off[ref]} == {config}
+    for objects, enabled in ((on, True), (off, False)):
+        file = tmp_path / "router.yaml"
+        file.write_text(objects[config]["data"]["router.yaml"])
+        assert load_router_config(file).disaggregated_serving.enabled is enabled
+
+
 def test_envoy_resolves_our_epp_pods_or_a_foreign_epps_service() -> None:
     def epp(observed: ObservedEndpoint) -> Any:
         clusters = {

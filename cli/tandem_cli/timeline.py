@@ -17,6 +17,8 @@ import msgspec
 from tandem_contract.timing import Timing
 from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
 
+from .cost_lines import cost_lines, first_token, seconds
+
 _MAX_CLOCK_SKEW: Final = 1.0
 """Seconds by which the clocks of two nodes may differ."""
 
@@ -156,7 +158,7 @@ def _events(history: RequestHistory) -> Iterator[Event]:
 
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
     trace = decision.trace
-    duration = f"{decision.epp} took {_seconds(trace.decision_seconds)}"
+    duration = f"{decision.epp} took {seconds(trace.decision_seconds)}"
     if trace.path is None:
         yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return
@@ -166,9 +168,16 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
         if ranked:
             others = [f"then {candidate.name}" for candidate in ranked[1:]]
             yield 0.0, f"  {phase:8} {', '.join((_candidate(ranked[0]), *others))}"
+    for line in cost_lines(trace.costs):
+        yield 0.0, line
+    if line := first_token(trace):
+        # A prediction without a measurement stands at its predicted time.
+        yield trace.measured_ttft or trace.predicted_ttft or 0.0, line
     if trace.ended is not None:
+        served = f" from {trace.served}" if trace.served else ""
         head = f"status {trace.status}" if trace.status is not None else "no answer"
-        yield trace.ended, f"closed     {head}, as {decision.epp} saw it{_timing(trace.timing)}"
+        seen = f"closed     {head}{served}, as {decision.epp} saw it"
+        yield trace.ended, seen + _timing(trace.timing)
 
 
 def _sidecar_events(record: SidecarRecord, at: float) -> Iterator[Event]:
@@ -188,13 +197,13 @@ def _leg(leg: LegTrace) -> str:
     if leg.ended is None:
         result = "running"
     else:
-        result = f"{leg.result or 'ended'} after {_seconds(leg.ended - leg.started)}"
+        result = f"{leg.result or 'ended'} after {seconds(leg.ended - leg.started)}"
     parts = [result]
     if leg.status is not None:
         parts.append(f"status {leg.status}")
     # A prefill answers in one piece: its first byte says no more than its end.
     if leg.first_byte is not None and leg.phase != "prefill":
-        parts.append(f"first byte after {_seconds(leg.first_byte - leg.started)}")
+        parts.append(f"first byte after {seconds(leg.first_byte - leg.started)}")
     if leg.detail:
         parts.append(leg.detail)
     return f"{leg.phase:10} on {leg.backend}: {', '.join(parts)}{_timing(leg.timing)}"
@@ -204,13 +213,19 @@ def _timing(timing: Timing | None) -> str:
     """The engine's own figures, in brackets; empty without any."""
     if timing is None:
         return ""
-    seconds = {"queue": timing.queue, "compute": timing.compute, "KV transfer": timing.transfer}
+    times = {
+        "leg": timing.leg,
+        "queue": timing.queue,
+        "compute": timing.compute,
+        "KV transfer": timing.transfer,
+    }
     counts = {
         "KV bytes": timing.bytes,
+        "prompt tokens": timing.prompt,
         "tokens computed": timing.computed,
         "tokens cached": timing.cached,
     }
-    figures = [f"{name} {_seconds(value)}" for name, value in seconds.items() if value is not None]
+    figures = [f"{name} {seconds(value)}" for name, value in times.items() if value is not None]
     figures += [f"{name} {count}" for name, count in counts.items() if count is not None]
     return f" [{', '.join(figures)}]" if figures else ""
 
@@ -222,10 +237,6 @@ def _candidate(candidate: CandidateTrace) -> str:
     if candidate.kv_usage is not None:
         parts.append(f"{candidate.kv_usage:.0%} of its KV cache in use")
     return f"{candidate.name} ({', '.join(parts)})"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _with_source(key: str, name: str, trace: DecisionTrace | SidecarTrace) -> dict[str, object]:

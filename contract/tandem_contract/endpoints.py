@@ -30,6 +30,14 @@ DRAIN: Final = "/drain"
 DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
 """The same for the engine container's preStop hook: answers once all requests have ended."""
 
+DEBUG_DECISIONS: Final = "/debug/decisions"
+"""On the EPP's metrics port, for people: the latest decisions, or with `?request_id=ID` those for
+one request, each candidate's predicted cost and what then happened; see `tandem_contract.trace`."""
+
+DEBUG_PODS: Final = "/debug/pods"
+"""On the EPP's metrics port, for people and `tandem doctor`: what the EPP knows and estimates of
+each pod, see `tandem_contract.pod_reports`."""
+
 REQUESTS: Final = "/requests/"
 """Followed by a request id, on the sidecar's admin port and the EPP's metrics port, for `tandem
 trace`: the record of that request, see `tandem_contract.trace`."""

@@ -8,6 +8,7 @@ that the id is unknown or its record has been evicted. Records hold names, ids a
 never hold prompt text or header values.
 """
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -82,6 +83,22 @@ class CandidateTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Used share of the engine's KV cache, 0 to 1; None: not scraped yet."""
 
 
+class CostTrace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The predicted cost of giving one candidate a part of the request."""
+
+    pod: str
+    part: str
+    """`unified`: the whole request; `prefill` or `decode`: its part of a split, whose cost is the
+    sum of both."""
+    cost: float
+    """Seconds: the sum of the terms."""
+    terms: Mapping[str, float] = {}
+    """Term → seconds, those that are not 0; `tandem_planner.cost` defines them."""
+    cached_tokens: int = 0
+    """Prompt tokens believed to be cached there."""
+    chosen: bool = False
+
+
 class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where one request was sent, and why."""
 
@@ -109,6 +126,15 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """The times and token counts that the sidecar sent with the response headers."""
     ended: float | None = None
     """Seconds after the decision; None while the request runs."""
+    costs: tuple[CostTrace, ...] = ()
+    """Predicted costs of all candidates, the cheapest of each part first. Empty if no cost was
+    predicted, or if the decision is not among the latest ones."""
+    predicted_ttft: float | None = None
+    """Predicted seconds from the decision to the first token."""
+    measured_ttft: float | None = None
+    """Measured seconds from the decision to the first token; None if the answer was no stream."""
+    served: str = ""
+    """Address of the pod that served the request, if the gateway tells."""
 
 
 def trace_path(request_id: str) -> str:
@@ -119,6 +145,7 @@ def trace_path(request_id: str) -> str:
 __all__ = [
     "MAX_SAME_ID",
     "CandidateTrace",
+    "CostTrace",
     "DecisionTrace",
     "LegTrace",
     "SidecarTrace",

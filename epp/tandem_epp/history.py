@@ -1,28 +1,40 @@
 """The latest decisions and their outcome, for `tandem trace`. Holds no prompt and no header.
 
 decision = history.add(Decision(id, now))     for every request: one append
+history.explain(decision, explanation)        keeps the predicted costs of the latest decisions
 history.find(id)                              for `tandem trace`: a scan of all decisions kept
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
-import msgspec
-from aiohttp import web
-
-from tandem_contract.endpoints import REQUESTS
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace
+from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, DecisionTrace
 
 from .backends.engine_page import Gauges
 from .backends.pods import Pod
 
 MAX_TEXT: Final = 256
 """Characters kept of a model name, which a client chose."""
+EXPLAINED: Final = 256
+"""Latest decisions of which the costs of all candidates are kept: up to some 20 KB each with 100
+pods. Older ones keep what was chosen."""
+
+
+class Explanation(Protocol):
+    """What a choice by cost was made from: `estimates.cost_record.CostRecord`."""
+
+    @property
+    def first_token(self) -> float:
+        """Predicted seconds from the decision to the first token on the chosen pods."""
+
+    def traces(self) -> Sequence[CostTrace]:
+        """The costs of all candidates; computed when a person asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ def candidates(pods: Sequence[Pod]) -> tuple[Candidate, ...]:
 
 @dataclass(slots=True)
 class Decision:
-    """The decision for one request. `status`, `timing` and `ended` are filled in as the response
+    """The decision for one request. `status` and all that follows is filled in as the response
     passes and the stream ends."""
 
     request_id: str
@@ -68,6 +80,13 @@ class Decision:
     """The times and token counts that the sidecar sent with the response headers."""
     ended: float | None = None
     """Seconds after the decision began at which the request ended."""
+    explanation: Explanation | None = None
+    predicted_ttft: float | None = None
+    """Seconds from the beginning of the decision to the first token; None: not predicted."""
+    measured_ttft: float | None = None
+    """The same as it was; None if the answer was no stream."""
+    served: str | None = None
+    """`ip:port` of the pod that Envoy used; None if the gateway does not tell."""
     # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.
     _began: float = field(default_factory=perf_counter)
 
@@ -82,6 +101,11 @@ class Decision:
         """Record that the EPP answered the request itself."""
         self.status, self.reason = status, reason
         self.end()
+
+    def record_first_token(self) -> float:
+        """Record that the first token passed now; returns the seconds that it took."""
+        self.measured_ttft = perf_counter() - self._began
+        return self.measured_ttft
 
     def end(self) -> None:
         """Record the end of the request."""
@@ -103,6 +127,10 @@ class Decision:
             status=self.status,
             timing=self.timing,
             ended=self.ended,
+            costs=tuple(self.explanation.traces()) if self.explanation is not None else (),
+            predicted_ttft=self.predicted_ttft,
+            measured_ttft=self.measured_ttft,
+            served=self.served or "",
         )
 
 
@@ -113,6 +141,7 @@ class History:
         """`size`: the number of decisions kept; 0 keeps none."""
         # A full deque drops its oldest element on append, without copying.
         self._decisions: deque[Decision] = deque(maxlen=size)
+        self._explained: deque[Decision] = deque()
 
     def add(self, decision: Decision) -> Decision:
         """Keep `decision` and drop the oldest one if the history is full. The caller goes on
@@ -120,27 +149,27 @@ class History:
         self._decisions.append(decision)
         return decision
 
+    def explain(self, decision: Decision, explanation: Explanation) -> None:
+        """Keep how the choice of `decision` was made, and drop the explanation of an old one."""
+        decision.predicted_ttft = explanation.first_token
+        if not self._decisions.maxlen:
+            return
+        decision.explanation = explanation
+        self._explained.append(decision)
+        if len(self._explained) > EXPLAINED:
+            self._explained.popleft().explanation = None
+
+    def latest(self, count: int) -> list[DecisionTrace]:
+        """The `count` latest decisions, newest last."""
+        newest_first = islice(reversed(self._decisions), count)
+        return [decision.trace() for decision in newest_first][::-1]
+
     def find(self, request_id: str) -> list[DecisionTrace]:
         """The decisions for `request_id`, newest last, at most MAX_SAME_ID of them: clients reuse
         ids."""
         # A linear scan: people ask rarely, and an index would cost every request.
         same_id = [decision for decision in self._decisions if decision.request_id == request_id]
         return [decision.trace() for decision in same_id[-MAX_SAME_ID:]]
-
-
-def route(history: History) -> web.RouteDef:
-    """`GET /requests/ID`: a list of DecisionTrace; an empty list with status 404 for an unknown
-    id."""
-
-    async def requests(request: web.Request) -> web.Response:
-        traces = history.find(request.match_info["id"])
-        return web.Response(
-            status=200 if traces else 404,
-            body=msgspec.json.encode(traces),
-            content_type="application/json",
-        )
-
-    return web.get(REQUESTS + "{id}", requests)
 
 
 def _candidate_trace(candidate: Candidate) -> CandidateTrace:

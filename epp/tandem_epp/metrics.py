@@ -14,6 +14,7 @@ from .health_metrics import HealthCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TENTHS = tuple(tenth / 10 for tenth in range(11))
+_RELATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 
 
 class Metrics:
@@ -52,6 +53,15 @@ class Metrics:
             buckets=_TENTHS,
             registry=self.registry,
         )
+        self._ttft_error = Histogram(
+            "tandem_epp_ttft_prediction_error",
+            "Error of the predicted seconds to the first token, as a share of the measured ones: "
+            "|predicted - measured| / measured; 0.2 is 20 %. Both count from the decision. Only "
+            "streams that were answered with 2xx on the planned path are observed.",
+            ("path",),
+            buckets=_RELATIVE,
+            registry=self.registry,
+        )
         self.warm_ups = Counter(
             "tandem_epp_warmups_total",
             "Attempts to make the first hand-off of a pair of pods, by result: warm; fallback "
@@ -65,6 +75,11 @@ class Metrics:
         """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""
         if prompt > 0:
             self._hit_ratio.labels(source).observe(cached / prompt)
+
+    def observe_ttft(self, predicted: float, measured: float, path: str) -> None:
+        """Observe the error of a predicted TTFT; both in seconds."""
+        if measured > 0:
+            self._ttft_error.labels(path).observe(abs(predicted - measured) / measured)
 
 
 class _FleetCollector(Collector):

@@ -82,8 +82,10 @@ class Placement:
         """Learn from the response's headers, which passed at `now` (Unix seconds)."""
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
-        self.decision.status = response.status
+        self.decision.status, self.decision.served = response.status, response.served
         self._correct_decode(response.served)
+        if response.is_stream and response.status // 100 == 2:
+            self._observe_first_token(response.path)
         if not self._is_judged:
             self._is_judged = True
             self._pods.judge_response(self.fleet, response, now)
@@ -113,6 +115,16 @@ class Placement:
         self.decision.end()
         if self.observer is not None:
             self.observer.on_ended(self)
+
+    def _observe_first_token(self, path: str | None) -> None:
+        """Compare the prediction with what happened; the headers of a stream come with the first
+        token."""
+        decision = self.decision
+        measured = decision.record_first_token()
+        # After a failed hand-off another path was taken than the one predicted.
+        is_as_planned = path is None or path == decision.path
+        if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
+            self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
 
     def _end_prefill(self) -> None:
         if self._prefill_in_flight is not None:

@@ -21,8 +21,9 @@ from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
+from .debug import routes
 from .ext_proc.grpc_server import GrpcServer
-from .history import History, route
+from .history import History
 from .metrics import Metrics
 from .peers.channel import PeerChannel, PeerSettings
 from .peers.metrics import PeerMetrics
@@ -87,7 +88,7 @@ class Service:
                 self._discovery = await self._connect(settings.pods, stack)
             # Entered first, so closed last: probes and metrics answer until the last stream ends.
             health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
-            metrics.add_routes([route(self._history)])
+            metrics.add_routes(routes(self._history))
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             self._start_tracing(stack)

@@ -1,5 +1,7 @@
 """Joining the records of EPPs and sidecars to the history of a request."""
 
+from msgspec.structs import replace
+
 from tandem_cli.timeline import (
     EppRecord,
     NoReply,
@@ -12,7 +14,13 @@ from tandem_cli.timeline import (
 )
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
+from tandem_contract.trace import (
+    CandidateTrace,
+    CostTrace,
+    DecisionTrace,
+    LegTrace,
+    SidecarTrace,
+)
 
 DECISION = DecisionTrace(
     "r",
@@ -105,6 +113,26 @@ def test_a_sidecar_record_belongs_to_the_latest_decision_before_it_that_named_it
         (elsewhere, ()),
     ]
     assert next(lines("r", records)).startswith("Request r (1 of 4), ")
+
+
+def test_the_engines_and_the_sidecars_figures_of_a_leg_are_shown() -> None:
+    timing = Timing(leg=0.5, prompt=500)
+    leg = LegTrace("prefill", "p-0", "r-1", 0.0, ended=0.5, result="answered", timing=timing)
+    record = SidecarRecord("d-0", SidecarTrace("r", "chat", "/", 5.0, legs=(leg,)))
+    text = "\n".join(lines("r", Records((), (record,))))
+    assert "[leg 500.0 ms, prompt tokens 500]" in text
+
+
+def test_the_costs_follow_the_choice_and_the_first_token_its_prediction() -> None:
+    costs = (CostTrace("d-0", "unified", 0.25, {"wait": 0.05, "prefill": 0.2}, 16, chosen=True),)
+    trace = replace(DECISION, costs=costs, predicted_ttft=0.25, measured_ttft=0.2, served="d:1")
+    text = list(lines("r", Records((EppRecord("epp", trace),))))
+    assert (
+        "       0.0 ms    unified  d-0: chosen, cost 250.0 ms = wait 50.0 ms + prefill 200.0 ms,"
+        " 16 tokens cached"
+    ) in text
+    assert "     200.0 ms  first token after 200.0 ms; predicted 250.0 ms (25% too high)" in text
+    assert "    2000.0 ms  closed     status 200 from d:1, as epp saw it [queue 1.0 ms]" in text
 
 
 def test_a_refused_request_and_a_running_request() -> None:

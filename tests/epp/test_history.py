@@ -1,16 +1,13 @@
-"""The history of decisions: content, order, and the HTTP answer."""
-
-import json
+"""The history of decisions: content, order, and what then happened."""
 
 import msgspec
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, DecisionTrace, trace_path
+from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace
 from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.history import Decision, History, route
+from tandem_epp.history import EXPLAINED, Decision, History
 
 from .test_picker import NOW, PickerSetup
 
@@ -64,16 +61,71 @@ def test_the_oldest_decisions_are_dropped_and_the_newest_comes_last() -> None:
     assert none.find("x") == []
 
 
-async def test_decisions_are_served_over_http_for_any_id() -> None:
+class Costs:
+    """An explanation that predicts `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.first_token = seconds
+
+    def traces(self) -> list[CostTrace]:
+        return [CostTrace("d", "unified", self.first_token, chosen=True)]
+
+
+def test_the_latest_decisions_keep_the_costs_of_all_candidates() -> None:
+    history = History(EXPLAINED + 8)
+    for i in range(EXPLAINED + 1):
+        history.explain(history.add(Decision(str(i), 1.0)), Costs(2.0))
+    [oldest], [second] = history.find("0"), history.find("1")
+    assert oldest.costs == ()
+    assert oldest.predicted_ttft == 2.0
+    assert [cost.cost for cost in second.costs] == [2.0]
+
+
+def test_a_history_of_no_decisions_keeps_no_explanations() -> None:
+    history, decision = History(0), Decision("r", 1.0)
+    history.explain(decision, Costs(2.0))
+    assert decision.explanation is None
+    assert decision.predicted_ttft == 2.0
+
+
+def test_the_latest_decisions_come_newest_last() -> None:
     history = History(4)
-    history.add(Decision("a/b?c d", 1.5, path=RoutingPath.UNIFIED, reason="short_prompt"))
-    app = web.Application()
-    app.add_routes([route(history)])
-    async with TestClient(TestServer(app)) as client:
-        url = client.make_url("/").with_path(trace_path("a/b?c d"), encoded=True)
-        async with client.session.get(url) as answer:
-            assert answer.status == 200
-            (trace,) = msgspec.json.decode(await answer.read(), type=list[DecisionTrace])
-            assert (trace.request_id, trace.reason) == ("a/b?c d", "short_prompt")
-        async with client.get(trace_path("unknown")) as answer:
-            assert (answer.status, json.loads(await answer.text())) == (404, [])
+    for second in range(6):
+        history.add(Decision("r", float(second)))
+    assert [each.decided for each in history.latest(2)] == [4.0, 5.0]
+    assert len(history.latest(9)) == 4
+
+
+@pytest.mark.parametrize(
+    ("response", "is_measured", "is_observed"),
+    [
+        (ResponseHeaders(None, 200, is_stream=True), True, True),
+        (ResponseHeaders(None, 200, path="prefill_then_decode", is_stream=True), True, True),
+        (ResponseHeaders(None, 200, path="fallback", is_stream=True), True, False),
+        (ResponseHeaders(None, 200), False, False),
+        (ResponseHeaders(None, 503, is_stream=True), False, False),
+    ],
+)
+def test_the_prediction_is_compared_with_the_first_token_of_a_stream(
+    response: ResponseHeaders, is_measured: bool, is_observed: bool
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place()
+    setup.history.explain(placement.decision, Costs(1e-9))
+    placement.on_response_headers(response, NOW)
+    [trace] = setup.history.find("r")
+    assert (trace.measured_ttft is not None) == is_measured
+    name = "tandem_epp_ttft_prediction_error"
+    labels = {"path": "prefill_then_decode"}
+    sample = setup.metrics.registry.get_sample_value
+    assert bool(sample(f"{name}_count", labels)) == is_observed
+    if is_observed:
+        error = sample(f"{name}_sum", labels)
+        assert error == pytest.approx(1.0, abs=1e-3), "a share of the measured seconds"
+
+
+def test_the_pod_that_served_is_recorded() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place()
+    placement.on_response_headers(ResponseHeaders(None, 200, served="10.0.0.9:8000"), NOW)
+    assert setup.history.find("r")[0].served == "10.0.0.9:8000"

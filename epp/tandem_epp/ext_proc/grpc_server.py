@@ -212,6 +212,7 @@ def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHe
         headers.get(wire.RETRY_AFTER),
         _read_served(message),
         _read_attribute(message, wire.CODE_DETAILS),
+        headers.get("content-type", "").startswith(_EVENT_STREAM),
     )
 
 
@@ -247,6 +248,7 @@ def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
     return None
 
 
+_EVENT_STREAM: Final = "text/event-stream"
 _SUBSET_HINTS: Final = (
     (wire.METADATA_NAMESPACE, wire.SUBSET_HINT),
     (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY),

@@ -87,6 +87,8 @@ class ResponseHeaders:
     details: str | None = None
     """Envoy's response code details: `via_upstream` for a backend's own response, else why Envoy
     answered itself; None when the gateway does not tell."""
+    is_stream: bool = False
+    """Whether the answer is an event stream: its headers then pass with the first token."""
 
 
 @dataclass(frozen=True, slots=True)

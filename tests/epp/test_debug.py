@@ -1,0 +1,55 @@
+"""The decisions over HTTP."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from tandem_contract.endpoints import DEBUG_DECISIONS
+from tandem_contract.paths import RoutingPath
+from tandem_contract.trace import DecisionTrace, trace_path
+from tandem_epp.debug import LATEST, routes
+from tandem_epp.history import Decision, History
+
+Client = TestClient[web.Request, web.Application]
+ID = "a/b?c d"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    history = History(64)
+    history.add(Decision(ID, 1.5, path=RoutingPath.UNIFIED, reason="short_prompt"))
+    for second in range(LATEST):
+        history.add(Decision("other", 2.0 + second))
+    app = web.Application()
+    app.add_routes(routes(history))
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+async def traces(client: Client, path: str) -> tuple[int, list[DecisionTrace]]:
+    url = client.make_url("/").with_path(path, encoded=True)
+    async with client.session.get(url) as answer:
+        return answer.status, msgspec.json.decode(await answer.read(), type=list[DecisionTrace])
+
+
+async def test_the_decisions_for_any_id(client: Client) -> None:
+    status, [trace] = await traces(client, trace_path(ID))
+    assert status == 200
+    assert (trace.request_id, trace.reason) == (ID, "short_prompt")
+    async with client.get(DEBUG_DECISIONS, params={"request_id": ID}) as answer:
+        assert msgspec.json.decode(await answer.read(), type=list[DecisionTrace]) == [trace]
+
+
+async def test_an_unknown_id_is_an_empty_list(client: Client) -> None:
+    assert await traces(client, trace_path("unknown")) == (404, [])
+    async with client.get(DEBUG_DECISIONS, params={"request_id": "unknown"}) as answer:
+        assert (answer.status, await answer.json()) == (404, [])
+
+
+async def test_without_an_id_the_latest_decisions_come_newest_last(client: Client) -> None:
+    status, latest = await traces(client, DEBUG_DECISIONS)
+    assert status == 200
+    assert [trace.decided for trace in latest] == [2.0 + second for second in range(LATEST)]

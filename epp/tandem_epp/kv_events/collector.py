@@ -1,0 +1,144 @@
+"""Follows the KV events of every pod, and answers how much of a prompt each pod has cached.
+
+collector.sync(engines)              one subscriber per engine, started and cancelled
+collector.match(prompt) ─► PreciseMatch
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import zmq.asyncio
+
+from ..backends.block_keys import TokenizedPrompt
+from ..backends.blocks import BlockMatch, CachedPrefix
+from ..backends.pod_blocks import PodBlocks
+from .feed import Knowledge, PodFeed
+from .subscriber import EngineAddress, Subscriber
+
+_SWEEP_BLOCKS: Final = 500
+"""Blocks swept before other tasks may run: one to two milliseconds."""
+_SWEEP_SECONDS: Final = 0.5
+"""Seconds between looks for blocks to sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodEngine:
+    """An engine to follow."""
+
+    pod: str
+    """The backend's name."""
+    identity: Hashable
+    """Another identity under the same name is another pod."""
+    address: EngineAddress
+
+
+@dataclass(frozen=True, slots=True)
+class PreciseMatch:
+    """How much of one prompt the pods have cached, by their events."""
+
+    prompt_tokens: int
+    """Length of the prompt, exactly."""
+    blocks: BlockMatch
+    knowledge: Mapping[str, Knowledge]
+    """Pods of which nothing is known may be absent."""
+
+    def cached(self, pod: str) -> CachedPrefix | None:
+        """The cached prefix on `pod`; None if nothing is known of the pod."""
+        known = self.knowledge.get(pod, Knowledge.NOTHING)
+        return None if known is Knowledge.NOTHING else self.blocks.prefix(pod)
+
+    def is_whole(self, pod: str) -> bool:
+        """Whether `pod` has nothing cached beyond what `cached` says."""
+        return self.knowledge.get(pod) is Knowledge.WHOLE
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One engine's subscriber."""
+
+    engine: PodEngine
+    feed: PodFeed
+    task: asyncio.Task[None]
+
+
+class EventCollector:
+    """The subscribers of all pods, on one event loop."""
+
+    def __init__(self, blocks: PodBlocks) -> None:
+        self.blocks = blocks
+        self.events: Counter[str] = Counter()
+        """Events by type; see `PodFeed`."""
+        self.replays: Counter[str] = Counter()
+        """Gaps, and replays by result; see `Subscriber`."""
+        self._followed: dict[str, _Followed] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        """Cancelled tasks that have not closed their sockets yet."""
+        self._context: zmq.asyncio.Context | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def sync(self, engines: Iterable[PodEngine]) -> None:
+        """Follow exactly these engines; to be called on the event loop."""
+        wanted = {engine.pod: engine for engine in engines}
+        for pod, followed in list(self._followed.items()):
+            if wanted.get(pod) != followed.engine:
+                self._end(pod)
+        for pod, engine in wanted.items():
+            if pod not in self._followed:
+                self._start(engine)
+
+    def knowledge(self, pod: str) -> Knowledge:
+        """How much is known of `pod`."""
+        followed = self._followed.get(pod)
+        return followed.feed.knowledge if followed is not None else Knowledge.NOTHING
+
+    @property
+    def pods(self) -> Iterable[str]:
+        """The pods whose engines are followed."""
+        return self._followed.keys()
+
+    def match(self, prompt: TokenizedPrompt) -> PreciseMatch:
+        """How much of `prompt` each pod has cached now. Raises OverflowError for token ids that do
+        not fit in 32 bits."""
+        keys = {size: prompt.keys(size) for size in self.blocks.block_sizes}
+        knowledge = {pod: followed.feed.knowledge for pod, followed in self._followed.items()}
+        return PreciseMatch(len(prompt.token_ids), self.blocks.match(keys), knowledge)
+
+    async def close(self) -> None:
+        """End every subscriber and close the sockets."""
+        self.sync(())
+        tasks = [*self._ended, *([self._sweeper] if self._sweeper else [])]
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    def _start(self, engine: PodEngine) -> None:
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+            self._sweeper = asyncio.create_task(self._sweep())
+        feed = PodFeed(engine.pod, self.blocks, self.events)
+        subscriber = Subscriber(self._context, engine.address, feed, self._count_replay)
+        task = asyncio.create_task(subscriber.run())
+        self._followed[engine.pod] = _Followed(engine, feed, task)
+
+    def _end(self, pod: str) -> None:
+        task = self._followed.pop(pod).task
+        task.cancel()
+        self._ended.add(task)
+        task.add_done_callback(self._ended.discard)
+        self.blocks.drop(pod)
+
+    def _count_replay(self, result: str) -> None:
+        self.replays[result] += 1
+
+    async def _sweep(self) -> None:
+        while True:
+            has_more = self.blocks.sweep(_SWEEP_BLOCKS)
+            await asyncio.sleep(0 if has_more else _SWEEP_SECONDS)

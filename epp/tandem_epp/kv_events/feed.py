@@ -1,0 +1,121 @@
+"""Applies one engine's batches of events, in order, to the blocks of its pod. No I/O, no clock."""
+
+from collections import Counter
+from enum import IntEnum
+from typing import Final
+
+from ..backends.blocks import StoredBlocks, Tier
+from ..backends.pod_blocks import PodBlocks
+from .messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
+from .sequence import Position
+
+_TIERS: Final = {None: Tier.GPU, "GPU": Tier.GPU, "CPU": Tier.CPU}
+"""vLLM's media. Blocks in any other, such as STORAGE, are not a pod's own."""
+_FULL_ATTENTION: Final = frozenset(
+    {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
+)
+"""Kinds of layers whose cached prefix is one run of blocks from the prompt's start. Layers with a
+window keep its last blocks only."""
+
+
+class Knowledge(IntEnum):
+    """How much the index knows of a pod."""
+
+    NOTHING = 0
+    """No connection to the engine's events, or none that was ever in order."""
+    PARTIAL = 1
+    """Blocks that were cached before the first event are missing: a pod has what the index says,
+    and perhaps more."""
+    WHOLE = 2
+    """The index has every block."""
+
+
+class PodFeed:
+    """What one engine has reported so far."""
+
+    def __init__(self, pod: str, blocks: PodBlocks, counts: Counter[str]) -> None:
+        """`counts` gets the number of events by type: stored, removed, cleared, ignored (another
+        medium or group of layers, or an unknown type), malformed, and in unplaced the blocks whose
+        parent is unknown or for which there is no memory."""
+        self._pod, self._blocks, self._counts = pod, blocks, counts
+        self._is_whole = False
+        self._group: int | None = None
+        """The group of layers that is indexed; see `_has_group`."""
+        self._has_group = False
+        self._has_other_groups = False
+        self.is_connected = False
+        self.position = Position()
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """How much the index knows of the pod now."""
+        if not self.is_connected:
+            return Knowledge.NOTHING
+        # A model without a layer of full attention: none of its blocks is indexed.
+        is_readable = self._has_group or not self._has_other_groups
+        return Knowledge.WHOLE if self._is_whole and is_readable else Knowledge.PARTIAL
+
+    def apply(self, number: int, batch: EventBatch) -> None:
+        """Apply a batch. Batch 0 is the first of an engine, whose caches are empty."""
+        if number == 0:
+            self.drop(is_empty=True)
+        for event in batch.events:
+            self._apply(event)
+        self._counts["ignored"] += batch.unknown
+        self.position = Position(number, batch.timestamp)
+
+    def drop(self, *, is_empty: bool = False) -> None:
+        """Forget the pod's blocks: batches are lost, or the caches are empty (`is_empty`)."""
+        self._blocks.drop(self._pod)
+        self._is_whole = is_empty
+        self.position = Position()
+        self._group, self._has_group, self._has_other_groups = None, False, False
+
+    def _apply(self, event: KvEvent) -> None:
+        match event:
+            case BlockStored():
+                self._store(event)
+            case BlockRemoved():
+                self._remove(event)
+            case AllBlocksCleared():
+                self._blocks.drop(self._pod)
+                self._is_whole = True
+                self._counts["cleared"] += 1
+
+    def _store(self, event: BlockStored) -> None:
+        tier = _TIERS.get(event.medium)
+        if tier is None or not self._is_indexed(event):
+            self._counts["ignored"] += 1
+            return
+        extras = event.extra_keys or ()
+        if not extras and event.lora_name is not None:
+            # Releases without extra keys name the adapter only here.
+            extras = [(event.lora_name,)] * len(event.block_hashes)
+        stored = StoredBlocks(
+            event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, extras
+        )
+        try:
+            self._counts["unplaced"] += self._blocks.store(self._pod, tier, stored)
+        except ValueError:
+            # Its blocks are missing from the index, which then says too little and never too much.
+            self._counts["malformed"] += 1
+        else:
+            self._counts["stored"] += 1
+
+    def _remove(self, event: BlockRemoved) -> None:
+        tier = _TIERS.get(event.medium)
+        if tier is None or event.group_idx != self._group:
+            self._counts["ignored"] += 1
+            return
+        self._blocks.remove(self._pod, tier, event.block_hashes)
+        self._counts["removed"] += 1
+
+    def _is_indexed(self, event: BlockStored) -> bool:
+        """Whether the event is of the group of layers that is indexed: the first one with full
+        attention."""
+        if not self._has_group and event.kv_cache_spec_kind in _FULL_ATTENTION:
+            self._group, self._has_group = event.group_idx, True
+        if self._has_group and event.group_idx == self._group:
+            return True
+        self._has_other_groups = True
+        return False

@@ -1,0 +1,178 @@
+"""The collector with engines that speak vLLM's protocol over real ZMQ sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tandem_epp.backends.block_keys import TokenizedPrompt
+from tandem_epp.backends.blocks import CachedPrefix
+from tandem_epp.backends.pod_blocks import PodBlocks
+from tandem_epp.kv_events import subscriber
+from tandem_epp.kv_events.collector import EventCollector, PodEngine
+from tandem_epp.kv_events.feed import Knowledge
+
+from .fake_publisher import CLEARED, FakeVllmPublisher, removed, stored
+
+POD = "pod-1"
+PROMPT = TokenizedPrompt(range(1, 13))
+pytestmark = pytest.mark.component
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[EventCollector]:
+    new_collector = EventCollector(PodBlocks())
+    yield new_collector
+    await new_collector.close()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeVllmPublisher]:
+    async with FakeVllmPublisher() as publisher:
+        yield publisher
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once `condition` holds; what it waits for comes over sockets."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def cached(collector: EventCollector, prompt: TokenizedPrompt = PROMPT) -> int | None:
+    prefix = collector.match(prompt).cached(POD)
+    return prefix.total if prefix is not None else None
+
+
+async def follow(collector: EventCollector, engine: FakeVllmPublisher, identity: int = 1) -> None:
+    collector.sync([PodEngine(POD, identity, engine.address)])
+    await until(lambda: collector.knowledge(POD) is not Knowledge.NOTHING)
+
+
+async def test_stored_and_removed_blocks_are_known_at_once(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await follow(collector, engine)
+    assert collector.knowledge(POD) is Knowledge.WHOLE
+    await engine.publish(stored([b"1" * 32, b"2" * 32], list(range(1, 9))))
+    await engine.publish(stored([b"3" * 32], [9, 10, 11, 12], parent=b"2" * 32))
+    await until(lambda: cached(collector) == 12)
+    await engine.publish(removed([b"3" * 32]))
+    await until(lambda: cached(collector) == 8)
+    await engine.publish(stored([b"1" * 32], [1, 2, 3, 4], medium="CPU"))
+    await engine.publish(removed([b"1" * 32]))
+    await until(lambda: collector.match(PROMPT).cached(POD) == CachedPrefix(total=8, gpu=0))
+    await engine.publish(CLEARED)
+    await until(lambda: cached(collector) == 0)
+    assert collector.blocks.count(POD) == 0
+
+
+async def test_what_was_cached_before_the_connection_is_replayed(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1, 2], list(range(1, 9))))
+    await engine.publish(stored([3], [9, 10, 11, 12], parent=2))
+    await follow(collector, engine)
+    assert cached(collector) == 12
+    assert collector.knowledge(POD) is Knowledge.WHOLE
+    assert engine.replays_asked == [0]
+    assert collector.replays == {"restarted": 1}
+
+
+async def test_a_gap_is_filled_by_a_replay_from_the_last_batch(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1], [1, 2, 3, 4]))
+    await engine.publish(stored([2], [5, 6, 7, 8], parent=1))
+    await follow(collector, engine)
+    await engine.publish(removed([2]), is_lost=True)
+    await engine.publish(stored([2], [5, 6, 7, 8], parent=1), is_lost=True)
+    await engine.publish(stored([3], [9, 10, 11, 12], parent=2))
+    await until(lambda: cached(collector) == 12)
+    assert engine.replays_asked == [0, 1]
+    assert collector.replays == {"restarted": 1, "gap": 1, "continued": 1}
+    assert collector.knowledge(POD) is Knowledge.WHOLE
+
+
+async def test_a_gap_that_cannot_be_filled_drops_the_index(collector: EventCollector) -> None:
+    async with FakeVllmPublisher(keeps=2) as engine:
+        await engine.publish(stored([1], [1, 2, 3, 4]))
+        await follow(collector, engine)
+        assert cached(collector) == 4
+        for _ in range(3):
+            await engine.publish(removed([1]), is_lost=True)
+        await engine.publish(stored([7], [21, 22, 23, 24]))
+        await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
+        assert cached(collector) == 0
+        assert collector.knowledge(POD) is Knowledge.PARTIAL
+        assert collector.replays["incomplete"] == 1
+        # An empty cache is a whole one.
+        await engine.publish(CLEARED)
+        await until(lambda: collector.knowledge(POD) is Knowledge.WHOLE)
+
+
+async def test_a_restarted_engine_has_an_empty_cache(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    for _ in range(3):
+        await engine.publish(stored([1], [1, 2, 3, 4]))
+    await follow(collector, engine)
+    assert cached(collector) == 4
+    await engine.restart()
+    await engine.publish(stored([5], [21, 22, 23, 24]))
+    await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
+    assert cached(collector) == 0
+    assert collector.knowledge(POD) is Knowledge.WHOLE
+
+
+async def test_without_a_connection_nothing_is_known(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1], [1, 2, 3, 4]))
+    await follow(collector, engine)
+    engine._pub.close()
+    await until(lambda: cached(collector) is None)
+
+
+async def test_an_engine_without_replay_is_known_in_part(
+    collector: EventCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber, "REPLAY_SECONDS", 0.05)
+    async with FakeVllmPublisher(has_replay=False) as engine:
+        await engine.publish(stored([1], [1, 2, 3, 4]), is_lost=True)
+        await follow(collector, engine)
+        assert collector.knowledge(POD) is Knowledge.PARTIAL
+        await engine.publish(stored([2], [5, 6, 7, 8], parent=1))
+        await engine.publish(stored([7], [21, 22, 23, 24]))
+        await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
+        # A block that follows an unknown one says nothing.
+        assert collector.events["unplaced"] == 1
+        await engine.publish(is_lost=True)
+        await engine.publish(stored([8], [31, 32, 33, 34]))
+        await until(lambda: cached(collector, TokenizedPrompt(range(31, 35))) == 4)
+        assert cached(collector, TokenizedPrompt(range(21, 25))) == 0
+        assert collector.replays == {"failed": 1, "gap": 2}
+
+
+async def test_a_malformed_batch_drops_the_index(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1], [1, 2, 3, 4]))
+    await follow(collector, engine)
+    await engine.publish_raw(b"\xc1 no msgpack")
+    await until(lambda: cached(collector) == 0)
+    assert collector.knowledge(POD) is Knowledge.PARTIAL
+
+
+async def test_a_pod_that_left_or_was_replaced_is_forgotten(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1], [1, 2, 3, 4]))
+    await follow(collector, engine)
+    collector.sync([PodEngine(POD, 2, engine.address)])
+    assert cached(collector) is None
+    assert collector.blocks.count(POD) == 0
+    await until(lambda: cached(collector) == 4)
+    collector.sync([])
+    assert cached(collector) is None
+    await until(lambda: collector.blocks.bytes == 0)

@@ -43,7 +43,8 @@ RETRY_AFTER: Final = "retry-after"
 """engine → sidecar → client: seconds to wait, or a date to wait for, before a retry (RFC 9110)."""
 
 DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
-"""router → vLLM: the data-parallel rank that serves a leg. Clients may not set it."""
+"""sidecar → vLLM, by the plan: the data-parallel rank that serves a leg. EPP → vLLM directly where
+the pod has no sidecar; a sidecar drops it. Clients may not set it."""
 
 SERVED_ENDPOINT: Final = "x-gateway-destination-endpoint-served"
 """Gateway → EPP, a key of `METADATA_NAMESPACE` in the response's metadata: `ip:port` of the backend

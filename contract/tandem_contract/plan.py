@@ -48,6 +48,9 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     address: str
+    rank: int | None = None
+    """The data-parallel rank of the engine there that serves the leg; None: the engine chooses. A
+    sidecar that does not know the field ignores it."""
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -174,6 +174,9 @@ class EndpointPicker:
         headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
         if result.prefill:
             headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
+        if (rank := _common_rank(result.decode)) is not None:
+            # For an engine without a sidecar in front. A sidecar drops it and obeys the plan.
+            headers[wire.DATA_PARALLEL_RANK] = str(rank)
         if self.plan_keys:
             # Bound to this request id: the plan cannot be replayed for another request.
             headers[wire.PLAN] = sign(_plan(result, request_id, now), self.plan_keys, now=now)
@@ -246,12 +249,19 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
 
 
 def _addresses(pods: Sequence[Pod]) -> str:
-    return ",".join(pod.address for pod in pods if pod.address is not None)
+    # Ranks of one backend share its address: each address once, in order.
+    return ",".join(dict.fromkeys(pod.address for pod in pods if pod.address is not None))
+
+
+def _common_rank(pods: Sequence[Pod]) -> int | None:
+    """The rank that a request needs at whichever of `pods` Envoy sends it to; None: any."""
+    ranks = {pod.rank for pod in pods}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
     def target(pod: Pod) -> Target:
-        return Target(pod.name, pod.address or "")
+        return Target(pod.name, pod.address or "", pod.rank)
 
     return Plan(
         path=result.decision.path,

@@ -4,6 +4,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,16 @@ def test_what_was_signed_is_read_back() -> None:
 def test_a_plan_with_defaults_is_read_back() -> None:
     plan = Plan(RoutingPath.UNIFIED, "short", Target("d", "h:1"), request_id="r-1", expires=1000)
     assert verified(sign(plan, NEW, now=999.0)) == plan
+
+
+def test_a_reader_that_knows_no_rank_reads_the_rest() -> None:
+    class OldTarget(msgspec.Struct, array_like=True):
+        name: str
+        address: str
+
+    encoded = msgspec.json.encode(Target("d", "h:1", 2))
+    assert msgspec.json.decode(encoded, type=OldTarget).address == "h:1"
+    assert msgspec.json.decode(b'["d", "h:1"]', type=Target) == Target("d", "h:1")
 
 
 def test_the_value_fits_a_header() -> None:

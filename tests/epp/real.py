@@ -50,6 +50,8 @@ class Backend:
     started: float = 1.0
     prefilled_by: str | None = None
     """Name of the prefill backend in its responses; None: none."""
+    ranked_page: str = ""
+    """Its metrics page, instead of that of one idle engine."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
     fails: bool = False
     """Whether it answers requests with 500; its metrics stay in order."""
@@ -80,7 +82,7 @@ class Backend:
         return response
 
     def page(self) -> str:
-        return (
+        return self.ranked_page or (
             f"{names.PROCESS_START_TIME} {self.started}\n"
             f'{names.ENGINE_RUNNING}{{engine="0"}} 0.0\n'
             f'{names.ENGINE_WAITING}{{engine="0"}} 0.0\n'

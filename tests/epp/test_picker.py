@@ -93,6 +93,21 @@ def test_the_next_key_signs_from_its_time_on_without_a_reload() -> None:
     assert signed_by == [key_id(NOW - 60), key_id(NOW - 60), key_id(NOW + 60)]
 
 
+def test_the_plan_names_the_rank_of_each_leg() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    for members, ranks in zip(list(setup.fleet.backends), (2, 3), strict=True):
+        setup.fleet.set_ranks(members, ranks)
+    for name in ("d_dp0", "p_dp0", "p_dp2"):
+        setup[name].in_flight = 5
+    placement, plan = setup.place()
+    assert (plan.decode.name, plan.decode.rank) == ("d_dp1", 1)
+    assert (plan.prefill[0].name, plan.prefill[0].rank) == ("p_dp1", 1)
+    headers = dict(placement.mutation.set)
+    assert headers[wire.DATA_PARALLEL_RANK] == "1", "for an engine without a sidecar"
+    assert headers[wire.PREFILLER_HOST_PORT] == "10.0.0.2:8000", "each address once"
+    assert setup["d_dp1"].in_flight == setup["p_dp1"].in_flight == 1
+
+
 def test_a_split_names_both_pods_and_removes_other_internal_headers() -> None:
     setup = PickerSetup(d="decode", p1="prefill", p2="prefill")
     setup["p1"].in_flight = 5

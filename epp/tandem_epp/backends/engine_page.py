@@ -81,3 +81,5 @@ class EnginePage:
     """Gauges and counters summed over the ranks of the process; KV usage is averaged."""
     ranks: tuple[ScrapeResult, ...] = ()
     """One result per data-parallel rank; empty unless the page has several, numbered from 0."""
+    has_load: bool = False
+    """Whether the page reports running requests at all: an engine that is starting may not."""

@@ -6,6 +6,7 @@ from typing import Final
 from tandem_contract.paths import Role
 
 from .ejections import Ejections, available
+from .members import Members, pods_by_name
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
@@ -29,8 +30,10 @@ class Fleet:
     def __init__(self) -> None:
         self.prefixes: PrefixTree[Pod] = PrefixTree()
         """Which prompts each pod probably caches."""
-        self._pods: dict[str, tuple[str, Pod]] = {}
-        """Backend name → pod uid and pod."""
+        self._backends: dict[str, Members] = {}
+        """By backend name."""
+        self._pods: dict[str, Pod] = {}
+        """The pods of all backends, by name."""
         self._models: frozenset[str] = frozenset()
         self._removed_models: dict[str, float] = {}
         """Models that no backend lists any more → when one last did, Unix seconds."""
@@ -48,15 +51,14 @@ class Fleet:
         self.ejections = Ejections(self, self.invalidate_views, self.invalidate_scores)
 
     def __iter__(self) -> Iterator[Pod]:
-        return (pod for _, pod in self._pods.values())
+        return iter(self._pods.values())
 
     def __len__(self) -> int:
         return len(self._pods)
 
     def find(self, name: str) -> Pod | None:
-        """The backend of this name."""
-        _, pod = self._pods.get(name, ("", None))
-        return pod
+        """The pod of this name."""
+        return self._pods.get(name)
 
     def apply(
         self,
@@ -65,24 +67,23 @@ class Fleet:
         capacity: int = CAPACITY_BLOCKS,
         now: float = 0.0,
     ) -> None:
-        """Replace the backends. A pod whose name, uid and URL are unchanged keeps its state.
+        """Replace the backends. The pods of one whose name, uid and URL are unchanged keep their
+        state.
 
         `block_tokens` and `capacity` are the KV block size and the blocks of a backend whose
         metrics do not report them; `now` is Unix seconds.
         """
-        pods = {}
+        new: dict[str, Members] = {}
         for discovered in backends:
-            backend = discovered.backend
-            uid, pod = self._pods.get(backend.name, ("", None))
-            if pod is None or (uid, pod.backend.url) != (discovered.uid, backend.url):
-                pod = Pod(backend, block_tokens, capacity, self.prefixes)
-            # Weight, models or compat hash may have changed on a pod that is kept.
-            pod.backend, pod.serving = backend, discovered.serving
-            pods[backend.name] = (discovered.uid, pod)
-        for pod in {*self} - {pod for _, pod in pods.values()}:
-            self.prefixes.remove_pod(pod)
+            name = discovered.backend.name
+            members = self._backends.get(name)
+            if members is None or not members.is_same(discovered):
+                members = Members(discovered, block_tokens, capacity, self.prefixes)
+            members.update(discovered)
+            new[name] = members
         # Placements hold the Pods that were dropped here and still return their counts to them.
-        self._pods = pods
+        self._backends = new
+        self._update_pods()
         # Pods that are not ready count too: a model is removed only with its last pod.
         models = frozenset(model for pod in self for model in pod.backend.models)
         recent = {
@@ -96,6 +97,17 @@ class Fleet:
         self._serves_any_model = not all(pod.backend.models for pod in self)
         self._facts.clear()
         self.invalidate_views()
+
+    @property
+    def backends(self) -> Iterable[Members]:
+        """The backends, each with its pods."""
+        return self._backends.values()
+
+    def set_ranks(self, members: Members, count: int) -> None:
+        """A backend's metrics page reports `count` data-parallel ranks; 1: a single engine."""
+        if members.set_ranks(count):
+            self._update_pods()
+            self.invalidate_views()
 
     def invalidate_views(self) -> None:
         """Drop the cached views: health, addresses or pairs changed."""
@@ -169,6 +181,12 @@ class Fleet:
         key = ("candidate", self._model_key(model), _pairing_key(decode), unwarmed)
         # A view, because it depends on readiness: empty for False.
         return bool(self._view(key, lambda: self._first_candidate(model, decode)))
+
+    def _update_pods(self) -> None:
+        """Take over the backends' pods, and forget the prompts of those that are gone."""
+        before, self._pods = self._pods, pods_by_name(self._backends.values())
+        for pod in {*before.values()} - {*self._pods.values()}:
+            self.prefixes.remove_pod(pod)
 
     def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:
         if (view := self._views.get(key)) is None:

@@ -218,7 +218,7 @@ def _engine_page(samples: list[tuple[_Sample, float]]) -> EnginePage:
             _result((s, value) for s, value in samples if s.rank in (number, _NO_RANK))
             for number in numbers
         )
-    return EnginePage(_result(samples), ranks)
+    return EnginePage(_result(samples), ranks, has_load=bool(numbers))
 
 
 def _result(samples: Iterable[tuple[_Sample, float]]) -> ScrapeResult:

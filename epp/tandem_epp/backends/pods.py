@@ -39,7 +39,7 @@ class DiscoveredBackend:
 
 
 class Pod:
-    """One backend and everything this EPP knows about it."""
+    """One backend, or one data-parallel rank of it, and everything this EPP knows about it."""
 
     def __init__(
         self,
@@ -47,8 +47,14 @@ class Pod:
         block_tokens: int = BLOCK_TOKENS,
         capacity: int = CAPACITY_BLOCKS,
         prefixes: "PrefixTree[Pod] | None" = None,
+        rank: int | None = None,
     ) -> None:
         self.backend = backend
+        self.rank = rank
+        """The data-parallel rank; None where the backend is one engine."""
+        self.name = backend.name if rank is None else f"{backend.name}_dp{rank}"
+        """As in plans, metrics and response headers: the backend's name, with vLLM's suffix for a
+        rank."""
         self.serving = True
         """Whether discovery reports it ready for new requests."""
         self.address = _literal_address(backend)
@@ -83,11 +89,6 @@ class Pod:
         self._scraped: Gauges | None = None
         """`gauges` before they faded."""
         self._in_flight_at_scrape = 0
-
-    @property
-    def name(self) -> str:
-        """The backend's name, as in plans, metrics and response headers."""
-        return self.backend.name
 
     @property
     def load(self) -> float:

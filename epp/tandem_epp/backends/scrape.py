@@ -19,7 +19,9 @@ import aiohttp
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
+from .engine_page import EnginePage
 from .fleet import Fleet
+from .members import Members
 from .pace import BUSY_INTERVAL, Allowance, fresh_seconds, next_interval, select_due
 from .page_reader import PageReader
 from .pods import Pod
@@ -36,7 +38,7 @@ _log: Final = logging.getLogger(__name__)
 class _Target:
     """A backend that is scraped."""
 
-    pod: Pod
+    members: Members
     has_host_name: bool
     """Whether its URL names a host and not an IP address."""
     reader: PageReader = field(default_factory=PageReader)
@@ -53,13 +55,14 @@ class _Target:
     failures: int = 0
     """Failed scrapes in a row."""
     resolved_at: float = float("-inf")
-    process: bytes | None = None
-    """Identity of the process that answered the last scrape; None while it is unhealthy."""
+    processes: dict[str, bytes] = field(default_factory=dict)
+    """Pod name → identity of the process that answered the last scrape; a pod that is unhealthy is
+    not in it."""
 
     @property
     def due_at(self) -> float:
         # Requests that came since the last scrape shorten the wait at once.
-        is_soon = self.pod.in_flight > 0 and not self.failures
+        is_soon = not self.failures and any(pod.in_flight for pod in self.members.pods)
         interval = min(BUSY_INTERVAL, self.interval) if is_soon else self.interval
         return self.ended_at + interval * self.jitter
 
@@ -71,7 +74,7 @@ class Scraper:
         """`on_backend_up` is called with a pod that answers for the first time, answers again
         after it was unhealthy, or answers as another process."""
         self._fleet, self._on_backend_up = fleet, on_backend_up
-        self._targets: dict[Pod, _Target] = {}
+        self._targets: dict[Members, _Target] = {}
         self._random = Random()
         self._allowance = Allowance(burst=TICK)
         self._is_complete = False
@@ -101,13 +104,14 @@ class Scraper:
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector)
             self._loop_task = asyncio.create_task(self._run(self._session))
-        pods = {pod for pod in self._fleet if pod.serving}
-        # A cancelled task need not be awaited: it changes only its own Pod, which is not chosen.
-        for pod in self._targets.keys() - pods:
-            if (task := self._targets.pop(pod).task) is not None:
+        backends = {members for members in self._fleet.backends if members.pods[0].serving}
+        # A cancelled task need not be awaited: it changes only its own pods, which are not chosen.
+        for members in self._targets.keys() - backends:
+            if (task := self._targets.pop(members).task) is not None:
                 task.cancel()
-        for pod in pods - self._targets.keys():
-            self._targets[pod] = _Target(pod, has_host_name=pod.address is None)
+        for members in backends - self._targets.keys():
+            has_host_name = members.pods[0].address is None
+            self._targets[members] = _Target(members, has_host_name)
 
     async def close(self) -> None:
         """Cancel every task and wait for its end."""
@@ -138,79 +142,102 @@ class Scraper:
     def _fade(self, now: float) -> None:
         has_faded = False
         for target in self._targets.values():
-            pod = target.pod
-            if now > target.fresh_until and pod.healthy and pod.gauges is not None:
-                pod.fade(now - target.fresh_until)
-                has_faded = True
+            if now <= target.fresh_until:
+                continue
+            for pod in target.members.pods:
+                if pod.healthy and pod.gauges is not None:
+                    pod.fade(now - target.fresh_until)
+                    has_faded = True
         if has_faded:
             self._fleet.invalidate_scores()
 
     async def _scrape(self, target: _Target, session: aiohttp.ClientSession) -> None:
         """Scrape once, and set when to scrape again."""
-        pod = target.pod
         try:
             is_outdated = monotonic() - target.resolved_at >= _DNS_SECONDS
             # After a failed lookup `resolved_at` stays, so the next scrape tries again.
-            if target.has_host_name and is_outdated and await self._resolve(pod):
+            if target.has_host_name and is_outdated and await self._resolve(target.members):
                 target.resolved_at = monotonic()
             changed = await self._scrape_once(target, session)
         finally:
             target.task = None
             target.ended_at = monotonic()
-        is_busy = changed or pod.is_busy or not pod.health.is_available
+        pods = target.members.pods
+        is_busy = changed or any(pod.is_busy or not pod.health.is_available for pod in pods)
         target.interval = next_interval(target.interval, is_busy=is_busy, failures=target.failures)
         target.jitter = self._random.uniform(0.9, 1.1)
         if not target.failures:
             # Set only here: after a failure the figures go on fading from where they are.
             target.fresh_until = target.ended_at + fresh_seconds(target.interval)
         # Called after the scrape is applied: the callback sees the new process.
-        previous, target.process = target.process, pod.incarnation if pod.healthy else None
-        if target.process is not None and target.process != previous:
-            self._on_backend_up(pod)
+        previous = target.processes
+        target.processes = {pod.name: pod.incarnation for pod in pods if pod.healthy}
+        for pod in pods:
+            if pod.healthy and previous.get(pod.name) != pod.incarnation:
+                self._on_backend_up(pod)
 
     async def _scrape_once(self, target: _Target, session: aiohttp.ClientSession) -> bool:
-        """Scrape into the pod; returns whether anything changed that scorers see."""
-        pod = target.pod
-        readiness = (pod.healthy, pod.health.is_available)
+        """Scrape into the pods; returns whether anything changed that scorers see."""
+        members = target.members
+        readiness = _readiness(members)
+        url = members.url.rstrip("/") + endpoints.METRICS
         try:
-            async with session.get(pod.backend.url.rstrip("/") + endpoints.METRICS) as response:
-                page = await response.read()
+            async with session.get(url) as response:
+                body = await response.read()
                 response.raise_for_status()
         # A timeout is an OSError, too (TimeoutError).
         except (aiohttp.ClientError, OSError) as err:
             target.failures += 1
-            if changed := pod.record_scrape_failure():
-                why = str(err) or type(err).__name__
-                _log.warning(
-                    "backend %s is unhealthy and not chosen until a scrape of %s%s succeeds: %s",
-                    pod.name,
-                    pod.backend.url,
-                    endpoints.METRICS,
-                    why,
-                )
+            changed = False
+            for pod in members.pods:
+                if pod.record_scrape_failure():
+                    changed = True
+                    _log.warning(
+                        "backend %s is unhealthy and not chosen until a scrape of %s succeeds: %s",
+                        pod.name,
+                        url,
+                        str(err) or type(err).__name__,
+                    )
         else:
             target.failures = 0
-            was_healthy = pod.healthy
-            changed = pod.apply_scrape(target.reader.read(page).total, monotonic())
-            if not was_healthy:
-                _log.info("backend %s is healthy again", pod.name)
-        if readiness != (pod.healthy, pod.health.is_available):
+            changed = self._apply_page(members, target.reader.read(body))
+        if readiness != _readiness(members):
             self._fleet.invalidate_views()
         elif changed:
             self._fleet.invalidate_scores()
         return changed
 
-    async def _resolve(self, pod: Pod) -> bool:
-        """Look up the pod's host name; False, with a warning logged, when that fails."""
-        host, _, port = pod.backend.address.rpartition(":")
+    def _apply_page(self, members: Members, page: EnginePage) -> bool:
+        """Apply a page to the pods; returns whether anything changed that scorers see."""
+        # A page without load figures says nothing about the ranks: the engine may be starting.
+        if page.has_load:
+            self._fleet.set_ranks(members, max(1, len(page.ranks)))
+        changed, now = False, monotonic()
+        results = page.ranks or (page.total,) * len(members.pods)
+        for pod, result in zip(members.pods, results, strict=True):
+            was_healthy = pod.healthy
+            changed |= pod.apply_scrape(result, now)
+            if not was_healthy:
+                _log.info("backend %s is healthy again", pod.name)
+        return changed
+
+    async def _resolve(self, members: Members) -> bool:
+        """Look up the backend's host name; False, with a warning logged, when that fails."""
+        backend = members.pods[0].backend
+        host, _, port = backend.address.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
             answers = await loop.getaddrinfo(host, int(port), proto=socket.IPPROTO_TCP)
         except OSError as err:
-            _log.warning("backend %s: cannot resolve %s: %s", pod.name, host, err.strerror)
+            _log.warning("backend %s: cannot resolve %s: %s", backend.name, host, err.strerror)
             return False
         address = str(HostPort(str(answers[0][4][0]), int(port)))
-        if address != pod.address:
-            pod.address = address
-            self._fleet.invalidate_views()
+        for pod in members.pods:
+            if address != pod.address:
+                pod.address = address
+                self._fleet.invalidate_views()
         return True
+
+
+def _readiness(members: Members) -> list[tuple[bool, bool]]:
+    return [(pod.healthy, pod.health.is_available) for pod in members.pods]

@@ -211,8 +211,8 @@ def _headers(
         plan = Plan(
             path=RoutingPath.PREFILL_THEN_DECODE,
             reason=WARM_UP,
-            decode=Target(decode.name, decode.address or ""),
-            prefill=(Target(prefill.name, prefill_address),),
+            decode=Target(decode.name, decode.address or "", decode.rank),
+            prefill=(Target(prefill.name, prefill_address, prefill.rank),),
             request_id=request_id,
             # Twice the timeout, because the clocks of two nodes may differ.
             expires=now + 2 * (_TIMEOUT.total or 0),

@@ -216,7 +216,8 @@ class HandoffDriver:
             rewrite_usage=rewrite_usage,
         )
         self._decode.cached = cached
-        request = engine_request(generation.request, self._engine, leg, body)
+        rank = generation.route.decode_rank
+        request = engine_request(generation.request, self._engine, leg, body, rank=rank)
         reads_kv = kv_hold is not None
         may_wait = reads_kv and connector.core.decode_may_wait_forever
         timeout = generation.settings.push_timeout if may_wait else None

@@ -56,8 +56,11 @@ class Forward(ABC):
         self._recent: tuple[bytes, bytes] = b"", b""
         """The two newest pieces of the answer: its end may come in three."""
 
-    def start(self, engine: HostPort, backend: str, body: bytes) -> None:
-        """Send `body` to `engine`, whose name is `backend`; callbacks write the response."""
+    def start(
+        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
+    ) -> None:
+        """Send `body` to `engine`, whose name is `backend`; callbacks write the response. `rank`:
+        the data-parallel rank that is to serve it; None: the engine chooses."""
         context, record, request = self.context, self.record, self._request
         context.lifecycle.add(self)
         # Before the leg: tracing decides here which `traceparent` the leg gets.
@@ -68,7 +71,7 @@ class Forward(ABC):
         self._call = context.pool.send(
             engine,
             request.method,
-            engine_request(request, engine, self.leg, body),
+            engine_request(request, engine, self.leg, body, rank=rank),
             self,
             switching=bool(request.upgrade),
         )

@@ -22,6 +22,7 @@ from .context import GenerationRequest, SidecarContext
 log = logging.getLogger(__name__)
 
 REQUEST_ID: Final = headers.REQUEST_ID.encode()
+_RANK: Final = headers.DATA_PARALLEL_RANK.encode()
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
 _AUTHORIZATION: Final = b"authorization"
 _CONNECTION: Final = b"connection"
@@ -57,9 +58,16 @@ def new_attempt_id(base: str) -> str:
 
 
 def engine_request(
-    request: Request, engine: HostPort, leg: Leg, body: bytes, *, prefill: bool = False
+    request: Request,
+    engine: HostPort,
+    leg: Leg,
+    body: bytes,
+    *,
+    rank: int | None = None,
+    prefill: bool = False,
 ) -> bytes:
-    """Encode the client's request for an engine as `leg`, with `body` instead of its own."""
+    """Encode the client's request for an engine as `leg`, with `body` instead of its own. `rank`:
+    the data-parallel rank that is to serve it; None: the engine chooses."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
     # RFC 9110 §7.6.1: headers that Connection names are for this hop only.
     if _CONNECTION in request.values:
@@ -67,6 +75,8 @@ def engine_request(
     if leg.traceparent:
         skip |= _TRACED
     sent: Headers = [_host(engine), *leg_headers(leg)]
+    if rank is not None:
+        sent.append((_RANK, b"%d" % rank))
     sent += [pair for pair in request.headers if pair[0] not in skip]
     # Upgrade is hop-by-hop and was dropped above; it is written again for the engine's connection.
     if request.upgrade:

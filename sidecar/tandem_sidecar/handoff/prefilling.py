@@ -122,6 +122,7 @@ class PrefillLeg:
         self._context = attempts.context
         self._loop = asyncio.get_running_loop()
         self._backend = candidate.name
+        self._rank = candidate.rank
         self._leg_record: Leg = generation.record.leg(
             Phase.PREFILL, candidate.name, attempt_id, now
         )
@@ -250,11 +251,11 @@ class PrefillLeg:
     def _send(self, connect_timeout: float) -> PrefillEvent | None:
         generation, connector = self._attempts.generation, self._context.connector
         body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
-        address = self.attempt.prefill
+        address, leg, rank = self.attempt.prefill, self._leg_record, self._rank
         self._call = self._context.pool.send(
             address,
             generation.request.method,
-            engine_request(generation.request, address, self._leg_record, body, prefill=True),
+            engine_request(generation.request, address, leg, body, rank=rank, prefill=True),
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
         )

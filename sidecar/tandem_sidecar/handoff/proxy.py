@@ -80,7 +80,7 @@ class Proxy:
             forward = SingleEngineGeneration(
                 self._context, client, request, record, routed=chosen.routed
             )
-            forward.start(engine, decode_name, body.data)
+            forward.start(engine, decode_name, body.data, rank=chosen.decode_rank)
             return forward
         generation = GenerationRequest(request, request_id, kind, body, chosen, record, settings)
         driver = HandoffDriver(self._context, client, generation, engine, decode_name)

@@ -39,6 +39,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     address: HostPort
+    rank: int | None = None
+    """The data-parallel rank that is to compute the prefill; None: the engine chooses."""
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +52,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     candidates: tuple[Candidate, ...] = ()
     decode_name: str = ""
     """This pod's name in the plan; empty without a plan."""
+    decode_rank: int | None = None
+    """The data-parallel rank of this pod's engine that serves the request; None: it chooses."""
     routed: bool = False
     """Whether a router sent the request. It gets `x-tandem-timing` with the answer and removes it
     before the client sees it."""
@@ -128,15 +132,16 @@ def _route_of_plan(plan: Plan) -> Route:
     return Route(
         plan.path,
         plan.reason,
-        tuple([_candidate(t.name, t.address) for t in plan.prefill]) if split else (),
+        tuple([_candidate(t.name, t.address, t.rank) for t in plan.prefill]) if split else (),
         decode_name=plan.decode.name,
+        decode_rank=plan.decode.rank,
         routed=True,
     )
 
 
 @lru_cache(maxsize=4096)
-def _candidate(name: str, address: str) -> Candidate:
-    return Candidate(name or address, parse_host_port(address))
+def _candidate(name: str, address: str, rank: int | None) -> Candidate:
+    return Candidate(name or address, parse_host_port(address), rank)
 
 
 def _route_of_header(value: str, allow: AllowList) -> Route:

@@ -15,6 +15,7 @@ from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.scrape import Scraper
 
 from ..real import Backend, serving, until
+from .engine_pages import VllmPage
 
 CHAIN = text_chain(bytes(640))
 
@@ -50,6 +51,21 @@ async def test_backends_are_scraped_as_they_start_die_and_restart(
     pods.apply([])
     scraper.sync()
     assert scraper.is_complete
+
+
+async def test_the_ranks_of_a_page_become_pods(fleet: tuple[Fleet, Scraper]) -> None:
+    pods, scraper = fleet
+    page = VllmPage(engines=(0, 1))
+    page.running.labels(page.model, "1").set(4)
+    backend = Backend("a")
+    backend.ranked_page = page.body().decode()
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://localhost:{backend.port}"))])
+        scraper.sync()
+        await until(lambda: holds([pod.name for pod in pods if pod.ready] == ["a_dp0", "a_dp1"]))
+        assert [pod.gauges for pod in pods] == [Gauges(), Gauges(running=4)]
+    await until(lambda: holds(not any(pod.ready for pod in pods)))
+    assert len(pods) == 2, "a page that is missing says nothing about the ranks"
 
 
 async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:

@@ -55,6 +55,29 @@ async def test_a_plan_names_the_backends(harness: Harness, keys: PlanKeys) -> No
 
 
 @pytest.mark.parametrize(
+    ("path", "ranks"),
+    [(RoutingPath.PREFILL_THEN_DECODE, ["0", "1"]), (RoutingPath.UNIFIED, ["1"])],
+)
+async def test_each_leg_goes_to_the_rank_that_the_plan_names(
+    harness: Harness, keys: PlanKeys, path: RoutingPath, ranks: list[str]
+) -> None:
+    prefill = await harness.prefill()
+    await harness.start(keys=keys)
+    headers = signed(
+        harness,
+        keys,
+        path=path,
+        decode=Target("d", "127.0.0.1:1", 1),
+        prefill=(Target("p", str(prefill.address), 0),),
+    )
+    headers["x-data-parallel-rank"] = "7"
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
+        assert answer.headers[PATH] == path.value
+    received = [request.headers for request in (*prefill.requests, *harness.decode.requests)]
+    assert [headers.get("x-data-parallel-rank") for headers in received] == ranks
+
+
+@pytest.mark.parametrize(
     "path", [RoutingPath.FAST_DECODE, RoutingPath.UNIFIED, RoutingPath.FALLBACK]
 )
 async def test_a_plan_without_a_split_is_followed(

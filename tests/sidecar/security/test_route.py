@@ -51,6 +51,13 @@ def test_a_valid_plan_is_followed() -> None:
     )
 
 
+def test_a_plan_names_the_rank_of_each_leg() -> None:
+    target, prefill = Target("d", "10.0.0.9:8000", 3), Target("p", "10.1.2.3:8000", 0)
+    signed = sign(plan(decode=target, prefill=(prefill,)), KEYS, now=NOW)
+    result = routed(("x-tandem-plan", signed), keys=KEYS)
+    assert (result.decode_rank, result.candidates[0].rank) == (3, 0)
+
+
 def test_a_plan_without_a_split_has_no_candidates() -> None:
     signed = sign(plan(RoutingPath.FAST_DECODE), KEYS, now=NOW)
     result = routed(("x-tandem-plan", signed), keys=KEYS)

@@ -1,0 +1,61 @@
+"""The pods behind one backend's address: one, or one per data-parallel rank.
+
+vLLM with `--data-parallel-size N` runs N engines behind one port, each with its own queue and KV
+cache. So each rank is a `Pod` of its own: it is scored, counted and learned about by itself, and a
+request's plan names the rank. The metrics page tells how many there are (label `engine`); until the
+first scrape, and if the page numbers no ranks from 0, the backend is one pod.
+"""
+
+from collections.abc import Iterable
+
+from tandem_contract.config import Backend
+
+from .pods import DiscoveredBackend, Pod
+from .prefix_tree import PrefixTree
+
+
+class Members:
+    """One backend: its pods, which share process, address and page."""
+
+    def __init__(
+        self,
+        discovered: DiscoveredBackend,
+        block_tokens: int,
+        capacity: int,
+        prefixes: PrefixTree[Pod] | None = None,
+    ) -> None:
+        """`block_tokens` and `capacity` are the KV block size and the blocks of a pod until its
+        page reports them; `prefixes` is the index of the fleet."""
+        self.uid, self.url = discovered.uid, discovered.backend.url
+        self._block_tokens, self._capacity, self._prefixes = block_tokens, capacity, prefixes
+        self.pods: tuple[Pod, ...] = (self._create(discovered.backend, None),)
+        """In the order of their ranks."""
+
+    def is_same(self, discovered: DiscoveredBackend) -> bool:
+        """Whether `discovered` is this backend, whose pods then keep their state."""
+        return (self.uid, self.url) == (discovered.uid, discovered.backend.url)
+
+    def update(self, discovered: DiscoveredBackend) -> None:
+        """Weight, models, compat hash or readiness may have changed."""
+        for pod in self.pods:
+            pod.backend, pod.serving = discovered.backend, discovered.serving
+
+    def set_ranks(self, count: int) -> bool:
+        """Have `count` ranks; returns whether the number changed. A pod of an unchanged rank keeps
+        its state."""
+        if count == len(self.pods):
+            return False
+        first, numbers = self.pods[0], range(count) if count > 1 else (None,)
+        known = {pod.rank: pod for pod in self.pods}
+        self.pods = tuple(known.get(rank) or self._create(first.backend, rank) for rank in numbers)
+        for pod in self.pods:
+            pod.serving, pod.address, pod.healthy = first.serving, first.address, first.healthy
+        return True
+
+    def _create(self, backend: Backend, rank: int | None) -> Pod:
+        return Pod(backend, self._block_tokens, self._capacity, self._prefixes, rank)
+
+
+def pods_by_name(backends: Iterable[Members]) -> dict[str, Pod]:
+    """The pods of all `backends`, in their order."""
+    return {pod.name: pod for members in backends for pod in members.pods}

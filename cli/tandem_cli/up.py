@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError
+from tandem_epp.configuration import FileWatch
 from tandem_local.errors import SetupError, StartFailed
 from tandem_local.pool_files import read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack
@@ -63,7 +64,8 @@ def up(
 ) -> None:
     """Run PrefillPools and DecodePools on this machine as processes, with an EPP and Envoy.
 
-    Serves until Ctrl-C. It runs every pod exactly as `tandem render` prints it.
+    Serves until Ctrl-C. It runs every pod exactly as `tandem render` prints it. When the files
+    change, routing settings such as spec.routing.split apply at once; other changes need a restart.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
@@ -75,14 +77,27 @@ def up(
             start_timeout=start_timeout,
             programs=programs,
         )
-        asyncio.run(_serve(stack))
+        asyncio.run(_serve(stack, paths))
     except (DocumentError, SetupError) as err:
         fail(str(err), status=2)
     except StartFailed as err:
         fail(str(err))
 
 
-async def _serve(stack: Stack) -> None:
+def _update_routing(stack: Stack, paths: tuple[Path, ...]) -> None:
+    """Apply changed files as far as that needs no other pods."""
+    try:
+        is_applied = stack.update_routing(read_pool_sets(paths))
+    except DocumentError as err:
+        click.echo(f"The changed pools are not used: {err}", err=True)
+        return
+    if is_applied:
+        click.echo("Applied the routing settings of the changed pools.")
+    else:
+        click.echo("The changed pools need other pods: restart tandem up to use them.", err=True)
+
+
+async def _serve(stack: Stack, paths: tuple[Path, ...]) -> None:
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in a task
     loop = asyncio.get_running_loop()
@@ -93,6 +108,8 @@ async def _serve(stack: Stack) -> None:
             loop.remove_signal_handler(number)
         task.cancel()
 
+    # Made before the start, which takes long: a change meanwhile is noticed after it.
+    watches = [FileWatch(path, lambda: _update_routing(stack, paths)) for path in paths]
     for number in _STOP_SIGNALS:
         # Cancels the task, so that `async with` below stops the pods.
         loop.add_signal_handler(number, stop)
@@ -101,6 +118,8 @@ async def _serve(stack: Stack) -> None:
             click.echo(
                 f"Serving at {stack.endpoint}/v1; tandem status shows the load; Ctrl-C stops it."
             )
-            await asyncio.Event().wait()
+            async with asyncio.TaskGroup() as tasks:
+                for watch in watches:
+                    tasks.create_task(watch.run())
     except asyncio.CancelledError:
         click.echo("Stopped.")

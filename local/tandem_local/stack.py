@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import aiohttp
 from rich.console import Console
@@ -88,6 +88,17 @@ class Stack:
         epp = next(pod for pod in self.pods if pod.name == router.EPP)
         return f"http://{epp.address}:{ports.EPP_METRICS}{endpoints.METRICS}"
 
+    def update_routing(self, pool_sets: Sequence[PoolSet]) -> bool:
+        """Give the EPP the routing settings of `pool_sets`, such as `routing.split`; it reloads
+        them. False, and nothing is changed, if the pods would differ from the running ones."""
+        if self._runner is None or _manifests(pool_sets) != _manifests(self._pool_sets):
+            return False
+        self._pool_sets = pool_sets
+        self._write_router_config(
+            {pod.name: pod.address for pod in self.pods if pod.role is not None}
+        )
+        return True
+
     async def __aenter__(self) -> Self:
         """Start everything; returns once requests are served. Raises SetupError, StartFailed."""
         envoy = router.find_envoy()
@@ -123,14 +134,10 @@ class Stack:
     def _prepare(self, runner: Runner, envoy: Path) -> None:
         """Check all pods and write the router's configuration; starts nothing."""
         keys = self.run_dir / _KEYS
-        manifests = [pod for pool_set in self._pool_sets for pod in pods(pool_set)]
         # In order of reference: the EPP's configuration names the pods' addresses, and Envoy's
         # bootstrap names the EPP's.
-        pool_pods = runner.add(manifests)
-        pod_addresses = {pod.spec.name: pod.spec.address for pod in pool_pods}
-        config = router.write_json(
-            self.run_dir / "router.yaml", static_router_config(self._pool_sets, pod_addresses)
-        )
+        pool_pods = runner.add(_manifests(self._pool_sets))
+        config = self._write_router_config({pod.spec.name: pod.spec.address for pod in pool_pods})
         (epp,) = runner.add([router.epp_pod(config, keys)])
         bootstrap = self.run_dir / "envoy.json"
         (proxy,) = runner.add([router.envoy_pod(envoy, bootstrap)])
@@ -142,6 +149,10 @@ class Stack:
             admin_address=proxy.spec.address,
         )
         router.write_json(bootstrap, envoy_bootstrap(settings))
+
+    def _write_router_config(self, pod_addresses: Mapping[str, str]) -> Path:
+        config = static_router_config(self._pool_sets, pod_addresses)
+        return router.write_json(self.run_dir / "router.yaml", config)
 
     async def _start(self, runner: Runner) -> None:
         all_pods = tuple(runner.pods.values())
@@ -209,6 +220,10 @@ class Stack:
             # No await between writing and waiting, so no change is missed.
             run_dir.write(State(os.getpid(), self.endpoint, self.pods))
             await runner.changes.wait()
+
+
+def _manifests(pool_sets: Sequence[PoolSet]) -> list[dict[str, Any]]:
+    return [pod for pool_set in pool_sets for pod in pods(pool_set)]
 
 
 def _fallback_addresses(pods: Sequence[RunningPod]) -> tuple[str, ...]:

@@ -98,6 +98,38 @@ async def test_ctrl_c_stops_the_stack_and_leaves_no_process(
     assert not (tmp_path / "run/state.json").exists()
 
 
+async def line_of(up: asyncio.subprocess.Process, *starts: str) -> str:
+    """The next line that begins with one of `starts`."""
+    assert up.stdout is not None
+    lines = [""]
+    while not lines[-1].startswith(starts):
+        lines.append((await up.stdout.readline()).decode())
+        assert lines[-1], "".join(lines)
+    return lines[-1]
+
+
+async def test_split_off_applies_while_the_stack_runs(
+    tmp_path: Path, processes: list[asyncio.subprocess.Process]
+) -> None:
+    file = pools(tmp_path, engine(8200))
+    up = await start(tmp_path, file, free_port("127.0.0.1"))
+    processes.append(up)
+    await line_of(up, "Serving at")
+    running = groups(tmp_path)
+    on = file.read_text()
+    for split, enabled in (("off", False), ("auto", True)):
+        file.write_text(f"{on}  routing: {{split: {json.dumps(split)}}}\n")
+        await line_of(up, "Applied the routing settings")
+        config = json.loads((tmp_path / "run/router.yaml").read_bytes())
+        assert config["disaggregated_serving"]["enabled"] is enabled
+        assert len(config["backends"]) == 2
+    file.write_text(f"{on}  replicas: 2\n")
+    await line_of(up, "The changed pools need other pods")
+    file.write_text(f"{on}  replicas: many\n")
+    assert "pools.yaml:" in await line_of(up, "The changed pools are not used")
+    assert groups(tmp_path) == running, "no process was started or stopped"
+
+
 async def test_sigterm_during_start_leaves_no_process(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:

@@ -17,7 +17,7 @@ from tandem_doctor import gpus, local_pods
 from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
-from tandem_doctor.gather import TargetPod, gather_facts
+from tandem_doctor.gather import Targets, gather_estimates, gather_facts
 from tandem_local.state import State
 
 from .options import command
@@ -47,7 +47,7 @@ def doctor(
 
     Checks that engines and sidecars answer, that paired engines agree in everything that a hand-off
     compares, that side channels can be reached, that KV is transferred as fast as plans assume,
-    that no KV was lost, and how GPUs are connected.
+    that no KV was lost, how GPUs are connected, and what the EPP has learned of the pods' speed.
 
     Without -n, --kubeconfig and --context, checks the stack that tandem up or tandem demo runs on
     this machine. If none runs, or with one of these options, checks a namespace of a cluster
@@ -74,7 +74,7 @@ def doctor(
 
 
 async def _stack(state: State) -> Facts:
-    async with local_pods.target_pods(state) as targets:
+    async with local_pods.targets_of(state) as targets:
         try:
             # The stack runs on this machine, so its GPUs are the engines'.
             local_gpus: tuple[Gpu, ...] | None = gpus.read_gpus()
@@ -95,15 +95,14 @@ async def _cluster(target: Target) -> Facts:
     )
     async with await connect(target.kubeconfig, target.context) as api:
         namespace = target.namespace or api.namespace
-        async with cluster_pods.target_pods(api, namespace, inside=inside) as targets:
+        async with cluster_pods.targets_of(api, namespace, inside=inside) as targets:
             return await _facts(targets, None, "the engines are on other machines")
 
 
-async def _facts(
-    targets: Sequence[TargetPod], local_gpus: tuple[Gpu, ...] | None, gpus_error: str
-) -> Facts:
-    engines, sidecars = await gather_facts(targets)
-    return Facts(engines, sidecars, local_gpus, gpus_error)
+async def _facts(targets: Targets, local_gpus: tuple[Gpu, ...] | None, gpus_error: str) -> Facts:
+    engines, sidecars = await gather_facts(targets.pods)
+    epps = await gather_estimates(targets.epps)
+    return Facts(engines, sidecars, local_gpus, gpus_error, epps)
 
 
 def _print(findings: Sequence[Finding], *, show_all: bool) -> None:

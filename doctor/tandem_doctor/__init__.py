@@ -3,6 +3,7 @@
     cluster_pods, local_pods   the pods to check: of a cluster's namespace, of this machine's stack
     gather                     asks engines and sidecars; the answers become `facts`
     checks                     facts → findings (pure); `compatibility` compares pairs of engines
+    estimates                  what the EPPs estimate of their pods, and how old that is
     findings                   a finding: severity, check, subject, detail, fix
     engine_command             an engine's command line → flags and KV transfer configuration
     side_channel               the port at which a reader's KV handshake begins

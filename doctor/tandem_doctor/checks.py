@@ -8,6 +8,7 @@ from tandem_contract.paths import ErrorPhase, Role
 from tandem_planner.fabrics import ASSUMED_RATE, Fabric
 
 from . import compatibility
+from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
 
@@ -38,6 +39,7 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += _check_engine_ids(facts)
     findings += _check_balance(facts)
     findings += _check_gpus(facts)
+    findings += check_estimates(facts.epps)
     # The sort is stable: findings of one severity keep the order of the checks.
     order = list(Severity)
     return tuple(sorted(findings, key=lambda f: -order.index(f.severity)))

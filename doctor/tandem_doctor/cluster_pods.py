@@ -1,6 +1,6 @@
 """The pods of a namespace to check, through the API server or, inside the cluster, directly."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,7 @@ from tandem_kube.resources import PODS, Object
 
 from .engine_command import parse_command
 from .facts import EngineCommand
-from .gather import TargetPod
+from .gather import TargetPod, Targets
 from .pod_http import TIMEOUT, Get, direct, proxied
 
 MakeGet = Callable[[str, HostPort], Get]
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def target_pods(
-    api: "Api", namespace: str, *, inside: bool
-) -> AsyncIterator[Sequence[TargetPod]]:
-    """The running pods with an engine. `inside`: pod addresses can be reached from here."""
+async def targets_of(api: "Api", namespace: str, *, inside: bool) -> AsyncIterator[Targets]:
+    """The running pods with an engine or an EPP. `inside`: their addresses can be reached from
+    here."""
     listing = await api.list(PODS, namespace, fields="status.phase=Running")
     async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
 
@@ -38,12 +37,30 @@ async def target_pods(
                 return direct(http, f"http://{address}")
             return proxied(api, namespace, pod, address.port)
 
-        yield [target_pod(pod, make_get, inside=inside) for pod in listing.items if has_engine(pod)]
+        pods = listing.items
+        yield Targets(
+            [target_pod(pod, make_get, inside=inside) for pod in pods if has_engine(pod)],
+            [target_epp(pod, make_get) for pod in pods if is_epp(pod)],
+        )
 
 
 def has_engine(pod: Object) -> bool:
     """Whether the pod has a role that Tandem knows."""
     return pod["metadata"].get("labels", {}).get(labels.ROLE) in _ROLES
+
+
+def is_epp(pod: Object) -> bool:
+    """Whether the pod declares the ports of an EPP, whether the operator or a user made it."""
+    declared = {
+        port["containerPort"] for c in pod["spec"]["containers"] for port in c.get("ports", ())
+    }
+    return {ports.EPP_GRPC, ports.EPP_METRICS} <= declared
+
+
+def target_epp(pod: Object, make_get: MakeGet) -> tuple[str, Get]:
+    """Name of an EPP's pod, and how its metrics port is read."""
+    name, ip = pod["metadata"]["name"], pod.get("status", {}).get("podIP", "")
+    return name, make_get(name, HostPort(ip, ports.EPP_METRICS))
 
 
 def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem_contract.paths import Role
+from tandem_contract.pod_reports import PodReport
 from tandem_planner.fabrics import Fabric
 
 
@@ -99,6 +100,16 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class EppReport:
+    """What one EPP reports of its pods."""
+
+    epp: str
+    pods: tuple[PodReport, ...] = ()
+    error: str | None = None
+    """Why it does not answer; None if it does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A running set."""
 
@@ -108,3 +119,5 @@ class Facts:
     """None if this machine has no NVML, or the engines run on other machines."""
     gpus_error: str = ""
     """Why `gpus` is None."""
+    epps: tuple[EppReport, ...] = ()
+    """What each EPP estimates of its pods."""

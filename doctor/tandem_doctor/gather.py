@@ -14,10 +14,11 @@ from tandem_contract import endpoints, environment, metrics, ports
 from tandem_contract.commandline import HostPort
 from tandem_contract.metrics_page import MetricsPage
 from tandem_contract.paths import Role
+from tandem_contract.pod_reports import PodReport
 from tandem_planner.fabrics import Fabric
 
 from . import side_channel
-from .facts import Engine, EngineCommand, Sidecar, SideChannel
+from .facts import Engine, EngineCommand, EppReport, Sidecar, SideChannel
 from .pod_http import Get, NoAnswer
 
 _CONCURRENCY: Final = 16
@@ -54,6 +55,15 @@ class TargetPod:
     """Whether this process can connect to all ports of the pod."""
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What to ask."""
+
+    pods: Sequence[TargetPod]
+    epps: Sequence[tuple[str, Get]] = ()
+    """Pod name of each EPP, and how its metrics port is read."""
+
+
 class _Model(msgspec.Struct):
     id: str
     root: str | None = None
@@ -68,6 +78,9 @@ class _Models(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str | None = None
+
+
+_reports: Final = msgspec.json.Decoder(tuple[PodReport, ...])
 
 
 async def gather_facts(
@@ -86,6 +99,21 @@ async def gather_facts(
         tuple(engine for engine, _ in answers),
         tuple(sidecar for _, sidecar in answers if sidecar is not None),
     )
+
+
+async def gather_estimates(epps: Sequence[tuple[str, Get]]) -> tuple[EppReport, ...]:
+    """Read what each EPP estimates of its pods; `epps` as in `Targets`."""
+    return tuple(await asyncio.gather(*(_estimates(name, get) for name, get in epps)))
+
+
+async def _estimates(epp: str, get: Get) -> EppReport:
+    try:
+        return EppReport(epp, _reports.decode(await get(endpoints.DEBUG_PODS)))
+    except NoAnswer as err:
+        return EppReport(epp, error=err.reason)
+    # The answer of another version.
+    except msgspec.MsgspecError as err:
+        return EppReport(epp, error=f"unreadable answer: {err}")
 
 
 async def _engine(target: TargetPod) -> Engine:

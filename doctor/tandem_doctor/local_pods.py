@@ -1,6 +1,6 @@
 """The pods of this machine's stack to check."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -9,11 +9,12 @@ import aiohttp
 from tandem_contract import endpoints, ports
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import Role
+from tandem_local.router import EPP
 from tandem_local.state import PodState, State
 from tandem_planner.fabrics import Fabric
 
 from . import processes
-from .gather import TargetPod
+from .gather import TargetPod, Targets
 from .pod_http import TIMEOUT, direct
 
 _ENGINE: Final = "engine"
@@ -23,12 +24,17 @@ _NO_GROUP: Final = -1
 
 
 @asynccontextmanager
-async def target_pods(state: State) -> AsyncIterator[Sequence[TargetPod]]:
-    """The pods with an engine."""
+async def targets_of(state: State) -> AsyncIterator[Targets]:
+    """The pods with an engine, and the EPP."""
     async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
         pods = [pod for pod in state.pods if pod.role is not None]
         fabrics = processes.ucx_fabrics({pod.pids.get(_ENGINE, _NO_GROUP) for pod in pods})
-        yield [_target_pod(http, pod, fabrics) for pod in pods]
+        epps = [
+            (pod.name, direct(http, f"http://{pod.address}:{ports.EPP_METRICS}"))
+            for pod in state.pods
+            if pod.name == EPP
+        ]
+        yield Targets([_target_pod(http, pod, fabrics) for pod in pods], epps)
 
 
 def _target_pod(

@@ -3,27 +3,32 @@
     GET /requests/ID                     the decisions for one request, for `tandem trace`
     GET /debug/decisions?request_id=ID   the same
     GET /debug/decisions                 the latest decisions
+    GET /debug/pods                      load, health and estimates of every pod
 
-Each answer is a JSON list of `tandem_contract.trace.DecisionTrace`, newest last; an empty list with
-status 404 for an unknown id. No answer holds prompt text.
+Each answer is a JSON list: of `tandem_contract.trace.DecisionTrace`, newest last, or of
+`tandem_contract.pod_reports.PodReport`. An unknown id is an empty list with status 404. No answer
+holds prompt text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from tandem_contract.endpoints import DEBUG_DECISIONS, REQUESTS
+from tandem_contract.endpoints import DEBUG_DECISIONS, DEBUG_PODS, REQUESTS
+from tandem_contract.pod_reports import PodReport
 from tandem_contract.trace import DecisionTrace
 
+from .backends.pods import Pod
 from .history import History
+from .pod_reports import pod_report
 
 LATEST: Final = 32
 """Decisions in an answer that names no id."""
 
 
-def routes(history: History) -> list[web.RouteDef]:
+def routes(history: History, fleet: Iterable[Pod]) -> list[web.RouteDef]:
     """The routes of the metrics port."""
 
     async def requests(request: web.Request) -> web.Response:
@@ -35,12 +40,21 @@ def routes(history: History) -> list[web.RouteDef]:
             return _answer(history.latest(LATEST), status=200)
         return _answer(history.find(request_id))
 
-    return [web.get(REQUESTS + "{id}", requests), web.get(DEBUG_DECISIONS, decisions)]
+    async def pods(_request: web.Request) -> web.Response:
+        return _answer([pod_report(pod) for pod in fleet], status=200)
+
+    return [
+        web.get(REQUESTS + "{id}", requests),
+        web.get(DEBUG_DECISIONS, decisions),
+        web.get(DEBUG_PODS, pods),
+    ]
 
 
-def _answer(traces: Sequence[DecisionTrace], status: int | None = None) -> web.Response:
+def _answer(
+    records: Sequence[DecisionTrace] | Sequence[PodReport], status: int | None = None
+) -> web.Response:
     return web.Response(
-        status=status or (200 if traces else 404),
-        body=msgspec.json.encode(traces),
+        status=status or (200 if records else 404),
+        body=msgspec.json.encode(records),
         content_type="application/json",
     )

@@ -57,7 +57,7 @@ def _collector(url: str) -> str:
     "--metrics",
     type=HOST_PORT,
     default=str(Settings.metrics),
-    help="HTTP address of /metrics, and of /requests/ID for tandem trace.",
+    help="HTTP address of /metrics, /requests/ID, /debug/decisions and /debug/pods.",
 )
 @click.option(
     "--config",

@@ -88,7 +88,7 @@ class Service:
                 self._discovery = await self._connect(settings.pods, stack)
             # Entered first, so closed last: probes and metrics answer until the last stream ends.
             health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
-            metrics.add_routes(routes(self._history))
+            metrics.add_routes(routes(self._history, self._fleet))
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             self._start_tracing(stack)

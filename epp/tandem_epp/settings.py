@@ -26,7 +26,7 @@ class Settings:
     health: HostPort = _HEALTH
     """Address of /healthz and /readyz."""
     metrics: HostPort = _METRICS
-    """Address of /metrics and /requests/ID."""
+    """Address of /metrics, /requests/ID, /debug/decisions and /debug/pods."""
     plan_key_dir: Path | None = None
     """Directory of plan keys; None: sidecars get prefill candidates and no signed plan."""
     max_body: int = 16 << 20

@@ -81,8 +81,8 @@ async def answers(url: str, process: asyncio.subprocess.Process, log: Path) -> N
 
 
 async def findings(*pods: PodState) -> list[Finding]:
-    async with local_pods.target_pods(State(0, "", pods)) as targets:
-        facts = Facts(*await gather_facts(targets), gpus=())
+    async with local_pods.targets_of(State(0, "", pods)) as targets:
+        facts = Facts(*await gather_facts(targets.pods), gpus=())
     return [f for f in run_checks(facts) if f.severity in (Severity.BROKEN, Severity.WARNING)]
 
 

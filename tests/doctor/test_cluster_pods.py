@@ -7,7 +7,7 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import Role
-from tandem_doctor.cluster_pods import has_engine, target_pod
+from tandem_doctor.cluster_pods import has_engine, is_epp, target_epp, target_pod
 from tandem_doctor.gather import TargetPod, handoff_address
 from tandem_doctor.pod_http import Get
 from tandem_operator.pods.manifests import pods
@@ -121,3 +121,25 @@ def test_pods_of_users_need_only_a_role_label() -> None:
     assert has_engine(pod("decode", {}))
     assert not has_engine(pod("trainer", {}))
     assert not has_engine({"metadata": {"name": "y"}})
+
+
+def test_an_epp_is_known_by_its_ports() -> None:
+    def listening(*ports: int) -> dict[str, Any]:
+        container = {"name": "any", "ports": [{"containerPort": port} for port in ports]}
+        return {"metadata": {"name": "chat-epp"}, "spec": {"containers": [container]}}
+
+    addresses: list[str] = []
+
+    def make_get(pod: str, address: HostPort) -> Get:
+        addresses.append(f"{pod} {address}")
+
+        async def get(_path: str) -> bytes:
+            raise NotImplementedError
+
+        return get
+
+    assert is_epp(listening(9002, 9003, 9090))
+    assert not is_epp(listening(9090))
+    name, _ = target_epp(started(listening(9002, 9090)), make_get)
+    assert name == "chat-epp"
+    assert addresses == [f"chat-epp {IP}:9090"]

@@ -1,4 +1,4 @@
-"""The decisions over HTTP."""
+"""Decisions and pods over HTTP."""
 
 from collections.abc import AsyncIterator
 
@@ -7,11 +7,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from tandem_contract.endpoints import DEBUG_DECISIONS
+from tandem_contract.endpoints import DEBUG_DECISIONS, DEBUG_PODS
 from tandem_contract.paths import RoutingPath
+from tandem_contract.pod_reports import PodReport
 from tandem_contract.trace import DecisionTrace, trace_path
 from tandem_epp.debug import LATEST, routes
 from tandem_epp.history import Decision, History
+
+from .test_picker import PickerSetup
 
 Client = TestClient[web.Request, web.Application]
 ID = "a/b?c d"
@@ -24,7 +27,7 @@ async def client() -> AsyncIterator[Client]:
     for second in range(LATEST):
         history.add(Decision("other", 2.0 + second))
     app = web.Application()
-    app.add_routes(routes(history))
+    app.add_routes(routes(history, PickerSetup(d="decode", p="prefill").fleet))
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -53,3 +56,9 @@ async def test_without_an_id_the_latest_decisions_come_newest_last(client: Clien
     status, latest = await traces(client, DEBUG_DECISIONS)
     assert status == 200
     assert [trace.decided for trace in latest] == [2.0 + second for second in range(LATEST)]
+
+
+async def test_every_pod_is_reported(client: Client) -> None:
+    async with client.get(DEBUG_PODS) as answer:
+        reports = msgspec.json.decode(await answer.read(), type=list[PodReport])
+    assert [(report.name, report.role) for report in reports] == [("d", "decode"), ("p", "prefill")]

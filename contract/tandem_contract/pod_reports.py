@@ -1,0 +1,69 @@
+"""What an EPP knows and estimates of its pods: the JSON of `endpoints.DEBUG_PODS`.
+
+    GET /debug/pods     on the EPP's metrics port: list of PodReport
+
+The EPP writes it, people and `tandem doctor` read it. All durations are in seconds.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+
+class Source(StrEnum):
+    """Where the figures of an estimate come from."""
+
+    PRIOR = "prior"
+    """Assumed: nothing was measured, neither on this pod nor on an alike one."""
+    ALIKE = "alike"
+    """Taken over from pods of the same role, models and compat hash."""
+    LEARNED = "learned"
+    """Measured on this pod."""
+
+
+class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One fit of a pod."""
+
+    source: Source
+    samples: int = 0
+    """Measurements of this pod in the fit."""
+    age: float | None = None
+    """Seconds since the newest measurement; None without one."""
+    figures: Mapping[str, float] = {}
+    """Name with its unit → value."""
+
+
+class PodReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One pod, as one EPP sees it."""
+
+    name: str
+    address: str
+    role: str
+    models: tuple[str, ...] = ()
+    ready: bool = True
+    """Whether discovery and scrapes let the EPP choose it."""
+    health: str = ""
+    """State by the outcomes of its requests, one word."""
+    failure_rate: float = 0.0
+    """Decaying share of failed requests, 0 to 1."""
+    in_flight: int = 0
+    """Requests that this EPP had placed there and that have not ended."""
+    running: float | None = None
+    """Requests that the engine runs, by its metrics; None: not scraped yet."""
+    waiting: float | None = None
+    """Requests in the engine's queue, by its metrics; None: not scraped yet."""
+    kv_usage: float | None = None
+    """Used share of the engine's KV cache, 0 to 1; None: not scraped yet."""
+    wait: float | None = None
+    """Predicted wait of a request that came now; None: no cost is predicted."""
+    estimates: Mapping[str, Estimate] = {}
+    """`prefill`, `decode`, `transfer`: the fits that the cost is computed from."""
+
+
+PREFILL_RATE = "tokens_per_second"
+"""Figure of the estimate `prefill`: its rate for a prompt of `PREFILL_TOKENS` uncached tokens."""
+PREFILL_TOKENS = 1000
+
+
+__all__ = ["PREFILL_RATE", "PREFILL_TOKENS", "Estimate", "PodReport", "Source"]

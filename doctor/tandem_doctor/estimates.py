@@ -1,0 +1,85 @@
+"""Checks what EPPs estimate of their pods: where the figures come from, their age, and slow pods.
+Pure."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final
+
+from tandem_contract.pod_reports import PREFILL_RATE, Estimate, PodReport, Source
+
+from .facts import EppReport
+from .findings import Finding, Severity
+
+CHECK: Final = "estimates"
+"""Name of the check."""
+_SLOW: Final = 0.5
+"""A prefill rate below this share of the median of alike pods is a warning."""
+_MIN_SAMPLES: Final = 10
+"""Samples from which a rate is compared with others."""
+_OLD: Final = 3600.0
+"""Age in seconds from which an estimate of a pod with requests is a warning."""
+
+
+def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
+    """One finding for each estimate of a pod, and one for each pod that is slower than others."""
+    for report in reports:
+        if report.error is not None:
+            yield Finding(Severity.UNKNOWN, CHECK, report.epp, report.error)
+        for pod in report.pods:
+            for name, estimate in pod.estimates.items():
+                yield _check_estimate(report.epp, pod, name, estimate)
+        yield from _check_speed(report)
+
+
+def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> Finding:
+    figures = ", ".join(f"{key} {_number(value)}" for key, value in estimate.figures.items())
+    detail = f"{name} {_origin(estimate)}: {figures}"
+    severity, fix = Severity.OK, ""
+    if estimate.source is Source.PRIOR:
+        severity = Severity.UNKNOWN
+        fix = "send requests: the EPP learns from the sidecar's answers and the engine's metrics"
+    elif estimate.age is not None and estimate.age > _OLD and pod.in_flight:
+        severity = Severity.WARNING
+        fix = (
+            "check that the EPP can scrape the engine's /metrics, and that its sidecar is Tandem's"
+        )
+    return Finding(severity, CHECK, f"{epp}: {pod.name}", detail, fix)
+
+
+def _check_speed(report: EppReport) -> Iterator[Finding]:
+    rates = [(pod, rate) for pod in report.pods if (rate := _measured_rate(pod)) is not None]
+    for pod, rate in rates:
+        alike = [r for p, r in rates if (p.role, p.models) == (pod.role, pod.models)]
+        usual = median(alike)
+        # With two pods the median lies between them, and neither is the usual one.
+        if len(alike) > 2 and rate < _SLOW * usual:
+            yield Finding(
+                Severity.WARNING,
+                CHECK,
+                f"{report.epp}: {pod.name}",
+                f"prefills {_number(rate)} tokens/s, alike pods {_number(usual)}",
+                "check the pod's node: other processes, a throttled GPU, another GPU type",
+            )
+
+
+def _measured_rate(pod: PodReport) -> float | None:
+    estimate = pod.estimates.get("prefill")
+    if estimate is None or estimate.samples < _MIN_SAMPLES:
+        return None
+    return estimate.figures.get(PREFILL_RATE)
+
+
+def _origin(estimate: Estimate) -> str:
+    if estimate.source is not Source.LEARNED:
+        assumed = {Source.PRIOR: "assumed", Source.ALIKE: "taken over from alike pods"}
+        return assumed[estimate.source]
+    age = "" if estimate.age is None else f", newest {_age(estimate.age)} ago"
+    return f"learned from {estimate.samples} samples{age}"
+
+
+def _age(age: float) -> str:
+    return f"{age:.0f} s" if age < 120 else f"{age / 60:.0f} min"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,101 @@
+"""What this EPP knows and estimates of its pods, for `GET /debug/pods`. Pure."""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from tandem_contract.pod_reports import (
+    PREFILL_RATE,
+    PREFILL_TOKENS,
+    Estimate,
+    PodReport,
+    Source,
+)
+from tandem_planner.decode_fit import DECODE_PRIOR, DecodeFit
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillFit
+from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
+
+from .backends.pods import Pod
+
+_GIGABYTE: Final = 1e9
+
+
+class Fits(Protocol):
+    """What was measured of one pod."""
+
+    @property
+    def prefill(self) -> PrefillFit: ...
+    @property
+    def decode(self) -> DecodeFit: ...
+    @property
+    def transfer(self) -> TransferFit: ...
+
+
+class _Fit(Protocol):
+    @property
+    def count(self) -> int: ...
+    @property
+    def updated_at(self) -> float | None: ...
+
+
+def pod_report(pod: Pod) -> PodReport:
+    """The report of one pod, without its estimates."""
+    gauges = pod.gauges
+    return PodReport(
+        name=pod.name,
+        address=pod.address or "",
+        role=pod.backend.role.value,
+        models=tuple(pod.backend.models),
+        ready=pod.ready,
+        health=pod.health.state.value,
+        failure_rate=pod.health.failure_rate,
+        in_flight=pod.in_flight,
+        running=gauges.running if gauges else None,
+        waiting=gauges.waiting if gauges else None,
+        kv_usage=gauges.kv_usage if gauges else None,
+    )
+
+
+def fit_reports(fits: Fits, now: float) -> Mapping[str, Estimate]:
+    """The estimates that the cost is computed from; `now` is Unix seconds."""
+    return {
+        "prefill": _prefill(fits.prefill, now),
+        "decode": _decode(fits.decode, now),
+        "transfer": _transfer(fits.transfer, now),
+    }
+
+
+def _prefill(fit: PrefillFit, now: float) -> Estimate:
+    cost = fit.cost
+    seconds = cost.seconds(PREFILL_TOKENS)
+    figures = {
+        PREFILL_RATE: PREFILL_TOKENS / seconds if seconds > 0 else 0.0,
+        "seconds_per_request": cost.fixed,
+        "seconds_per_token": cost.per_token,
+        "seconds_per_pair": cost.per_pair,
+    }
+    return _estimate(fit, figures, now, is_prior=cost == PREFILL_PRIOR)
+
+
+def _decode(fit: DecodeFit, now: float) -> Estimate:
+    cost = fit.cost
+    figures = {"seconds_per_step": cost.step, "seconds_per_step_and_decode": cost.slope}
+    return _estimate(fit, figures, now, is_prior=cost == DECODE_PRIOR)
+
+
+def _transfer(fit: TransferFit, now: float) -> Estimate:
+    cost = fit.cost
+    figures = {
+        "seconds_per_transfer": cost.latency,
+        "gigabytes_per_second": 1 / cost.per_byte / _GIGABYTE if cost.per_byte > 0 else 0.0,
+    }
+    if fit.bytes_per_token is not None:
+        figures["kv_bytes_per_token"] = fit.bytes_per_token
+    return _estimate(fit, figures, now, is_prior=cost == TRANSFER_PRIOR)
+
+
+def _estimate(fit: _Fit, figures: Mapping[str, float], now: float, *, is_prior: bool) -> Estimate:
+    """A fit without samples has the stated prior's figures, or those of alike pods."""
+    updated_at = fit.updated_at
+    assumed = Source.PRIOR if is_prior else Source.ALIKE
+    age = None if updated_at is None else max(0.0, now - updated_at)
+    return Estimate(Source.LEARNED if fit.count else assumed, fit.count, age, figures)

@@ -1,0 +1,91 @@
+"""What the doctor says about the figures that EPPs have learned."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from tandem_contract.pod_reports import PREFILL_RATE, Estimate, PodReport, Source
+from tandem_doctor.estimates import check_estimates
+from tandem_doctor.facts import EppReport
+from tandem_doctor.findings import Finding, Severity
+from tandem_doctor.gather import gather_estimates
+from tandem_doctor.pod_http import NoAnswer
+
+
+def pod(name: str, estimate: Estimate, in_flight: int = 0) -> PodReport:
+    estimates = {"prefill": estimate}
+    return PodReport(
+        name, "10.0.0.1:8000", "prefill", ("m",), in_flight=in_flight, estimates=estimates
+    )
+
+
+def learned(rate: float, samples: int = 20, age: float = 3.0) -> Estimate:
+    return Estimate(Source.LEARNED, samples, age, {PREFILL_RATE: rate})
+
+
+def findings(*pods: PodReport) -> list[Finding]:
+    return list(check_estimates([EppReport("epp-0", pods)]))
+
+
+def test_each_estimate_says_where_it_comes_from_and_how_old_it_is() -> None:
+    [finding] = findings(pod("p-0", learned(9800.0, samples=210, age=150.0)))
+    assert finding == Finding(
+        Severity.OK,
+        "estimates",
+        "epp-0: p-0",
+        "prefill learned from 210 samples, newest 2 min ago: tokens_per_second 9,800",
+    )
+    [taken_over] = findings(pod("p-0", Estimate(Source.ALIKE, figures={PREFILL_RATE: 12.5})))
+    assert taken_over.severity is Severity.OK
+    assert taken_over.detail == "prefill taken over from alike pods: tokens_per_second 12.5"
+
+
+def test_an_assumed_figure_is_unknown() -> None:
+    [finding] = findings(pod("p-0", Estimate(Source.PRIOR)))
+    assert finding.severity is Severity.UNKNOWN
+    assert "assumed" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("age", "in_flight", "severity"),
+    [(3601.0, 1, Severity.WARNING), (3601.0, 0, Severity.OK), (3599.0, 1, Severity.OK)],
+)
+def test_a_pod_whose_requests_teach_nothing_is_a_warning(
+    age: float, in_flight: int, severity: Severity
+) -> None:
+    [finding] = findings(pod("p-0", learned(1.0, age=age), in_flight))
+    assert finding.severity is severity
+
+
+def test_a_pod_far_slower_than_alike_ones_is_a_warning() -> None:
+    fast = [pod(f"p-{i}", learned(1000.0)) for i in range(3)]
+    slow, barely = pod("slow", learned(499.0)), pod("barely", learned(501.0))
+    assert [f.subject for f in findings(*fast, slow, barely) if f.severity is Severity.WARNING] == [
+        "epp-0: slow"
+    ]
+    few_samples = pod("new", learned(1.0, samples=9))
+    other_model = msgspec.structs.replace(slow, models=("other",))
+    for odd in (few_samples, other_model):
+        assert all(f.severity is Severity.OK for f in findings(*fast, odd))
+    assert all(f.severity is Severity.OK for f in findings(fast[0], slow)), "which one is usual?"
+
+
+async def test_an_epp_that_does_not_answer_or_is_of_another_version_is_unknown() -> None:
+    async def refused(path: str) -> bytes:
+        raise NoAnswer(path, "refused")
+
+    async def odd(_path: str) -> bytes:
+        await asyncio.sleep(0)
+        return b'[{"name": 1}]'
+
+    async def good(path: str) -> bytes:
+        assert path == "/debug/pods"
+        return msgspec.json.encode([pod("p-0", learned(1000.0))])
+
+    reports = await gather_estimates([("a", refused), ("b", odd), ("c", good)])
+    assert reports[2] == EppReport("c", (pod("p-0", learned(1000.0)),))
+    unknown = [f for f in check_estimates(reports) if f.severity is Severity.UNKNOWN]
+    assert [f.subject for f in unknown] == ["a", "b"]
+    assert unknown[0].detail == "refused"
+    assert "unreadable" in unknown[1].detail

@@ -1,0 +1,63 @@
+"""What `/debug/pods` says of one pod."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from tandem_contract.pod_reports import PREFILL_RATE, PodReport, Source
+from tandem_epp.backends.engine_page import Gauges
+from tandem_epp.pod_reports import fit_reports, pod_report
+from tandem_planner.decode_fit import DecodeFit
+from tandem_planner.prefill_fit import PrefillCost, PrefillFit, prefill_sample
+from tandem_planner.transfer import TransferFit
+
+from .test_picker import PickerSetup
+
+NOW = 1000.0
+
+
+@dataclass
+class Measured:
+    prefill: PrefillFit = field(default_factory=PrefillFit)
+    decode: DecodeFit = field(default_factory=DecodeFit)
+    transfer: TransferFit = field(default_factory=TransferFit)
+
+
+def test_a_pod_before_and_after_its_first_scrape() -> None:
+    setup = PickerSetup(d="decode")
+    pod = setup["d"]
+    before = pod_report(pod)
+    assert before == PodReport("d", "10.0.0.1:8000", "decode", ("m",), ready=True, health="serving")
+    pod.gauges, pod.in_flight = Gauges(running=2.0, waiting=1.0, kv_usage=0.5), 3
+    after = pod_report(pod)
+    assert (after.running, after.waiting, after.kv_usage, after.in_flight) == (2.0, 1.0, 0.5, 3)
+    assert msgspec.json.decode(msgspec.json.encode(after), type=PodReport) == after
+
+
+def test_nothing_measured_is_a_prior() -> None:
+    for estimate in fit_reports(Measured(), NOW).values():
+        assert (estimate.source, estimate.samples, estimate.age) == (Source.PRIOR, 0, None)
+        assert all(value > 0 for value in estimate.figures.values())
+
+
+def test_figures_of_alike_pods_are_no_prior() -> None:
+    measured = Measured()
+    measured.prefill.set_prior(PrefillCost(0.0, 1e-3, 0.0))
+    prefill = fit_reports(measured, NOW)["prefill"]
+    assert prefill.source is Source.ALIKE
+    assert prefill.figures[PREFILL_RATE] == pytest.approx(1000.0)
+
+
+def test_measurements_are_counted_and_have_an_age() -> None:
+    measured = Measured()
+    # The first sample after a start is dropped.
+    for at in (NOW - 30, NOW - 20, NOW - 10):
+        measured.prefill.add(prefill_sample([(1000, 0)], 0.5), at)
+    measured.decode.add(4.0, 0.02, NOW - 5)
+    measured.transfer.add(1.0, 1e6, 0.1, NOW - 2)
+    measured.transfer.add_size(10.0, 1e6)
+    reports = fit_reports(measured, NOW)
+    assert all(estimate.source is Source.LEARNED for estimate in reports.values())
+    assert [(e.samples, e.age) for e in reports.values()] == [(2, 10.0), (1, 5.0), (1, 2.0)]
+    assert reports["transfer"].figures["kv_bytes_per_token"] == 1e5

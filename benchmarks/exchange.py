@@ -7,6 +7,7 @@ chain of a prompt of 3,200 tokens, an answer and an end for each. Measured: the 
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import count
@@ -21,9 +22,11 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from tandem_contract.commandline import HostPort
+from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.peers.channel import PeerChannel, PeerSettings
 from tandem_epp.peers.frames import Event, RequestAnswered, RequestEnded, RequestStarted, pack
 from tandem_epp.peers.metrics import PeerMetrics
+from tandem_epp.shared_fleet import encode_response
 from tandem_local.addresses import free_port
 
 from .figures import Figure, at_most, report
@@ -34,6 +37,8 @@ RATE: Final = 100
 SECONDS: Final = 10.0
 BLOCKS: Final = 200
 """Hashes in a chain: 3,200 tokens in blocks of 16."""
+
+ANSWER: Final = encode_response(ResponseHeaders(None))
 
 
 class Receiver:
@@ -88,10 +93,10 @@ async def _place(channel: PeerChannel, numbers: "count[int]", sent: dict[int, fl
     end = monotonic() + SECONDS
     while monotonic() < end:
         number = next(numbers)
-        chain = pack([random.getrandbits(64) for _ in range(BLOCKS)])
+        chain = pack(array("Q", (random.getrandbits(64) for _ in range(BLOCKS))))
         sent[number] = monotonic()
-        channel.publish(RequestStarted(number, "decode-1", "prefill-1", 3200, 100, chain=chain))
-        channel.publish(RequestAnswered(number, 200))
+        channel.publish(RequestStarted(number, "decode-1", ("prefill-1",), 3200, 100, chain=chain))
+        channel.publish(RequestAnswered(number, ANSWER))
         channel.publish(RequestEnded(number))
         await asyncio.sleep(random.expovariate(RATE))
 

@@ -22,8 +22,8 @@ class PlacementObserver(Protocol):
     def on_started(self, placement: "Placement") -> None:
         """The request was placed; may set its `number`."""
 
-    def on_answered(self, placement: "Placement", status: int) -> None:
-        """The response headers passed; `decode` is the pod that served."""
+    def on_answered(self, placement: "Placement", response: ResponseHeaders) -> None:
+        """The response headers passed."""
 
     def on_ended(self, placement: "Placement") -> None:
         """The stream ended."""
@@ -92,7 +92,7 @@ class Placement:
         if self._entries is not None:
             self._entries.on_response_headers(response)
         if self.observer is not None:
-            self.observer.on_answered(self, response.status)
+            self.observer.on_answered(self, response)
         if response.timing is None:
             # A sidecar or engine without Tandem's timing header: there is nothing to learn.
             return

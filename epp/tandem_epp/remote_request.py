@@ -1,64 +1,85 @@
 """A request that another replica placed, on its pods: counted as `placement` counts an own one."""
 
+from dataclasses import replace
+
 from .backends.fleet import Fleet
 from .backends.pods import Pod
-from .peers.frames import RequestAnswered, RequestStarted, unpack
+from .ext_proc.messages import ResponseHeaders
+from .peers.frames import RequestStarted, unpack
+from .prompt_entries import PromptEntries
+from .verdicts import PlacedPods
 
 
 class RemoteRequest:
     """Takes its counts at the start and returns each exactly once, in whatever order answer and end
-    are told. It holds Pods, not names: a pod that left the fleet is still decremented. A pod that
-    this replica does not know, because discovery is behind, is left out."""
+    are told. It holds Pods, not names: a pod that left the fleet is still decremented."""
 
-    def __init__(self, started: RequestStarted, fleet: Fleet) -> None:
-        self._decode = fleet.find(started.decode)
-        prefill = "" if started.has_first_token else started.prefill
-        self._prefill = fleet.find(prefill)
-        self._prefixes, self._chain = fleet.prefixes, unpack(started.chain)
-        _count(self._decode, 1)
-        _count(self._prefill, 1)
-        self._entries = {
-            pod: self._prefixes.place(pod, self._chain)
-            for pod in (self._decode, self._prefill)
-            if pod is not None
-        }
+    def __init__(self, started: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> None:
+        """`now` is Unix seconds. Prefill pods that this replica does not know are left out."""
+        self._fleet, self._decode = fleet, decode
+        found = (fleet.find(name) for name in started.prefill)
+        prefill = [pod for pod in found if pod is not None]
+        self._prefill = prefill[0] if prefill and not started.status else None
+        """The prefill pod on which the request counts; None once that count is returned."""
+        _count(decode, 1)
+        if self._prefill is not None:
+            _count(self._prefill, 1)
+        self._pods = PlacedPods(
+            decode,
+            prefill,
+            now - started.age,
+            decode.counters.generated_tokens,
+            started.can_fall_back,
+        )
+        self._entries = PromptEntries(fleet.prefixes, unpack(started.chain), decode, prefill)
+        self._is_judged = bool(started.status)
+        """Whether the outcome is counted: of a request in a snapshot, the peer has counted it."""
+        if started.status:
+            self._entries.on_response_headers(ResponseHeaders(None, started.status))
+        else:
+            self._pods.start(fleet)
 
-    def on_answered(self, answer: RequestAnswered, fleet: Fleet) -> None:
+    def on_answered(self, response: ResponseHeaders, now: float) -> None:
         """The response headers passed: the prefill is over."""
         self._end_prefill()
-        served = fleet.find(answer.decode) or self._decode
-        if served is not self._decode:
-            _count(self._decode, -1)
-            _count(served, 1)
-            self._move_entry(served)
-            self._decode = served
-        # The pod that ran the prefill is not told: the choice did, except after a failure.
-        if answer.status // 100 == 2:
-            for entry in self._entries.values():
-                self._prefixes.confirm(entry)
+        self._correct_decode(response.served)
+        if not self._is_judged:
+            self._is_judged = True
+            self._pods.judge_response(self._fleet, response, now)
+        self._entries.on_response_headers(response)
 
-    def end(self) -> None:
-        """Return the counts that are left."""
+    def end(self, now: float) -> None:
+        """The request ended: return the counts that are left."""
+        if not self._is_judged:
+            self._is_judged = True
+            self._pods.judge_silence(self._fleet, now)
+        self.drop()
+
+    def drop(self) -> None:
+        """Return the counts that are left, without an outcome. At most once."""
         self._end_prefill()
         _count(self._decode, -1)
-        self._decode = None
-        for entry in self._entries.values():
-            # Without effect on those that were confirmed.
-            self._prefixes.withdraw(entry)
-        self._entries.clear()
-
-    def _move_entry(self, served: Pod | None) -> None:
-        if self._decode is not None and (entry := self._entries.pop(self._decode, None)):
-            self._prefixes.withdraw(entry)
-        if served is not None:
-            self._entries[served] = self._prefixes.place(served, self._chain)
+        # Without effect on entries that were confirmed.
+        self._entries.withdraw()
 
     def _end_prefill(self) -> None:
-        _count(self._prefill, -1)
-        self._prefill = None
+        if self._prefill is not None:
+            _count(self._prefill, -1)
+            self._prefill = None
+
+    def _correct_decode(self, served: str | None) -> None:
+        """As `Placement` does."""
+        if served is None or served == self._decode.address:
+            return
+        pod = next((pod for pod in self._fleet if pod.address == served), None)
+        if pod is not None:
+            _count(self._decode, -1)
+            _count(pod, 1)
+            self._decode = pod
+            self._pods = replace(self._pods, decode=pod)
+            self._entries.move_decode(pod)
 
 
-def _count(pod: Pod | None, requests: int) -> None:
-    if pod is not None:
-        pod.in_flight += requests
-        pod.remote_in_flight += requests
+def _count(pod: Pod, requests: int) -> None:
+    pod.in_flight += requests
+    pod.remote_in_flight += requests

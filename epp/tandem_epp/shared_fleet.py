@@ -11,20 +11,28 @@ from itertools import count
 from time import time
 from typing import Final, Protocol
 
+import msgspec
+
 from .backends.fleet import Fleet
+from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
     Event,
+    PodEjected,
+    PrefixCached,
     RequestAnswered,
     RequestEnded,
     RequestStarted,
     pack,
+    unpack,
 )
 from .placement import Placement
 from .remote_request import RemoteRequest
 
+_response: Final = msgspec.msgpack.Decoder(ResponseHeaders)
 SNAPSHOT_BYTES: Final = 4 << 20
-"""Bytes of prefix chains in a snapshot; beyond them requests come without their chains. Less than
-what the queue of a peer holds (`peers.outbox.MAX_QUEUE`), which would overflow otherwise."""
+"""Bytes of prefix chains in a snapshot; beyond them requests come without their chains, and cached
+prefixes not at all. Less than what the queue of a peer holds (`peers.outbox.MAX_QUEUE`), which
+would overflow otherwise."""
 
 
 class Publisher(Protocol):
@@ -60,9 +68,9 @@ class SharedFleet:
         if (publisher := self._publisher()) is not None:
             publisher.publish(_started(placement, placement.decision.decided_at, SNAPSHOT_BYTES))
 
-    def on_answered(self, placement: Placement, status: int) -> None:
+    def on_answered(self, placement: Placement, response: ResponseHeaders) -> None:
         if (publisher := self._publisher()) is not None:
-            publisher.publish(RequestAnswered(placement.number, status, placement.decode.name))
+            publisher.publish(RequestAnswered(placement.number, encode_response(response)))
 
     def on_ended(self, placement: Placement) -> None:
         del self._own[placement.number]
@@ -76,31 +84,59 @@ class SharedFleet:
     # What others do: `peers.channel.Knowledge`.
 
     def snapshot(self) -> Iterator[Event]:
-        """The requests of this replica that have not ended, the newest first."""
+        """The requests of this replica that have not ended, the newest first; the ejected pods; and
+        what pods cache, as far as SNAPSHOT_BYTES go."""
         now, left = self._clock(), SNAPSHOT_BYTES
         for placement in reversed(self._own.values()):
-            event = _started(placement, now, left)
-            left -= len(event.chain)
-            yield event
+            started = _started(placement, now, left)
+            left -= len(started.chain)
+            yield started
+        for pod in self._fleet:
+            if pod.health.is_ejected:
+                yield PodEjected(pod.name, max(0.0, pod.health.until - now))
+        # The oldest first, as they were learned: the receiver forgets in that order.
+        yield from reversed(self._recent_prefixes(left))
+
+    def _recent_prefixes(self, limit: int) -> list[PrefixCached]:
+        """The most recently used prompts of the pods, up to `limit` bytes."""
+        prefixes = []
+        for pod, chain in self._fleet.prefixes.recent():
+            event = PrefixCached(pod.name, pack(chain))
+            limit -= len(event.chain)
+            if limit < 0:
+                break
+            prefixes.append(event)
+        return prefixes
 
     def reset(self, peer: str) -> None:
         for request in self._remote.pop(peer, {}).values():
-            request.end()
+            request.drop()
 
     def apply(self, peer: str, event: Event) -> None:
-        requests = self._remote[peer]
+        requests, now = self._remote[peer], self._clock()
         match event:
             case RequestStarted():
-                # A peer does not use a number twice; if it does, no count is lost.
-                if (previous := requests.get(event.request)) is not None:
-                    previous.end()
-                requests[event.request] = RemoteRequest(event, self._fleet)
+                self._start(requests, event, now)
             case RequestAnswered() if event.request in requests:
-                requests[event.request].on_answered(event, self._fleet)
+                requests[event.request].on_answered(_response.decode(event.response), now)
             case RequestEnded() if event.request in requests:
-                requests.pop(event.request).end()
+                requests.pop(event.request).end(now)
+            case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
+                if not pod.health.is_ejected:
+                    self._fleet.ejections.eject(pod, now, now + seconds)
+            case PrefixCached(name, chain) if (pod := self._fleet.find(name)) is not None:
+                prefixes = self._fleet.prefixes
+                prefixes.confirm(prefixes.place(pod, unpack(chain)))
             case _:
+                # About a pod or request that this replica does not know.
                 pass
+
+    def _start(self, requests: dict[int, RemoteRequest], event: RequestStarted, now: float) -> None:
+        # A peer does not use a number twice; if it does, no count is lost.
+        if (previous := requests.pop(event.request, None)) is not None:
+            previous.drop()
+        if (decode := self._fleet.find(event.decode)) is not None:
+            requests[event.request] = RemoteRequest(event, decode, self._fleet, now)
 
 
 def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStarted:
@@ -111,10 +147,16 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
     return RequestStarted(
         request=placement.number,
         decode=placement.decode.name,
-        prefill=placement.prefill[0].name if placement.prefill else "",
+        prefill=tuple(pod.name for pod in placement.prefill),
         prompt_tokens=decision.prompt_tokens,
         cached_tokens=decision.cached_tokens,
-        has_first_token=decision.status is not None,
+        status=decision.status or 0,
+        can_fall_back=placement.can_fall_back,
         age=max(0.0, now - decision.decided_at),
         chain=chain if len(chain) <= chain_bytes else b"",
     )
+
+
+def encode_response(response: ResponseHeaders) -> msgspec.Raw:
+    """The response as `RequestAnswered` holds it."""
+    return msgspec.Raw(msgspec.msgpack.encode(response))

@@ -5,9 +5,17 @@ from array import array
 
 import pytest
 
+from tandem_contract.prefix import text_chain
+from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.peers.frames import RequestAnswered, RequestEnded, RequestStarted, pack
-from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet
+from tandem_epp.peers.frames import (
+    PrefixCached,
+    RequestAnswered,
+    RequestEnded,
+    RequestStarted,
+    pack,
+)
+from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
 from tests.epp.simulation.replicas import LoopbackMesh
 from tests.epp.test_picker import LONG, NOW, PickerSetup
 
@@ -101,12 +109,11 @@ def test_a_snapshot_has_what_has_not_ended() -> None:
     ended.end(NOW)
     answered.on_response_headers(ResponseHeaders(None, 200), NOW)
     events = list(replicas.shared[0].snapshot())
-    assert all(isinstance(event, RequestStarted) for event in events)
     assert [
-        (event.request, event.has_first_token, event.prefill)
+        (event.request, event.status, event.prefill)
         for event in events
         if isinstance(event, RequestStarted)
-    ] == [(waiting.number, False, ""), (answered.number, True, "p")]
+    ] == [(waiting.number, 0, ()), (answered.number, 200, ("p",))]
 
 
 def test_a_snapshot_is_bounded_and_names_every_request() -> None:
@@ -123,7 +130,7 @@ def test_a_snapshot_is_bounded_and_names_every_request() -> None:
 def test_a_snapshot_replaces_what_was_known_of_a_peer() -> None:
     setup = PickerSetup(d="decode", p="prefill")
     shared = SharedFleet(setup.fleet)
-    shared.apply("peer", RequestStarted(1, "d", "p"))
+    shared.apply("peer", RequestStarted(1, "d", ("p",)))
     shared.apply("other", RequestStarted(1, "d"))
     assert (setup["d"].in_flight, setup["p"].in_flight) == (2, 1)
     shared.reset("peer")
@@ -135,7 +142,11 @@ def test_a_snapshot_replaces_what_was_known_of_a_peer() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [RequestAnswered(9, 200), RequestEnded(9), RequestStarted(9, "unknown", "unknown")],
+    [
+        RequestAnswered(9, encode_response(ResponseHeaders(None))),
+        RequestEnded(9),
+        RequestStarted(9, "unknown", ("unknown",)),
+    ],
     ids=["answered", "ended", "pod"],
 )
 def test_what_this_replica_does_not_know_changes_nothing(event: object) -> None:
@@ -169,6 +180,74 @@ def test_without_connected_peers_no_event_is_made() -> None:
     shared.publisher, setup.picker.observer = Alone(), shared
     placement, _ = setup.place()
     placement.on_response_headers(ResponseHeaders(None, 200), NOW)
-    assert len(list(shared.snapshot())) == 1
+    assert sum(isinstance(event, RequestStarted) for event in shared.snapshot()) == 1
     placement.end(NOW)
-    assert not list(shared.snapshot())
+    assert not any(isinstance(event, RequestStarted) for event in shared.snapshot())
+
+
+def fail(setup: PickerSetup, name: str) -> None:
+    """Place requests on a pod until it is ejected for its errors."""
+    for _ in range(EJECT_IN_A_ROW):
+        placement, _ = setup.place(prompt="short")
+        served = setup[name].address
+        placement.on_response_headers(ResponseHeaders(None, 500, served=served), NOW)
+        placement.end(NOW)
+
+
+def test_a_pod_that_fails_at_one_replica_is_ejected_by_all() -> None:
+    replicas = Replicas(d1="unified", d2="unified")
+    fail(replicas.setups[0], "d1")
+    replicas.mesh.advance(1.0)
+    assert all(setup["d1"].health.is_ejected for setup in replicas.setups)
+    _, plan = replicas.setups[1].place(prompt="short")
+    assert plan.decode.name == "d2"
+    rates = [setup["d1"].health.failure_rate for setup in replicas.setups]
+    assert rates[0] == rates[1] > 0
+
+
+def test_one_replicas_probe_is_known_to_the_other_and_ends_the_ejection_there() -> None:
+    replicas = Replicas(d1="unified", d2="unified")
+    for setup in replicas.setups:
+        setup.fleet.ejections.eject(setup["d1"], NOW - 60)
+        setup.fleet.ejections.advance(NOW)
+    replicas.setups[0]["d2"].in_flight = 9
+    probe, plan = replicas.setups[0].place(prompt="short")
+    assert plan.decode.name == "d1"
+    replicas.mesh.advance(2.0)
+    assert replicas.setups[1]["d1"].health.state is HealthState.PROBING
+    probe.on_response_headers(ResponseHeaders(None, 200), NOW)
+    replicas.mesh.advance(3.0)
+    assert replicas.setups[1]["d1"].health.state is HealthState.SERVING
+
+
+def test_a_snapshot_has_ejections_and_what_pods_cache() -> None:
+    replicas = Replicas(delay=float("inf"), d1="unified", d2="unified")
+    told, joining = replicas.setups
+    placement, plan = told.place(LONG)
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    placement.end(NOW)
+    (other,) = {"d1", "d2"} - {plan.decode.name}
+    fail(told, other)
+    for _ in range(2):
+        for event in replicas.shared[0].snapshot():
+            replicas.shared[1].apply("peer", event)
+    assert joining[other].health.is_ejected
+    assert joining[other].health.ejections == 1, "the second snapshot tells nothing new"
+    _, repeated = joining.place(LONG)
+    assert repeated.decode.name == plan.decode.name
+    assert repeated.cached_tokens > 400
+
+
+def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replicas = Replicas(d="unified")
+    for prompt in ("a", "b", "c"):
+        placement, _ = replicas.setups[0].place(prompt * 4000)
+        placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+        placement.end(NOW)
+    events = list(replicas.shared[0].snapshot())
+    assert [type(event) for event in events] == [PrefixCached] * 3
+    size = len(pack(text_chain(b"x" * 4000)))
+    monkeypatch.setattr("tandem_epp.shared_fleet.SNAPSHOT_BYTES", 2 * size)
+    assert list(replicas.shared[0].snapshot()) == events[1:]

@@ -12,7 +12,7 @@ Every operation is bounded: one call forgets at most MAX_DROPS nodes, and later 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, Generic, TypeVar
@@ -50,6 +50,10 @@ class PodCache(Generic[K]):
     def bytes(self) -> int:
         """Estimated memory of the tables."""
         return ENTRY_BYTES * (len(self.leaves) + len(self.forks))
+
+    def recent(self) -> Iterator[tuple[K, Chain]]:
+        """Its prompts, the most recently used first."""
+        return ((self.pod, _chain(leaf)) for leaf in reversed(self.leaves))
 
     def add_leaf(self, parent: Node[int] | None, leaf: Node[int]) -> None:
         """Note that `leaf`, below `parent`, was added."""
@@ -126,6 +130,12 @@ class CachedPrefixes(Generic[K]):
                 tokens = covered_tokens(min(node.end, blocks))
                 found.update(dict.fromkeys(self._pods(node.holders), tokens))
         return found
+
+    def recent(self) -> Iterator[tuple[K, Chain]]:
+        """The prompts of all pods in turn, of each pod the most recently used first. The index must
+        not change meanwhile."""
+        for row in zip_longest(*(cache.recent() for cache in self._caches.values())):
+            yield from (prompt for prompt in row if prompt is not None)
 
     def add(self, pod: K, chain: Chain, capacity: int) -> None:
         """Note that `pod` holds `chain` now, and evict what exceeds `capacity` tokens."""
@@ -257,3 +267,12 @@ class CachedPrefixes(Generic[K]):
             )
             self._pods_of[holders] = pods
         return pods
+
+
+def _chain(node: Node[int]) -> Chain:
+    """The hashes from the start of the prompt to the end of the run."""
+    hashes = node.hashes
+    while (parent := node.parent) is not None:
+        hashes = parent.hashes + hashes
+        node = parent
+    return hashes

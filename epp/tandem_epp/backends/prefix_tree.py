@@ -10,7 +10,7 @@ for all pods at once:
 Memory is bounded over all pods. At the limit the pod that holds most forgets first.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -81,6 +81,11 @@ class PrefixTree(Generic[K]):
     def match(self, chain: Chain) -> PrefixMatch[K]:
         """What each pod has of the prompt with this chain."""
         return PrefixMatch(self._cached.match(chain), self._placed.match(chain))
+
+    def recent(self) -> Iterator[tuple[K, Chain]]:
+        """The confirmed prompts of all pods in turn, of each pod the most recently used first. The
+        index must not change meanwhile."""
+        return self._cached.recent()
 
     def place(self, pod: K, chain: Chain) -> PrefixEntry[K]:
         """Note that a prompt is on its way to `pod`. The entry must be confirmed or withdrawn."""

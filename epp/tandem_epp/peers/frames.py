@@ -47,13 +47,15 @@ class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
     """Number of the request, unique in one process of the peer."""
     decode: str
     """Name of the decode pod."""
-    prefill: str = ""
-    """Name of the prefill pod; empty without a split."""
+    prefill: tuple[str, ...] = ()
+    """Names of the prefill pods: the choice, then the retries; empty without a split."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that the peer believed to be cached where the prompt is computed."""
-    has_first_token: bool = False
-    """Whether the prefill is over already."""
+    status: int = 0
+    """HTTP status of the response; 0: its headers have not passed yet."""
+    can_fall_back: bool = True
+    """Whether the sidecar may serve the request alone when the prefill fails."""
     age: float = 0.0
     """Seconds since the peer placed it."""
     chain: bytes = b""
@@ -64,9 +66,8 @@ class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
     """The response headers of a request passed: its prefill is over."""
 
     request: int
-    status: int
-    decode: str = ""
-    """Name of the pod that served it; empty: the chosen one. A gateway may choose an alternate."""
+    response: msgspec.Raw
+    """`ext_proc.messages.ResponseHeaders` as a map: unknown members are ignored."""
 
 
 class RequestEnded(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +77,7 @@ class RequestEnded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PodLearned(msgspec.Struct, frozen=True, array_like=True):
-    """What the peer learned of a pod from its answers."""
+    """What the peer learned of a pod from its answers, in a snapshot."""
 
     pod: str
     figures: dict[str, list[float]]
@@ -84,11 +85,11 @@ class PodLearned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PodEjected(msgspec.Struct, frozen=True, array_like=True):
-    """The peer ejected a pod for its errors, or took it back."""
+    """The peer has ejected a pod for its errors, in a snapshot."""
 
     pod: str
     seconds: float
-    """Until the peer probes it; 0: the peer uses it again."""
+    """Until the peer probes it."""
 
 
 class PrefixCached(msgspec.Struct, frozen=True, array_like=True):

@@ -229,3 +229,23 @@ def test_far_in_tokens_follow_the_position_of_the_blocks() -> None:
     assert tree.match(chain((*prompt[:300], -1))).cached_tokens("a") == covered_tokens(300)
     tree.set_capacity("a", covered_tokens(300) + 1)
     assert tree.held_tokens("a") == covered_tokens(300)
+
+
+@given(st.lists(st.tuples(st.sampled_from(PODS), PROMPTS), max_size=12))
+def test_the_recent_prompts_rebuild_the_index_in_the_same_order(
+    uses: list[tuple[str, Prompt]],
+) -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    copy: PrefixTree[str] = PrefixTree()
+    for pod, prompt in uses:
+        confirm(tree, pod, prompt)
+    recent = list(tree.recent())
+    for pod, hashes in reversed(recent):
+        copy.confirm(copy.place(pod, hashes))
+    for _, prompt in uses:
+        for pod in PODS:
+            assert cached(copy, pod, prompt) == cached(tree, pod, prompt)
+    for pod in PODS:
+        assert copy.held_tokens(pod) == tree.held_tokens(pod)
+        again = [hashes for other, hashes in copy.recent() if other == pod]
+        assert again == [hashes for other, hashes in recent if other == pod]

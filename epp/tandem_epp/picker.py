@@ -208,6 +208,7 @@ class EndpointPicker:
         decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
+        self._fleet.use_adapter(decision.model, (result.decode[0], *result.prefill[:1]))
         self._metrics.decisions.labels(path, reason).inc()
         if path is RoutingPath.FALLBACK:
             self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()

@@ -3,6 +3,7 @@
 import json
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tandem_contract.plan import Plan, key_id, verify
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
+from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
@@ -91,6 +93,23 @@ def test_the_next_key_signs_from_its_time_on_without_a_reload() -> None:
         verify(header, keys, request_id="r", now=now)
         signed_by.append(header.split(".")[1])
     assert signed_by == [key_id(NOW - 60), key_id(NOW - 60), key_id(NOW + 60)]
+
+
+def test_requests_for_an_adapter_stay_where_it_is_loaded_and_avoid_full_pods() -> None:
+    setup = PickerSetup("plugins: [{type: lora-affinity-scorer}]", full="unified", has="unified")
+    setup.fleet.apply(
+        DiscoveredBackend(msgspec.structs.replace(pod.backend, models=("m", "x", "y")))
+        for pod in list(setup.fleet)
+    )
+    for name, running, waiting in (("full", "ab", "y"), ("has", "x", "")):
+        reported = AdapterSlots(frozenset(running), frozenset(waiting), slots=2)
+        setup[name].apply_scrape(ScrapeResult(Gauges(), b"", adapters=reported))
+        setup.fleet.learn_adapters(reported)
+    for adapter in ("x", "y"):
+        body = json.dumps({"model": adapter, "prompt": LONG}).encode()
+        request = HttpRequest("POST", "/v1/completions", {wire.REQUEST_ID: "r"})
+        assert setup.picker.place(request, body, NOW).decode.name == "has"
+    assert setup["has"].adapters.load_seconds("y") == 0, "it will be loaded by then"
 
 
 def test_the_plan_names_the_rank_of_each_leg() -> None:

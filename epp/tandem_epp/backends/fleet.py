@@ -5,6 +5,7 @@ from typing import Final
 
 from tandem_contract.paths import Role
 
+from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .members import Members, pods_by_name
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
@@ -37,6 +38,8 @@ class Fleet:
         self._models: frozenset[str] = frozenset()
         self._removed_models: dict[str, float] = {}
         """Models that no backend lists any more → when one last did, Unix seconds."""
+        self._adapters: set[str] = set()
+        """LoRA adapters that some engine reported: models whose requests need a slot."""
         self.has_mixed_models = False
         """Whether backends list different models, so that a request's model restricts the pods."""
         self._serves_any_model = False
@@ -108,6 +111,23 @@ class Fleet:
         if members.set_ranks(count):
             self._update_pods()
             self.invalidate_views()
+
+    def learn_adapters(self, reported: AdapterSlots) -> None:
+        """An engine reports these LoRA adapters."""
+        if not self._adapters.issuperset(names := reported.running | reported.waiting):
+            self._adapters.update(names)
+            # Views by model name distinguish adapters from other names that no backend lists.
+            self.invalidate_views()
+
+    def is_adapter(self, model: str | None) -> bool:
+        """Whether some engine reported `model` as a LoRA adapter."""
+        return model in self._adapters
+
+    def use_adapter(self, model: str | None, pods: Iterable[Pod]) -> None:
+        """A request for `model` was placed on `pods`: if it is an adapter, they will hold it."""
+        if model is not None and model in self._adapters:
+            for pod in pods:
+                pod.adapters.use(model)
 
     def invalidate_views(self) -> None:
         """Drop the cached views: health, addresses or pairs changed."""
@@ -197,14 +217,14 @@ class Fleet:
         return view
 
     def _find_ready(self, key: str | None) -> tuple[Pod, ...]:
-        return available(
-            tuple(
-                pod
-                for pod in self
-                if pod.ready
-                and (key is None or not pod.backend.models or key in pod.backend.models)
-            )
+        ready = tuple(
+            pod
+            for pod in self
+            if pod.ready and (key is None or not pod.backend.models or key in pod.backend.models)
         )
+        if key is not None and key in self._adapters:
+            ready = loadable(key, ready)
+        return available(ready)
 
     def _first_candidate(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
         candidates = self.prefill_candidates(model, decode)
@@ -212,7 +232,17 @@ class Fleet:
 
     def _model_key(self, model: str | None) -> str | None:
         # Names that no backend lists share one view: clients cannot grow the table.
-        return model if model is None or model in self._models else _UNLISTED
+        is_known = model is None or model in self._models or model in self._adapters
+        return model if is_known else _UNLISTED
+
+
+def loadable(adapter: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """`pods` without those that cannot load `adapter` now, unless no pod of their role can: there
+    the request waits for a slot."""
+    roles = {pod.backend.role for pod in pods if pod.adapters.can_load(adapter)}
+    return tuple(
+        pod for pod in pods if pod.backend.role not in roles or pod.adapters.can_load(adapter)
+    )
 
 
 def _pairing_key(decode: Pod) -> object:

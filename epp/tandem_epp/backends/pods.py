@@ -11,6 +11,7 @@ from typing import Final
 from tandem_contract.config import Backend
 from tandem_contract.timing import Timing
 
+from .adapters import PodAdapters
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
 from .pace import fade
@@ -67,6 +68,8 @@ class Pod:
         self.prefixes = prefixes if prefixes is not None else PrefixTree()
         """The prefix index of all pods of the fleet, in which this pod is a key."""
         self.prefixes.set_capacity(self, capacity * block_tokens)
+        self.adapters = PodAdapters()
+        """LoRA adapters in use and resident."""
         self.counters = EngineCounters()
         """The engine's counters at the last successful scrape."""
         self.block_tokens = block_tokens
@@ -117,6 +120,7 @@ class Pod:
             # Another process has an empty KV cache.
             self.incarnation = result.incarnation
             self.prefixes.clear(self)
+            self.adapters.clear()
             self.health.on_new_process()
         self.block_tokens = result.block_tokens or self.block_tokens
         if result.blocks:
@@ -124,6 +128,7 @@ class Pod:
             self.prefixes.set_capacity(self, result.blocks * self.block_tokens)
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
+        self.adapters.apply(result.adapters)
         self._scraped, self._in_flight_at_scrape = result.gauges, self.in_flight
         self.scraped_at = now
         return self.health.on_scrape() or changed

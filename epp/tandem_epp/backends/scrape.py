@@ -217,6 +217,7 @@ class Scraper:
         for pod, result in zip(members.pods, results, strict=True):
             was_healthy = pod.healthy
             changed |= pod.apply_scrape(result, now)
+            self._fleet.learn_adapters(pod.adapters.reported)
             if not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
         return changed
@@ -239,5 +240,6 @@ class Scraper:
         return True
 
 
-def _readiness(members: Members) -> list[tuple[bool, bool]]:
-    return [(pod.healthy, pod.health.is_available) for pod in members.pods]
+def _readiness(members: Members) -> list[object]:
+    """All that a page can change and that the fleet's views depend on."""
+    return [(pod.healthy, pod.health.is_available, pod.adapters.exclusive) for pod in members.pods]

@@ -23,6 +23,7 @@ from .profile import Picker, Scorer
 from .scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
+    LoraAffinityScorer,
     PrefixCacheScorer,
     QueueScorer,
     RoleFilter,
@@ -247,6 +248,12 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
         factory=lambda _: KvCacheUtilizationScorer(),
         parameters=NoParameters,
         help="prefers engines with a larger free share of the KV cache",
+    ),
+    ScorerType(
+        type_name="lora-affinity-scorer",
+        factory=lambda _: LoraAffinityScorer(),
+        parameters=NoParameters,
+        help="prefers engines that have the request's LoRA adapter, then those with a free slot",
     ),
     FilterType(
         type_name="prefill-filter",

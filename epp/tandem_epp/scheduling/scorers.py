@@ -82,6 +82,22 @@ class ActiveRequestScorer:
         return [1.0 - load / most for load in loads] if most else [1.0] * len(loads)
 
 
+class LoraAffinityScorer:
+    """Whether the backend has the LoRA adapter that the request names: 1 if a request for it runs
+    there, 0.8 if a slot is left for it, 0.6 if requests for it wait there, else 0; higher is
+    better. Equal values tie. A backend that reports no adapters scores 0.8, and for a model that no
+    backend reports as an adapter all score 1."""
+
+    is_steady = False
+
+    def score(self, pods: Sequence[Pod], context: ScoringContext) -> list[float]:
+        model = context.request.model if context.request else None
+        reported = (pod.adapters.reported for pod in pods)
+        if model is None or not any(model in r.running or model in r.waiting for r in reported):
+            return [1.0] * len(pods)
+        return [pod.adapters.affinity(model) for pod in pods]
+
+
 def _normalize(loads: list[float]) -> list[float]:
     """Loads as scores: the lowest is 1, the highest 0; all equal: 1 each."""
     low, high = min(loads, default=0.0), max(loads, default=0.0)

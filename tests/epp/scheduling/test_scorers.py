@@ -6,6 +6,7 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
+from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
@@ -13,6 +14,7 @@ from tandem_epp.scheduling.profile import Scorer, ScoringContext
 from tandem_epp.scheduling.scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
+    LoraAffinityScorer,
     PrefixCacheScorer,
     QueueScorer,
     RoleFilter,
@@ -53,6 +55,17 @@ def test_loads_are_normalized_between_lowest_and_highest(scorer: Scorer, gauge: 
 def test_kv_usage_is_not_compared_with_other_backends() -> None:
     pods = [pod(Gauges(kv_usage=0.25)), pod(None)]
     assert KvCacheUtilizationScorer().score(pods, NOTHING) == [0.75, 1]
+
+
+def test_lora_affinity_compares_only_requests_for_an_adapter() -> None:
+    pods = [pod(Gauges()) for _ in range(3)]
+    scorer = LoraAffinityScorer()
+    request = ScoringContext(InferenceRequest("x", b""))
+    assert scorer.score(pods, request) == [1, 1, 1], "no backend has it"
+    for each, running in zip(pods, ("x", "ab", "a"), strict=True):
+        each.adapters.apply(AdapterSlots(frozenset(running), slots=2))
+    assert scorer.score(pods, request) == [1, 0, 0.8]
+    assert scorer.score(pods, NOTHING) == [1, 1, 1]
 
 
 def test_in_flight_is_relative_to_the_highest_count() -> None:

@@ -12,9 +12,8 @@ Envoy answered itself: any other reason                       -> unknown, not th
 any other 5xx                                                 -> error
 everything below 500                                          -> answered: 4xx is the client's fault
 
-Without response headers the client left: `abandoned` below. What happens after the headers is not
-seen: Envoy ends the ext_proc stream alike for a complete answer, a broken one and a client that
-left. A pod that breaks answers off is found by its scrapes, or refuses the next request.
+Without response headers the client left: `abandoned` below. After them the answer may break off,
+which Envoy's access log tells: `ext_proc.access_log`.
 
 The prefill pods, where the plan named some: see `prefill_outcomes`.
 """
@@ -54,6 +53,8 @@ class Outcome(StrEnum):
     """The pod accepted no connection."""
     RESET = "reset"
     """The pod closed the connection before it answered."""
+    BROKEN = "broken"
+    """The connection ended in the middle of the answer, which counts as answered, too."""
     TIMEOUT = "timeout"
     """No answer in time: 504, of Envoy or of the pod."""
     STALLED = "stalled"
@@ -82,6 +83,7 @@ _FAILURES: Final = frozenset(
         Outcome.ERROR,
         Outcome.UNREACHABLE,
         Outcome.RESET,
+        Outcome.BROKEN,
         Outcome.TIMEOUT,
         Outcome.STALLED,
         Outcome.HANDOFF,

@@ -30,6 +30,7 @@ from .peers.metrics import PeerMetrics
 from .picker import EndpointPicker
 from .settings import Settings
 from .shared_fleet import SharedFleet
+from .verdicts import judge_broken
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
@@ -94,7 +95,12 @@ class Service:
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
-            server = GrpcServer(self._picker, settings.listen, settings.max_body)
+            server = GrpcServer(
+                self._picker,
+                settings.listen,
+                settings.max_body,
+                lambda broken, now: judge_broken(self._fleet, broken, now),
+            )
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
+from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
 
@@ -72,6 +73,14 @@ class PlacedPods:
         return prefill_outcomes(
             names, response.path, named, response.status, can_fall_back=self.can_fall_back
         )
+
+
+def judge_broken(fleet: Fleet, broken: BrokenAnswer, now: float) -> None:
+    """Count that an answer broke off, at `now`, at each pod with its address: the ranks of an
+    engine share one."""
+    for pod in fleet:
+        if pod.address == broken.backend:
+            fleet.ejections.record(pod, Outcome.BROKEN, now, broken.started)
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -76,6 +76,10 @@ class Backend:
             response.headers[wire.PREFILL_BACKEND] = self.prefilled_by
         await response.prepare(request)
         await response.write(b"first ")
+        if request.path == "/cut" and request.transport is not None:
+            await self.release.wait()
+            request.transport.abort()
+            return response
         if request.path == "/slow" or b'"slow"' in body:
             await self.release.wait()
         await response.write(b"last")

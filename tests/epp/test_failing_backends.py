@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tandem_contract import headers as wire
@@ -91,6 +92,29 @@ async def test_envoy_tells_why_it_answered_itself(tmp_path: Path, mode: BodyMode
             assert response.status == 503
         (victim,) = [backend for backend in stack.decode if backend.received]
         assert await figure(stack, "outcomes_total", victim.name, outcome="reset") == 1
+
+
+@MODES
+async def test_an_answer_that_breaks_off_counts_although_its_headers_passed(
+    tmp_path: Path, mode: BodyMode
+) -> None:
+    async with running(tmp_path, mode) as stack:
+        async with stack.session.get(stack.url + "/v1/models") as complete:
+            await complete.read()
+        async with stack.session.get(stack.url + "/cut") as response:
+            assert await response.content.readexactly(6) == b"first "
+            (victim,) = [b for b in stack.decode if "/cut" in [r.path for r in b.received]]
+            victim.release.set()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+
+        async def is_counted() -> bool:
+            return await figure(stack, "outcomes_total", victim.name, outcome="broken") == 1
+
+        await until(is_counted)
+        figures = await stack.epp.figures()
+        broken = [v for k, v in figures.items() if 'outcome="broken"' in k]
+        assert broken == [1], "a complete answer is not broken"
 
 
 def use_second_pod_always(bootstrap: Json, decode: list[Backend]) -> None:

@@ -7,8 +7,10 @@ import pytest
 from tandem_contract.paths import RoutingPath
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
+from tandem_epp.ext_proc.access_log import BrokenAnswer
 from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.outcomes import STALL_SECONDS, Outcome
+from tandem_epp.verdicts import judge_broken
 
 from .test_picker import NOW, PickerSetup
 
@@ -157,3 +159,20 @@ def test_the_address_of_no_other_pod_changes_nothing(served: str | None) -> None
     assert placement.decode is setup["d"]
     placement.end(NOW)
     assert setup["d"].in_flight == 0
+
+
+def test_a_broken_answer_counts_at_the_pod_with_its_address() -> None:
+    setup = PickerSetup(d1="decode", d2="decode")
+    judge_broken(setup.fleet, BrokenAnswer("10.0.0.2:8000", NOW), NOW + 1)
+    judge_broken(setup.fleet, BrokenAnswer("10.9.9.9:8000", NOW), NOW + 1)
+    assert outcomes(setup) == {"d2": {Outcome.BROKEN: 1}}
+    assert setup["d2"].health.failure_rate > 0
+
+
+def test_a_pod_that_breaks_each_answer_off_is_ejected() -> None:
+    setup = PickerSetup(d1="decode", d2="decode")
+    bad = setup["d1"]
+    for _ in range(3):
+        setup.fleet.ejections.record(bad, Outcome.ANSWERED, NOW, NOW)
+        judge_broken(setup.fleet, BrokenAnswer("10.0.0.1:8000", NOW), NOW)
+    assert bad.health.is_ejected

@@ -83,8 +83,12 @@ def test_the_health_listener_is_exempt_from_limits() -> None:
     assert "ignore_global_conn_limit" not in clients
 
 
-def test_the_access_log_is_off_by_default() -> None:
-    assert "access_log" not in manager(envoy_bootstrap(PLAIN))
+def test_only_broken_connections_are_logged_by_default_and_to_our_epp_alone() -> None:
+    (log,) = manager(envoy_bootstrap(PLAIN))["access_log"]
+    assert log["filter"] == {"response_flag_filter": {"flags": ["UC", "UR", "UPE"]}}
+    assert (
+        manager(envoy_bootstrap(replace(PLAIN, reports_broken_answers=False)))["access_log"] == []
+    )
 
 
 @pytest.mark.parametrize("fallback", [(), ("10.0.0.1",), ("10.0.0.1:99999",)])

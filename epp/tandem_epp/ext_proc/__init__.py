@@ -4,5 +4,7 @@
 `stream` is the state machine of one request's stream. The picking itself belongs to `picker`:
 `stream.RequestPicker` is the interface that this package expects of it. Read `stream` first.
 
-`ext_proc_pb2.py` is generated from `ext_proc.proto` by `make generate`.
+`access_log` receives what ext_proc does not show: answers that break off.
+
+`make generate` makes `ext_proc_pb2.py` and `access_log_pb2.py` from the `.proto` files.
 """

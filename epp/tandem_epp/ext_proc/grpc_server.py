@@ -18,6 +18,7 @@ from tandem_contract.commandline import HostPort
 
 from . import ext_proc_pb2 as pb
 from . import messages
+from .access_log import AccessLogService, BrokenAnswer
 from .stream import ExtProcStream, RequestPicker
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -45,8 +46,15 @@ class _OpenStream:
 class GrpcServer:
     """Serves ext_proc on one address."""
 
-    def __init__(self, picker: RequestPicker, listen: HostPort, body_limit: int) -> None:
-        """`body_limit` is in bytes."""
+    def __init__(
+        self,
+        picker: RequestPicker,
+        listen: HostPort,
+        body_limit: int,
+        on_broken: Callable[[BrokenAnswer, float], None] = lambda *_: None,
+    ) -> None:
+        """`body_limit` is in bytes. `on_broken` is called with each answer that broke off, and the
+        time."""
         self._picker, self._listen, self._body_limit = picker, listen, body_limit
         self._open: set[_OpenStream] = set()
         self._is_stopping = False
@@ -64,7 +72,8 @@ class GrpcServer:
             response_serializer=pb.ProcessingResponse.SerializeToString,
         )
         handler = grpc.method_handlers_generic_handler(SERVICE, {"Process": method})
-        self._server.add_generic_rpc_handlers((handler,))
+        self._access_log = AccessLogService(on_broken)
+        self._server.add_generic_rpc_handlers((handler, self._access_log.handler))
 
     async def start(self) -> int:
         """Listen and serve; returns the port. Raises ListenError."""
@@ -85,6 +94,7 @@ class GrpcServer:
         FULL_DUPLEX_STREAMED mode.
         """
         self._is_stopping = True
+        self._access_log.stop()
         # Started first, so that no new stream is accepted while the placed ones are ended.
         stopped = asyncio.create_task(self._server.stop(grace))
         # A stream that is writing sees `_is_stopping` itself once it has written.

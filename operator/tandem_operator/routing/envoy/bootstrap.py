@@ -26,6 +26,7 @@ from .clusters import (
 from .http_filters import (
     ROUTER,
     BodyMode,
+    broken_answer_log,
     drop_internal_headers,
     drop_timing,
     error_replies,
@@ -73,6 +74,9 @@ class EnvoySettings:
     response_bodies: bool = False
     """Whether Envoy sends response bodies to the EPP. Ours does not need them; one made for
     inference gateways counts a request as running until it has seen the last byte."""
+    reports_broken_answers: bool = True
+    """Whether Envoy tells the EPP which answers broke off. Other EPPs than ours have no such
+    service."""
     body_limit: int = 16 << 20
     """Largest request body in bytes that Envoy buffers in BUFFERED mode; larger ones get 413. In
     the other mode the EPP's --max-body limits them."""
@@ -164,11 +168,14 @@ def _connection_manager(settings: EnvoySettings) -> Json:
             ROUTER,
         ],
     }
+    manager["access_log"] = []
     if settings.access_log:
         stdout = TYPE + "extensions.access_loggers.stream.v3.StdoutAccessLog"
-        manager["access_log"] = [
+        manager["access_log"].append(
             {"name": "envoy.access_loggers.stdout", "typed_config": {"@type": stdout}}
-        ]
+        )
+    if settings.reports_broken_answers:
+        manager["access_log"].append(broken_answer_log())
     return manager
 
 

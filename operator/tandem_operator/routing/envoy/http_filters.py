@@ -17,6 +17,8 @@ BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
 _PICK_TIMEOUT: Final = "5s"
 """Longest wait for the EPP, whose decision takes about a millisecond. After it the request goes to
 any decode pod."""
+_LOG_FLUSH: Final = "0.2s"
+"""How late the EPP learns that an answer broke off."""
 _CONTENT_TOO_LARGE: Final = 413
 
 
@@ -104,6 +106,24 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
         "metadata_options": {
             "receiving_namespaces": {"untyped": [wire.METADATA_NAMESPACE]},
             "forwarding_namespaces": {"untyped": [wire.METADATA_NAMESPACE, wire.SUBSET_NAMESPACE]},
+        },
+    }
+
+
+def broken_answer_log() -> Json:
+    """Tells the EPP, over its gRPC port, of requests whose upstream connection failed."""
+    return {
+        "name": "envoy.access_loggers.http_grpc",
+        # Flags: connection to the upstream ended, was reset, or broke HTTP.
+        "filter": {"response_flag_filter": {"flags": ["UC", "UR", "UPE"]}},
+        "typed_config": {
+            "@type": TYPE + "extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+            "common_config": {
+                "log_name": "broken answers",
+                "transport_api_version": "V3",
+                "grpc_service": {"envoy_grpc": {"cluster_name": EPP}},
+                "buffer_flush_interval": _LOG_FLUSH,
+            },
         },
     }
 

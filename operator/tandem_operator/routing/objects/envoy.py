@@ -74,6 +74,7 @@ def _bootstrap(
             # An EPP made for inference gateways supports only bodies that are streamed both ways.
             body_mode="BUFFERED" if required.epp else "FULL_DUPLEX_STREAMED",
             response_bodies=not required.epp,
+            reports_broken_answers=required.epp,
             health_port=ports.ENVOY_HEALTH,
             max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
         )

@@ -1,0 +1,88 @@
+"""Envoy's access log as a gRPC service: answers that broke off after their headers had passed.
+
+ext_proc does not show them: Envoy ends its stream alike for a complete answer, a broken one and a
+client that left. So the operator has Envoy log the requests whose upstream connection failed, and
+only these. Those that failed before the headers are left out here, because ext_proc has shown them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from time import time
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from tandem_contract.commandline import HostPort
+
+from . import access_log_pb2 as pb
+
+SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
+_AFTER_HEADERS: Final = "upstream_reset_after_response_started"
+"""Beginning of the response code details of a broken answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenAnswer:
+    """An answer whose connection to the backend ended in the middle."""
+
+    backend: str
+    """`ip:port`."""
+    started: float
+    """When Envoy received the request; Unix seconds."""
+
+
+def broken_answers(message: pb.StreamAccessLogsMessage) -> Iterator[BrokenAnswer]:
+    """The broken answers among a message's entries."""
+    for entry in message.http_logs.log_entry:
+        common = entry.common_properties
+        socket = common.upstream_remote_address.socket_address
+        if entry.response.response_code_details.startswith(_AFTER_HEADERS) and socket.address:
+            start = common.start_time
+            address = str(HostPort(socket.address, socket.port_value))
+            yield BrokenAnswer(address, start.seconds + start.nanos / 1e9)
+
+
+class AccessLogService:
+    """Receives the logs of all Envoys; calls `on_broken` with each broken answer and the time."""
+
+    def __init__(self, on_broken: Callable[[BrokenAnswer, float], None]) -> None:
+        self._on_broken = on_broken
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service for a gRPC server."""
+        method = grpc.stream_unary_rpc_method_handler(
+            self._receive,
+            request_deserializer=pb.StreamAccessLogsMessage.FromString,
+            response_serializer=pb.StreamAccessLogsResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": method})
+
+    def stop(self) -> None:
+        """End all streams, which would last as long as Envoy; it opens them again elsewhere."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _receive(
+        self,
+        messages: AsyncIterator[pb.StreamAccessLogsMessage],
+        _context: grpc.aio.ServicerContext[pb.StreamAccessLogsMessage, pb.StreamAccessLogsResponse],
+    ) -> pb.StreamAccessLogsResponse:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            async for message in messages:
+                for broken in broken_answers(message):
+                    self._on_broken(broken, time())
+        except asyncio.CancelledError:
+            # Cancelled by `stop`: return normally, because otherwise grpcio sends no status.
+            if not self._is_stopping:
+                raise
+        return pb.StreamAccessLogsResponse()

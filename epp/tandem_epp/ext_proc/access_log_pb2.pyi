@@ -1,0 +1,62 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StreamAccessLogsMessage(_message.Message):
+    __slots__ = ("http_logs",)
+    HTTP_LOGS_FIELD_NUMBER: _ClassVar[int]
+    http_logs: HTTPAccessLogEntries
+    def __init__(self, http_logs: _Optional[_Union[HTTPAccessLogEntries, _Mapping]] = ...) -> None: ...
+
+class StreamAccessLogsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HTTPAccessLogEntries(_message.Message):
+    __slots__ = ("log_entry",)
+    LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    log_entry: _containers.RepeatedCompositeFieldContainer[HTTPAccessLogEntry]
+    def __init__(self, log_entry: _Optional[_Iterable[_Union[HTTPAccessLogEntry, _Mapping]]] = ...) -> None: ...
+
+class HTTPAccessLogEntry(_message.Message):
+    __slots__ = ("common_properties", "response")
+    COMMON_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    common_properties: AccessLogCommon
+    response: HTTPResponseProperties
+    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
+
+class AccessLogCommon(_message.Message):
+    __slots__ = ("start_time", "upstream_remote_address")
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    start_time: _timestamp_pb2.Timestamp
+    upstream_remote_address: Address
+    def __init__(self, start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ...) -> None: ...
+
+class HTTPResponseProperties(_message.Message):
+    __slots__ = ("response_code_details",)
+    RESPONSE_CODE_DETAILS_FIELD_NUMBER: _ClassVar[int]
+    response_code_details: str
+    def __init__(self, response_code_details: _Optional[str] = ...) -> None: ...
+
+class Address(_message.Message):
+    __slots__ = ("socket_address",)
+    SOCKET_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    socket_address: SocketAddress
+    def __init__(self, socket_address: _Optional[_Union[SocketAddress, _Mapping]] = ...) -> None: ...
+
+class SocketAddress(_message.Message):
+    __slots__ = ("address", "port_value")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    port_value: int
+    def __init__(self, address: _Optional[str] = ..., port_value: _Optional[int] = ...) -> None: ...

@@ -41,6 +41,13 @@ class Timing:
     """Tokens generated within `leg` by the answer's `usage`; left out for a prefill leg, which
     generates one."""
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Prompt tokens: cached and computed ones, else those of `prompt`."""
+        if self.cached is not None and self.computed is not None:
+            return self.cached + self.computed
+        return self.prompt
+
     def encode(self) -> str:
         """The header's value."""
         if self is UNKNOWN:

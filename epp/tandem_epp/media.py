@@ -7,7 +7,7 @@ move it to the newest message, and no chat template renders it.
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -28,6 +28,10 @@ BLOCK_BYTES: Final = FINE_TOKENS * BYTES_PER_TOKEN
 _CACHE_CONTROL: Final = "cache_control"
 _MAX_DEPTH: Final = 4
 """Lists in lists that are read: a message's content, a tool result in it, and its parts."""
+_MAX_MEDIA: Final = 1024
+"""Media parts of a request that are replaced; further ones are hashed as they came."""
+_MAX_TRIES: Final = 100
+"""Places that are compared with a value before it is hashed as it came."""
 _SEARCHED: Final = 64
 """Bytes of a value by which it is found in the conversation."""
 
@@ -49,16 +53,24 @@ _cache_control: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})'
 _comma: Final = re.compile(rb"\s*,\s*")
 
 
-def conversation_pieces(raw: Raw) -> tuple[Pieces, bool]:
-    """The input of the hash for a list of messages or items; and whether it is plain: every turn is
-    a text, so that no rule about media can apply."""
+class Conversation(NamedTuple):
+    """A conversation as input of the hash."""
+
+    pieces: Pieces
+    is_plain: bool
+    """Whether every turn is a text, so that no rule about media can apply."""
+    has_media: bool = False
+
+
+def read_conversation(raw: Raw) -> Conversation:
+    """The input of the hash for a list of messages or items."""
     view = memoryview(raw)
     end = _end_of_turns(view)
     try:
         turns = _turns.decode(raw)
     except msgspec.ValidationError:
         # A text instead of a list, or what the engine refuses.
-        return [view[:end]], view[0] == ord('"')
+        return Conversation([view[:end]], is_plain=view[0] == ord('"'))
     structures = [
         value
         for turn in turns
@@ -66,16 +78,17 @@ def conversation_pieces(raw: Raw) -> tuple[Pieces, bool]:
         if value is not _NONE and _is_structure(value)
     ]
     if not structures:
-        return [view[:end]], True
+        return Conversation([view[:end]], is_plain=True)
     special = [member for value in structures for member in _special(value, _MAX_DEPTH)]
     data = bytes(view[:end])
-    pieces = _with_media_blocks(data, [value for name, value in special if name != _CACHE_CONTROL])
-    if any(name == _CACHE_CONTROL for name, _ in special):
+    media = [value for name, value in special if name != _CACHE_CONTROL]
+    pieces = _with_media_blocks(data, media[:_MAX_MEDIA])
+    if len(media) < len(special):
         pieces = _without_cache_control(b"".join(pieces))
-    return pieces, False
+    return Conversation(pieces, is_plain=False, has_media=bool(media))
 
 
-def media_block(value: bytes | Raw) -> bytes:
+def media_block(value: bytes) -> bytes:
     """What stands for media in the input of the hash: one block."""
     return xxh3_128_digest(value).ljust(BLOCK_BYTES, b"\0")
 
@@ -114,17 +127,22 @@ def _with_media_blocks(data: bytes, values: list[Raw]) -> Pieces:
     view, at = memoryview(data), 0
     pieces: Pieces = []
     for value in values:
-        media = memoryview(value)
-        if len(media) <= BLOCK_BYTES:
-            continue
-        beginning = bytes(media[:_SEARCHED])
-        start = data.find(beginning, at)
-        while start >= 0 and view[start : start + len(media)] != media:
-            start = data.find(beginning, start + 1)
-        if start >= 0:
-            pieces += (view[at:start], media_block(value))
+        media = bytes(value)
+        if len(media) > BLOCK_BYTES and (start := _find(data, media, at)) >= 0:
+            pieces += (view[at:start], media_block(media))
             at = start + len(media)
     return [*pieces, view[at:]]
+
+
+def _find(data: bytes, value: bytes, at: int) -> int:
+    """Where `value` is in `data` from `at` on; -1: not found."""
+    # By its beginning: `bytes.find` prepares a long needle byte by byte.
+    start = data.find(value[:_SEARCHED], at)
+    for _ in range(_MAX_TRIES):
+        if start < 0 or data.startswith(value, start):
+            return start
+        start = data.find(value[:_SEARCHED], start + 1)
+    return -1
 
 
 def _without_cache_control(data: bytes) -> Pieces:

@@ -126,6 +126,14 @@ class _FleetCollector(Collector):
             "Memory that the prefix index may take, in bytes; at the limit it forgets prompts.",
             value=self._fleet.prefixes.limit_bytes,
         )
+        scale = GaugeMetricFamily(
+            "tandem_epp_token_scale",
+            "Tokens of a text over a quarter of its bytes, by model, as engines counted the latest "
+            "prompts; absent until the first count.",
+            labels=("model",),
+        )
+        for model, value in self._fleet.token_scales:
+            scale.add_metric((model,), value)
         # Computed at the scrape: a backend that left the fleet leaves the metrics with it.
         warming.add_metric((), sum(len(pod.unwarmed_prefills) for pod in self._fleet))
         for pod in self._fleet:
@@ -135,4 +143,4 @@ class _FleetCollector(Collector):
                 rate.add_metric((pod.name,), pod.prefill_rate)
             if pod.gauges is not None:
                 age.add_metric((pod.name,), now - pod.scraped_at)
-        return (in_flight, healthy, rate, warming, index, limit, age)
+        return (in_flight, healthy, rate, warming, index, limit, scale, age)

@@ -30,6 +30,7 @@ from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
+from .prompt_key import PromptForm
 from .request import InferenceRequest, is_json, kind_of, parse_request, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import SplitImpossible
@@ -124,6 +125,8 @@ class EndpointPicker:
             parsed = parse_request(kind, body) if kind is not None else None
             decision.model = parsed.model if parsed is not None else read_model(body)
             self._check_model(decision.model, decision.decided_at)
+            if parsed is not None and parsed.form is not PromptForm.IDS:
+                parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
             context = ScoringContext(parsed, self._fleet.prefixes)
             result = self._scheduler.schedule(context, decision.model, request.subset)
         except BadBody as err:

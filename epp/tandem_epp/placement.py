@@ -12,6 +12,7 @@ from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
 from .prompt_entries import PromptEntries
+from .prompt_key import PromptForm
 from .request import InferenceRequest
 from .verdicts import PlacedPods
 
@@ -98,9 +99,10 @@ class Placement:
             return
         self.decision.timing = report = parse_timing(response.timing)
         self._computing_pod(response.prefill).record_prefill(report)
-        if report.cached is not None and report.computed is not None:
-            prompt_tokens = report.cached + report.computed
-            self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
+        if (prompt_tokens := report.prompt_tokens) is not None:
+            self._learn_scale(prompt_tokens)
+            if report.cached is not None:
+                self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
     def end(self, now: float) -> None:
         """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
@@ -125,6 +127,16 @@ class Placement:
         is_as_planned = path is None or path == decision.path
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
+
+    def _learn_scale(self, prompt_tokens: int) -> None:
+        """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
+        request = self.request
+        # How many tokens media have says nothing about texts.
+        if request is not None and request.form not in (PromptForm.IDS, PromptForm.MEDIA):
+            scales = self.fleet.token_scales
+            scales.learn(request.model, request.assumed_tokens, prompt_tokens)
+            for pod in (self.decode, *self.prefill[:1]):
+                pod.token_scale = scales.scale(request.model)
 
     def _end_prefill(self) -> None:
         if self._prefill_in_flight is not None:

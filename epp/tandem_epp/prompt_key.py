@@ -10,6 +10,7 @@ Errors: `BadBody`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from tandem_contract.prefix import token_bytes
 from tandem_contract.request_kinds import RequestKind
 
 from .body_fields import BadBody, Members, decode_field
-from .media import Pieces, conversation_pieces
+from .media import Pieces, read_conversation
 
 SALT_FIELDS: Final = (
     *("cache_salt", "chat_template", "chat_template_kwargs", "add_special_tokens"),
@@ -33,6 +34,18 @@ SALT_FIELDS: Final = (
 """Members that are part of the salt if they are given and not null."""
 
 
+class PromptForm(Enum):
+    """What a prompt was read from."""
+
+    TEXTS = "texts"
+    """Messages that hold texts only, so no rule about media can apply."""
+    IDS = "ids"
+    """One list of token ids: the data is exact."""
+    MEDIA = "media"
+    """Messages with media."""
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class PromptKey:
     """The input of the prefix hash."""
@@ -40,15 +53,14 @@ class PromptKey:
     data: bytes
     """Text as JSON writes it, or four bytes per token id."""
     salt: bytes
-    is_plain: bool = False
-    """Whether messages hold texts only, so no rule about media can apply."""
+    form: PromptForm
 
 
 def prompt_key(kind: RequestKind, model: str | None, members: Members) -> PromptKey:
     """The key of the request with these members. Raises BadBody, msgspec.DecodeError,
     UnicodeDecodeError or RecursionError for a prompt that cannot be decoded."""
-    data, is_plain = _DATA[kind](members)
-    return PromptKey(data, _salt(model, members), is_plain)
+    data, form = _DATA[kind](members)
+    return PromptKey(data, _salt(model, members), form)
 
 
 def _salt(model: str | None, members: Members) -> bytes:
@@ -79,40 +91,45 @@ class _Features(Struct):
 _features: Final = msgspec.json.Decoder(_Features)
 
 
-def _completion_data(members: Members) -> tuple[bytes, bool]:
+def _completion_data(members: Members) -> tuple[bytes, PromptForm]:
     raw = bytes(members.get("prompt", _NONE))
     if not raw.startswith(b"["):
         # Without the quotes: the closing one would end the prefix that a longer prompt shares.
-        return raw[1:-1], False
+        return raw[1:-1], PromptForm.OTHER
     if raw[1:].lstrip()[:1] not in (b'"', b"["):
-        return _token_bytes(members, "prompt"), False
+        return _token_bytes(members, "prompt"), PromptForm.IDS
     # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
     prompts = (bytes(prompt) for prompt in _list.decode(raw))
     return b"".join(
         _token_bytes({"prompt": Raw(prompt)}, "prompt") if prompt.startswith(b"[") else prompt[1:-1]
         for prompt in prompts
-    ), False
+    ), PromptForm.OTHER
 
 
-def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, bool]]:
+def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, PromptForm]]:
     """Reads the members `before` the turns, in the order in which chat templates render them, and
     the turns."""
 
-    def data(members: Members) -> tuple[bytes, bool]:
+    def data(members: Members) -> tuple[bytes, PromptForm]:
         pieces: Pieces = [members[name] for name in before if name in members]
         if turns not in members:
-            return b"".join(pieces), True
-        turn_pieces, is_plain = conversation_pieces(members[turns])
-        return b"".join(pieces + turn_pieces), is_plain
+            return b"".join(pieces), PromptForm.TEXTS
+        conversation = read_conversation(members[turns])
+        form = PromptForm.TEXTS if conversation.is_plain else PromptForm.OTHER
+        if conversation.has_media:
+            form = PromptForm.MEDIA
+        return b"".join(pieces + conversation.pieces), form
 
     return data
 
 
-def _generate_data(members: Members) -> tuple[bytes, bool]:
+def _generate_data(members: Members) -> tuple[bytes, PromptForm]:
     if "token_ids" not in members:
-        return b"", False
+        return b"", PromptForm.OTHER
     data = _token_bytes(members, "token_ids")
-    return (_with_media(data, members["features"]) if "features" in members else data), False
+    if "features" in members:
+        data = _with_media(data, members["features"])
+    return data, PromptForm.IDS
 
 
 def _with_media(data: bytes, raw: Raw) -> bytes:
@@ -134,7 +151,7 @@ def _with_media(data: bytes, raw: Raw) -> bytes:
     return bytes(ids)
 
 
-_DATA: Final[Mapping[RequestKind, Callable[[Members], tuple[bytes, bool]]]] = {
+_DATA: Final[Mapping[RequestKind, Callable[[Members], tuple[bytes, PromptForm]]]] = {
     RequestKind.COMPLETIONS: _completion_data,
     RequestKind.CHAT: _conversation("tools", "documents", turns="messages"),
     RequestKind.RESPONSES: _conversation("instructions", "tools", turns="input"),

@@ -20,7 +20,7 @@ from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 from .body_fields import BadBody, Members, decode_field
 from .ext_proc.messages import HttpRequest
-from .prompt_key import PromptKey, prompt_key
+from .prompt_key import PromptForm, PromptKey, prompt_key
 
 
 @dataclass(slots=True)
@@ -37,12 +37,24 @@ class InferenceRequest:
     """Whether the body holds a field that clients may not set and only a sidecar removes."""
     salt: bytes = b""
     """What separates this prompt from others with the same beginning: see `prompt_key`."""
+    form: PromptForm = PromptForm.OTHER
+    token_scale: float = 1.0
+    """Tokens per assumed token; stays 1 where the prompt is exact."""
     _chain: Chain | None = None
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt: exact for token ids, bytes / BYTES_PER_TOKEN for text."""
+    def assumed_tokens(self) -> int:
+        """Length of the prompt at BYTES_PER_TOKEN."""
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt: exact for token ids, estimated for text."""
+        return self.tokens(self.assumed_tokens)
+
+    def tokens(self, assumed: int) -> int:
+        """The tokens that a part of the prompt of `assumed` tokens has."""
+        return assumed if self.token_scale == 1.0 else int(assumed * self.token_scale)
 
     @property
     def chain(self) -> Chain:
@@ -67,6 +79,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             ),
             needs_sidecar=not _SIDECAR_FIELDS.isdisjoint(members),
             salt=key.salt,
+            form=key.form,
         )
     except _UNREADABLE as err:
         raise _bad_body(body, err) from err
@@ -134,7 +147,7 @@ def _model(members: Members) -> str | None:
 def _without_plain_turns(members: Members, key: PromptKey) -> Members:
     """The members without a conversation of texts only. Its one rule is about media, and looks for
     their fields in the whole body, which takes longer than all else."""
-    if not key.is_plain:
+    if key.form is not PromptForm.TEXTS:
         return members
     return {name: raw for name, raw in members.items() if name not in _TURNS}
 

@@ -11,6 +11,7 @@ from .members import Members, pods_by_name
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
+from .token_scales import TokenScales
 
 REMOVED_MODEL_SECONDS: Final = 600.0
 """Seconds for which a model whose last pod was removed is expected back, after a rollout that stops
@@ -31,6 +32,8 @@ class Fleet:
     def __init__(self) -> None:
         self.prefixes: PrefixTree[Pod] = PrefixTree()
         """Which prompts each pod probably caches."""
+        self.token_scales = TokenScales()
+        """How many tokens texts have, per model."""
         self._backends: dict[str, Members] = {}
         """By backend name."""
         self._pods: dict[str, Pod] = {}

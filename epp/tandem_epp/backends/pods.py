@@ -73,6 +73,8 @@ class Pod:
         self.counters = EngineCounters()
         """The engine's counters at the last successful scrape."""
         self.block_tokens = block_tokens
+        self.token_scale = 1.0
+        """Tokens per assumed token of the texts that it serves: see `token_scales`."""
         self.in_flight = 0
         """Requests that this EPP and its other replicas placed here and that have not ended."""
         self.remote_in_flight = 0
@@ -124,8 +126,10 @@ class Pod:
             self.health.on_new_process()
         self.block_tokens = result.block_tokens or self.block_tokens
         if result.blocks:
-            # The index forgets when the engine's own KV cache would: both hold as many tokens.
-            self.prefixes.set_capacity(self, result.blocks * self.block_tokens)
+            # The index forgets when the engine's own KV cache would: both hold as many tokens. The
+            # index counts assumed ones.
+            capacity = result.blocks * self.block_tokens / self.token_scale
+            self.prefixes.set_capacity(self, int(capacity))
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
         self.counters = result.counters
         self.adapters.apply(result.adapters)

@@ -34,24 +34,24 @@ class ScoringContext:
     def placed_tokens(self, pod: Pod) -> int:
         """Length, in tokens, of the prompt's longest prefix that was routed to `pod` before: it is
         cached there or about to be."""
-        return _whole(self.match.placed_tokens(pod), pod)
+        return self._whole_blocks(self.match.placed_tokens(pod), pod)
 
     def cached_tokens(self, pod: Pod) -> int:
         """Length, in tokens, of the prompt's longest prefix whose KV is believed to be on `pod`."""
-        return _whole(self.match.cached_tokens(pod), pod)
+        return self._whole_blocks(self.match.cached_tokens(pod), pod)
 
     def hit_ratio(self, pod: Pod) -> float:
         """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""
         tokens = self.request.prompt_tokens if self.request else 0
         return self.placed_tokens(pod) / tokens if tokens else 0.0
 
+    def _whole_blocks(self, assumed: int, pod: Pod) -> int:
+        """Tokens in whole KV blocks of the pod: an engine caches no part of one."""
+        tokens = self.request.tokens(assumed) if self.request else 0
+        return tokens - tokens % pod.block_tokens
+
 
 _NO_MATCH: Final[PrefixMatch[Pod]] = PrefixMatch({}, {})
-
-
-def _whole(tokens: int, pod: Pod) -> int:
-    """Tokens in whole KV blocks of the pod: an engine caches no part of one."""
-    return tokens - tokens % pod.block_tokens
 
 
 class Scorer(Protocol):

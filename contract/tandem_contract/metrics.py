@@ -66,6 +66,8 @@ ENGINE_HELD: Final = "tandem_engine_held_requests"
 
 # Exported by the EPP, read by `tandem demo` and `tandem up`.
 EPP_HEALTHY: Final = "tandem_epp_backend_healthy"
+EPP_PEERS: Final = "tandem_epp_peers"
+"""Other replicas of the EPP by the state of the connection to them; read by an alert."""
 EPP_EJECTED: Final = "tandem_epp_ejected"
 """1 while a backend is ejected because its requests failed; read by alerts, too."""
 EPP_WARMING: Final = "tandem_epp_warming_pairs"

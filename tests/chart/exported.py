@@ -19,6 +19,7 @@ from tandem_epp.backends.pod_backend import PodSelection
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.outcomes import Outcome
+from tandem_epp.peers.metrics import PeerMetrics
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
@@ -68,6 +69,7 @@ def _epp() -> CollectorRegistry:
     metrics.decisions.labels("unified", "short")
     metrics.fallbacks.labels("no_prefill_backend", "unified")
     metrics.observe_hit_ratio(1, 2, "index")
+    PeerMetrics(metrics.registry)
     # KubernetesDiscovery does not call the API until it runs.
     api = cast("Api", None)
     pods = KubernetesDiscovery(api, PodSelection("namespace", "label", 8000), lambda: None)

@@ -7,6 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tandem_contract import metrics as names
+
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -70,7 +72,7 @@ class PeerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         peers = GaugeMetricFamily(
-            "tandem_epp_peers",
+            names.EPP_PEERS,
             "Other replicas of this EPP by the state of the connection to them: connected; "
             "connecting; refused (other plan keys or another version).",
             labels=("state",),

@@ -215,7 +215,12 @@ def _engine_page(samples: list[tuple[_Sample, float]]) -> EnginePage:
     # Other numbers belong to a process that runs a part of the ranks and answers for that part.
     if len(numbers) > 1 and numbers == list(range(len(numbers))):
         ranks = tuple(
-            _result((s, value) for s, value in samples if s.rank in (number, _NO_RANK))
+            # vLLM's adapter metric has no rank: each rank overwrites the others' figures.
+            _result(
+                (s, value)
+                for s, value in samples
+                if s.rank in (number, _NO_RANK) and s.figure != _ADAPTERS
+            )
             for number in numbers
         )
     return EnginePage(_result(samples), ranks, has_load=bool(numbers))

@@ -212,12 +212,13 @@ class Scraper:
         # A page without load figures says nothing about the ranks: the engine may be starting.
         if page.has_load:
             self._fleet.set_ranks(members, max(1, len(page.ranks)))
+        if page.total.adapters is not None:
+            self._fleet.learn_adapters(page.total.adapters)
         changed, now = False, monotonic()
         results = page.ranks or (page.total,) * len(members.pods)
         for pod, result in zip(members.pods, results, strict=True):
             was_healthy = pod.healthy
             changed |= pod.apply_scrape(result, now)
-            self._fleet.learn_adapters(pod.adapters.reported)
             if not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
         return changed

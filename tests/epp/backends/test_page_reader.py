@@ -91,6 +91,10 @@ def test_each_rank_has_its_own_figures() -> None:
     assert [rank.counters.prefills for rank in read.ranks] == [1, 0]
     assert [rank.blocks for rank in read.ranks] == [512, 513]
     assert read.ranks[0].incarnation != b""
+    page.adapters(2, "a", "", at=1.0)
+    with_adapters = PageReader().read(page.body())
+    assert with_adapters.total.adapters is not None
+    assert with_adapters.ranks[0].adapters is None, "the page does not say on which rank"
     assert read.total.gauges.running == 4
 
 

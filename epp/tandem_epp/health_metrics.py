@@ -21,7 +21,8 @@ class HealthCollector(Collector):
         """The metrics now."""
         outcomes = CounterMetricFamily(
             "tandem_epp_outcomes",
-            "Requests by what happened at a backend. answered: below HTTP 500; error: 5xx; "
+            "Requests of this EPP by what happened at a backend. answered: below HTTP 500; "
+            "error: 5xx; "
             "unreachable, reset: no connection, or one that ended before the response; broken: "
             "the answer broke off; timeout: 504; stalled: the client left a backend that was "
             "silent for a minute; handoff: a prefill backend gave no usable KV; "

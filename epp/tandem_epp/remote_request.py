@@ -30,6 +30,7 @@ class RemoteRequest:
             now - started.age,
             decode.counters.generated_tokens,
             started.can_fall_back,
+            is_own=False,
         )
         self._entries = PromptEntries(fleet.prefixes, unpack(started.chain), decode, prefill)
         self._is_judged = bool(started.status)

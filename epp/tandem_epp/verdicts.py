@@ -32,6 +32,9 @@ class PlacedPods:
     can_fall_back: bool = True
     """Whether the sidecar may serve a split request alone when the prefill fails."""
 
+    is_own: bool = True
+    """Whether this EPP placed the request, and not another replica."""
+
     def start(self, fleet: Fleet) -> None:
         """The request goes to its pods: it is the probe of one that is due for a probe."""
         for pod in (self.decode, *self.prefill[:1]):
@@ -46,11 +49,11 @@ class PlacedPods:
             # The sidecar's own error, for a prefill pod that failed.
             outcome = Outcome.UNKNOWN
         retry_after = _seconds(response.retry_after)
-        fleet.ejections.record(self.decode, outcome, now, self.placed, retry_after)
+        self._record(fleet, self.decode, outcome, now, retry_after)
         for i, (pod, handoff) in enumerate(zip(self.prefill, handoffs, strict=True)):
             # Where nothing was learned, the first candidate must know, because it may be probed.
             if i == 0 or handoff is not Outcome.UNKNOWN:
-                fleet.ejections.record(pod, handoff, now, self.placed)
+                self._record(fleet, pod, handoff, now)
         return outcome
 
     def judge_silence(self, fleet: Fleet, now: float) -> Outcome:
@@ -60,11 +63,21 @@ class PlacedPods:
         is_working = generated != self.generated
         silent = now - max(self.decode.health.answered_at, self.placed)
         outcome = abandoned(0.0 if is_working else silent)
-        fleet.ejections.record(self.decode, outcome, now, self.placed)
+        self._record(fleet, self.decode, outcome, now)
         # The sidecar limits the time of the prefill: only the decode pod can have stalled.
         for pod in self.prefill[:1]:
-            fleet.ejections.record(pod, Outcome.UNKNOWN, now, self.placed)
+            self._record(fleet, pod, Outcome.UNKNOWN, now)
         return outcome
+
+    def _record(
+        self,
+        fleet: Fleet,
+        pod: Pod,
+        outcome: Outcome,
+        now: float,
+        retry_after: float | None = None,
+    ) -> None:
+        fleet.ejections.record(pod, outcome, now, self.placed, retry_after, is_own=self.is_own)
 
     def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:
         # A sidecar without a plan names backends by address.

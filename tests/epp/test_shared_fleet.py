@@ -8,6 +8,7 @@ import pytest
 from tandem_contract.prefix import text_chain
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.frames import (
     PrefixCached,
     RequestAnswered,
@@ -199,6 +200,8 @@ def test_a_pod_that_fails_at_one_replica_is_ejected_by_all() -> None:
     fail(replicas.setups[0], "d1")
     replicas.mesh.advance(1.0)
     assert all(setup["d1"].health.is_ejected for setup in replicas.setups)
+    counts = [setup["d1"].health.outcomes[Outcome.ERROR] for setup in replicas.setups]
+    assert counts == [EJECT_IN_A_ROW, 0], "the sum over the replicas counts each request once"
     _, plan = replicas.setups[1].place(prompt="short")
     assert plan.decode.name == "d2"
     rates = [setup["d1"].health.failure_rate for setup in replicas.setups]

@@ -51,12 +51,15 @@ class Ejections:
         now: float,
         placed: float,
         retry_after: float | None = None,
+        *,
+        is_own: bool = True,
     ) -> None:
         """Count the outcome at `pod` of a request that was placed at `placed`, and eject the pod if
-        it fails too often; times are Unix seconds."""
+        it fails too often; times are Unix seconds. `is_own`: this EPP placed the request, not
+        another replica."""
         health = pod.health
         rate = health.failure_rate
-        changed = health.record(outcome, now, placed, retry_after)
+        changed = health.record(outcome, now, placed, retry_after, is_own=is_own)
         if health.should_eject and self._may_eject(pod):
             self.eject(pod, now)
         elif changed:
@@ -69,10 +72,12 @@ class Ejections:
         """Eject `pod` whatever the share; `until`: as another replica decided."""
         pod.health.eject(now, until)
         _log.warning(
-            "backend %s is ejected for %.0f s: outcomes of its requests so far: %s",
+            "backend %s is ejected for %.0f s: %.0f%% of its latest requests failed; outcomes of "
+            "this EPP's requests: %s",
             pod.name,
             pod.health.until - now,
-            ", ".join(f"{count} {outcome}" for outcome, count in pod.health.outcomes.items()),
+            100 * pod.health.failure_rate,
+            ", ".join(f"{n} {outcome}" for outcome, n in pod.health.outcomes.items()) or "none",
         )
         self._watch(pod, now)
         self._on_change()

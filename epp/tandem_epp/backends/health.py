@@ -83,7 +83,7 @@ class Health:
         """0 to 1, as of the last `record` or `decay`; 0 while a probe is due, so that the pod is
         chosen like any other."""
         self.outcomes: Counter[Outcome] = Counter()
-        """Outcomes so far, without decay."""
+        """Outcomes of own requests so far, without decay."""
         self.ejections = 0
         """Ejections so far."""
         self.should_eject = False
@@ -127,14 +127,21 @@ class Health:
         return True
 
     def record(
-        self, outcome: Outcome, now: float, placed: float, retry_after: float | None = None
+        self,
+        outcome: Outcome,
+        now: float,
+        placed: float,
+        retry_after: float | None = None,
+        *,
+        is_own: bool = True,
     ) -> bool:
         """Count the outcome of a request that was placed at `placed`; returns whether the state
         changed. Sets `should_eject`.
 
-        `retry_after`: seconds for which a busy pod asked to be left alone.
+        `retry_after`: seconds for which a busy pod asked to be left alone. `is_own`: this EPP
+        placed the request, not another replica.
         """
-        self.outcomes[outcome] += 1
+        self.outcomes[outcome] += is_own
         self.should_eject = False
         if outcome is Outcome.UNKNOWN:
             return self._on_unknown(now, placed)

@@ -28,6 +28,11 @@ BLOCK_BYTES: Final = FINE_TOKENS * BYTES_PER_TOKEN
 _CACHE_CONTROL: Final = "cache_control"
 _MAX_DEPTH: Final = 4
 """Lists in lists that are read: a message's content, a tool result in it, and its parts."""
+_COUNTED_BYTES: Final = 512 * 1024
+_MAX_OBJECTS: Final = 20_000
+"""Objects in a conversation of more than `_COUNTED_BYTES` that is read; one with more is hashed as
+it came. To read the millions that a body can hold would block the event loop for seconds; in a
+smaller conversation there is no need to count."""
 _MAX_MEDIA: Final = 1024
 """Media parts of a request that are replaced; further ones are hashed as they came."""
 _MAX_TRIES: Final = 100
@@ -66,6 +71,8 @@ def read_conversation(raw: Raw) -> Conversation:
     """The input of the hash for a list of messages or items."""
     view = memoryview(raw)
     end = _end_of_turns(view)
+    if len(view) > _COUNTED_BYTES and bytes(view).count(b"{") > _MAX_OBJECTS:
+        return Conversation([view[:end]], is_plain=False)
     try:
         turns = _turns.decode(raw)
     except msgspec.ValidationError:

@@ -5,8 +5,11 @@ import json
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_contract.request_kinds import RequestKind
+from tandem_epp.prompt_key import PromptForm
 from tandem_epp.request import InferenceRequest, parse_request
 
 RANDOM = Random(5)
@@ -81,6 +84,40 @@ def test_a_media_part_counts_as_one_block_by_its_content(
     assert shared(again, parsed(kind, turn(part(PICTURES[0])), indent=indent)) == len(first.chain)
 
 
+TEXTS = st.text(max_size=30)
+CONTENTS = st.one_of(
+    TEXTS,
+    st.lists(
+        st.one_of(
+            TEXTS.map(lambda text: {"type": "text", "text": text}),
+            st.sampled_from(PICTURES).map(chat_part),
+            st.just({"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}),
+        ),
+        max_size=4,
+    ),
+)
+
+
+@given(st.lists(CONTENTS, min_size=1, max_size=6), st.sampled_from([None, 1]))
+def test_a_conversation_that_grows_continues_its_key(
+    contents: list[object], indent: int | None
+) -> None:
+    turns = [{"role": "user", "content": content} for content in contents]
+    grown = parsed(RequestKind.CHAT, *turns, indent=indent)
+    for number in range(1, len(turns)):
+        assert grown.prompt.startswith(
+            parsed(RequestKind.CHAT, *turns[:number], indent=indent).prompt
+        )
+    pictures = sum(
+        part.get("type") == "image_url"
+        for content in contents if isinstance(content, list)
+        for part in content
+    )  # fmt: skip
+    assert (grown.form is PromptForm.MEDIA) == (pictures > 0)
+    assert b"cache_control" not in grown.prompt
+    assert len(grown.prompt) < 5000
+
+
 def test_a_conversation_of_texts_keeps_its_prefix_when_a_picture_follows() -> None:
     texts = parsed(RequestKind.CHAT, {"role": "user", "content": BEFORE})
     pictures = parsed(
@@ -129,6 +166,16 @@ def test_moving_cache_control_keeps_the_prefix(is_first: bool, indent: int | Non
     assert shared(first, second) == len(first.chain)
     assert first.prompt == unmarked.prompt
     assert b"cache_control" not in second.prompt
+
+
+def test_a_conversation_of_very_many_parts_is_hashed_as_it_came() -> None:
+    text = {"type": "text", "text": "x"}
+    few, many = (
+        parsed(RequestKind.CHAT, {"role": "user", "content": [chat_part(PICTURES[0]), *[text] * n]})
+        for n in (19_000, 21_000)
+    )
+    assert few.prompt_tokens < many.prompt_tokens - 20_000
+    assert many.form is PromptForm.OTHER
 
 
 def test_media_by_url_count_by_their_url() -> None:

@@ -1,7 +1,7 @@
 """The EPP's own metrics. Gauges of the fleet are computed when Prometheus scrapes them."""
 
 from collections.abc import Iterable
-from time import monotonic
+from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,6 +13,8 @@ from .backends.fleet import Fleet
 from .health_metrics import HealthCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+_TYPICAL_PROMPT = 1000
+"""Tokens of the prompt for which a backend's prefill rate is shown."""
 _TENTHS = tuple(tenth / 10 for tenth in range(11))
 _RELATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 
@@ -101,8 +103,8 @@ class _FleetCollector(Collector):
         )
         rate = GaugeMetricFamily(
             "tandem_epp_prefill_tokens_per_second",
-            "Prompt tokens that a backend computes per second, a moving average of what sidecars "
-            "report; absent until the first report.",
+            "Prompt tokens that a backend computes per second, by the fit of its prefills for a "
+            "prompt of 1,000 tokens; absent until the first measurement.",
             labels=("backend",),
         )
         warming = GaugeMetricFamily(
@@ -115,7 +117,7 @@ class _FleetCollector(Collector):
             "or a little more for a busy one; absent until the first time.",
             labels=("backend",),
         )
-        now = monotonic()
+        now = time()
         index = GaugeMetricFamily(
             "tandem_epp_prefix_index_bytes",
             "Memory of the prefix index over all backends, in bytes, estimated from its entries.",
@@ -139,8 +141,9 @@ class _FleetCollector(Collector):
         for pod in self._fleet:
             in_flight.add_metric((pod.name,), pod.in_flight - pod.remote_in_flight)
             healthy.add_metric((pod.name,), pod.ready and pod.health.is_available)
-            if pod.prefill_rate is not None:
-                rate.add_metric((pod.name,), pod.prefill_rate)
+            if pod.estimates.prefill.count:
+                seconds = pod.estimates.prefill.cost.seconds(_TYPICAL_PROMPT)
+                rate.add_metric((pod.name,), _TYPICAL_PROMPT / seconds if seconds else 0.0)
             if pod.gauges is not None:
                 age.add_metric((pod.name,), now - pod.scraped_at)
         return (in_flight, healthy, rate, warming, index, limit, scale, age)

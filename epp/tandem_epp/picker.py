@@ -128,7 +128,9 @@ class EndpointPicker:
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
             context = ScoringContext(parsed, self._fleet.prefixes)
-            result = self._scheduler.schedule(context, decision.model, request.subset)
+            result = self._scheduler.schedule(
+                context, decision.model, request.subset, decision.decided_at
+            )
         except BadBody as err:
             raise self._error(400, "bad_request", str(err)) from err
         except NoBackend as err:
@@ -198,6 +200,7 @@ class EndpointPicker:
             self._fleet,
             self._metrics,
             decision,
+            result.size,
             self.routing.serving.fallback_to_unified,
             self.observer,
         )
@@ -212,6 +215,8 @@ class EndpointPicker:
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
         self._fleet.use_adapter(decision.model, (result.decode[0], *result.prefill[:1]))
+        if result.costs is not None and request is not None:
+            self._history.explain(decision, result.costs)
         self._metrics.decisions.labels(path, reason).inc()
         if path is RoutingPath.FALLBACK:
             self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()

@@ -8,6 +8,7 @@ from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
+from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
@@ -48,6 +49,8 @@ class Placement:
     fleet: Fleet
     metrics: Metrics
     decision: Decision
+    size: PlacedPrompt
+    """What the request was predicted to take."""
     can_fall_back: bool = True
     """Whether the sidecar may serve a split request alone when the prefill fails."""
     observer: PlacementObserver | None = None
@@ -56,6 +59,7 @@ class Placement:
     _entries: PromptEntries | None = field(init=False, default=None)
     """The prompt in the prefix index; None for a request that is not read."""
     _pods: PlacedPods = field(init=False)
+    _load: RequestLoad = field(init=False)
     _is_judged: bool = field(init=False, default=False)
     """Whether response headers have passed, and with them the outcome is counted."""
     _prefill_in_flight: Pod | None = field(init=False)
@@ -68,6 +72,10 @@ class Placement:
             self.decode, self.prefill, self.decision.decided_at, generated, self.can_fall_back
         )
         self._pods.start(self.fleet)
+        prefill = self.prefill[0].estimates if self.prefill else None
+        self._load = RequestLoad(
+            self.decode.estimates, prefill, self.size, self.decision.decided_at
+        )
         self._prefill_in_flight = self.prefill[0] if self.prefill else None
         if self._prefill_in_flight is not None:
             self._prefill_in_flight.in_flight += 1
@@ -92,13 +100,17 @@ class Placement:
             self._pods.judge_response(self.fleet, response, now)
         if self._entries is not None:
             self._entries.on_response_headers(response)
+        report = parse_timing(response.timing or "")
+        if response.status // 100 == 2:
+            computing = self._computing_pod(response.prefill).estimates
+            self._load.on_response(now, report, computing)
+        else:
+            self._load.end(now)
         if self.observer is not None:
             self.observer.on_answered(self, response)
         if response.timing is None:
-            # A sidecar or engine without Tandem's timing header: there is nothing to learn.
             return
-        self.decision.timing = report = parse_timing(response.timing)
-        self._computing_pod(response.prefill).record_prefill(report)
+        self.decision.timing = report
         if (prompt_tokens := report.prompt_tokens) is not None:
             self._learn_scale(prompt_tokens)
             if report.cached is not None:
@@ -113,6 +125,7 @@ class Placement:
             self._pods.judge_silence(self.fleet, now)
         if self._entries is not None:
             self._entries.withdraw()
+        self._load.end(now)
         self.decode.in_flight -= 1
         self.decision.end()
         if self.observer is not None:
@@ -157,6 +170,7 @@ class Placement:
             self._pods = replace(self._pods, decode=pod)
             if self._entries is not None:
                 self._entries.move_decode(pod)
+            self._load.move_decode(pod.estimates)
 
     def _computing_pod(self, prefill: str | None) -> Pod:
         """The pod that computed the prompt. A sidecar without a plan names backends by address."""

@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+from tandem_contract.timing import parse_timing
+
 from .backends.fleet import Fleet
 from .backends.pods import Pod
+from .estimates.pod_estimates import OUTPUT_PRIOR
+from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import RequestStarted, unpack
 from .prompt_entries import PromptEntries
@@ -33,10 +37,17 @@ class RemoteRequest:
             is_own=False,
         )
         self._entries = PromptEntries(fleet.prefixes, unpack(started.chain), decode, prefill)
+        self._load = RequestLoad(
+            decode.estimates,
+            prefill[0].estimates if prefill else None,
+            _size(started),
+            now - started.age,
+        )
         self._is_judged = bool(started.status)
         """Whether the outcome is counted: of a request in a snapshot, the peer has counted it."""
         if started.status:
             self._entries.on_response_headers(ResponseHeaders(None, started.status))
+            self._load.on_response(now)
         else:
             self._pods.start(fleet)
 
@@ -48,16 +59,21 @@ class RemoteRequest:
             self._is_judged = True
             self._pods.judge_response(self._fleet, response, now)
         self._entries.on_response_headers(response)
+        if response.status // 100 == 2:
+            found = self._fleet.find(response.prefill or "")
+            computing = found.estimates if found is not None else None
+            self._load.on_response(now, parse_timing(response.timing or ""), computing)
 
     def end(self, now: float) -> None:
         """The request ended: return the counts that are left."""
         if not self._is_judged:
             self._is_judged = True
             self._pods.judge_silence(self._fleet, now)
-        self.drop()
+        self.drop(now)
 
-    def drop(self) -> None:
+    def drop(self, now: float) -> None:
         """Return the counts that are left, without an outcome. At most once."""
+        self._load.end(now)
         self._end_prefill()
         _count(self._decode, -1)
         # Without effect on entries that were confirmed.
@@ -79,6 +95,13 @@ class RemoteRequest:
             self._decode = pod
             self._pods = replace(self._pods, decode=pod)
             self._entries.move_decode(pod)
+            self._load.move_decode(pod.estimates)
+
+
+def _size(started: RequestStarted) -> PlacedPrompt:
+    """The peer tells neither what the prefill pod has cached nor whether the answer is a stream."""
+    prompt, cached = started.prompt_tokens, started.cached_tokens
+    return PlacedPrompt(prompt, 0 if started.prefill else cached, cached, OUTPUT_PRIOR)
 
 
 def _count(pod: Pod, requests: int) -> None:

@@ -35,6 +35,10 @@ class InferenceRequest:
     """Why one engine must serve the request alone, in one word; None when it may be split."""
     needs_sidecar: bool = False
     """Whether the body holds a field that clients may not set and only a sidecar removes."""
+    is_stream: bool = False
+    """Whether the answer comes token by token, so that its headers tell of the first one."""
+    max_tokens: int | None = None
+    """Most tokens of the answer; None when the body does not say."""
     salt: bytes = b""
     """What separates this prompt from others with the same beginning: see `prompt_key`."""
     form: PromptForm = PromptForm.OTHER
@@ -78,6 +82,8 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
                 kind, body, _without_plain_turns(members, key)
             ),
             needs_sidecar=not _SIDECAR_FIELDS.isdisjoint(members),
+            is_stream=bytes(members.get("stream", _FALSE)) == b"true",
+            max_tokens=_max_tokens(members),
             salt=key.salt,
             form=key.form,
         )
@@ -123,6 +129,9 @@ _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 """The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies
 into the same place."""
 _TURNS: Final = frozenset({"messages", "input"})
+_NONE: Final = Raw()
+_FALSE: Final = Raw(b"false")
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _SEARCHED_BYTES: Final = 64 * 1024
 """Of a body that is nested too deeply, the beginning in which the place is searched. The search
 decodes it about 17 times, 6 ms in all; a whole body of 16 MiB would block the event loop for more
@@ -142,6 +151,14 @@ def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
 
 def _model(members: Members) -> str | None:
     return decode_field(members, "model", _name) if "model" in members else None
+
+
+def _max_tokens(members: Members) -> int | None:
+    for name in _LIMITS:
+        # Anything but a number is for the engine to refuse.
+        if (text := bytes(members.get(name, _NONE))).isdigit():
+            return int(text[:9])
+    return None
 
 
 def _without_plain_turns(members: Members, key: PromptKey) -> Members:

@@ -110,7 +110,7 @@ class SharedFleet:
 
     def reset(self, peer: str) -> None:
         for request in self._remote.pop(peer, {}).values():
-            request.drop()
+            request.drop(self._clock())
 
     def apply(self, peer: str, event: Event) -> None:
         requests, now = self._remote[peer], self._clock()
@@ -134,7 +134,7 @@ class SharedFleet:
     def _start(self, requests: dict[int, RemoteRequest], event: RequestStarted, now: float) -> None:
         # A peer does not use a number twice; if it does, no count is lost.
         if (previous := requests.pop(event.request, None)) is not None:
-            previous.drop()
+            previous.drop(now)
         if (decode := self._fleet.find(event.decode)) is not None:
             requests[event.request] = RemoteRequest(event, decode, self._fleet, now)
 

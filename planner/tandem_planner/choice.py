@@ -39,6 +39,9 @@ class Candidates:
     pods: Sequence[PodFigures]
     cached: Sequence[int]
     """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
+    alone: Sequence[int]
+    """The same, if the pod serves the request alone. Less than `cached` where other requests' KV is
+    still to be transferred to the pod."""
     decodes: Sequence[int]
     """Indices of the pods that may decode, and so serve the request alone."""
     groups: Sequence[Group] = ()
@@ -46,6 +49,9 @@ class Candidates:
     extra: Mapping[int, float] | None = None
     """Index of a pod that may decode → seconds that this very request costs there in addition, such
     as loading an adapter; inf rules it out."""
+    tail: int = 32
+    """Uncached tokens up to which no request is split, whatever else it costs: the end of a prompt
+    whose KV is there is not worth a hand-off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +110,19 @@ def prefill_costs(
 
 
 def decode_costs(
-    request: RequestFigures,
-    pods: Sequence[PodFigures],
-    cached: Sequence[int],
-    which: Sequence[int],
-    longest_transfer: float = inf,
+    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
 ) -> list[float]:
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which`; inf
-    where the transfer would take more than `longest_transfer` seconds."""
+    where the transfer takes too long for a split."""
     prompt, output, _ = request
     costs = []
     for i in which:
         pod = pods[i]
-        uncached = max(1, prompt - cached[i])
+        hit = cached[i]
+        uncached = max(1, prompt - hit)
         transfer = transfer_seconds(pod, uncached)
-        if transfer > longest_transfer:
+        prefill = pod.fixed + uncached * (pod.per_token + pod.per_pair * (uncached + 2 * hit))
+        if transfer > MAX_TRANSFER_SHARE * prefill:
             costs.append(inf)
             continue
         cost = transfer + HANDOFF_SECONDS + pod.itl_harm * output + pod.standing
@@ -133,31 +137,38 @@ def choose(
 ) -> Choice:
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
     prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods."""
-    pods, cached, extra = candidates.pods, candidates.cached, candidates.extra
-    costs = unified_costs(request, pods, cached, candidates.decodes)
+    extra = candidates.extra
+    costs = unified_costs(request, candidates.pods, candidates.alone, candidates.decodes)
     if extra:
         costs = [c + extra.get(i, 0.0) for c, i in zip(costs, candidates.decodes, strict=True)]
     unified = min(costs, default=inf)
-    best, split, too_long = None, inf, set[int]()
-    for group in candidates.groups:
-        pair = _cheapest_pair(request, candidates, group, random, count)
-        too_long |= pair.too_long
-        if pair.cost < split:
-            best, split = pair, pair.cost
-    if best is not None and split < unified:
+    groups = () if _is_cached(request, candidates, costs, unified) else candidates.groups
+    pairs = [_cheapest_pair(request, candidates, group, random, count) for group in groups]
+    split = min((pair.cost for pair in pairs), default=inf)
+    if split < unified:
+        best = random.choice([pair for pair in pairs if pair.cost <= split + TIE])
         return Choice(best.decodes, best.prefills, split, unified)
     if unified == inf:
         return Choice(())
     decodes = _cheapest(costs, candidates.decodes, count, random)
-    return Choice(decodes, (), unified, split, decodes[0] in too_long)
+    is_too_long = any(decodes[0] in pair.too_long for pair in pairs)
+    return Choice(decodes, (), unified, split, is_too_long)
+
+
+def _is_cached(
+    request: RequestFigures, candidates: Candidates, costs: Sequence[float], least: float
+) -> bool:
+    """Whether the pod that alone is the cheapest has all of the prompt but its tail."""
+    return least < inf and (
+        request.prompt - candidates.alone[candidates.decodes[costs.index(least)]] <= candidates.tail
+    )
 
 
 def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
     """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
     as fast as `pod`."""
     prefill = idle_prefill_seconds(request, pod, cached)
-    limit = MAX_TRANSFER_SHARE * prefill
-    split = prefill + decode_costs(request, [pod], [cached], [0], limit)[0]
+    split = prefill + decode_costs(request, [pod], [cached], [0])[0]
     return split < unified_costs(request, [pod], [cached], [0])[0]
 
 
@@ -184,9 +195,7 @@ def _cheapest_pair(
     prefills = _cheapest(costs, group.prefills, _PREFILLS, random)
     if not prefills:
         return _Pair()
-    first = prefills[0]
-    limit = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pods[first], cached[first])
-    decode = decode_costs(request, pods, cached, group.decodes, limit)
+    decode = decode_costs(request, pods, cached, group.decodes)
     too_long = frozenset(i for i, c in zip(group.decodes, decode, strict=True) if c == inf)
     if extra:
         decode = [c + extra.get(i, 0.0) for c, i in zip(decode, group.decodes, strict=True)]

@@ -18,9 +18,9 @@
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
 wait + prefill + transfer + handoff are the seconds until the first token; the rest is harm and
-risk. Where transfer(D) exceeds MAX_TRANSFER_SHARE of prefill(P) there is no split. The terms of P
-and those of D are independent within a group of pods that can exchange KV, so the best pair is the
-best P and the best D: `choice` is O(P + D).
+risk. Where transfer(D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D, there is no
+split. The terms of P and those of D are independent within a group of pods that can exchange KV, so
+the best pair is the best P and the best D: `choice` is O(P + D).
 """
 
 from math import inf
@@ -46,7 +46,8 @@ FAILURE_SECONDS: Final = 5.0
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 MAX_TRANSFER_SHARE: Final = 0.5
-"""Largest transfer for which a request is split, as a share of the prefill."""
+"""Largest transfer for which a request is split, as a share of the prefill that the decode pod
+would make itself of the same tokens."""
 TIE: Final = 1e-3
 """Seconds within which two costs are equal: then the choice is drawn."""
 

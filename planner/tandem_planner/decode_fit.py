@@ -25,11 +25,16 @@ DECODE_PRIOR: Final = DecodeCost(0.01, 1e-4)
 in a batch of 100."""
 
 
+_RIDGE: Final = 5.0
+"""Weight of the prior's shape, in samples. ITL varies more with the prefills between the steps than
+with the decodes: a slope from a few samples would be noise."""
+
+
 class DecodeFit:
     """The fit of one engine."""
 
     def __init__(self, prior: DecodeCost = DECODE_PRIOR) -> None:
-        self._window = SampleWindow(tuple(prior))
+        self._window = SampleWindow(tuple(prior), _RIDGE)
 
     @property
     def count(self) -> int:

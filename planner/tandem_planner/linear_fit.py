@@ -35,10 +35,12 @@ class FitSample(NamedTuple):
     seconds: float
 
 
-def robust_fit(samples: Sequence[FitSample], prior: Sequence[float]) -> tuple[float, ...]:
+def robust_fit(
+    samples: Sequence[FitSample], prior: Sequence[float], ridge: float = RIDGE
+) -> tuple[float, ...]:
     """Coefficients for `samples` (oldest first), each at least 0; the prior's without samples.
 
-    Samples must have positive seconds, and `prior` positive coefficients.
+    Samples must have positive seconds, and `prior` positive coefficients. `ridge`: see RIDGE.
     """
     rows = [
         ([c * x for c, x in zip(prior, sample.features, strict=True)], sample.seconds)
@@ -50,18 +52,22 @@ def robust_fit(samples: Sequence[FitSample], prior: Sequence[float]) -> tuple[fl
     scale = median(seconds / sum(row) for row, seconds in rows)
     factors = [scale] * len(prior)
     for power in _ROUNDS if len(rows) > 1 else ():
-        factors = _reweighted(rows, factors, scale, power)
+        factors = _reweighted(rows, factors, scale, power, ridge)
     return tuple(factor * c for factor, c in zip(factors, prior, strict=True))
 
 
 def _reweighted(
-    rows: Sequence[tuple[list[float], float]], factors: Sequence[float], scale: float, power: int
+    rows: Sequence[tuple[list[float], float]],
+    factors: Sequence[float],
+    scale: float,
+    power: int,
+    ridge: float,
 ) -> list[float]:
     """One round: weights by the present errors, then the weighted least squares."""
     size = len(factors)
-    # Relative to `scale`, so that RIDGE has the same meaning for fast and slow machines.
-    matrix = [[RIDGE if i == j else 0.0 for j in range(size)] for i in range(size)]
-    vector = [RIDGE] * size
+    # Relative to `scale`, so that `ridge` has the same meaning for fast and slow machines.
+    matrix = [[ridge if i == j else 0.0 for j in range(size)] for i in range(size)]
+    vector = [ridge] * size
     predictions = [
         sum(f * x for f, x in zip(factors, row, strict=True)) or scale * sum(row) for row, _ in rows
     ]

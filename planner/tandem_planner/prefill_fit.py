@@ -58,8 +58,8 @@ def prefill_sample(prompts: Iterable[tuple[float, float]], seconds: float) -> Pr
 
 
 class PrefillFit:
-    """The fit of one engine. The first sample after a start is dropped: it has the engine's
-    compilations and first allocations in it."""
+    """The fit of one engine. The first sample after a start counts only until the second one: it
+    has the engine's compilations and first allocations in it."""
 
     def __init__(self, prior: PrefillCost = PREFILL_PRIOR) -> None:
         self._window = SampleWindow(tuple(prior))
@@ -67,7 +67,7 @@ class PrefillFit:
 
     @property
     def count(self) -> int:
-        """Samples, without the one dropped."""
+        """Samples."""
         return self._window.count
 
     @property
@@ -84,9 +84,9 @@ class PrefillFit:
         """Learn from a measurement; without tokens or seconds it says nothing."""
         if sample.tokens < 1 or sample.seconds <= 0:
             return
-        if self._is_cold:
+        if self._is_cold and self._window.count:
             self._is_cold = False
-            return
+            self._window.clear()
         features = (float(sample.requests), sample.tokens, sample.pairs)
         self._window.add(features, sample.seconds, now)
 

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from .linear_fit import FitSample, robust_fit
+from .linear_fit import RIDGE, FitSample, robust_fit
 
 WINDOW: Final = 64
 """Samples kept. More: steadier and slower to follow a change of the engine."""
@@ -14,13 +14,15 @@ _REFIT: Final = 8
 class SampleWindow:
     """Samples of one duration and their coefficients."""
 
-    def __init__(self, prior: tuple[float, ...]) -> None:
+    def __init__(self, prior: tuple[float, ...], ridge: float = RIDGE) -> None:
+        """`ridge`: weight of the prior's shape, in samples."""
         self.prior = prior
         """Coefficients until the first sample, and the shape of those that samples leave open."""
         self.count = 0
         """Samples ever added."""
         self.updated_at: float | None = None
         """Time of the latest sample; None without one."""
+        self._ridge = ridge
         self._samples: deque[FitSample] = deque(maxlen=WINDOW)
         self._coefficients = prior
         self._fitted = 0
@@ -37,14 +39,14 @@ class SampleWindow:
         """The fit of the samples in the window; the prior without samples."""
         new = self.count - self._fitted
         if new and new * _REFIT >= min(self.count, WINDOW):
-            self._coefficients = robust_fit(self._samples, self.prior)
+            self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
             self._fitted = self.count
         return self._coefficients
 
     def set_prior(self, prior: tuple[float, ...]) -> None:
         """Start from other coefficients, for instance those of an alike pod."""
         self.prior = prior
-        self._coefficients = robust_fit(self._samples, prior)
+        self._coefficients = robust_fit(self._samples, prior, self._ridge)
         self._fitted = self.count
 
     def clear(self) -> None:

@@ -22,6 +22,7 @@ from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.metrics import PeerMetrics
 from tandem_kube.client import Api
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
+from tandem_planner.prefill_fit import PrefillSample
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
 from tandem_sidecar.observability.observer import RequestObserver
 
@@ -63,7 +64,7 @@ def _epp() -> CollectorRegistry:
     fleet = Fleet()
     fleet.apply([DiscoveredBackend(Backend("b", "http://127.0.0.1:1"))])
     for pod in fleet:
-        pod.prefill_rate = 1.0
+        pod.estimates.prefill.add(PrefillSample(1, 100.0, 1e4, 1.0), 0.0)
         fleet.ejections.record(pod, Outcome.ANSWERED, 0.0, 0.0)
     metrics = EppMetrics(fleet)
     metrics.decisions.labels("unified", "short")

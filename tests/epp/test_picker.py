@@ -30,6 +30,16 @@ from tandem_epp.scheduling.config import Routing, load_scheduling
 
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400
+WEIGHTED = """
+plugins: [{type: prefix-cache-scorer}, {type: active-request-scorer}, {type: queue-scorer}]
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+  - {pluginRef: active-request-scorer, weight: 2}
+  - {pluginRef: queue-scorer}
+"""
+"""Scorers choose instead of the cost."""
 NOW = 1000.0
 ROLES = ("decode", "prefill")
 
@@ -66,6 +76,12 @@ class PickerSetup:
         placement = self.picker.place(request, body, NOW)
         header = dict(placement.mutation.set)[wire.PLAN]
         return placement, verify(header, KEYS, request_id="r", now=NOW)
+
+    def place_alone(self, prompt: object) -> Plan:
+        """Place a request that ends before the next one."""
+        placement, plan = self.place(prompt)
+        placement.end(NOW)
+        return plan
 
     def refusal(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
         http = HttpRequest("POST", "/v1/completions", request)
@@ -113,7 +129,7 @@ def test_requests_for_an_adapter_stay_where_it_is_loaded_and_avoid_full_pods() -
 
 
 def test_the_plan_names_the_rank_of_each_leg() -> None:
-    setup = PickerSetup(d="decode", p="prefill")
+    setup = PickerSetup(WEIGHTED, d="decode", p="prefill")
     for members, ranks in zip(list(setup.fleet.backends), (2, 3), strict=True):
         setup.fleet.set_ranks(members, ranks)
     for name in ("d_dp0", "p_dp0", "p_dp2"):
@@ -129,7 +145,7 @@ def test_the_plan_names_the_rank_of_each_leg() -> None:
 
 def test_a_split_names_both_pods_and_removes_other_internal_headers() -> None:
     setup = PickerSetup(d="decode", p1="prefill", p2="prefill")
-    setup["p1"].in_flight = 5
+    setup["p1"].estimates.queue.add(0.02, NOW)
     placement, plan = setup.place()
     headers = dict(placement.mutation.set)
     assert headers[wire.DESTINATION_ENDPOINT] == placement.mutation.destination == "10.0.0.1:8000"
@@ -158,7 +174,7 @@ def test_an_answered_prompt_counts_as_cached_on_its_decode_pod() -> None:
 
 def test_a_short_prompt_a_batch_and_a_disabled_split_are_unified() -> None:
     setup = PickerSetup(d="decode", p="prefill")
-    assert setup.place("hi")[1].reason == "short_prompt"
+    assert setup.place("hi")[1].reason == "cheaper_here"
     assert setup.place([LONG, LONG])[1].reason == "batch"
     assert setup.place(LONG, n=2)[1].reason == "n"
     assert (
@@ -168,10 +184,10 @@ def test_a_short_prompt_a_batch_and_a_disabled_split_are_unified() -> None:
 
 
 def test_a_unified_backend_prefills_for_others_and_not_for_itself() -> None:
-    setup = PickerSetup(d="decode", u="unified")
+    setup = PickerSetup(WEIGHTED, d="decode", u="unified")
     setup["u"].in_flight = 9
     assert [p.name for p in setup.place()[1].prefill] == ["u"]
-    alone = PickerSetup(p="prefill", u="unified")
+    alone = PickerSetup(WEIGHTED, p="prefill", u="unified")
     assert [p.name for p in alone.place()[1].prefill] == ["p"]
     alone.down("p")
     assert alone.place("new " * 400)[1].path is RoutingPath.FALLBACK
@@ -216,6 +232,32 @@ def test_no_prefill_pod_gets_fields_that_only_a_sidecar_removes(member: str) -> 
     assert setup.picker.place(HttpRequest("GET", "/health", {}), b"", NOW).decode is setup["p"]
 
 
+def test_requests_with_a_common_prefix_spread_over_the_pods() -> None:
+    setup = PickerSetup(**{f"u{i}": "unified" for i in range(10)})
+    system = "be helpful " * 1500
+    first, _ = setup.place(system)
+    first.on_response_headers(ResponseHeaders(None, 200), NOW)
+    first.end(NOW)
+    chosen = [setup.place(f"{system} question {i} " + f"{i} " * 250)[0].decode for i in range(200)]
+    assert max(map(chosen.count, setup.fleet)) <= 1.3 * 200 / 10
+
+
+@pytest.mark.parametrize(("queued", "goes_to_cache"), [(0, True), (20, False)])
+def test_a_long_prompt_goes_to_its_cache_unless_waiting_costs_more(
+    queued: int, goes_to_cache: bool
+) -> None:
+    setup = PickerSetup(a="unified", b="unified", c="unified")
+    cached = "word " * 48_000
+    streaming, _ = setup.place(cached, stream=True)
+    # It goes on streaming: a running decode.
+    streaming.on_response_headers(ResponseHeaders(None, 200), NOW)
+    for _ in range(queued):
+        streaming.decode.estimates.queue.add(2.0, NOW)
+    streaming.decode.estimates.changed()
+    long, _ = setup.place(cached + "more " * 32_000)
+    assert (long.decode is streaming.decode) == goes_to_cache
+
+
 def test_in_flight_counts_follow_a_request_and_end_at_zero() -> None:
     setup = PickerSetup(d="decode", p="prefill")
     placement, _ = setup.place()
@@ -226,7 +268,7 @@ def test_in_flight_counts_follow_a_request_and_end_at_zero() -> None:
     placement.on_response_headers(ResponseHeaders(None, 200), NOW)
     placement.end(NOW)
     assert (setup["d"].in_flight, setup["p"].in_flight) == (0, 0)
-    assert (setup["p"].prefill_rate, setup["d"].prefill_rate) == (80, None)
+    assert (setup["p"].estimates.has_timing, setup["d"].estimates.has_timing) == (True, False)
     sample = setup.metrics.registry.get_sample_value
     assert sample("tandem_epp_prefix_hit_ratio_sum", {"source": "measured"}) == 0.2
     early, _ = setup.place()
@@ -240,11 +282,10 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
     placement, plan = setup.place()
     retried = plan.prefill[1].name
     placement.on_response_headers(ResponseHeaders(timing, 200, retried), NOW)
-    rates = {pod.name: pod.prefill_rate for pod in setup.fleet}
-    assert rates == {"d": None, "p1": None, "p2": None, retried: 100}
+    assert [pod.name for pod in setup.fleet if pod.estimates.has_timing] == [retried]
     placement, _ = setup.place("other " * 400)
     placement.on_response_headers(ResponseHeaders(timing, 200, None), NOW)
-    assert setup["d"].prefill_rate == 100, "without a prefill backend the decode backend computed"
+    assert setup["d"].estimates.has_timing, "without a prefill backend the decode backend computed"
 
 
 def test_error_responses() -> None:
@@ -368,22 +409,25 @@ def test_a_scrape_changes_the_next_pick() -> None:
     assert {setup.place("hi")[0].decode.name for _ in range(20)} == {"d1", "d2"}
 
 
-def test_a_prompt_counts_as_cached_only_after_a_2xx() -> None:
-    setup = PickerSetup(d1="decode", d2="decode", p="prefill")
+@pytest.mark.parametrize("scheduling", ["{}", WEIGHTED], ids=["cost", "scores"])
+def test_a_prompt_counts_as_cached_only_after_a_2xx(scheduling: str) -> None:
+    setup = PickerSetup(scheduling, d1="decode", d2="decode", p="prefill")
     first, plan = setup.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     second, plan = setup.place()
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE, "its KV is not on the decode pod yet"
     first.on_response_headers(ResponseHeaders(None, 400), NOW)
     assert setup.place()[1].path is RoutingPath.PREFILL_THEN_DECODE, "an error left no KV"
-    assert second.decode is first.decode, "prompts with the same prefix go to the same pod"
+    # By cost, a decode pod with a request less is worth a short transfer.
+    if scheduling is WEIGHTED:
+        assert second.decode is first.decode, "prompts with the same prefix go to the same pod"
     second.on_response_headers(ResponseHeaders(None, 200), NOW)
     assert setup.place()[1].path is RoutingPath.FAST_DECODE
 
 
 @pytest.mark.parametrize("status", [502, 503])
 def test_a_backend_that_failed_a_request_is_avoided_until_its_next_scrape(status: int) -> None:
-    setup = PickerSetup(d1="decode", d2="decode", p="prefill")
+    setup = PickerSetup(WEIGHTED, d1="decode", d2="decode", p="prefill")
     report = ScrapeResult(Gauges(), b"one")
     for pod in setup.fleet:
         pod.apply_scrape(report)
@@ -414,15 +458,15 @@ def test_a_split_goes_to_a_decode_pod_whose_hash_has_a_prefill_pod() -> None:
     old = [backend("d-old", "decode", "1"), backend("p-old", "prefill", "1")]
     new = [backend("d-new", "decode", "2"), backend("p-new", "prefill", "2")]
     setup.fleet.apply([*old, new[0]])
-    plans = [setup.place(f"{i} {LONG}")[1] for i in range(8)]
+    plans = [setup.place_alone(f"{i} {LONG}") for i in range(8)]
     assert {plan.decode.name for plan in plans} == {"d-old"}, (
         "the new decode pod has no prefill pod yet"
     )
     assert {target.name for plan in plans for target in plan.prefill} == {"p-old"}
-    short = {setup.place(f"short {i}")[1].decode.name for i in range(8)}
+    short = {setup.place_alone(f"short {i}").decode.name for i in range(8)}
     assert "d-new" in short, "requests without a split go there already"
     setup.fleet.apply([*old, *new])
-    plans = [setup.place(f"again {i} {LONG}")[1] for i in range(16)]
+    plans = [setup.place_alone(f"again {i} {LONG}") for i in range(16)]
     pairs = {(plan.decode.name, *(t.name for t in plan.prefill)) for plan in plans}
     assert pairs == {("d-old", "p-old"), ("d-new", "p-new")}
 

@@ -75,7 +75,14 @@ async def two_epps(directory: Path, mode: BodyMode) -> AsyncIterator[ReplicatedS
             for each in backends
         ]
         config.write_text(
-            json.dumps({"disaggregated_serving": {"enabled": False}, "backends": urls})
+            json.dumps(
+                {
+                    "disaggregated_serving": {"enabled": False},
+                    "backends": urls,
+                    # Exact counts: the times that these backends report mean nothing.
+                    "plugins": [{"type": "active-request-scorer"}],
+                }
+            )
         )
         epps = [
             await parts.enter_async_context(epp(config, *flags, "--peer-listen", f"{HOST}:{port}"))

@@ -18,14 +18,14 @@ from tandem_epp.peers.frames import (
 )
 from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
 from tests.epp.simulation.replicas import LoopbackMesh
-from tests.epp.test_picker import LONG, NOW, PickerSetup
+from tests.epp.test_picker import LONG, NOW, WEIGHTED, PickerSetup
 
 
 class Replicas:
     """Pickers over the same pods, with what they share."""
 
     def __init__(self, *, delay: float = 0.0, **roles: str) -> None:
-        self.setups = [PickerSetup(**roles) for _ in range(2)]
+        self.setups = [PickerSetup(WEIGHTED, **roles) for _ in range(2)]
         self.shared = [SharedFleet(setup.fleet, lambda: NOW) for setup in self.setups]
         self.mesh = LoopbackMesh(self.shared, delay)
         for i, (setup, shared) in enumerate(zip(self.setups, self.shared, strict=True)):

@@ -12,7 +12,7 @@ from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.outcomes import STALL_SECONDS, Outcome
 from tandem_epp.verdicts import judge_broken
 
-from .test_picker import NOW, PickerSetup
+from .test_picker import NOW, WEIGHTED, PickerSetup
 
 OK = ResponseHeaders(None, 200, details="via_upstream")
 ERROR = replace(OK, status=500)
@@ -73,7 +73,7 @@ def test_without_fallback_the_sidecars_error_is_the_prefill_pods() -> None:
 
 
 def test_failing_prefill_pods_are_not_named_again() -> None:
-    setup = PickerSetup(d="decode", p="prefill", q="prefill")
+    setup = PickerSetup(WEIGHTED, d="decode", p="prefill", q="prefill")
     for i in range(2 * EJECT_IN_A_ROW):
         placement, plan = setup.place(f"{i} " * 400)
         path = RoutingPath.FALLBACK if plan.prefill[0].name == "p" else SPLIT.path

@@ -12,7 +12,10 @@ def test_step_and_slope_are_learned() -> None:
     for _ in range(60):
         decodes = random.randint(1, 200)
         fit.add(decodes, (0.02 + 3e-4 * decodes) * random.uniform(0.9, 1.1), 5.0)
-    assert fit.cost == pytest.approx(DecodeCost(0.02, 3e-4), rel=0.15)
+    for decodes in (50, 100, 200):
+        itl = fit.cost.step + fit.cost.slope * decodes
+        assert itl == pytest.approx(0.02 + 3e-4 * decodes, rel=0.15)
+    assert fit.cost.slope == pytest.approx(3e-4, rel=0.3)
     assert (fit.count, fit.updated_at) == (60, 5.0)
 
 

@@ -54,6 +54,8 @@ class Fleet:
         """The pods of each view. Kept when only scores change: then the view is a copy of it."""
         self._facts: dict[object, bool] = {}
         """What depends on which backends there are, ready or not."""
+        self.members_version = 0
+        """Changes with the members of any view: with the backends, their health and their pairs."""
         self.ejections = Ejections(self, self.invalidate_views, self.invalidate_scores)
 
     def __iter__(self) -> Iterator[Pod]:
@@ -136,6 +138,7 @@ class Fleet:
         """Drop the cached views: health, addresses or pairs changed."""
         self._members.clear()
         self._views.clear()
+        self.members_version += 1
 
     def invalidate_scores(self) -> None:
         """Renew the cached views: gauges changed, and with them the scores of steady scorers."""
@@ -158,9 +161,14 @@ class Fleet:
         removed = self._removed_models.get(model, -REMOVED_MODEL_SECONDS)
         return now - removed < REMOVED_MODEL_SECONDS
 
+    def model_key(self, model: str | None) -> str | None:
+        """`model`, or one key for all names that no backend lists: clients cannot grow a table."""
+        is_known = model is None or model in self._models or model in self._adapters
+        return model if is_known else _UNLISTED
+
     def ready_pods(self, model: str | None) -> tuple[Pod, ...]:
         """Pods of any role that may be chosen for `model`; one without a model list serves any."""
-        key = self._model_key(model)
+        key = self.model_key(model)
         return self._view(key, lambda: self._find_ready(key))
 
     def prefill_candidates(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
@@ -170,7 +178,7 @@ class Fleet:
             return self.kv_compatible(model, decode)
         # Per decode pod, because `unwarmed_prefills` is its own. WarmUps invalidates the views
         # whenever it changes that set.
-        key = ("warm", self._model_key(model), decode.name)
+        key = ("warm", self.model_key(model), decode.name)
         return self._view(key, lambda: _without_unwarmed(self.kv_compatible(model, decode), decode))
 
     def kv_compatible(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
@@ -180,7 +188,7 @@ class Fleet:
         ready = self.ready_pods(model)
         # Pods with the same role, hash and models share one view: no unified pod prefills for
         # another, so the view of one never contains the other.
-        key = ("compatible", self._model_key(model), _pairing_key(decode))
+        key = ("compatible", self.model_key(model), _pairing_key(decode))
         is_partner = is_kv_compatible if decode.backend.role is Role.DECODE else can_hand_off
         view = self._view(key, lambda: tuple(pod for pod in ready if is_partner(pod, decode)))
         # The same object, so that profiles reuse the scores they computed for it.
@@ -188,7 +196,7 @@ class Fleet:
 
     def pods_with_prefill(self, model: str | None) -> tuple[Pod, ...]:
         """The pods of `ready_pods(model)` to which another of them can hand off."""
-        key = self._model_key(model)
+        key = self.model_key(model)
         return self._view(("with prefill", key), lambda: _find_with_prefill(self.ready_pods(model)))
 
     def is_disaggregated(self, decode: Pod) -> bool:
@@ -201,7 +209,7 @@ class Fleet:
     def has_prefill_candidate(self, model: str | None, decode: Pod) -> bool:
         """Whether a pod of `prefill_candidates(model, decode)` can hand off to `decode`."""
         unwarmed = decode.name if decode.unwarmed_prefills else None
-        key = ("candidate", self._model_key(model), _pairing_key(decode), unwarmed)
+        key = ("candidate", self.model_key(model), _pairing_key(decode), unwarmed)
         # A view, because it depends on readiness: empty for False.
         return bool(self._view(key, lambda: self._first_candidate(model, decode)))
 
@@ -232,11 +240,6 @@ class Fleet:
     def _first_candidate(self, model: str | None, decode: Pod) -> tuple[Pod, ...]:
         candidates = self.prefill_candidates(model, decode)
         return next(((pod,) for pod in candidates if can_hand_off(pod, decode)), ())
-
-    def _model_key(self, model: str | None) -> str | None:
-        # Names that no backend lists share one view: clients cannot grow the table.
-        is_known = model is None or model in self._models or model in self._adapters
-        return model if is_known else _UNLISTED
 
 
 def loadable(adapter: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:

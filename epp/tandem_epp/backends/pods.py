@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from typing import Final
 
 from tandem_contract.config import Backend
-from tandem_contract.timing import Timing
 
+from ..estimates.pod_estimates import PodEstimates
 from .adapters import PodAdapters
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
@@ -23,8 +23,6 @@ CAPACITY_BLOCKS: Final = 31_250
 """KV blocks of a backend whose metrics do not report their number: half a million tokens."""
 FAILURE_THRESHOLD: Final = 3
 """Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
-_RATE_WEIGHT: Final = 0.1
-"""Weight of the newest sample in the moving average of the prefill rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Pod:
         """Load at the last successful scrape, faded since the next one is overdue; None until the
         first one. Replaced by each scrape, never changed."""
         self.scraped_at = 0.0
-        """When the last successful scrape ended, in seconds of the monotonic clock."""
+        """When the last successful scrape ended, in Unix seconds; 0: never."""
         self.prefixes = prefixes if prefixes is not None else PrefixTree()
         """The prefix index of all pods of the fleet, in which this pod is a key."""
         self.prefixes.set_capacity(self, capacity * block_tokens)
@@ -79,10 +77,10 @@ class Pod:
         """Requests that this EPP and its other replicas placed here and that have not ended."""
         self.remote_in_flight = 0
         """Those of `in_flight` that other replicas placed."""
-        self.prefill_rate: float | None = None
-        """Prompt tokens computed per second, a moving average of what sidecars report."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before its first scrape."""
+        self.estimates = PodEstimates(backend.weight)
+        """What requests are predicted to take here."""
         self.health = Health()
         """What the outcomes of requests say about it. Changed by `ejections.Ejections`."""
         self.unwarmed_prefills: set[Pod] = set()
@@ -114,8 +112,8 @@ class Pod:
         )
 
     def apply_scrape(self, result: ScrapeResult, now: float = 0.0) -> bool:
-        """Take in a scrape that succeeded at `now`, in seconds of the monotonic clock; returns
-        whether anything changed that scorers see."""
+        """Take in a scrape that succeeded at `now` (Unix seconds); returns whether anything
+        changed that scorers see."""
         # Compared before any of these fields is overwritten below.
         changed = result.gauges != self.gauges or not self.healthy
         if result.incarnation != self.incarnation:
@@ -124,6 +122,7 @@ class Pod:
             self.prefixes.clear(self)
             self.adapters.clear()
             self.health.on_new_process()
+            self.estimates.restart()
         self.block_tokens = result.block_tokens or self.block_tokens
         if result.blocks:
             # The index forgets when the engine's own KV cache would: both hold as many tokens. The
@@ -135,6 +134,8 @@ class Pod:
         self.adapters.apply(result.adapters)
         self._scraped, self._in_flight_at_scrape = result.gauges, self.in_flight
         self.scraped_at = now
+        room = result.blocks * self.block_tokens if result.blocks else None
+        self.estimates.on_counters(result.counters, result.gauges, room, now)
         return self.health.on_scrape() or changed
 
     def fade(self, staleness: float) -> None:
@@ -153,16 +154,6 @@ class Pod:
         # It probably restarts. If it does not, its prompts are learned again.
         self.prefixes.clear(self)
         return True
-
-    def record_prefill(self, timing: Timing) -> None:
-        """Update the prefill rate from a sidecar's report of a prefill that ran here."""
-        # A prompt that was cached entirely says nothing about the rate.
-        if timing.computed and timing.compute:
-            rate = timing.computed / timing.compute
-            average = self.prefill_rate
-            self.prefill_rate = (
-                rate if average is None else average + _RATE_WEIGHT * (rate - average)
-            )
 
 
 def _literal_address(backend: Backend) -> str | None:

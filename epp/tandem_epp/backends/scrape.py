@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from time import monotonic
+from time import monotonic, time
 from typing import Final
 
 import aiohttp
@@ -214,7 +214,7 @@ class Scraper:
             self._fleet.set_ranks(members, max(1, len(page.ranks)))
         if page.total.adapters is not None:
             self._fleet.learn_adapters(page.total.adapters)
-        changed, now = False, monotonic()
+        changed, now = False, time()
         results = page.ranks or (page.total,) * len(members.pods)
         for pod, result in zip(members.pods, results, strict=True):
             was_healthy = pod.healthy

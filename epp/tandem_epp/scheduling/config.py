@@ -3,10 +3,10 @@
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
 
-Without `plugins`, every scorer with a default weight in the registry is used, with max-score-picker
-and the prefix-based decider. Every profile filters by the role of its phase, listed or not. Without
-`schedulingProfiles`, both phases use every plugin listed, with weight 1; prefill-filter and
-decode-filter apply to their own phase only.
+Without a plugin that takes part in the choice (scorer, filter, picker, decider, handler), and with
+`predicted-cost`, which stands alone, the predicted cost chooses. Otherwise every profile filters by
+the role of its phase, listed or not. Without `schedulingProfiles`, both phases use every plugin
+listed, with weight 1; prefill-filter and decode-filter apply to their own phase only.
 
 A disagg-profile-handler that names no decider turns splitting off. Without a handler, the decider
 that is listed applies, or the default one.
@@ -25,24 +25,25 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 
+from .cost_choice import CostSettings
 from .decider import DeciderSettings
+from .model_configs import load_kv_sizes
+from .parameters import CostParameters, DeciderNames, HandlerParameters, Strict
 from .pickers import MaxScorePicker
 from .profile import Picker, Profile, Scorer
 from .registry import (
     PLUGINS,
     PREFIX_DECIDER,
     REGISTRY,
-    DeciderNames,
+    CostType,
     DeciderType,
     FilterType,
-    HandlerParameters,
     HandlerType,
     PickerType,
     PluginType,
     PrefixIndexSettings,
     PrefixIndexType,
     ScorerType,
-    Strict,
     unknown_name,
 )
 from .scorers import RoleFilter
@@ -50,6 +51,8 @@ from .scorers import RoleFilter
 KIND: Final = "EndpointPickerConfig"
 API_VERSIONS: Final = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 S = TypeVar("S", bound=msgspec.Struct)
+_CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
+"""Plugins that take part in a choice by scores."""
 
 
 class PluginEntry(Strict, frozen=True):
@@ -87,6 +90,8 @@ class PickerConfig(Strict, frozen=True):
 class Scheduling:
     """The profiles, the decider and the index settings that a configuration results in."""
 
+    cost: CostSettings | None
+    """The choice by cost; None: profiles and decider choose."""
     decode: Profile
     prefill: Profile
     decider: DeciderSettings
@@ -134,6 +139,7 @@ class _Builder:
         # The handler names the profiles and the decider, so it comes first.
         handler = self._handler()
         return Scheduling(
+            cost=self._cost(),
             decode=self._profile(handler.profiles.decode, Role.DECODE),
             prefill=self._profile(handler.profiles.prefill, Role.PREFILL),
             decider=self._decider(handler.deciders.prefill or handler.deciderPluginName),
@@ -160,6 +166,19 @@ class _Builder:
                 return plugin.entry.factory(plugin.parameters)
         deciders = (n for n, p in self._plugins.items() if isinstance(p.entry, DeciderType))
         return HandlerParameters(deciders=DeciderNames(prefill=next(deciders, PREFIX_DECIDER)))
+
+    def _cost(self) -> CostSettings | None:
+        choosing = [n for n, p in self._plugins.items() if isinstance(p.entry, _CHOOSING)]
+        for i, plugin in enumerate(self._plugins.values()):
+            if not isinstance(plugin.entry, CostType):
+                continue
+            if choosing:
+                message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
+                raise self._document.error(f"plugins[{i}]", message)
+            parameters: CostParameters = plugin.entry.factory(plugin.parameters)
+            sizes = load_kv_sizes(self._document, f"plugins[{i}]", parameters)
+            return CostSettings(sizes, parameters.maxNumOfEndpoints)
+        return None if choosing else CostSettings()
 
     def _index(self) -> PrefixIndexSettings:
         # Of several index configurations the first one listed counts.
@@ -199,12 +218,6 @@ class _Builder:
                 case FilterType(factory=factory):
                     # A filter's −∞ times a weight of 0 would not be a number.
                     scorers.append((factory(plugin.parameters), 1.0))
-        if not self._config.plugins:
-            scorers += [
-                (entry.factory(entry.parameters()), entry.default_weight)
-                for entry in PLUGINS
-                if isinstance(entry, ScorerType) and entry.default_weight
-            ]
         return Profile(scorers, picker)
 
     def _references(self, name: str, phase: Role) -> list[tuple[str, PluginRef]]:

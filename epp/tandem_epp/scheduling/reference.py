@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .registry import PLUGINS, AcceptedType, PluginType, ScorerType
+from .registry import PLUGINS, AcceptedType, PluginType
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "epp.md"
 BEGIN: Final = "<!-- plugins: written by make generate -->"
@@ -20,8 +20,8 @@ END: Final = "<!-- end of plugins -->"
 def plugin_table() -> str:
     """The table in Markdown, one row per plugin that has an effect, then the names of the rest."""
     rows = [
-        "| type | kind | weight by default | what it does | parameters |",
-        "|---|---|---|---|---|",
+        "| type | kind | what it does | parameters |",
+        "|---|---|---|---|",
         *(_row(plugin) for plugin in PLUGINS if not isinstance(plugin, AcceptedType)),
     ]
     accepted = ", ".join(f"`{p.type_name}`" for p in PLUGINS if isinstance(p, AcceptedType))
@@ -39,9 +39,8 @@ def with_table(page: str) -> str:
 
 
 def _row(plugin: PluginType[Any]) -> str:
-    weight = plugin.default_weight if isinstance(plugin, ScorerType) else 0.0
     parameters = "<br>".join(_parameters(plugin.parameters))
-    cells = (f"`{plugin.type_name}`", plugin.kind, f"{weight:g}" if weight else "", plugin.help)
+    cells = (f"`{plugin.type_name}`", plugin.kind, plugin.help)
     return f"| {' | '.join(cells)} | {parameters} |"
 
 

@@ -9,15 +9,24 @@ the entries. Type and parameter names are llm-d's where llm-d has the plugin.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from tandem_contract.paths import Role
 
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
 from ..backends.prefix_tree import LIMIT_BYTES
 from .decider import DeciderSettings
+from .parameters import (
+    AnyParameters,
+    CostParameters,
+    HandlerParameters,
+    NoParameters,
+    PickerParameters,
+    PrefixDeciderParameters,
+    PrefixIndexParameters,
+)
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from .profile import Picker, Scorer
 from .scorers import (
@@ -29,95 +38,6 @@ from .scorers import (
     RoleFilter,
     RunningRequestsSizeScorer,
 )
-
-# Parameters: one Struct per plugin type. A field's Meta gives its range and its line in the docs.
-
-
-class Strict(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the configuration in which an unknown field is an error."""
-
-
-class NoParameters(Strict, frozen=True):
-    """A plugin without parameters."""
-
-
-class AnyParameters(Struct, frozen=True):
-    """Parameters of a plugin that has no effect here: all are accepted and ignored."""
-
-
-class PickerParameters(Strict, frozen=True):
-    """Parameters of every picker."""
-
-    maxNumOfEndpoints: Annotated[  # noqa: N815 - llm-d's name
-        int,
-        Meta(
-            ge=1,
-            description="addresses in the destination header, the decode pod and its alternates; "
-            "Tandem's Envoy accepts one and answers 503 to a list",
-        ),
-    ] = 1
-
-
-class PrefixDeciderParameters(Strict, frozen=True):
-    """Parameters of prefix-based-pd-decider."""
-
-    nonCachedTokens: Annotated[  # noqa: N815 - llm-d's name
-        int,
-        Meta(ge=0, description="split from this many uncached prompt tokens on; 0: never"),
-    ] = DeciderSettings().non_cached_tokens
-
-
-class PrefixIndexParameters(Strict, frozen=True):
-    """Parameters of approx-prefix-cache-producer."""
-
-    blockSizeTokens: Annotated[  # noqa: N815 - llm-d's name
-        int, Meta(ge=1, description="KV block size if a backend's metrics do not report it")
-    ] = BLOCK_TOKENS
-    lruCapacityPerServer: Annotated[  # noqa: N815 - llm-d's name
-        int,
-        Meta(
-            ge=1,
-            description="KV blocks of a backend if its metrics do not report their number",
-        ),
-    ] = CAPACITY_BLOCKS
-    maxPrefixBlocksToMatch: Annotated[  # noqa: N815 - llm-d's name
-        int, Meta(ge=0, description="ignored: prompts are matched to their end")
-    ] = 0
-    memoryLimitBytes: Annotated[  # noqa: N815 - llm-d's style
-        int,
-        Meta(
-            ge=1_000_000,
-            description="memory of the index over all backends; beyond it the backend that holds "
-            "most forgets its least recently used prompts",
-        ),
-    ] = LIMIT_BYTES
-
-
-class ProfileNames(Strict, frozen=True):
-    """The scheduling profile of each phase."""
-
-    decode: str = "decode"
-    prefill: str = "prefill"
-
-
-class DeciderNames(Strict, frozen=True):
-    """The decider of each phase."""
-
-    prefill: str | None = None
-
-
-class HandlerParameters(Strict, frozen=True):
-    """Parameters of disagg-profile-handler. Without a decider no request is split."""
-
-    profiles: Annotated[
-        ProfileNames, Meta(description="names of the `decode` and the `prefill` profile")
-    ] = ProfileNames()
-    deciders: Annotated[
-        DeciderNames, Meta(description="name of the `prefill` decider; none: never split")
-    ] = DeciderNames()
-    deciderPluginName: Annotated[  # noqa: N815 - llm-d's name
-        str | None, Meta(description="older name of `deciders.prefill`")
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -165,8 +85,6 @@ class ScorerType(PluginType[P]):
 
     kind = "scorer"
     factory: Callable[[P], Scorer]
-    default_weight: float = 0.0
-    """Weight if the configuration lists no plugins; 0: not used then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +101,14 @@ class DeciderType(PluginType[P]):
 
     kind = "decider"
     factory: Callable[[P], DeciderSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostType(PluginType[P]):
+    """Chooses the decode pod, the path and the prefill pod by one cost; stands alone."""
+
+    kind = "cost"
+    factory: Callable[[P], P]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,29 +138,35 @@ def _accepted(type_name: str, purpose: str) -> AcceptedType[AnyParameters]:
     return AcceptedType(type_name=type_name, parameters=AnyParameters, help=purpose)
 
 
+PREDICTED_COST: Final = "predicted-cost"
+"""What chooses if the configuration lists no scorer, picker, decider, filter or handler."""
 PREFIX_DECIDER: Final = "prefix-based-pd-decider"
-"""The decider if the configuration lists none."""
+"""The decider if a configuration lists scorers or pickers, but no decider."""
 
 PLUGINS: Final[tuple[PluginType[Any], ...]] = (
+    CostType(
+        type_name=PREDICTED_COST,
+        factory=lambda parameters: parameters,
+        parameters=CostParameters,
+        help="chooses the backends and whether to split by one predicted cost in seconds; the "
+        "default; not to be combined with scorers, pickers or deciders",
+    ),
     ScorerType(
         type_name="prefix-cache-scorer",
         factory=lambda _: PrefixCacheScorer(),
         parameters=NoParameters,
-        default_weight=3.0,
         help="prefers backends to which more of the prompt was routed before",
     ),
     ScorerType(
         type_name="active-request-scorer",
         factory=lambda _: ActiveRequestScorer(),
         parameters=NoParameters,
-        default_weight=2.0,
-        help="prefers backends with fewer requests of this EPP in flight",
+        help="prefers backends with fewer requests in flight",
     ),
     ScorerType(
         type_name="queue-scorer",
         factory=lambda _: QueueScorer(),
         parameters=NoParameters,
-        default_weight=1.0,
         help="prefers engines with fewer waiting requests",
     ),
     ScorerType(

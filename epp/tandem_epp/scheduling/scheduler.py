@@ -7,7 +7,7 @@ Errors: `NoBackend`, `decider.SplitImpossible`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -17,13 +17,19 @@ from tandem_contract.prefix import block_tokens_at
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
+from ..estimates.cost_record import CostRecord
+from ..estimates.request_load import PlacedPrompt
 from .config import Routing
+from .cost_choice import CostScheduler, CostSettings
 from .decider import DeciderInputs, PathDecision, decide_path, is_split
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
 
 PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
+
+
+_UNKNOWN_SIZE: Final = PlacedPrompt()
 
 
 class NoBackend(Exception):
@@ -41,6 +47,10 @@ class SchedulingResult:
     """The choice, then the retries; empty without a split."""
     cached_tokens: int = 0
     """Prompt tokens believed to be cached on the decode pod."""
+    costs: CostRecord | None = None
+    """What a choice by cost was made from; None: scorers chose."""
+    size: PlacedPrompt = _UNKNOWN_SIZE
+    """What the request is predicted to take."""
 
 
 class Scheduler:
@@ -50,13 +60,33 @@ class Scheduler:
         self.routing = routing
         """Profiles, decider and fallback; a reload replaces it."""
         self._fleet, self._random = fleet, random
+        self._cost = CostScheduler(fleet, random)
 
     def schedule(
-        self, context: ScoringContext, model: str | None, subset: frozenset[str] | None
+        self,
+        context: ScoringContext,
+        model: str | None,
+        subset: frozenset[str] | None,
+        now: float,
     ) -> SchedulingResult:
         """Choose pods for a request for `model` among those that `subset` (the gateway's hint)
-        allows. Raises NoBackend, SplitImpossible."""
+        allows, at `now` (Unix seconds). Raises NoBackend, SplitImpossible."""
         ready = in_subset(self._fleet.ready_pods(model), subset)
+        if (cost := self.routing.scheduling.cost) is not None:
+            result = self._schedule_by_cost(
+                ready, context, model, cost, now, is_whole_fleet=subset is None
+            )
+        else:
+            result = self._schedule_by_scores(ready, context, model, subset)
+        return replace(result, size=self._cost.size(context, result.decode[0], result.prefill))
+
+    def _schedule_by_scores(
+        self,
+        ready: tuple[Pod, ...],
+        context: ScoringContext,
+        model: str | None,
+        subset: frozenset[str] | None,
+    ) -> SchedulingResult:
         decode = self._choose_decode(ready, context)
         if not decode:
             return self._without_decode(ready)
@@ -79,6 +109,47 @@ class Scheduler:
         if result.decision.path is RoutingPath.FALLBACK:
             return self._prefer_unified(result, ready, context)
         return result
+
+    def _schedule_by_cost(
+        self,
+        ready: tuple[Pod, ...],
+        context: ScoringContext,
+        model: str | None,
+        settings: CostSettings,
+        now: float,
+        *,
+        is_whole_fleet: bool,
+    ) -> SchedulingResult:
+        serving = self.routing.serving
+        choice = self._cost.schedule(
+            ready,
+            context,
+            model,
+            settings,
+            now,
+            is_whole_fleet=is_whole_fleet,
+            can_split=serving.enabled,
+            can_fall_back=serving.fallback_to_unified,
+        )
+        if choice is None:
+            return self._without_decode(ready)
+        if choice.decision.path is RoutingPath.FALLBACK and (unified := unified_pods(ready)):
+            alone = self._cost.schedule(
+                tuple(unified),
+                context,
+                model,
+                settings,
+                now,
+                is_whole_fleet=False,
+                can_split=False,
+                can_fall_back=True,
+            )
+            choice = replace(alone or choice, decision=choice.decision)
+        prompt_tokens = context.request.prompt_tokens if context.request else 0
+        cached = min(prompt_tokens, context.cached_tokens(choice.decode[0]))
+        return SchedulingResult(
+            choice.decision, choice.decode, choice.prefill, cached, choice.record
+        )
 
     def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
         profile = self.routing.scheduling.decode

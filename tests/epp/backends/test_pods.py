@@ -5,7 +5,6 @@ from dataclasses import replace
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.prefix import text_chain
-from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pace import HALF_LIFE
@@ -71,16 +70,6 @@ def test_only_changes_that_scorers_see_are_reported() -> None:
     assert scraped_pod.apply_scrape(REPORT)
     assert not scraped_pod.apply_scrape(REPORT)
     assert scraped_pod.apply_scrape(replace(REPORT, gauges=Gauges(waiting=1.0)))
-
-
-def test_the_prefill_rate_is_a_moving_average() -> None:
-    prefill_pod = pod()
-    prefill_pod.record_prefill(Timing(cached=5))
-    assert prefill_pod.prefill_rate is None
-    prefill_pod.record_prefill(Timing(compute=2.0, computed=200))
-    assert prefill_pod.prefill_rate == 100
-    prefill_pod.record_prefill(Timing(compute=1.0, computed=200))
-    assert prefill_pod.prefill_rate == 110
 
 
 def test_a_view_is_one_object_until_something_changes() -> None:

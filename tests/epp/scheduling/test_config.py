@@ -1,6 +1,7 @@
 """EndpointPickerConfig: llm-d's files load, and errors name their line."""
 
 from math import inf
+from pathlib import Path
 from random import Random
 from textwrap import dedent
 
@@ -13,6 +14,7 @@ from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling import config as scheduling_config
 from tandem_epp.scheduling.config import Scheduling, load_scheduling
+from tandem_epp.scheduling.cost_choice import CostSettings
 from tandem_epp.scheduling.decider import DeciderSettings
 from tandem_epp.scheduling.profile import ScoringContext
 from tandem_epp.scheduling.registry import REGISTRY, FilterType, NoParameters
@@ -74,8 +76,49 @@ def test_an_llmd_file_loads() -> None:
     assert [pod.name for pod in prefill] == ["prefill-2"]
 
 
-def test_the_default_weighs_prefix_hits_over_load() -> None:
-    scheduling = loaded("{}", fallback=False)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "plugins: [{type: predicted-cost}]",
+        "plugins: [{type: approx-prefix-cache-producer}, {type: openai-parser}]",
+    ],
+)
+def test_the_cost_chooses_unless_scores_are_configured(text: str) -> None:
+    assert loaded(text).cost == CostSettings()
+
+
+@pytest.mark.parametrize(
+    "other", ["queue-scorer", "max-score-picker", "disagg-profile-handler", "decode-filter"]
+)
+def test_scores_choose_where_they_are_configured_and_never_with_the_cost(other: str) -> None:
+    assert loaded(f"plugins: [{{type: {other}}}]").cost is None
+    with pytest.raises(DocumentError, match=f"stands alone: remove it, or {other}"):
+        loaded(f"plugins: [{{type: {other}}}, {{type: predicted-cost}}]")
+
+
+def test_a_models_kv_size_is_read_from_its_config(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}')
+    for path in (file, tmp_path):
+        text = f"plugins: [{{type: predicted-cost, parameters: {{modelConfigs: {{m: {path}}}}}}}]"
+        cost = loaded(text).cost
+        assert cost is not None
+        assert cost.kv["m"].bytes(10) == 10 * 2 * 4 * 2 * 16 * 2
+    for content in ("{", "{}"):
+        file.write_text(content)
+        with pytest.raises(DocumentError, match=r"m: .*config\.json"):
+            loaded(text)
+
+
+def test_prefix_hits_weigh_more_than_load_with_more_weight() -> None:
+    text = """
+plugins: [{type: prefix-cache-scorer}, {type: active-request-scorer}]
+schedulingProfiles:
+- name: both
+  plugins: [{pluginRef: prefix-cache-scorer, weight: 3}, {pluginRef: active-request-scorer}]
+"""
+    scheduling = loaded(text, fallback=False)
     assert scheduling.decider == DeciderSettings(fallback_to_unified=False)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()

@@ -15,7 +15,6 @@ from tandem_epp.scheduling.registry import (
     REGISTRY,
     AcceptedType,
     PluginType,
-    ScorerType,
 )
 
 WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType)]
@@ -79,19 +78,6 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
     document = parse_documents(text, "router.yaml")[0]
     scheduling = load_scheduling(document, document.data, DisaggregatedServing())
     assert scheduling.decider == DeciderSettings()
-
-
-def test_the_default_weights_are_those_of_the_documentation() -> None:
-    weights = {
-        plugin.type_name: plugin.default_weight
-        for plugin in PLUGINS
-        if isinstance(plugin, ScorerType) and plugin.default_weight
-    }
-    assert weights == {
-        "prefix-cache-scorer": 3,
-        "active-request-scorer": 2,
-        "queue-scorer": 1,
-    }
 
 
 def test_the_table_in_the_documentation_is_current() -> None:

@@ -99,7 +99,7 @@ class RealPicker:
     def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
         """The scraper reads every pod's page."""
         changed = [
-            pod.apply_scrape(page) for pod, page in zip(self.fleet, pages, strict=True)
+            pod.apply_scrape(page, now) for pod, page in zip(self.fleet, pages, strict=True)
         ]  # fmt: skip
         if any(changed):
             self.fleet.invalidate_views()

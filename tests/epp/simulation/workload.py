@@ -98,7 +98,10 @@ def body(work: Work) -> bytes:
     last = work.blocks[full] if is_recorded else _OWN + work.index
     parts.append(_text(last, own))
     prompt = b"".join(parts)
-    return b'{"model":"m","prompt":"%b","max_tokens":%d}' % (prompt, work.output_tokens)
+    return b'{"model":"m","stream":true,"prompt":"%b","max_tokens":%d}' % (
+        prompt,
+        work.output_tokens,
+    )
 
 
 def _text(block: int, tokens: int) -> bytes:

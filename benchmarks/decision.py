@@ -1,0 +1,111 @@
+"""How long the choice of pods takes at 100 pods, without parsing the body and hashing the prompt.
+
+    python -m benchmarks.decision [--rounds 5] [--json FILE]
+
+The pods have requests in flight, prompts in the prefix index, and gauges that change between two
+requests, as under load. What is measured is `Scheduler.schedule`, which also looks the prompt up in
+the index, with 100 unified pods and with 50 prefill and 50 decode pods.
+"""
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter
+
+import click
+
+from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.documents import parse_documents
+from tandem_contract.paths import Role
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.estimates.request_load import RequestLoad
+from tandem_epp.request import InferenceRequest
+from tandem_epp.scheduling.config import Routing, load_scheduling
+from tandem_epp.scheduling.profile import ScoringContext
+from tandem_epp.scheduling.scheduler import Scheduler
+
+from .figures import Figure, at_most, progress, report
+
+PODS = 100
+_REQUESTS = 2000
+_PROMPT_BYTES = 16_000
+_SHARED_BYTES = 12_000
+
+
+def _fleet(roles: Sequence[Role]) -> Fleet:
+    fleet = Fleet()
+    fleet.apply(
+        DiscoveredBackend(
+            Backend(name=f"pod-{i}", url=f"http://10.0.0.{i + 1}:8000", role=role, models=("m",))
+        )
+        for i, role in enumerate(roles)
+    )
+    return fleet
+
+
+def _requests(random: Random) -> list[InferenceRequest]:
+    """Prompts of about 4,000 tokens, of which 3,000 are one of 20 common beginnings."""
+    made = []
+    for _ in range(_REQUESTS):
+        shared = b"%d " % random.randrange(20) * _SHARED_BYTES
+        prompt = shared[:_SHARED_BYTES] + random.randbytes(_PROMPT_BYTES - _SHARED_BYTES)
+        request = InferenceRequest("m", prompt, is_stream=True, max_tokens=200)
+        # Hashed now: the benchmark leaves it out.
+        request.chain  # noqa: B018
+        made.append(request)
+    return made
+
+
+def _decision_seconds(roles: Sequence[Role], seed: int) -> float:
+    """Median seconds of a decision."""
+    random, now = Random(seed), 1000.0
+    fleet = _fleet(roles)
+    pods = list(fleet)
+    serving = DisaggregatedServing(enabled=Role.PREFILL in roles)
+    scheduling = load_scheduling(parse_documents("{}", "router.yaml")[0], {}, serving)
+    scheduler = Scheduler(fleet, Routing(serving, scheduling), random)
+    open_requests: list[RequestLoad] = []
+    durations = []
+    for request in _requests(random):
+        now += 0.01
+        # One page arrives between two requests.
+        gauges = Gauges(running=float(random.randrange(20)), kv_usage=random.random() / 2)
+        random.choice(pods).apply_scrape(ScrapeResult(gauges, b"1", 16, 60_000), now)
+        fleet.invalidate_scores()
+        context = ScoringContext(request, fleet.prefixes)
+        began = perf_counter()
+        result = scheduler.schedule(context, "m", None, now)
+        durations.append(perf_counter() - began)
+        prefill = result.prefill[0].estimates if result.prefill else None
+        open_requests.append(RequestLoad(result.decode[0].estimates, prefill, result.size, now))
+        fleet.prefixes.confirm(fleet.prefixes.place(result.decode[0], request.chain))
+        if len(open_requests) > 5 * PODS:
+            open_requests.pop(0).end(now)
+        elif len(open_requests) > PODS:
+            open_requests[-PODS].on_response(now)
+    return median(durations)
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+def main(rounds: int, file: Path | None) -> None:
+    """Measure decisions."""
+    figures: list[Figure] = []
+    gc.freeze()
+    for name, roles in (
+        ("unified", [Role.UNIFIED] * PODS),
+        ("50 prefill, 50 decode", [Role.PREFILL, Role.DECODE] * (PODS // 2)),
+    ):
+        progress(f"{PODS} pods: {name}, {rounds} rounds")
+        micros = [1e6 * _decision_seconds(roles, seed) for seed in range(rounds)]
+        figures.append(at_most(f"decision at {PODS} pods, {name}", micros, "µs", 150))
+    report(figures, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What an engine's counters say about its speed: differences between two scrapes as samples.
+
+For pods without a sidecar, and for what no response tells: ITL, transfers, lengths of answers. The
+engine's counters sum durations over requests, so where prefills overlap the sum counts the same
+seconds more than once. `CounterWindow` therefore takes the summed durations of a period in which
+the engine was mostly idle, and the tokens per second of one in which it was always busy.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tandem_planner.prefill_fit import PrefillSample
+
+_IDLE_SHARE: Final = 0.5
+"""Seconds of prefill per second up to which prefills hardly overlap."""
+_BUSY_SHARE: Final = 2.0
+"""Seconds of prefill per second from which the engine always has one under way."""
+_MIN_SECONDS: Final = 0.5
+"""Seconds of a window at least: a shorter one cuts too many requests in two."""
+
+
+class Counters(Protocol):
+    """`backends.engine_page.EngineCounters`."""
+
+    @property
+    def prefill_seconds(self) -> float | None: ...
+    @property
+    def prefills(self) -> float | None: ...
+    @property
+    def prefill_tokens(self) -> float | None: ...
+    @property
+    def computed_tokens(self) -> float | None: ...
+    @property
+    def itl_seconds(self) -> float | None: ...
+    @property
+    def itls(self) -> float | None: ...
+    @property
+    def transfer_bytes(self) -> float | None: ...
+    @property
+    def transfer_seconds(self) -> float | None: ...
+    @property
+    def transfers(self) -> float | None: ...
+    @property
+    def generated_tokens(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSamples:
+    """What happened between two scrapes; None: nothing, or not reported."""
+
+    prefill: PrefillSample | None = None
+    itl: float | None = None
+    """Seconds between two tokens of a request, on average."""
+    tokens_per_second: float = 0.0
+    """Prompt tokens computed per second meanwhile."""
+    output_tokens: float | None = None
+    """Tokens per answer, on average."""
+    transfer: tuple[float, float, float] | None = None
+    """Transfers, bytes, and seconds of all of them."""
+
+
+class CounterWindow:
+    """The counters of one engine since the last samples."""
+
+    def __init__(self) -> None:
+        self._counters: Counters | None = None
+        self._at = 0.0
+
+    def restart(self) -> None:
+        """The engine's process was replaced: its counters began at 0."""
+        self._counters = None
+
+    def advance(self, counters: Counters, now: float) -> CounterSamples | None:
+        """The samples since the last call that returned some; None while the window is short."""
+        if (before := self._counters) is None:
+            self._counters, self._at = counters, now
+            return None
+        if (seconds := now - self._at) < _MIN_SECONDS:
+            return None
+        self._counters, self._at = counters, now
+        requests = _difference(before.prefills, counters.prefills)
+        generated = _difference(before.generated_tokens, counters.generated_tokens)
+        itls = _difference(before.itls, counters.itls)
+        return CounterSamples(
+            _prefill(before, counters, requests, seconds),
+            _difference(before.itl_seconds, counters.itl_seconds) / itls if itls > 0 else None,
+            _difference(before.computed_tokens, counters.computed_tokens) / seconds,
+            generated / requests if requests > 0 and generated > 0 else None,
+            _transfer(before, counters),
+        )
+
+
+def _prefill(
+    before: Counters, after: Counters, requests: float, seconds: float
+) -> PrefillSample | None:
+    tokens = _difference(before.prefill_tokens, after.prefill_tokens)
+    duration = _difference(before.prefill_seconds, after.prefill_seconds)
+    if tokens < 1 or requests < 1 or duration <= 0:
+        return None
+    # As if all had the same length: the quadratic term needs only its size.
+    pairs = tokens * tokens / requests
+    share = duration / seconds
+    if share <= _IDLE_SHARE:
+        return PrefillSample(int(requests), tokens, pairs, duration)
+    if share >= _BUSY_SHARE:
+        return PrefillSample(int(requests), tokens, pairs, seconds)
+    return None
+
+
+def _transfer(before: Counters, after: Counters) -> tuple[float, float, float] | None:
+    transfers = _difference(before.transfers, after.transfers)
+    count = _difference(before.transfer_bytes, after.transfer_bytes)
+    seconds = _difference(before.transfer_seconds, after.transfer_seconds)
+    return (transfers, count, seconds) if transfers > 0 and count > 0 and seconds > 0 else None
+
+
+def _difference(before: float | None, after: float | None) -> float:
+    """0 where one is not reported, or where a counter went back."""
+    return max(0.0, after - before) if before is not None and after is not None else 0.0

@@ -1,0 +1,168 @@
+"""Everything that the cost of a request on one pod depends on.
+
+`figures(now)` is what the planner takes; it is computed again only after something changed.
+Requests that other routers sent are seen in the engine's gauges: those beyond the known ones count
+as waiting prefills of average length, or as decodes.
+"""
+
+from math import inf
+from typing import Final, Protocol
+
+from tandem_planner.cost import (
+    DECODE_RESERVE,
+    DECODE_WEIGHT,
+    LATE_SHARE,
+    STALL_WEIGHT,
+    PodFigures,
+)
+from tandem_planner.decode_fit import DecodeFit
+from tandem_planner.kv_size import KvSize
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
+from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit
+
+from .busy_period import BusyPeriod
+from .engine_counters import Counters, CounterWindow
+from .prefill_queue import PrefillQueue
+
+OUTPUT_PRIOR: Final = 200.0
+"""Tokens of an answer before any is counted."""
+_WEIGHT: Final = 0.1
+"""Weight of the newest value in moving averages."""
+_NEVER: Final = inf
+
+
+class Load(Protocol):
+    """`backends.engine_page.Gauges`."""
+
+    @property
+    def running(self) -> float: ...
+    @property
+    def waiting(self) -> float: ...
+    @property
+    def deferred(self) -> float: ...
+    @property
+    def kv_usage(self) -> float: ...
+
+
+class PodEstimates:
+    """The estimates of one pod."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        """`weight`: how much faster than others the pod is assumed to be until it is measured."""
+        self.queue = PrefillQueue()
+        prior = PrefillCost(*(c / weight for c in PREFILL_PRIOR))
+        self.prefill, self.decode, self.transfer = PrefillFit(prior), DecodeFit(), TransferFit()
+        self.busy = BusyPeriod()
+        self.kv: KvSize | None = None
+        """From the model's config.json; None: learned from transfers, else assumed."""
+        self.decodes = 0
+        """Requests of this EPP and its replicas that decode here."""
+        self.undecoded = 0
+        """Those that will decode here and are still being prefilled."""
+        self.output_tokens: float | None = None
+        """Tokens per answer, a moving average; None: not known."""
+        self.has_timing = False
+        """Whether responses tell how long prefills take: counters are not used then."""
+        self.is_decode = False
+        """Whether other pods are there to prefill for this one: it is spared from prefills."""
+        self._counters = CounterWindow()
+        self._mean_prefill = PREFILL_PRIOR.seconds(1000)
+        """Seconds of a prefill, a moving average of those placed."""
+        self._unknown_waiting = self._unknown_running = 0.0
+        """Requests of other routers at the last scrape."""
+        self._running = 0.0
+        """Requests that the engine computed at the last scrape."""
+        self.shared_slope: float | None = None
+        """Median slope of the decode fits of alike pods; None: the pod's own counts. A slope is
+        hard to measure, and two pods with unequal errors would not share the load."""
+        self._free_tokens = inf
+        """Tokens for which the KV cache had room at the last scrape."""
+        self._placed_tokens = 0.0
+        """Tokens that requests placed since then need."""
+        self._figures: PodFigures | None = None
+        self._expires = _NEVER
+        """When the head of the queue ends without a first token to tell it."""
+
+    def figures(self, now: float) -> PodFigures:
+        """What the cost depends on; `now` only moves on."""
+        if self._figures is None or self._expires <= now:
+            self.queue.drain(now)
+            self._figures = self._make_figures()
+            head = self.queue.head
+            is_seen = head is None or head.has_first_token
+            self._expires = _NEVER if is_seen else self.queue.head_ends
+        return self._figures
+
+    def changed(self) -> None:
+        """The queue, the decodes or a fit changed."""
+        self._figures = None
+
+    def count_placed(self, seconds: float, tokens: float) -> None:
+        """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
+        self._mean_prefill += _WEIGHT * (seconds - self._mean_prefill)
+        self._placed_tokens += tokens
+        self._figures = None
+
+    def on_counters(
+        self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
+    ) -> None:
+        """Take in a scrape; `capacity_tokens`: the size of the KV cache, None: not reported."""
+        waiting = max(0.0, load.waiting - load.deferred)
+        unknown = max(0.0, waiting + load.running - len(self.queue) - self.decodes)
+        self._unknown_waiting = min(unknown, max(0.0, waiting - len(self.queue)))
+        self._unknown_running = unknown - self._unknown_waiting
+        if capacity_tokens is not None:
+            self._free_tokens = capacity_tokens * (1.0 - load.kv_usage)
+            self._placed_tokens = 0.0
+        self._learn_from_counters(counters, load, now)
+        self._running = load.running
+        self._figures = None
+
+    def restart(self) -> None:
+        """Another process answers: nothing measured before applies to it."""
+        self.prefill.restart()
+        self.decode.restart()
+        self.transfer.restart()
+        self._counters.restart()
+        self._free_tokens, self._placed_tokens = inf, 0.0
+        self._figures = None
+
+    def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
+        samples = self._counters.advance(counters, now)
+        if samples is None:
+            return
+        if samples.prefill is not None and not self.has_timing:
+            self.prefill.add(samples.prefill, now)
+        if samples.itl is not None:
+            # Between two tokens of a request, the engine also computes prompts.
+            prefilling = min(0.9, samples.tokens_per_second * self.prefill.cost.per_token)
+            decodes = (load.running + self._running) / 2
+            self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
+        if samples.transfer is not None:
+            self.transfer.add(*samples.transfer, now)
+        if (output := samples.output_tokens) is not None:
+            average = self.output_tokens
+            self.output_tokens = (
+                output if average is None else average + _WEIGHT * (output - average)
+            )
+
+    def _make_figures(self) -> PodFigures:
+        queue, cost, transfer = self.queue, self.prefill.cost, self.transfer.cost
+        decodes = self.decodes + self._unknown_running
+        kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
+        slope = self.decode.cost.slope if self.shared_slope is None else self.shared_slope
+        return PodFigures(
+            head_ends=queue.head_ends,
+            late_share=LATE_SHARE if queue.head is not None else 0.0,
+            queued=queue.seconds_behind_head + self._unknown_waiting * self._mean_prefill,
+            fixed=cost.fixed,
+            per_token=cost.per_token,
+            per_pair=cost.per_pair,
+            stall=STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),
+            # By the time of its first token, a request meets those before it in the queue too.
+            itl_harm=DECODE_WEIGHT * slope * (decodes + self.undecoded),
+            free_tokens=self._free_tokens - self._placed_tokens,
+            transfer_latency=transfer.latency,
+            transfer_per_byte=transfer.per_byte,
+            kv=kv,
+        )

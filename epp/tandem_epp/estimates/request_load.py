@@ -1,0 +1,130 @@
+"""One request on the estimates of its pods, from its placement to its end.
+
+The prefill counts on the pod that computes the prompt until the first token, the decode on the
+decode pod from then on. Each count is taken once and returned once, in whatever order the events
+come.
+"""
+
+from dataclasses import dataclass
+
+from tandem_contract.timing import UNKNOWN, Timing
+
+from .pod_estimates import PodEstimates
+from .prefill_queue import QueuedPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPrompt:
+    """A request's size when it was placed, in tokens."""
+
+    prompt: int = 0
+    """0 for a request that is not read: then it is not counted."""
+    cached: int = 0
+    """On the pod that computes the prompt, or there by the time of its turn."""
+    cached_on_decode: int = 0
+    """On the decode pod: what lies beyond is transferred."""
+    output: float = 0.0
+    """Expected."""
+    is_stream: bool = False
+    """Whether the response begins with the first token."""
+
+
+class RequestLoad:
+    """Counts one request."""
+
+    def __init__(
+        self, decode: PodEstimates, prefill: PodEstimates | None, size: PlacedPrompt, now: float
+    ) -> None:
+        """`prefill`: the prefill pod; None: the decode pod computes the prompt."""
+        self._decode, self._size, self._placed_at = decode, size, now
+        self._is_split = prefill is not None
+        self._computing = prefill if prefill is not None else decode
+        self._is_decoding = False
+        self._entry: QueuedPrefill | None = None
+        """The prefill in the queue; None once it is over, and for a request that is not read."""
+        if size.prompt:
+            self._place(now)
+
+    def _place(self, now: float) -> None:
+        size, decode, computing = self._size, self._decode, self._computing
+        uncached = max(1, size.prompt - size.cached)
+        seconds = computing.prefill.cost.seconds(uncached, size.cached)
+        self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
+        computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))
+        decode.undecoded += 1
+        if self._is_split:
+            decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)
+
+    def on_response(
+        self, now: float, timing: Timing = UNKNOWN, computing: PodEstimates | None = None
+    ) -> None:
+        """The response begins; `computing`: the pod that computed the prompt, None: the chosen one.
+        Learns from it."""
+        if self._entry is not None:
+            self._count(-1)
+            self._end_prefill(self._entry, now)
+            self._is_decoding = True
+            self._count(1)
+        if not self._size.prompt:
+            return
+        self._learn(computing if computing is not None else self._computing, timing, now)
+        if timing.transfer and timing.bytes:
+            transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
+            self._decode.transfer.add(1, timing.bytes, timing.transfer, now)
+            self._decode.transfer.add_size(transferred, timing.bytes)
+
+    def move_decode(self, decode: PodEstimates) -> None:
+        """Another pod than the chosen one serves the request."""
+        self._count(-1)
+        self._decode = decode
+        self._count(1)
+
+    def end(self, now: float) -> None:
+        """The request ended, answered or not."""
+        self._count(-1)
+        self._is_decoding = False
+        if self._entry is not None:
+            self._end_prefill(self._entry, now)
+
+    def _count(self, requests: int) -> None:
+        """Add to the decode pod's count that this request is in, if it is in one."""
+        if self._is_decoding:
+            self._decode.decodes += requests
+        elif self._entry is not None:
+            self._decode.undecoded += requests
+        self._decode.changed()
+
+    def _end_prefill(self, entry: QueuedPrefill, now: float) -> None:
+        self._entry = None
+        self._computing.queue.remove(entry, now)
+        self._computing.changed()
+
+    def _learn(self, pod: PodEstimates, timing: Timing, now: float) -> None:
+        size = self._size
+        # A retry ran on another pod than the chosen one: when it began is not known.
+        if pod is not self._computing and timing.compute is None:
+            return
+        if (interval := self._interval(timing, now)) is None:
+            return
+        if timing.compute is not None or timing.leg is not None:
+            pod.has_timing = True
+        prompt = timing.prompt or size.prompt
+        cached = timing.cached if timing.cached is not None else min(size.cached, prompt)
+        computed = timing.computed if timing.computed is not None else max(1, prompt - cached)
+        is_last = not len(pod.queue)
+        for sample in pod.busy.add(*interval, computed, cached, is_last=is_last):
+            pod.prefill.add(sample, now)
+            pod.changed()
+
+    def _interval(self, timing: Timing, now: float) -> tuple[float, float] | None:
+        """From when to when the prompt was computed, by the best source; None: not known."""
+        placed = self._placed_at
+        if timing.compute is not None:
+            start = placed + (timing.queue or 0.0)
+            return start, start + timing.compute
+        if timing.leg is not None:
+            step = self._decode.decode.cost.step
+            decoding = max(0, (timing.generated or 1) - 1) * step
+            return placed, placed + max(0.0, timing.leg - decoding)
+        # Without a report, only the first token of a stream that one engine serves is seen.
+        return (placed, now) if self._size.is_stream and not self._is_split else None

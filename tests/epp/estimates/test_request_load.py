@@ -1,0 +1,121 @@
+"""A request on the estimates of its pods: counted exactly, and learned from by the best source."""
+
+from itertools import permutations
+
+import pytest
+
+from tandem_contract.timing import UNKNOWN, Timing
+from tandem_epp.backends.engine_page import EngineCounters, Gauges
+from tandem_epp.estimates.kinds import MIN_SAMPLES, fill_in
+from tandem_epp.estimates.pod_estimates import PodEstimates
+from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
+from tandem_planner.cost import LATE_SHARE, wait_seconds
+from tandem_planner.prefill_fit import PREFILL_PRIOR
+
+SIZE = PlacedPrompt(prompt=2000, cached=1000, cached_on_decode=500, output=100.0, is_stream=True)
+PREFILL_SECONDS = PREFILL_PRIOR.seconds(1000, 1000)
+
+
+def learn(pod: PodEstimates, timing: Timing, *, seconds: float, size: PlacedPrompt = SIZE) -> None:
+    """Two requests, one after the other: the first one, of a cold engine, counts no more."""
+    for now in (10.0, 20.0):
+        load = RequestLoad(pod, None, size, now)
+        load.on_response(now + seconds, timing)
+        load.end(now + seconds)
+
+
+def test_a_request_waits_behind_the_one_before_it() -> None:
+    pod = PodEstimates()
+    load = RequestLoad(pod, None, SIZE, 10.0)
+    assert wait_seconds(pod.figures(10.0), 10.0) == pytest.approx(PREFILL_SECONDS)
+    late = wait_seconds(pod.figures(10.0), 10.0 + PREFILL_SECONDS + 1.0)
+    assert late == pytest.approx(LATE_SHARE)
+    load.on_response(10.5)
+    figures = pod.figures(10.5)
+    assert (wait_seconds(figures, 10.5), pod.decodes) == (0.0, 1)
+    assert figures.itl_harm > 0
+    load.end(11.0)
+    assert (pod.decodes, pod.figures(11.0).itl_harm) == (0, 0.0)
+
+
+@pytest.mark.parametrize("events", [*permutations(("response", "end", "move", "end"))])
+def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
+    decode, other, prefill = PodEstimates(), PodEstimates(), PodEstimates()
+    load = RequestLoad(decode, prefill, SIZE, 0.0)
+    assert (len(prefill.queue), len(decode.queue)) == (1, 0)
+    for event in events:
+        match event:
+            case "response":
+                load.on_response(1.0)
+            case "end":
+                load.end(2.0)
+            case "move":
+                load.move_decode(other)
+    assert [pod.decodes for pod in (decode, other, prefill)] == [0, 0, 0]
+    assert [pod.undecoded for pod in (decode, other, prefill)] == [0, 0, 0]
+    assert [len(pod.queue) for pod in (decode, other, prefill)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("timing", "seconds", "expected"),
+    [
+        pytest.param(UNKNOWN, 3.0, 3.0, id="a stream's first token"),
+        pytest.param(Timing(leg=2.0), 3.0, 2.0, id="the leg"),
+        pytest.param(Timing(leg=2.0, queue=0.5, compute=1.0), 3.0, 1.0, id="the engine"),
+    ],
+)
+def test_the_best_source_counts(timing: Timing, seconds: float, expected: float) -> None:
+    pod = PodEstimates()
+    learn(pod, timing, seconds=seconds)
+    assert pod.prefill.count == 1
+    assert pod.prefill.cost.seconds(1000, 1000) == pytest.approx(expected, rel=0.01)
+
+
+def test_tokens_by_the_engine_replace_the_estimate() -> None:
+    pod = PodEstimates()
+    learn(pod, Timing(compute=1.0, cached=0, computed=500), seconds=2.0)
+    assert pod.prefill.cost.seconds(500) == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_answer_that_is_no_stream_tells_nothing_by_itself() -> None:
+    pod, size = PodEstimates(), PlacedPrompt(1000, 0, 0, 10.0, is_stream=False)
+    learn(pod, UNKNOWN, seconds=5.0, size=size)
+    assert pod.prefill.count == 0
+    learn(pod, Timing(leg=3.0, generated=101), seconds=5.0, size=size)
+    assert pod.prefill.cost.seconds(1000) == pytest.approx(
+        3.0 - 100 * pod.decode.cost.step, rel=0.01
+    )
+
+
+def test_transfers_are_learned_on_the_decode_pod() -> None:
+    decode, prefill = PodEstimates(), PodEstimates()
+    load = RequestLoad(decode, prefill, SIZE, 0.0)
+    load.on_response(1.0, Timing(transfer=0.5, bytes=1_500_000), prefill)
+    assert decode.transfer.bytes_per_token == 1000.0
+    assert decode.transfer.cost.seconds(1.5e6) == pytest.approx(0.5)
+
+
+def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:
+    pod = PodEstimates()
+    pod.on_counters(EngineCounters(), Gauges(running=4, waiting=3, deferred=1), None, 1.0)
+    figures = pod.figures(1.0)
+    assert figures.queued == pytest.approx(2 * PREFILL_PRIOR.seconds(1000))
+    assert figures.stall == pytest.approx(0.1 * 4)
+
+
+def test_free_memory_shrinks_with_what_was_placed_since_the_scrape() -> None:
+    pod = PodEstimates()
+    pod.on_counters(EngineCounters(), Gauges(kv_usage=0.25), 10_000.0, 1.0)
+    assert pod.figures(1.0).free_tokens == 7500
+    RequestLoad(pod, None, SIZE, 2.0)
+    assert pod.figures(2.0).free_tokens == 7500 - 1000 - 100
+
+
+def test_a_pod_without_samples_takes_over_the_figures_of_alike_pods() -> None:
+    known, unknown, other = PodEstimates(), PodEstimates(), PodEstimates()
+    for i in range(MIN_SAMPLES + 1):
+        RequestLoad(known, None, SIZE, 10.0 * i).on_response(10.0 * i + 2, Timing(compute=1.0))
+    assert known.prefill.count >= MIN_SAMPLES
+    fill_in([("a", known), ("a", unknown), ("b", other)])
+    assert unknown.prefill.cost == known.prefill.cost != PREFILL_PRIOR
+    assert (unknown.prefill.count, other.prefill.cost) == (0, PREFILL_PRIOR)

@@ -13,6 +13,7 @@ from .backends.fleet import Fleet
 from .health_metrics import HealthCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
+_TOKENIZATION_SECONDS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2)
 _TYPICAL_PROMPT = 1000
 """Tokens of the prompt for which a backend's prefill rate is shown."""
 _TENTHS = tuple(tenth / 10 for tenth in range(11))
@@ -64,6 +65,15 @@ class Metrics:
             buckets=_RELATIVE,
             registry=self.registry,
         )
+        self._tokenization = Histogram(
+            "tandem_epp_tokenization_seconds",
+            "Seconds that a request waited for the token ids of its prompt, by result: given (the "
+            "request has them), cached, tokenized; and, placed without them: late, refused (no "
+            "tokenizer or no answer from it), busy (too many at once).",
+            ("result",),
+            buckets=_TOKENIZATION_SECONDS,
+            registry=self.registry,
+        )
         self.warm_ups = Counter(
             "tandem_epp_warmups_total",
             "Attempts to make the first hand-off of a pair of pods, by result: warm; fallback "
@@ -72,6 +82,10 @@ class Metrics:
             ("result",),
             registry=self.registry,
         )
+
+    def observe_tokenization(self, result: str, seconds: float) -> None:
+        """Observe the `seconds` that a request waited for its token ids."""
+        self._tokenization.labels(result).observe(seconds)
 
     def observe_hit_ratio(self, cached: int, prompt: int, source: str) -> None:
         """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""

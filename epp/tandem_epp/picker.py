@@ -27,6 +27,7 @@ from .body_fields import BadBody
 from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
+from .kv_events.collector import PreciseMatch
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
@@ -127,7 +128,7 @@ class EndpointPicker:
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
-            context = ScoringContext(parsed, self._fleet.prefixes)
+            context = ScoringContext(parsed, self._fleet.prefixes, _precise(request, parsed))
             result = self._scheduler.schedule(
                 context, decision.model, request.subset, decision.decided_at
             )
@@ -255,6 +256,15 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
     if parsed is not None:
         return parsed.needs_sidecar
     return request.method not in ("GET", "HEAD")
+
+
+def _precise(request: HttpRequest, parsed: InferenceRequest | None) -> PreciseMatch | None:
+    """What the precise index found, which also tells the prompt's true length."""
+    match = request.preparation
+    if not isinstance(match, PreciseMatch) or parsed is None:
+        return None
+    parsed.set_length(match.prompt_tokens)
+    return match
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

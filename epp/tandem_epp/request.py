@@ -44,6 +44,8 @@ class InferenceRequest:
     form: PromptForm = PromptForm.OTHER
     token_scale: float = 1.0
     """Tokens per assumed token; stays 1 where the prompt is exact."""
+    exact_tokens: int | None = None
+    """Length of the prompt in tokens, where it was tokenized."""
     _chain: Chain | None = None
 
     @property
@@ -53,12 +55,19 @@ class InferenceRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt: exact for token ids, estimated for text."""
+        """Length of the prompt: exact for token ids and where it was tokenized, else estimated."""
+        if self.exact_tokens is not None:
+            return self.exact_tokens
         return self.tokens(self.assumed_tokens)
 
     def tokens(self, assumed: int) -> int:
         """The tokens that a part of the prompt of `assumed` tokens has."""
         return assumed if self.token_scale == 1.0 else int(assumed * self.token_scale)
+
+    def set_length(self, tokens: int) -> None:
+        """The prompt was tokenized and has so many tokens."""
+        self.exact_tokens = tokens
+        self.token_scale = tokens / max(1, self.assumed_tokens)
 
     @property
     def chain(self) -> Chain:

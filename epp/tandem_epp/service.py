@@ -23,11 +23,14 @@ from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
 from .ext_proc.grpc_server import GrpcServer
+from .ext_proc.messages import HttpRequest
 from .history import History
 from .metrics import Metrics
 from .peers.channel import PeerChannel, PeerSettings
 from .peers.metrics import PeerMetrics
 from .picker import EndpointPicker
+from .precise import PreciseCollector, PrecisePrefixes
+from .request import kind_of
 from .settings import Settings
 from .shared_fleet import SharedFleet
 from .verdicts import judge_broken
@@ -63,6 +66,8 @@ class Service:
             self._is_warm_up_enabled,
         )
         self._scraper = Scraper(self._fleet, self._warm_ups.on_backend_up)
+        self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
+        self._metrics.registry.register(PreciseCollector(self._precise))
         self._stopping = asyncio.Event()
         self._discovery: KubernetesDiscovery | None = None
         """None with static discovery."""
@@ -101,10 +106,12 @@ class Service:
                 settings.max_body,
                 lambda broken, now: judge_broken(self._fleet, broken, now),
             )
+            server.prepare = self._prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
             stack.push_async_callback(self._warm_ups.close)
+            stack.push_async_callback(self._precise.close)
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
 
@@ -167,7 +174,13 @@ class Service:
         self._fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = routing
+        self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)
         self._scraper.sync()
+
+    async def _prepare(self, request: HttpRequest, body: bytes) -> object:
+        """What the precise index knows of a request's prompt."""
+        kind = kind_of(request) if self._precise.is_on else None
+        return await self._precise.prepare(kind, body) if kind is not None else None
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is not None:

@@ -4,7 +4,7 @@ Errors: `ListenError` when the server cannot listen at its address.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import time
 from typing import Final
@@ -26,6 +26,10 @@ _ENVELOPE: Final = 1 << 16
 """Bytes that a message may hold besides the body: headers and framing."""
 _OVERWRITE: Final = 2
 """`HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`."""
+
+
+Preparer = Callable[[messages.HttpRequest, bytes], Awaitable[object]]
+"""Finds out about a body what the pick needs and cannot wait for. Must end by itself, soon."""
 
 
 class ListenError(OSError):
@@ -56,6 +60,8 @@ class GrpcServer:
         """`body_limit` is in bytes. `on_broken` is called with each answer that broke off, and the
         time."""
         self._picker, self._listen, self._body_limit = picker, listen, body_limit
+        self.prepare: Preparer | None = None
+        """Called with each request and its body before the pick; None: nothing needs it."""
         self._open: set[_OpenStream] = set()
         self._is_stopping = False
         self._server = grpc.aio.server(
@@ -115,7 +121,10 @@ class GrpcServer:
         try:
             async for request in requests:
                 open_stream.is_reading = False
-                for answer in stream.receive(read_message(request), time()):
+                message = read_message(request)
+                if self.prepare is not None and (complete := stream.complete_body(message)):
+                    stream.prepare(await self.prepare(*complete))
+                for answer in stream.receive(message, time()):
                     await context.write(write_answer(answer))
                 open_stream.is_reading = True
                 if self._is_stopping and stream.is_placed:

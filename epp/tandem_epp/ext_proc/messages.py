@@ -43,6 +43,8 @@ class HttpRequest:
     subset: frozenset[str] | None = None
     """The gateway's subset hint: the `ip:port` or `ip` of each backend it allows; None allows
     all."""
+    preparation: object = None
+    """What the picker found out about the body before the pick; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

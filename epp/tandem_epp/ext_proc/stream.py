@@ -23,6 +23,7 @@ or a second service whose records arrive in batches (an access log). The transpo
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -134,6 +135,27 @@ class ExtProcStream:
             self._state = _State.REPLIED
             self._chunks.clear()
             return (reply.response,)
+
+    def complete_body(self, message: Input) -> tuple[HttpRequest, bytes] | None:
+        """The request and its whole body, if `message` completes it; the request is then placed
+        when the message is received."""
+        if self._state is not _State.COLLECT or self._request is None:
+            return None
+        match message:
+            case RequestBody(body=body, end_of_stream=end):
+                is_last = end or self._request_mode is BodyMode.BUFFERED
+            case RequestTrailers():
+                body, is_last = b"", True
+            case _:
+                return None
+        if not is_last or self._size + len(body) > self._body_limit:
+            return None
+        return self._request, b"".join((*self._chunks, body))
+
+    def prepare(self, preparation: object) -> None:
+        """Give the pick what was found out about the body."""
+        if self._request is not None:
+            self._request = replace(self._request, preparation=preparation)
 
     def close(self, now: float) -> None:
         """End the request's count on its pods: the stream has ended at `now` (Unix seconds). May be

@@ -34,6 +34,8 @@ RETRY_SECONDS: Final = 30.0
 """Seconds after a failed replay in which none is tried: the engine probably offers none."""
 HEARTBEAT_SECONDS: Final = 5.0
 """Interval of ZMQ's heartbeats, which detect a connection that died without a word."""
+_RECONNECT_MS: Final = 5000
+"""Most milliseconds between attempts to connect."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""
 _SLICE: Final = 64
@@ -187,6 +189,8 @@ class Subscriber:
         socket.rcvhwm = QUEUE_BATCHES
         socket.maxmsgsize = MAX_MESSAGE_BYTES
         socket.ipv6 = "[" in self._address.events
+        # Pods that publish nothing are tried less and less often.
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, _RECONNECT_MS
         socket.heartbeat_ivl = int(HEARTBEAT_SECONDS * 1000)
         socket.heartbeat_timeout = int(3 * HEARTBEAT_SECONDS * 1000)
         socket.linger = 0

@@ -25,6 +25,8 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 
+from ..kv_events.settings import EventSettings
+from ..tokenization.tokenizer import TokenizerSettings
 from .cost_choice import CostSettings
 from .decider import DeciderSettings
 from .model_configs import load_kv_sizes
@@ -41,9 +43,12 @@ from .registry import (
     HandlerType,
     PickerType,
     PluginType,
+    PreciseIndexType,
+    PreciseScorerType,
     PrefixIndexSettings,
     PrefixIndexType,
     ScorerType,
+    TokenizerType,
     unknown_name,
 )
 from .scorers import RoleFilter
@@ -96,6 +101,10 @@ class Scheduling:
     prefill: Profile
     decider: DeciderSettings
     index: PrefixIndexSettings
+    events: EventSettings | None
+    """KV events to follow; None: the approximate index alone answers."""
+    tokenizer: TokenizerSettings
+    """How prompts are tokenized, where events are followed."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,8 @@ class _Builder:
             prefill=self._profile(handler.profiles.prefill, Role.PREFILL),
             decider=self._decider(handler.deciders.prefill or handler.deciderPluginName),
             index=self._index(),
+            events=self._events(),
+            tokenizer=self._tokenizer(),
         )
 
     def _add(self, path: str, entry: PluginEntry) -> None:
@@ -186,6 +197,19 @@ class _Builder:
             if isinstance(plugin.entry, PrefixIndexType):
                 return plugin.entry.factory(plugin.parameters)
         return PrefixIndexSettings()
+
+    def _events(self) -> EventSettings | None:
+        for plugin in self._plugins.values():
+            match plugin.entry:
+                case PreciseIndexType(factory=factory) | PreciseScorerType(index=factory):
+                    return factory(plugin.parameters)
+        return None
+
+    def _tokenizer(self) -> TokenizerSettings:
+        for plugin in self._plugins.values():
+            if isinstance(plugin.entry, TokenizerType):
+                return plugin.entry.factory(plugin.parameters)
+        return TokenizerSettings()
 
     def _decider(self, name: str | None) -> DeciderSettings:
         if name is None:

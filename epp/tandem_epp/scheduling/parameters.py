@@ -46,6 +46,14 @@ class PrefixDeciderParameters(Strict, frozen=True):
     ] = DeciderSettings().non_cached_tokens
 
 
+class PrefixScorerParameters(Strict, frozen=True):
+    """Parameters of prefix-cache-scorer."""
+
+    prefixMatchInfoProducerName: Annotated[  # noqa: N815 - llm-d's name
+        str, Meta(description="ignored: the precise index answers wherever it knows a backend")
+    ] = ""
+
+
 class PrefixIndexParameters(Strict, frozen=True):
     """Parameters of approx-prefix-cache-producer."""
 

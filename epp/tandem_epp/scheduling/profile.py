@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from ..backends.pods import Pod
 from ..backends.prefix_tree import PrefixMatch, PrefixTree
+from ..kv_events.collector import PreciseMatch
 from ..request import InferenceRequest
 
 
@@ -19,6 +20,8 @@ class ScoringContext:
     """None for a request whose body the EPP does not read."""
     prefixes: PrefixTree[Pod] | None = None
     """The prefix index; None: no pod is known to cache anything."""
+    precise: PreciseMatch | None = None
+    """What the precise index has of the prompt; None: it is off, or the prompt is not tokenized."""
     _match: PrefixMatch[Pod] | None = None
     """What the index has of the prompt, for all pods; looked up once per request."""
 
@@ -34,11 +37,23 @@ class ScoringContext:
     def placed_tokens(self, pod: Pod) -> int:
         """Length, in tokens, of the prompt's longest prefix that was routed to `pod` before: it is
         cached there or about to be."""
-        return self._whole_blocks(self.match.placed_tokens(pod), pod)
+        placed = self._whole_blocks(self.match.placed_tokens(pod), pod)
+        if self.precise is not None and (exact := self.precise.cached(pod.name)) is not None:
+            # What was routed and is not answered yet is about to be cached; what was answered and
+            # is not cached any more has been evicted.
+            is_coming = self.match.placed_tokens(pod) > self.match.cached_tokens(pod)
+            if is_coming or not self.precise.is_whole(pod.name):
+                return max(exact.total, placed)
+            return exact.total
+        return placed
 
     def cached_tokens(self, pod: Pod) -> int:
-        """Length, in tokens, of the prompt's longest prefix whose KV is believed to be on `pod`."""
-        return self._whole_blocks(self.match.cached_tokens(pod), pod)
+        """Length, in tokens, of the prompt's longest prefix whose KV is on `pod`, by its KV events
+        where they are known; else, believed to be."""
+        cached = self._whole_blocks(self.match.cached_tokens(pod), pod)
+        if self.precise is not None and (exact := self.precise.cached(pod.name)) is not None:
+            return exact.total if self.precise.is_whole(pod.name) else max(exact.total, cached)
+        return cached
 
     def hit_ratio(self, pod: Pod) -> float:
         """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""

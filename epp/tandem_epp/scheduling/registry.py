@@ -17,6 +17,8 @@ from tandem_contract.paths import Role
 
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
 from ..backends.prefix_tree import LIMIT_BYTES
+from ..kv_events.settings import EventSettings
+from ..tokenization.tokenizer import TokenizerSettings
 from .decider import DeciderSettings
 from .parameters import (
     AnyParameters,
@@ -26,8 +28,15 @@ from .parameters import (
     PickerParameters,
     PrefixDeciderParameters,
     PrefixIndexParameters,
+    PrefixScorerParameters,
 )
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
+from .precise_parameters import (
+    PreciseIndexParameters,
+    TokenizerParameters,
+    event_settings,
+    tokenizer_settings,
+)
 from .profile import Picker, Scorer
 from .scorers import (
     ActiveRequestScorer,
@@ -128,6 +137,29 @@ class PrefixIndexType(PluginType[P]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreciseIndexType(PluginType[P]):
+    """Follows the engines' KV events."""
+
+    kind = "index"
+    factory: Callable[[P], EventSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreciseScorerType(ScorerType[P]):
+    """Rates backends by the precise index, which it switches on."""
+
+    index: Callable[[P], EventSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerType(PluginType[P]):
+    """Tokenizes prompts for the precise index."""
+
+    kind = "index"
+    factory: Callable[[P], TokenizerSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AcceptedType(PluginType[P]):
     """A plugin of llm-d for something that this picker always does: listing it has no effect."""
 
@@ -154,7 +186,7 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
     ScorerType(
         type_name="prefix-cache-scorer",
         factory=lambda _: PrefixCacheScorer(),
-        parameters=NoParameters,
+        parameters=PrefixScorerParameters,
         help="prefers backends to which more of the prompt was routed before",
     ),
     ScorerType(
@@ -246,6 +278,31 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
         ),
         parameters=PrefixIndexParameters,
         help="configures the prefix index, which is always active",
+    ),
+    PreciseIndexType(
+        type_name="precise-prefix-cache-producer",
+        factory=event_settings,
+        parameters=PreciseIndexParameters,
+        help="follows the engines' KV events: cached prefixes are known exactly",
+    ),
+    PreciseScorerType(
+        type_name="precise-prefix-cache-scorer",
+        factory=lambda _: PrefixCacheScorer(),
+        index=event_settings,
+        parameters=PreciseIndexParameters,
+        help="older name of precise-prefix-cache-producer and prefix-cache-scorer together",
+    ),
+    TokenizerType(
+        type_name="token-producer",
+        factory=tokenizer_settings,
+        parameters=TokenizerParameters,
+        help="tokenizes prompts for the precise index",
+    ),
+    TokenizerType(
+        type_name="tokenizer",
+        factory=tokenizer_settings,
+        parameters=TokenizerParameters,
+        help="older name of token-producer",
     ),
     _accepted("core-metrics-extractor", "the EPP always reads the engines' load metrics"),
     _accepted("disagg-headers-handler", "the EPP always names prefill pods in a header"),

@@ -200,3 +200,42 @@ def test_the_end_is_reported_once_and_only_for_placed_requests() -> None:
     stream.close(2.0)
     stream.close(2.0)
     assert placer.placements[0].ended == 1
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=3), st.booleans())
+def test_the_body_is_known_before_the_message_that_completes_it(
+    body: bytes, cuts: list[int], trailers: bool
+) -> None:
+    """What the EPP finds out about a body reaches the pick with the request."""
+    stream, pieces = ExtProcStream(picker := _Preparing(), LIMIT), split_at(body, cuts)
+    messages = [RequestBody(piece, False) for piece in pieces]
+    messages += [RequestTrailers() if trailers else RequestBody(b"", True)]
+    stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
+    for message in messages[:-1]:
+        assert stream.complete_body(message) is None
+        stream.receive(message, 1.0)
+    assert stream.complete_body(messages[-1]) == (POST, body)
+    stream.prepare("found")
+    stream.receive(messages[-1], 1.0)
+    assert picker.preparations == ["found"]
+    assert stream.complete_body(messages[-1]) is None
+
+
+def test_a_buffered_body_is_complete_at_once_and_one_too_large_never() -> None:
+    stream = ExtProcStream(Placer(), 4)
+    assert stream.complete_body(RequestHeaders(POST, False, BUFFERED)) is None
+    stream.receive(RequestHeaders(POST, False, BUFFERED), 1.0)
+    assert stream.complete_body(RequestBody(b"body", False)) == (POST, b"body")
+    assert stream.complete_body(RequestBody(b"large", True)) is None
+    assert stream.complete_body(ResponseHeaders(None)) is None
+
+
+@dataclass
+class _Preparing(Placer):
+    """Records what the request was prepared with."""
+
+    preparations: list[object] = field(default_factory=list)
+
+    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+        self.preparations.append(request.preparation)
+        return super().place(request, body, now)

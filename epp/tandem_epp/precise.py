@@ -1,0 +1,174 @@
+"""Joins tokenized prompts and KV events: what each pod has cached of a request's prompt, exactly.
+
+    precise.apply(events, tokenizer)           as the configuration says
+    match = await precise.prepare(kind, body)  before the pick; None: it goes ahead approximately
+
+Where a pod's events are not followed, where the prompt cannot be tokenized in time, and without a
+configuration, the approximate index answers (`scheduling.profile`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.request_kinds import RequestKind
+
+from .backends.fleet import Fleet
+from .backends.pod_blocks import PodBlocks
+from .backends.pods import Pod
+from .kv_events.collector import EventCollector, PodEngine, PreciseMatch
+from .kv_events.settings import EventSettings
+from .kv_events.subscriber import EngineAddress
+from .tokenization import TokenizerUnusable
+from .tokenization.tokenizer import PromptTokenizer, TokenizerSettings
+
+SYNC_SECONDS: Final = 1.0
+"""Seconds between looks for pods that came or left, or whose address was resolved."""
+_log: Final = logging.getLogger(__name__)
+
+
+class PrecisePrefixes:
+    """The precise prefix index of a fleet, on one event loop."""
+
+    def __init__(self, fleet: Fleet, observe_tokenization: Callable[[str, float], None]) -> None:
+        """`observe_tokenization`: see `PromptTokenizer`."""
+        self._fleet, self._observe = fleet, observe_tokenization
+        self._settings: tuple[EventSettings | None, TokenizerSettings] = (None, TokenizerSettings())
+        self.collector: EventCollector | None = None
+        """None while the index is off."""
+        self._tokenizer: PromptTokenizer | None = None
+        self._sync: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether events are followed."""
+        return self.collector is not None
+
+    def apply(self, events: EventSettings | None, tokenizer: TokenizerSettings) -> None:
+        """Replace the configuration, `events` being None where the index is off; to be called on
+        the event loop. A tokenizer that cannot be used is logged, and leaves only prompts that come
+        as token ids."""
+        if (events, tokenizer) == self._settings:
+            return
+        self._stop()
+        self._settings = events, tokenizer
+        if events is None:
+            return
+        try:
+            self._tokenizer = PromptTokenizer(tokenizer, self._observe)
+        except TokenizerUnusable as err:
+            _log.error("prompts are matched approximately: %s", err)
+            self._tokenizer = PromptTokenizer(TokenizerSettings(), self._observe)
+        self.collector = EventCollector(PodBlocks(events.max_bytes))
+        self._sync = asyncio.create_task(self._follow(self.collector, events))
+
+    async def prepare(self, kind: RequestKind, body: bytes) -> PreciseMatch | None:
+        """What each pod has cached of the prompt in `body`; None when that is not known."""
+        if self._tokenizer is None:
+            return None
+        prompt = await self._tokenizer.tokenize(kind, body)
+        # The configuration may have changed meanwhile.
+        if prompt is None or self.collector is None:
+            return None
+        try:
+            return self.collector.match(prompt)
+        except OverflowError:
+            # Token ids that no vocabulary has: the engine refuses the request.
+            return None
+
+    async def close(self) -> None:
+        """End the subscribers and the tokenizer."""
+        self._stop()
+        for task in list(self._closing):
+            await task
+
+    def _stop(self) -> None:
+        if self._sync is not None:
+            self._sync.cancel()
+        for part in (self._tokenizer, self.collector):
+            if part is not None:
+                task = asyncio.create_task(part.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        self._sync = self._tokenizer = self.collector = None
+
+    async def _follow(self, collector: EventCollector, settings: EventSettings) -> None:
+        while True:
+            collector.sync(list(_engines(self._fleet, settings)))
+            await asyncio.sleep(SYNC_SECONDS)
+
+
+class PreciseCollector(Collector):
+    """Metrics of the precise index, computed when Prometheus scrapes them."""
+
+    def __init__(self, precise: PrecisePrefixes) -> None:
+        self._precise = precise
+
+    def collect(self) -> Iterable[Metric]:
+        collector = self._precise.collector
+        events = CounterMetricFamily(
+            "tandem_epp_kv_events_total",
+            "KV events by type: stored, removed, cleared; ignored (external storage, other groups "
+            "of layers, unknown types); malformed. Unplaced counts blocks whose parent is unknown "
+            "or for which there is no memory.",
+            labels=("type",),
+        )
+        replays = CounterMetricFamily(
+            "tandem_epp_kv_event_replays_total",
+            "Gaps in the batches of KV events (gap), and replays by result: continued, restarted "
+            "(everything since the engine's start), incomplete (batches are lost), failed (no "
+            "answer).",
+            labels=("result",),
+        )
+        knowledge = GaugeMetricFamily(
+            "tandem_epp_kv_events_knowledge",
+            "How much of a backend's cache is known by its KV events: 0 nothing (no connection), 1 "
+            "a part (events were missed), 2 all.",
+            labels=("backend",),
+        )
+        blocks = GaugeMetricFamily(
+            "tandem_epp_kv_blocks", "KV blocks of a backend in the index.", labels=("backend",)
+        )
+        pod_bytes = GaugeMetricFamily(
+            "tandem_epp_kv_index_pod_bytes",
+            "Bytes of the index that one backend takes alone.",
+            labels=("backend",),
+        )
+        total = GaugeMetricFamily(
+            "tandem_epp_kv_index_bytes", "Bytes of the index, over all backends."
+        )
+        if collector is not None:
+            for kind, count in collector.events.items():
+                events.add_metric((kind,), count)
+            for result, count in collector.replays.items():
+                replays.add_metric((result,), count)
+            for pod in collector.pods:
+                knowledge.add_metric((pod,), collector.knowledge(pod))
+                blocks.add_metric((pod,), collector.blocks.count(pod))
+                pod_bytes.add_metric((pod,), collector.blocks.pod_bytes(pod))
+            total.add_metric((), collector.blocks.bytes)
+        return (events, replays, knowledge, blocks, pod_bytes, total)
+
+
+def _engines(fleet: Fleet, settings: EventSettings) -> Iterator[PodEngine]:
+    """The engines of all pods whose address is known."""
+    for pod in fleet:
+        if pod.address is not None:
+            # The pod itself is the identity: a replaced pod is another object.
+            yield PodEngine(pod.name, id(pod), _address(pod, pod.address, settings))
+
+
+def _address(pod: Pod, serving: str, settings: EventSettings) -> EngineAddress:
+    host = serving.rpartition(":")[0].strip("[]")
+    rank = pod.rank or 0
+    return EngineAddress(
+        f"tcp://{HostPort(host, settings.port + rank)}",
+        f"tcp://{HostPort(host, settings.replay_port + rank)}",
+        settings.topic,
+    )

@@ -1,0 +1,123 @@
+"""What a request's body gives to tokenize. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from tandem_contract.request_kinds import RequestKind
+
+from ..backends.block_keys import TokenizedPrompt
+from . import NotTokenized
+
+_TEMPLATE_OPTIONS: Final = ("documents", "reasoning_effort")
+"""Members of a chat request that its template reads beside messages and tools, in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The prompt of a completion."""
+
+    text: str
+    add_special_tokens: bool
+    cache_salt: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The messages of a chat request, and the variables of its template."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    options: Mapping[str, Any]
+    add_special_tokens: bool
+    cache_salt: str | None
+
+
+class _Ids(msgspec.Struct):
+    prompt: Raw = Raw()
+    token_ids: Raw = Raw()
+    cache_salt: str | None = None
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    prompt: str
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+
+
+class _Chat(msgspec.Struct):
+    messages: tuple[dict[str, Any], ...]
+    tools: list[Any] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+    cache_salt: str | None = None
+
+
+_named: Final = msgspec.json.Decoder(_Named)
+_ids: Final = msgspec.json.Decoder(_Ids)
+_id_list: Final = msgspec.json.Decoder(list[int])
+_completion: Final = msgspec.json.Decoder(_Completion)
+_chat: Final = msgspec.json.Decoder(_Chat)
+
+
+def named_model(body: bytes) -> str | None:
+    """The model that the body names."""
+    try:
+        return _named.decode(body).model
+    except _UNREADABLE:
+        return None
+
+
+def given_ids(kind: RequestKind, body: bytes) -> TokenizedPrompt | None:
+    """The prompt, if the body holds it as token ids. Raises NotTokenized."""
+    if kind not in (RequestKind.COMPLETIONS, RequestKind.GENERATE):
+        return None
+    try:
+        fields = _ids.decode(body)
+        raw = bytes(fields.prompt if kind is RequestKind.COMPLETIONS else fields.token_ids)
+        if not raw.startswith(b"["):
+            return None
+        return TokenizedPrompt(_id_list.decode(raw), cache_salt=fields.cache_salt)
+    except _UNREADABLE as err:
+        # Several prompts, or a body that the engine will refuse.
+        raise NotTokenized("the prompt is not one list of token ids") from err
+
+
+def text_prompt(kind: RequestKind, body: bytes) -> TextPrompt | ChatPrompt:
+    """The text to tokenize with a model directory's files. Raises NotTokenized."""
+    try:
+        if kind is RequestKind.COMPLETIONS:
+            completion = _completion.decode(body)
+            return TextPrompt(
+                completion.prompt, completion.add_special_tokens, completion.cache_salt
+            )
+        if kind is RequestKind.CHAT:
+            return _chat_prompt(_chat.decode(body))
+    except _UNREADABLE as err:
+        raise NotTokenized("the body is not understood") from err
+    raise NotTokenized(f"requests of kind {kind} need a render endpoint")
+
+
+def _chat_prompt(chat: _Chat) -> ChatPrompt:
+    if chat.chat_template is not None or chat.continue_final_message:
+        raise NotTokenized("the request has a chat template or an unfinished message of its own")
+    options = {name: value for name in _TEMPLATE_OPTIONS if (value := getattr(chat, name))}
+    options |= chat.chat_template_kwargs or {}
+    options["add_generation_prompt"] = chat.add_generation_prompt
+    options["tools"] = chat.tools
+    return ChatPrompt(chat.messages, options, chat.add_special_tokens, chat.cache_salt)
+
+
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""The exceptions that decoding JSON raises."""

@@ -98,7 +98,7 @@ def decode_outcome(status: int, details: str | None, *, is_sidecar: bool) -> Out
     the response has a sidecar's headers.
     """
     if details is not None and details != _VIA_UPSTREAM and status >= 400:
-        return _local_reply_outcome(details)
+        return _local_reply_outcome(details, status)
     if status == 503 and details is None and not is_sidecar:
         return Outcome.UNREACHABLE
     if status in (429, 503):
@@ -110,7 +110,7 @@ def decode_outcome(status: int, details: str | None, *, is_sidecar: bool) -> Out
     return Outcome.ERROR if status >= 500 else Outcome.ANSWERED
 
 
-def _local_reply_outcome(details: str) -> Outcome:
+def _local_reply_outcome(details: str, status: int) -> Outcome:
     if details.startswith(_RESET):
         unconnected = any(reason in details for reason in _UNCONNECTED)
         # "overflow" is Envoy's own limit of requests.
@@ -118,7 +118,9 @@ def _local_reply_outcome(details: str) -> Outcome:
         if own_limit:
             return Outcome.UNKNOWN
         return Outcome.UNREACHABLE if unconnected else Outcome.RESET
-    return Outcome.TIMEOUT if details.startswith(_TIMEOUTS) else Outcome.UNKNOWN
+    # A client that does not finish its request gets 408.
+    is_timeout = status == 504 and details.startswith(_TIMEOUTS)
+    return Outcome.TIMEOUT if is_timeout else Outcome.UNKNOWN
 
 
 def prefill_outcomes(

@@ -29,6 +29,8 @@ A, F, U = Outcome.ANSWERED, Outcome.HANDOFF, Outcome.UNKNOWN
         (503, CLOSED, Outcome.RESET),
         (503, "upstream_reset_before_response_started{overflow}", Outcome.UNKNOWN),
         (504, "upstream_response_timeout", Outcome.TIMEOUT),
+        (504, "stream_idle_timeout", Outcome.TIMEOUT),
+        (408, "stream_idle_timeout", Outcome.UNKNOWN),
         (503, "no_healthy_upstream", Outcome.UNKNOWN),
         (413, "request_payload_too_large", Outcome.UNKNOWN),
         (200, None, Outcome.ANSWERED),

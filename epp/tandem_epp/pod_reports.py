@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     PREFILL_RATE,
     PREFILL_TOKENS,
@@ -55,13 +56,15 @@ def pod_report(pod: Pod) -> PodReport:
     )
 
 
-def fit_reports(fits: Fits, now: float) -> Mapping[str, Estimate]:
-    """The estimates that the cost is computed from; `now` is Unix seconds."""
-    return {
-        "prefill": _prefill(fits.prefill, now),
-        "decode": _decode(fits.decode, now),
-        "transfer": _transfer(fits.transfer, now),
-    }
+def fit_reports(fits: Fits, role: Role, now: float) -> Mapping[str, Estimate]:
+    """The estimates that the cost of a pod in `role` is computed from; `now` is Unix seconds."""
+    reports = {"prefill": _prefill(fits.prefill, now)}
+    if role is not Role.PREFILL:
+        reports["decode"] = _decode(fits.decode, now)
+    if role is Role.DECODE:
+        # Only these receive KV.
+        reports["transfer"] = _transfer(fits.transfer, now)
+    return reports
 
 
 def _prefill(fit: PrefillFit, now: float) -> Estimate:

@@ -71,6 +71,7 @@ def _epp() -> CollectorRegistry:
     metrics.fallbacks.labels("no_prefill_backend", "unified")
     metrics.observe_hit_ratio(1, 2, "index")
     PeerMetrics(metrics.registry)
+    metrics.observe_ttft(1.0, 2.0, "unified")
     # KubernetesDiscovery does not call the API until it runs.
     api = cast("Api", None)
     pods = KubernetesDiscovery(api, PodSelection("namespace", "label", 8000), lambda: None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from tandem_contract.paths import Role
 from tandem_contract.pod_reports import PREFILL_RATE, PodReport, Source
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.pod_reports import fit_reports, pod_report
@@ -36,7 +37,7 @@ def test_a_pod_before_and_after_its_first_scrape() -> None:
 
 
 def test_nothing_measured_is_a_prior() -> None:
-    for estimate in fit_reports(Measured(), NOW).values():
+    for estimate in fit_reports(Measured(), Role.DECODE, NOW).values():
         assert (estimate.source, estimate.samples, estimate.age) == (Source.PRIOR, 0, None)
         assert all(value > 0 for value in estimate.figures.values())
 
@@ -44,7 +45,7 @@ def test_nothing_measured_is_a_prior() -> None:
 def test_figures_of_alike_pods_are_no_prior() -> None:
     measured = Measured()
     measured.prefill.set_prior(PrefillCost(0.0, 1e-3, 0.0))
-    prefill = fit_reports(measured, NOW)["prefill"]
+    prefill = fit_reports(measured, Role.DECODE, NOW)["prefill"]
     assert prefill.source is Source.ALIKE
     assert prefill.figures[PREFILL_RATE] == pytest.approx(1000.0)
 
@@ -57,7 +58,16 @@ def test_measurements_are_counted_and_have_an_age() -> None:
     measured.decode.add(4.0, 0.02, NOW - 5)
     measured.transfer.add(1.0, 1e6, 0.1, NOW - 2)
     measured.transfer.add_size(10.0, 1e6)
-    reports = fit_reports(measured, NOW)
+    reports = fit_reports(measured, Role.DECODE, NOW)
     assert all(estimate.source is Source.LEARNED for estimate in reports.values())
     assert [(e.samples, e.age) for e in reports.values()] == [(2, 10.0), (1, 5.0), (1, 2.0)]
     assert reports["transfer"].figures["kv_bytes_per_token"] == 1e5
+
+
+def test_only_the_fits_of_the_role_are_reported() -> None:
+    names = {role: list(fit_reports(Measured(), role, NOW)) for role in Role}
+    assert names == {
+        Role.PREFILL: ["prefill"],
+        Role.UNIFIED: ["prefill", "decode"],
+        Role.DECODE: ["prefill", "decode", "transfer"],
+    }

@@ -11,6 +11,7 @@ holds prompt text.
 """
 
 from collections.abc import Iterable, Sequence
+from time import time
 from typing import Final
 
 import msgspec
@@ -41,7 +42,8 @@ def routes(history: History, fleet: Iterable[Pod]) -> list[web.RouteDef]:
         return _answer(history.find(request_id))
 
     async def pods(_request: web.Request) -> web.Response:
-        return _answer([pod_report(pod) for pod in fleet], status=200)
+        now = time()
+        return _answer([pod_report(pod, now) for pod in fleet], status=200)
 
     return [
         web.get(REQUESTS + "{id}", requests),

@@ -50,8 +50,8 @@ class Metrics:
         )
         self._hit_ratio = Histogram(
             "tandem_epp_prefix_hit_ratio",
-            "Cached share of a prompt, 0 to 1. Source estimated: by the prefix index, on the "
-            "chosen decode pod; measured: by the engine that computed the prompt.",
+            "Cached share of a prompt, 0 to 1, on the pod that computes it. Source estimated: as "
+            "the choice predicted it; measured: as the engine reported it.",
             ("source",),
             buckets=_TENTHS,
             registry=self.registry,

@@ -223,7 +223,9 @@ class EndpointPicker:
             self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()
         if request is not None:
             self._metrics.observe_hit_ratio(
-                result.cached_tokens, request.prompt_tokens, "estimated"
+                min(result.size.cached, request.prompt_tokens),
+                request.prompt_tokens,
+                "estimated",
             )
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(

@@ -11,6 +11,7 @@ from tandem_contract.pod_reports import (
     PodReport,
     Source,
 )
+from tandem_planner.cost import wait_seconds
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeFit
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillFit
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
@@ -38,8 +39,8 @@ class _Fit(Protocol):
     def updated_at(self) -> float | None: ...
 
 
-def pod_report(pod: Pod) -> PodReport:
-    """The report of one pod, without its estimates."""
+def pod_report(pod: Pod, now: float) -> PodReport:
+    """The report of one pod; `now` is Unix seconds."""
     gauges = pod.gauges
     return PodReport(
         name=pod.name,
@@ -53,6 +54,8 @@ def pod_report(pod: Pod) -> PodReport:
         running=gauges.running if gauges else None,
         waiting=gauges.waiting if gauges else None,
         kv_usage=gauges.kv_usage if gauges else None,
+        wait=wait_seconds(pod.estimates.figures(now), now),
+        estimates=fit_reports(pod.estimates, pod.backend.role, now),
     )
 
 

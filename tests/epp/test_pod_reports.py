@@ -28,10 +28,13 @@ class Measured:
 def test_a_pod_before_and_after_its_first_scrape() -> None:
     setup = PickerSetup(d="decode")
     pod = setup["d"]
-    before = pod_report(pod)
+    before = pod_report(pod, NOW)
+    assert before.wait == 0.0
+    assert {e.source for e in before.estimates.values()} == {Source.PRIOR}
+    before = msgspec.structs.replace(before, wait=None, estimates={})
     assert before == PodReport("d", "10.0.0.1:8000", "decode", ("m",), ready=True, health="serving")
     pod.gauges, pod.in_flight = Gauges(running=2.0, waiting=1.0, kv_usage=0.5), 3
-    after = pod_report(pod)
+    after = pod_report(pod, NOW)
     assert (after.running, after.waiting, after.kv_usage, after.in_flight) == (2.0, 1.0, 0.5, 3)
     assert msgspec.json.decode(msgspec.json.encode(after), type=PodReport) == after
 

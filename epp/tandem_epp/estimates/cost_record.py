@@ -5,6 +5,7 @@ It holds what the choice was made from, not the terms: those are computed on req
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tandem_contract.trace import CostTrace
 from tandem_planner.cost import (
@@ -16,6 +17,7 @@ from tandem_planner.cost import (
     unified_terms,
 )
 
+_PARTS: Final = ("unified", "prefill", "decode")
 _Terms = Callable[[RequestFigures, PodFigures, int], CostTerms]
 
 
@@ -56,7 +58,7 @@ class CostRecord:
         return self._terms(prefill_terms, self.prefill).prefill
 
     def traces(self) -> Sequence[CostTrace]:
-        """Every candidate with its terms."""
+        """Every candidate with its terms, the cheapest of each part first."""
         is_split = self.prefill is not None
         traces = [
             self._trace(
@@ -75,7 +77,7 @@ class CostRecord:
                 )
                 for i in self.decodes
             ]
-        return traces
+        return sorted(traces, key=lambda trace: (_PARTS.index(trace.part), trace.cost))
 
     def _alone(self, index: int) -> CostTerms:
         return unified_terms(self.request, self.pods[index], self.alone[index])

@@ -1,0 +1,62 @@
+"""The costs of a decision: complete, sorted, and those of the choice."""
+
+import pytest
+
+from tandem_contract.trace import CostTrace
+from tandem_epp.estimates.cost_record import CostRecord
+from tandem_planner.cost import HANDOFF_SECONDS, PodFigures, RequestFigures
+
+from ..test_picker import PickerSetup
+
+REQUEST = RequestFigures(prompt=10_000, output=100.0, now=50.0)
+NAMES = ("p-0", "p-1", "d-0", "d-1")
+DECODE = PodFigures(stall=5.0, itl_harm=0.001)
+PODS = (PodFigures(), PodFigures(queued=2.0), DECODE, DECODE)
+
+
+def record(decode: int, prefill: int | None) -> CostRecord:
+    cached = (0, 0, 0, 4_000)
+    return CostRecord(REQUEST, NAMES, PODS, cached, cached, (2, 3), (0, 1), decode, prefill)
+
+
+def named(record: CostRecord) -> dict[tuple[str, str], CostTrace]:
+    return {(trace.part, trace.pod): trace for trace in record.traces()}
+
+
+def test_every_candidate_of_each_part_is_listed_the_cheapest_first() -> None:
+    assert [(trace.part, trace.pod) for trace in record(3, 0).traces()] == [
+        ("unified", "d-1"), ("unified", "d-0"),
+        ("prefill", "p-0"), ("prefill", "p-1"),
+        ("decode", "d-1"), ("decode", "d-0"),
+    ]  # fmt: skip
+
+
+def test_the_terms_are_named_and_add_up() -> None:
+    traces = named(record(3, 0))
+    for trace in traces.values():
+        assert trace.cost == pytest.approx(sum(trace.terms.values()))
+        assert 0 not in trace.terms.values()
+    assert traces["prefill", "p-1"].terms["wait"] == 2.0
+    assert traces["decode", "d-0"].terms["handoff"] == HANDOFF_SECONDS
+    assert traces["unified", "d-1"].cached_tokens == 4_000
+
+
+@pytest.mark.parametrize(
+    ("prefill", "chosen"),
+    [(None, {("unified", "d-1")}), (0, {("prefill", "p-0"), ("decode", "d-1")})],
+)
+def test_the_chosen_pods_are_marked(prefill: int | None, chosen: set[tuple[str, str]]) -> None:
+    traces = named(record(3, prefill))
+    assert {key for key, trace in traces.items() if trace.chosen} == chosen
+
+
+def test_a_placed_request_is_explained_without_its_prompt() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place("secret " * 4000)
+    [trace] = setup.history.find("r")
+    assert {cost.part for cost in trace.costs} == {"unified", "prefill", "decode"}
+    chosen = [cost for cost in trace.costs if cost.chosen]
+    assert {cost.pod for cost in chosen} == {"d", *(pod.name for pod in placement.prefill)}
+    first_token = ("wait", "prefill", "transfer", "handoff")
+    seconds = [cost.terms.get(name, 0.0) for cost in chosen for name in first_token]
+    assert trace.predicted_ttft == pytest.approx(sum(seconds))

@@ -20,7 +20,6 @@ from .cost import (
     RequestFigures,
     idle_prefill_seconds,
     preemption_seconds,
-    transfer_seconds,
 )
 
 
@@ -118,15 +117,17 @@ def decode_costs(
     costs = []
     for i in which:
         pod = pods[i]
+        (_, _, _, fixed, per_token, per_pair, _, harm, free, standing, latency, per_byte, kv) = pod
         hit = cached[i]
-        uncached = max(1, prompt - hit)
-        transfer = transfer_seconds(pod, uncached)
-        prefill = pod.fixed + uncached * (pod.per_token + pod.per_pair * (uncached + 2 * hit))
+        uncached = prompt - hit if hit < prompt else 1
+        size = kv.short * uncached if kv.long is None else kv.bytes(uncached)
+        transfer = latency + per_byte * size
+        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
         if transfer > MAX_TRANSFER_SHARE * prefill:
             costs.append(inf)
             continue
-        cost = transfer + HANDOFF_SECONDS + pod.itl_harm * output + pod.standing
-        if uncached + output > pod.free_tokens:
+        cost = transfer + HANDOFF_SECONDS + harm * output + standing
+        if uncached + output > free:
             cost += preemption_seconds(request, pod, uncached)
         costs.append(cost)
     return costs

@@ -79,29 +79,30 @@ class PodEstimates:
         """Tokens for which the KV cache had room at the last scrape."""
         self._placed_tokens = 0.0
         """Tokens that requests placed since then need."""
-        self._figures: PodFigures | None = None
-        self._expires = _NEVER
+        self.known_figures: PodFigures | None = None
+        """The result of `figures`, valid until `expires`; None: something changed."""
+        self.expires = _NEVER
         """When the head of the queue ends without a first token to tell it."""
 
     def figures(self, now: float) -> PodFigures:
         """What the cost depends on; `now` only moves on."""
-        if self._figures is None or self._expires <= now:
+        if self.known_figures is None or self.expires <= now:
             self.queue.drain(now)
-            self._figures = self._make_figures()
+            self.known_figures = self._make_figures()
             head = self.queue.head
             is_seen = head is None or head.has_first_token
-            self._expires = _NEVER if is_seen else self.queue.head_ends
-        return self._figures
+            self.expires = _NEVER if is_seen else self.queue.head_ends
+        return self.known_figures
 
     def changed(self) -> None:
         """The queue, the decodes or a fit changed."""
-        self._figures = None
+        self.known_figures = None
 
     def count_placed(self, seconds: float, tokens: float) -> None:
         """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
         self._mean_prefill += _WEIGHT * (seconds - self._mean_prefill)
         self._placed_tokens += tokens
-        self._figures = None
+        self.known_figures = None
 
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
@@ -116,7 +117,7 @@ class PodEstimates:
             self._placed_tokens = 0.0
         self._learn_from_counters(counters, load, now)
         self._running = load.running
-        self._figures = None
+        self.known_figures = None
 
     def restart(self) -> None:
         """Another process answers: nothing measured before applies to it."""
@@ -125,7 +126,7 @@ class PodEstimates:
         self.transfer.restart()
         self._counters.restart()
         self._free_tokens, self._placed_tokens = inf, 0.0
-        self._figures = None
+        self.known_figures = None
 
     def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
         samples = self._counters.advance(counters, now)

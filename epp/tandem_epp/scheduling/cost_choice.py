@@ -117,11 +117,11 @@ class CostScheduler:
             request.prompt_tokens if request else 0, self.expected_output(request), now
         )
         may_split = can_split and settings.split and refusal is None
-        pods = [_figures(pod, now) for pod in layout.pods]
-        cached = [context.placed_tokens(pod) for pod in layout.pods]
+        pods = _all_figures(layout.pods, now)
+        cached = context.all_placed_tokens(layout.pods)
         # What is placed on a decode pod may still have to be transferred there.
         alone = [
-            context.cached_tokens(pod) if pod.estimates.is_decode else hit
+            context.cached_tokens(pod) if hit and pod.estimates.is_decode else hit
             for pod, hit in zip(layout.pods, cached, strict=True)
         ]
         groups = layout.groups if may_split else ()
@@ -275,11 +275,17 @@ def _decide(  # noqa: PLR0917 - the parts of one decision
     return PathDecision(RoutingPath.UNIFIED, "cheaper_here")
 
 
-def _figures(pod: Pod, now: float) -> PodFigures:
-    figures = pod.estimates.figures(now)
-    if rate := pod.health.failure_rate:
-        return figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
-    return figures
+def _all_figures(pods: Sequence[Pod], now: float) -> list[PodFigures]:
+    """The figures of each pod; inlined, because this runs for every pod and request."""
+    made = []
+    for pod in pods:
+        estimates = pod.estimates
+        if (figures := estimates.known_figures) is None or estimates.expires <= now:
+            figures = estimates.figures(now)
+        if rate := pod.health.failure_rate:
+            figures = figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
+        made.append(figures)
+    return made
 
 
 def _single_engine_reason(context: ScoringContext) -> str | None:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.prefix import BYTES_PER_TOKEN, Chain, text_chain
+from tandem_contract.prefix import BYTES_PER_TOKEN, Chain, block_tokens_at, text_chain
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind, kind_of_path
 from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
@@ -68,6 +68,12 @@ class InferenceRequest:
         """The prompt was tokenized and has so many tokens."""
         self.exact_tokens = tokens
         self.token_scale = tokens / max(1, self.assumed_tokens)
+
+    @property
+    def last_block_tokens(self) -> int:
+        """Tokens of the prefix index's block at the prompt's end: of a repeated prompt, fewer than
+        these may seem to be missing in the cache."""
+        return self.tokens(block_tokens_at(self.assumed_tokens))
 
     @property
     def chain(self) -> Chain:

@@ -5,6 +5,7 @@ import json
 from random import Random
 
 from tandem_contract import headers as wire
+from tandem_contract.paths import RoutingPath
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
@@ -68,6 +69,18 @@ def test_a_growing_conversation_stays_on_its_pod() -> None:
         placement.end(NOW)
         turns.append({"role": "assistant", "content": f"{number} answer " * 60})
     assert len(pods) == 1
+
+
+def test_a_repeated_prompt_is_cached_whatever_the_length_of_tokens() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    for _ in range(100):
+        setup.fleet.token_scales.learn("m", 1000, 4000)
+    for text in (LONG, LONG + 44 * "x", 20 * LONG):
+        first, plan = setup.place(text)
+        assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+        first.on_response_headers(OK, NOW)
+        assert setup.place(text)[1].path is RoutingPath.FAST_DECODE
+        setup.fleet.prefixes.clear(setup["d"])
 
 
 def test_tokens_are_counted_as_engines_count_them() -> None:

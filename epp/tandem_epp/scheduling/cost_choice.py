@@ -21,7 +21,6 @@ from random import Random
 from typing import Final
 
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.prefix import block_tokens_at
 from tandem_planner.choice import Candidates, Choice, Group, choose, would_split
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures, RequestFigures
 from tandem_planner.kv_size import KvSize
@@ -126,7 +125,7 @@ class CostScheduler:
         ]
         groups = layout.groups if may_split else ()
         block_tokens = layout.pods[layout.decodes[0]].block_tokens
-        tail = TAIL_BLOCKS * max(block_tokens, block_tokens_at(figures.prompt))
+        tail = TAIL_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0)
         extra = None
         if model is not None and self._fleet.is_adapter(model):
             extra = {i: layout.pods[i].adapters.load_seconds(model) for i in layout.decodes}

@@ -12,7 +12,6 @@ from random import Random
 from typing import Final
 
 from tandem_contract.paths import RoutingPath
-from tandem_contract.prefix import block_tokens_at
 
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
@@ -202,7 +201,7 @@ class Scheduler:
         return DeciderInputs(
             prompt_tokens=prompt_tokens,
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
-            block_tokens=max(decode.block_tokens, block_tokens_at(prompt_tokens)),
+            block_tokens=max(decode.block_tokens, request.last_block_tokens if request else 0),
             # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
             is_disaggregated=self.routing.serving.enabled and self._fleet.is_disaggregated(decode),
             has_prefill_candidate=has_prefill_candidate,

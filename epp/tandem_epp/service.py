@@ -33,7 +33,6 @@ from .precise import PreciseCollector, PrecisePrefixes
 from .request import kind_of
 from .settings import Settings
 from .shared_fleet import SharedFleet
-from .verdicts import judge_broken
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
@@ -58,6 +57,7 @@ class Service:
             self._fleet, configuration.routing, self._metrics, self._history, Random()
         )
         self._picker.plan_keys = plan_keys
+        self._shared = SharedFleet(self._fleet)
         self._channel = self._share(plan_keys)
         self._warm_ups = WarmUps(
             self._fleet,
@@ -74,13 +74,12 @@ class Service:
 
     def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
         """The channel to the other replicas, which are told of this one's placements."""
-        shared = SharedFleet(self._fleet)
         metrics = PeerMetrics(self._metrics.registry)
         settings = PeerSettings(peers=self._settings.peers, listen=self._settings.peer_listen)
-        channel = PeerChannel(settings, shared, metrics)
+        channel = PeerChannel(settings, self._shared, metrics)
         channel.use_keys(plan_keys)
         if settings.peers:
-            shared.publisher, self._picker.observer = channel, shared
+            self._shared.publisher, self._picker.observer = channel, self._shared
         return channel
 
     async def run(self) -> None:
@@ -104,7 +103,7 @@ class Service:
                 self._picker,
                 settings.listen,
                 settings.max_body,
-                lambda broken, now: judge_broken(self._fleet, broken, now),
+                self._shared.on_broken,
             )
             server.prepare = self._prepare
             await server.start()

@@ -14,8 +14,10 @@ from typing import Final, Protocol
 import msgspec
 
 from .backends.fleet import Fleet
+from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
+    AnswerBroke,
     Event,
     PodEjected,
     PrefixCached,
@@ -27,6 +29,7 @@ from .peers.frames import (
 )
 from .placement import Placement
 from .remote_request import RemoteRequest
+from .verdicts import judge_broken
 
 _response: Final = msgspec.msgpack.Decoder(ResponseHeaders)
 SNAPSHOT_BYTES: Final = 4 << 20
@@ -77,6 +80,12 @@ class SharedFleet:
         if (publisher := self._publisher()) is not None:
             publisher.publish(RequestEnded(placement.number))
 
+    def on_broken(self, broken: BrokenAnswer, now: float) -> None:
+        """An Envoy that logs here reports a broken answer, perhaps of another replica's request."""
+        judge_broken(self._fleet, broken, now)
+        if (publisher := self._publisher()) is not None:
+            publisher.publish(AnswerBroke(broken.backend, max(0.0, now - broken.started)))
+
     def _publisher(self) -> Publisher | None:
         # Without peers no event is made: the chains of long prompts take time.
         return self.publisher if self.publisher is not None and self.publisher.has_peers else None
@@ -121,6 +130,8 @@ class SharedFleet:
                 requests[event.request].on_answered(_response.decode(event.response), now)
             case RequestEnded() if event.request in requests:
                 requests.pop(event.request).end(now)
+            case AnswerBroke(backend, age):
+                judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
             case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
                 if not pod.health.is_ejected:
                     self._fleet.ejections.eject(pod, now, now + seconds)

@@ -88,12 +88,12 @@ class PlacedPods:
         )
 
 
-def judge_broken(fleet: Fleet, broken: BrokenAnswer, now: float) -> None:
+def judge_broken(fleet: Fleet, broken: BrokenAnswer, now: float, *, is_own: bool = True) -> None:
     """Count that an answer broke off, at `now`, at each pod with its address: the ranks of an
-    engine share one."""
+    engine share one. `is_own`: Envoy told this EPP, and not another replica."""
     for pod in fleet:
         if pod.address == broken.backend:
-            fleet.ejections.record(pod, Outcome.BROKEN, now, broken.started)
+            fleet.ejections.record(pod, Outcome.BROKEN, now, broken.started, is_own=is_own)
 
 
 def _seconds(retry_after: str | None) -> float | None:

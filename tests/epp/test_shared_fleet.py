@@ -7,6 +7,7 @@ import pytest
 
 from tandem_contract.prefix import text_chain
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
+from tandem_epp.ext_proc.access_log import BrokenAnswer
 from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.frames import (
@@ -254,3 +255,16 @@ def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
     size = len(pack(text_chain(b"x" * 4000)))
     monkeypatch.setattr("tandem_epp.shared_fleet.SNAPSHOT_BYTES", 2 * size)
     assert list(replicas.shared[0].snapshot()) == events[1:]
+
+
+def test_a_broken_answer_counts_at_all_replicas() -> None:
+    replicas = Replicas(d="decode")
+    replicas.setups[0].place(prompt="short")
+    replicas.mesh.advance(1.0)
+    address = replicas.setups[0]["d"].address or ""
+    replicas.shared[0].on_broken(BrokenAnswer(address, NOW - 5), NOW)
+    replicas.mesh.advance(2.0)
+    rates = [setup["d"].health.failure_rate for setup in replicas.setups]
+    assert rates[0] == rates[1] > 0
+    counts = [setup["d"].health.outcomes[Outcome.BROKEN] for setup in replicas.setups]
+    assert counts == [1, 0]

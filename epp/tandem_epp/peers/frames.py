@@ -92,6 +92,15 @@ class PodEjected(msgspec.Struct, frozen=True, array_like=True):
     """Until the peer probes it."""
 
 
+class AnswerBroke(msgspec.Struct, frozen=True, array_like=True):
+    """The peer's access log shows an answer that broke off after its headers."""
+
+    backend: str
+    """`ip:port` of the pod."""
+    age: float
+    """Seconds since Envoy received the request."""
+
+
 class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
     """A pod caches the KV of this chain, in a snapshot."""
 
@@ -101,7 +110,13 @@ class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
 
 
 Event: TypeAlias = (
-    RequestStarted | RequestAnswered | RequestEnded | PodLearned | PodEjected | PrefixCached
+    RequestStarted
+    | RequestAnswered
+    | RequestEnded
+    | PodLearned
+    | PodEjected
+    | PrefixCached
+    | AnswerBroke
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -111,6 +126,7 @@ _KINDS: Final[dict[type, int]] = {
     PodLearned: 4,
     PodEjected: 5,
     PrefixCached: 6,
+    AnswerBroke: 7,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

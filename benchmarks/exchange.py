@@ -95,7 +95,7 @@ async def _place(channel: PeerChannel, numbers: "count[int]", sent: dict[int, fl
         number = next(numbers)
         chain = pack(array("Q", (random.getrandbits(64) for _ in range(BLOCKS))))
         sent[number] = monotonic()
-        channel.publish(RequestStarted(number, "decode-1", ("prefill-1",), 3200, 100, chain=chain))
+        channel.publish(RequestStarted(number, "decode-1", ("prefill-1",), chain=chain))
         channel.publish(RequestAnswered(number, ANSWER))
         channel.publish(RequestEnded(number))
         await asyncio.sleep(random.expovariate(RATE))

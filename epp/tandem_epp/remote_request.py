@@ -1,17 +1,21 @@
 """A request that another replica placed, on its pods: counted as `placement` counts an own one."""
 
 from dataclasses import replace
+from typing import Final
+
+import msgspec
 
 from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
-from .estimates.pod_estimates import OUTPUT_PRIOR
 from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import RequestStarted, unpack
 from .prompt_entries import PromptEntries
 from .verdicts import PlacedPods
+
+_size: Final = msgspec.msgpack.Decoder(PlacedPrompt)
 
 
 class RemoteRequest:
@@ -37,17 +41,18 @@ class RemoteRequest:
             is_own=False,
         )
         self._entries = PromptEntries(fleet.prefixes, unpack(started.chain), decode, prefill)
-        self._load = RequestLoad(
-            decode.estimates,
-            prefill[0].estimates if prefill else None,
-            _size(started),
-            now - started.age,
-        )
+        self._candidates = prefill
+        size = _size.decode(started.size)
+        if started.status:
+            # When its first token came is not known: nothing is learned from it.
+            size = replace(size, is_stream=False)
+        computing = prefill[0].estimates if prefill else None
+        self._load = RequestLoad(decode.estimates, computing, size, now - started.age)
         self._is_judged = bool(started.status)
         """Whether the outcome is counted: of a request in a snapshot, the peer has counted it."""
         if started.status:
             self._entries.on_response_headers(ResponseHeaders(None, started.status))
-            self._load.on_response(now)
+            self._respond(ResponseHeaders(None, started.status), now)
         else:
             self._pods.start(fleet)
 
@@ -59,10 +64,19 @@ class RemoteRequest:
             self._is_judged = True
             self._pods.judge_response(self._fleet, response, now)
         self._entries.on_response_headers(response)
-        if response.status // 100 == 2:
-            found = self._fleet.find(response.prefill or "")
-            computing = found.estimates if found is not None else None
-            self._load.on_response(now, parse_timing(response.timing or ""), computing)
+        self._respond(response, now)
+
+    def _respond(self, response: ResponseHeaders, now: float) -> None:
+        if response.status // 100 != 2:
+            self._load.end(now)
+            return
+        report = parse_timing(response.timing or "")
+        names = (response.prefill,)
+        computing = next(
+            (pod for pod in self._candidates if pod.name in names or pod.address in names),
+            self._decode,
+        )
+        self._load.on_response(now, report, computing.estimates)
 
     def end(self, now: float) -> None:
         """The request ended: return the counts that are left."""
@@ -73,11 +87,11 @@ class RemoteRequest:
 
     def drop(self, now: float) -> None:
         """Return the counts that are left, without an outcome. At most once."""
-        self._load.end(now)
         self._end_prefill()
         _count(self._decode, -1)
         # Without effect on entries that were confirmed.
         self._entries.withdraw()
+        self._load.end(now)
 
     def _end_prefill(self) -> None:
         if self._prefill is not None:
@@ -96,12 +110,6 @@ class RemoteRequest:
             self._pods = replace(self._pods, decode=pod)
             self._entries.move_decode(pod)
             self._load.move_decode(pod.estimates)
-
-
-def _size(started: RequestStarted) -> PlacedPrompt:
-    """The peer tells neither what the prefill pod has cached nor whether the answer is a stream."""
-    prompt, cached = started.prompt_tokens, started.cached_tokens
-    return PlacedPrompt(prompt, 0 if started.prefill else cached, cached, OUTPUT_PRIOR)
 
 
 def _count(pod: Pod, requests: int) -> None:

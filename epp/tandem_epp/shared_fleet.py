@@ -14,12 +14,14 @@ from typing import Final, Protocol
 import msgspec
 
 from .backends.fleet import Fleet
+from .estimates.shared_samples import add_samples, samples_of
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
     AnswerBroke,
     Event,
     PodEjected,
+    PodLearned,
     PrefixCached,
     RequestAnswered,
     RequestEnded,
@@ -93,8 +95,8 @@ class SharedFleet:
     # What others do: `peers.channel.Knowledge`.
 
     def snapshot(self) -> Iterator[Event]:
-        """The requests of this replica that have not ended, the newest first; the ejected pods; and
-        what pods cache, as far as SNAPSHOT_BYTES go."""
+        """The requests of this replica that have not ended, the newest first; ejected pods; samples
+        of what pods take; and what they cache, as far as SNAPSHOT_BYTES go."""
         now, left = self._clock(), SNAPSHOT_BYTES
         for placement in reversed(self._own.values()):
             started = _started(placement, now, left)
@@ -103,6 +105,8 @@ class SharedFleet:
         for pod in self._fleet:
             if pod.health.is_ejected:
                 yield PodEjected(pod.name, max(0.0, pod.health.until - now))
+            if samples := samples_of(pod.estimates):
+                yield PodLearned(pod.name, samples)
         # The oldest first, as they were learned: the receiver forgets in that order.
         yield from reversed(self._recent_prefixes(left))
 
@@ -135,6 +139,8 @@ class SharedFleet:
             case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
                 if not pod.health.is_ejected:
                     self._fleet.ejections.eject(pod, now, now + seconds)
+            case PodLearned(name, samples) if (pod := self._fleet.find(name)) is not None:
+                add_samples(pod.estimates, samples, now)
             case PrefixCached(name, chain) if (pod := self._fleet.find(name)) is not None:
                 prefixes = self._fleet.prefixes
                 prefixes.confirm(prefixes.place(pod, unpack(chain)))
@@ -159,8 +165,7 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         request=placement.number,
         decode=placement.decode.name,
         prefill=tuple(pod.name for pod in placement.prefill),
-        prompt_tokens=decision.prompt_tokens,
-        cached_tokens=decision.cached_tokens,
+        size=msgspec.Raw(msgspec.msgpack.encode(placement.size)),
         status=decision.status or 0,
         can_fall_back=placement.can_fall_back,
         age=max(0.0, now - decision.decided_at),

@@ -37,6 +37,11 @@ class DecodeFit:
         self._window = SampleWindow(tuple(prior), _RIDGE)
 
     @property
+    def window(self) -> SampleWindow:
+        """Its samples."""
+        return self._window
+
+    @property
     def count(self) -> int:
         """Samples."""
         return self._window.count

@@ -66,6 +66,11 @@ class PrefillFit:
         self._is_cold = True
 
     @property
+    def window(self) -> SampleWindow:
+        """Its samples."""
+        return self._window
+
+    @property
     def count(self) -> int:
         """Samples."""
         return self._window.count

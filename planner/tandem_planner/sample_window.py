@@ -1,6 +1,7 @@
 """The latest samples of one duration, and the fit of them; computed again only when needed."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from .linear_fit import RIDGE, FitSample, robust_fit
@@ -42,6 +43,11 @@ class SampleWindow:
             self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
             self._fitted = self.count
         return self._coefficients
+
+    @property
+    def samples(self) -> Sequence[FitSample]:
+        """The samples in the window, the oldest first."""
+        return tuple(self._samples)
 
     def set_prior(self, prior: tuple[float, ...]) -> None:
         """Start from other coefficients, for instance those of an alike pod."""

@@ -45,6 +45,11 @@ class TransferFit:
         """KV bytes per token, a moving average of its transfers; None without one."""
 
     @property
+    def window(self) -> SampleWindow:
+        """Its samples."""
+        return self._window
+
+    @property
     def count(self) -> int:
         """Samples."""
         return self._window.count

@@ -1,14 +1,16 @@
 """Replicas that share their placements: each sees the others' counts and prompts, and returns
 them."""
 
+import json
 from array import array
 
 import pytest
 
 from tandem_contract.prefix import text_chain
+from tandem_contract.timing import Timing
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.ext_proc.access_log import BrokenAnswer
-from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.frames import (
     PrefixCached,
@@ -26,8 +28,9 @@ class Replicas:
     """Pickers over the same pods, with what they share."""
 
     def __init__(self, *, delay: float = 0.0, **roles: str) -> None:
+        self.now = NOW
         self.setups = [PickerSetup(WEIGHTED, **roles) for _ in range(2)]
-        self.shared = [SharedFleet(setup.fleet, lambda: NOW) for setup in self.setups]
+        self.shared = [SharedFleet(setup.fleet, lambda: self.now) for setup in self.setups]
         self.mesh = LoopbackMesh(self.shared, delay)
         for i, (setup, shared) in enumerate(zip(self.setups, self.shared, strict=True)):
             shared.publisher = self.mesh.channel(i)
@@ -74,12 +77,11 @@ def test_a_prompt_is_cached_for_the_other_replica_once_it_is_answered() -> None:
     placement, first = replicas.setups[0].place(LONG)
     replicas.mesh.advance(1.0)
     _, unanswered = replicas.setups[1].place(LONG)
-    assert unanswered.decode.name == first.decode.name, "prompts alike go to the same pod"
     assert unanswered.cached_tokens == 0
     placement.on_response_headers(ResponseHeaders(None, 200), NOW)
     replicas.mesh.advance(2.0)
     _, answered = replicas.setups[1].place(LONG)
-    assert answered.cached_tokens == 496
+    assert (answered.decode.name, answered.cached_tokens) == (first.decode.name, 496)
 
 
 def test_a_request_that_an_alternate_served_counts_there() -> None:
@@ -268,3 +270,46 @@ def test_a_broken_answer_counts_at_all_replicas() -> None:
     assert rates[0] == rates[1] > 0
     counts = [setup["d"].health.outcomes[Outcome.BROKEN] for setup in replicas.setups]
     assert counts == [1, 0]
+
+
+def test_prefills_under_way_and_what_they_took_are_known_to_both() -> None:
+    replicas = Replicas(d="unified")
+    here, there = (setup["d"].estimates for setup in replicas.setups)
+    for seconds in (9.0, 0.2, 0.2, 0.2):
+        replicas.now += 100.0
+        request = HttpRequest("POST", "/v1/completions", {})
+        body = json.dumps({"model": "m", "prompt": LONG, "stream": True}).encode()
+        placement = replicas.setups[0].picker.place(request, body, replicas.now)
+        replicas.mesh.advance(replicas.mesh.now + 1.0)
+        assert there.figures(replicas.now) == here.figures(replicas.now)
+        assert len(there.queue) == 1
+        timing = Timing(queue=0.0, compute=seconds, cached=0, computed=500).encode()
+        placement.on_response_headers(ResponseHeaders(timing, 200), replicas.now + seconds)
+        replicas.now += seconds
+        replicas.mesh.advance(replicas.mesh.now + 1.0)
+        assert (len(there.queue), there.decodes) == (0, 1)
+        placement.end(replicas.now)
+        replicas.mesh.advance(replicas.mesh.now + 1.0)
+        assert there.decodes == 0
+    assert there.prefill.count == here.prefill.count > 0
+    assert there.prefill.cost == here.prefill.cost
+    joining = PickerSetup(d="unified")
+    shared = SharedFleet(joining.fleet, lambda: NOW)
+    for event in replicas.shared[0].snapshot():
+        shared.apply("peer", event)
+    assert joining["d"].estimates.prefill.cost == here.prefill.cost
+
+
+def test_nothing_is_left_of_the_requests_of_a_peer_that_is_gone() -> None:
+    replicas = Replicas(d="decode", p="prefill")
+    first, _ = replicas.setups[0].place()
+    replicas.setups[0].place()
+    first.on_response_headers(ResponseHeaders(None, 200), NOW)
+    replicas.mesh.advance(1.0)
+    setup = replicas.setups[1]
+    replicas.shared[1].reset("0")
+    for name in "dp":
+        pod = setup[name]
+        assert (pod.in_flight, pod.remote_in_flight) == (0, 0)
+        assert (len(pod.estimates.queue), pod.estimates.decodes) == (0, 0)
+        assert pod.estimates.undecoded == 0

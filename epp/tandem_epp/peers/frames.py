@@ -26,7 +26,7 @@ Times in events are durations, because the clocks of two nodes differ.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -39,6 +39,9 @@ MAX_CHAIN: Final = 32_768
 """Hashes of one chain that are sent, at most: 256 KiB. A longer chain is cut at its end, so other
 replicas know a shorter prefix."""
 
+EMPTY: Final = msgspec.Raw(b"\x80")
+"""A map without members, in msgpack."""
+
 
 class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
     """The peer placed a request; in a snapshot: a request that has not ended."""
@@ -49,9 +52,8 @@ class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
     """Name of the decode pod."""
     prefill: tuple[str, ...] = ()
     """Names of the prefill pods: the choice, then the retries; empty without a split."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the peer believed to be cached where the prompt is computed."""
+    size: msgspec.Raw = EMPTY
+    """`estimates.request_load.PlacedPrompt` as a map: unknown members are ignored."""
     status: int = 0
     """HTTP status of the response; 0: its headers have not passed yet."""
     can_fall_back: bool = True
@@ -80,8 +82,8 @@ class PodLearned(msgspec.Struct, frozen=True, array_like=True):
     """What the peer learned of a pod from its answers, in a snapshot."""
 
     pod: str
-    figures: dict[str, list[float]]
-    """Name → values, as `backends` exports them. Unknown names are ignored."""
+    samples: Mapping[str, Sequence[Sequence[float]]]
+    """As in `estimates.shared_samples`."""
 
 
 class PodEjected(msgspec.Struct, frozen=True, array_like=True):

@@ -66,7 +66,7 @@ def test_a_long_chain_is_cut_and_a_part_of_a_hash_ignored() -> None:
 
 
 def test_events_survive_and_unknown_kinds_and_fields_are_ignored() -> None:
-    started = RequestStarted(7, "d", ("p",), 100, 40, chain=pack(array("Q", [1, 2])))
+    started = RequestStarted(7, "d", ("p",), status=200, chain=pack(array("Q", [1, 2])))
     newer = msgspec.msgpack.encode((3, (7, "a field of a later version")))
     unknown = msgspec.msgpack.encode((99, {"a": "later kind"}))
     data = encode_frame(1, 0, [encode_event(started), unknown, newer], is_snapshot=True)

@@ -1,0 +1,44 @@
+"""The samples behind a pod's fits, as one replica of the EPP gives them to another."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from tandem_planner.sample_window import SampleWindow
+
+from .pod_estimates import PodEstimates
+
+Samples = Mapping[str, Sequence[Sequence[float]]]
+"""Name of a fit → samples, the oldest first: features, then seconds."""
+
+MOST_SAMPLES: Final = 32
+"""Samples given of one fit: half of a window, enough to be robust."""
+
+
+def samples_of(estimates: PodEstimates) -> Samples:
+    """The latest samples of each fit that has any."""
+    return {
+        name: [[*sample.features, sample.seconds] for sample in window.samples[-MOST_SAMPLES:]]
+        for name, window in _windows(estimates).items()
+        if window.count
+    }
+
+
+def add_samples(estimates: PodEstimates, samples: Samples, now: float) -> None:
+    """Take over samples for the fits that have none yet; `now` is Unix seconds. Fits of unknown
+    names, and samples of another form, are ignored."""
+    for name, window in _windows(estimates).items():
+        if window.count:
+            continue
+        for *features, seconds in islice(samples.get(name, ()), MOST_SAMPLES):
+            if len(features) == len(window.prior) and seconds > 0:
+                window.add(tuple(features), seconds, now)
+    estimates.changed()
+
+
+def _windows(estimates: PodEstimates) -> dict[str, SampleWindow]:
+    return {
+        "prefill": estimates.prefill.window,
+        "decode": estimates.decode.window,
+        "transfer": estimates.transfer.window,
+    }

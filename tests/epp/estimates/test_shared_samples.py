@@ -1,0 +1,42 @@
+"""Samples that one replica gives to another."""
+
+from tandem_epp.estimates.pod_estimates import PodEstimates
+from tandem_epp.estimates.shared_samples import MOST_SAMPLES, add_samples, samples_of
+from tandem_planner.prefill_fit import prefill_sample
+
+
+def measured(seconds_per_token: float, samples: int = 20) -> PodEstimates:
+    estimates = PodEstimates()
+    for i in range(samples):
+        tokens = 500.0 + 100 * i
+        sample = prefill_sample([(tokens, 0.0)], tokens * seconds_per_token)
+        estimates.prefill.add(sample, now=float(i))
+        estimates.decode.add(1.0 + i, 0.02 + 0.001 * i, now=float(i))
+        estimates.transfer.add(1, 1e9 + 1e8 * i, 0.3 + 0.03 * i, now=float(i))
+    return estimates
+
+
+def test_another_replica_gets_the_same_fits() -> None:
+    here, there = measured(2e-4), PodEstimates()
+    add_samples(there, samples_of(here), now=50.0)
+    assert there.prefill.cost == here.prefill.cost
+    assert there.decode.cost == here.decode.cost
+    assert there.transfer.cost == here.transfer.cost
+    assert there.prefill.updated_at == 50.0
+
+
+def test_a_fit_that_has_samples_keeps_them() -> None:
+    there = measured(1e-4)
+    before = there.prefill.cost
+    add_samples(there, samples_of(measured(9e-4)), now=50.0)
+    assert there.prefill.cost == before
+
+
+def test_samples_are_bounded_and_odd_ones_ignored() -> None:
+    samples = samples_of(measured(2e-4, samples=100))
+    assert {len(rows) for rows in samples.values()} == {MOST_SAMPLES}
+    assert samples_of(PodEstimates()) == {}
+    there = PodEstimates()
+    odd = {"prefill": [[1.0], [1.0, 2.0, 3.0, -1.0]], "later": [[1.0, 2.0]]}
+    add_samples(there, odd, now=1.0)
+    assert there.prefill.count == 0

@@ -29,6 +29,9 @@ class BlockPool:
         """Tokens that requests use."""
         return len(self._users) * BLOCK + self.private
 
+    def __contains__(self, block: int) -> bool:
+        return block in self._users or block in self._idle
+
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more can be used, after eviction."""
         return self.used + tokens <= self.capacity
@@ -37,7 +40,7 @@ class BlockPool:
         """How many leading blocks are cached."""
         count = 0
         for block in blocks:
-            if block not in self._users and block not in self._idle:
+            if block not in self:
                 break
             count += 1
         return count

@@ -13,7 +13,7 @@ was admitted last loses its own and is computed again. The figures are those of 
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from random import Random
 from typing import Final
 
@@ -41,6 +41,8 @@ class Engine:
         """Seconds between two tokens, and how many decodes saw this gap."""
         self.context = 0
         """KV tokens of all decodes."""
+        self._coming: Counter[int] = Counter()
+        """Blocks of prompts that are not computed yet."""
         self._totals = dict.fromkeys(_COUNTED, 0.0)
         self._ends: list[tuple[int, int, Work]] = []
         """Heap: step at which an answer is complete, a number for ties, the request."""
@@ -74,6 +76,8 @@ class Engine:
         """A request arrives, at `work.arrived`."""
         if not self.running and not self.waiting:
             self._clock = max(self._clock, work.arrived)
+        work.expected = work.prompt_tokens - 1 if work.is_remote else self.tokens_in_turn(work)
+        self._coming.update(work.blocks)
         self.waiting.append(work)
 
     def advance(self, until: float) -> list[Change]:
@@ -89,11 +93,20 @@ class Engine:
                 raise ValueError("a prompt is larger than the KV cache of its pod")
         return changed
 
+    def tokens_in_turn(self, work: Work) -> int:
+        """Prompt tokens that will be cached when all that is here is computed. Perfect knowledge:
+        no router has this, nor what follows."""
+        count = 0
+        for block in work.blocks:
+            if block not in self._coming and block not in self.pool:
+                break
+            count += 1
+        return min(count * BLOCK, work.prompt_tokens - 1)
+
     def remaining_prefill_seconds(self) -> float:
-        """Seconds until all prompts that are here are computed. Perfect knowledge: no router has
-        this."""
+        """Seconds until all prompts that are here are computed."""
         ranges = [(w.done, w.length) for w in self.prefilling]
-        ranges += [(self.cached_tokens(w), w.prompt_tokens) for w in self.waiting]
+        ranges += [(w.expected, w.prompt_tokens) for w in self.waiting]
         tokens = sum(end - start for start, end in ranges)
         seconds = sum(self.speed.chunk_seconds(start, end) for start, end in ranges)
         return seconds + tokens / BUDGET * self.decode_step_seconds()
@@ -158,6 +171,11 @@ class Engine:
         return budget - chunk, seconds
 
     def _join_decodes(self, work: Work, changed: list[Change]) -> None:
+        if not work.generated:
+            self._coming.subtract(work.blocks)
+            for block in work.blocks:
+                if not self._coming[block]:
+                    del self._coming[block]
         work.generated += 1
         work.joined = self._step_count
         self._totals["generated_tokens"] += 1

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from tandem_epp.backends.pods import ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
+from tandem_planner.choice import Candidates, choose
+from tandem_planner.cost import DECODE_WEIGHT, STALL_WEIGHT, PodFigures, RequestFigures
 
 from .engine import Engine
+from .speed import BUDGET, QUADRATIC
 from .work import Work
 
 
@@ -72,17 +75,33 @@ class LeastLoaded(Policy):
 
 
 class Oracle(Policy):
-    """Minimises the seconds until the first token, with perfect knowledge of rates, queues and
-    caches, plus the harm that the prefill does to the decodes running there."""
+    """Minimises the picker's cost with perfect knowledge of speeds, queues, caches and lengths of
+    answers, over unified pods."""
 
     def choose(self, work: Work, now: float) -> Choice:
         """The cheapest pod; ties at random."""
-        costs = [self._cost(engine, work) for engine in self.engines]
-        least = min(costs)
-        return Choice(self.random.choice([i for i, cost in enumerate(costs) if cost <= least]))
+        request = RequestFigures(work.prompt_tokens, float(work.output_tokens), now)
+        everything = range(len(self.engines))
+        candidates = Candidates(
+            pods=[_figures(engine) for engine in self.engines],
+            cached=[engine.tokens_in_turn(work) for engine in self.engines],
+            decodes=everything if work.only is None else [work.only],
+        )
+        return Choice(choose(request, candidates, self.random).decodes[0])
 
-    def _cost(self, engine: Engine, work: Work) -> float:
-        prefill = engine.speed.prefill_seconds(engine.cached_tokens(work), work.prompt_tokens)
-        stall = 0.1 * prefill * len(engine.decoding)
-        decode = 4 * engine.speed.per_decode * len(engine.decoding) * work.output_tokens
-        return engine.remaining_prefill_seconds() + prefill + stall + decode
+
+def _figures(engine: Engine) -> PodFigures:
+    """What the picker estimates, without error."""
+    speed, requests = engine.speed, engine.running + len(engine.waiting)
+    coming = sum(w.prompt_tokens - w.expected for w in engine.waiting)
+    context = engine.context / len(engine.decoding) if engine.decoding else 0.0
+    slope = speed.per_decode + speed.per_context * context
+    return PodFigures(
+        queued=engine.remaining_prefill_seconds(),
+        fixed=speed.empty,
+        per_token=1 / speed.rate + engine.decode_step_seconds() / BUDGET,
+        per_pair=1 / (2 * QUADRATIC * speed.rate),
+        stall=STALL_WEIGHT * len(engine.decoding),
+        itl_harm=DECODE_WEIGHT * slope * requests,
+        free_tokens=engine.pool.capacity - engine.pool.used - coming,
+    )

@@ -26,6 +26,8 @@ class Work:
     hit_tokens: int = 0
     """Prompt tokens that were in the cache when the prefill began."""
     preemptions: int = 0
+    expected: int = field(default=0, repr=False)
+    """Prompt tokens that will be cached when its turn comes, as known at its arrival."""
     done: int = field(default=0, repr=False)
     """Tokens whose KV exists: of the prompt, and of the answer after a preemption."""
     length: int = field(default=0, repr=False)

@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from statistics import fmean
 
+from tandem_contract.paths import Role
+
 from .block_pool import BLOCK
 from .engine import Engine
 from .policies import Router
 from .real_picker import RealPicker
+from .replica import PickerSettings
 from .run import Served, Simulation, engines, simulate
 from .workload import Request, shared_prompts
 
@@ -131,6 +134,31 @@ def half_speed(
     share = work[0] / (pods[0].counters.computed_tokens or 1.0)
     waiting = [result.waiting_percentile(99) for result in results]
     return share, waiting[0] / waiting[1], waiting[0] / waiting[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What clients saw over prefill and decode pods, in seconds."""
+
+    ttft: float
+    """p99."""
+    itl: float
+    """p99 of the requests' means."""
+    split: float
+    """Share of the requests that were split."""
+
+
+def split_latency(requests: Sequence[Request], seed: int, scheduling: str) -> Latency:
+    """`requests` on four prefill and six decode pods, with the picker configured by `scheduling`
+    (YAML)."""
+    pods = engines(PODS, seed)
+    roles = [Role.PREFILL] * 4 + [Role.DECODE] * 6
+    simulation = Simulation(pods, RealPicker(pods, seed, PickerSettings(scheduling, roles)))
+    for request in requests:
+        simulation.send(request, request.at)
+    result = simulation.run(tick=_TICK)
+    split = sum(served.answer is not None for served in result.served) / len(requests)
+    return Latency(result.ttft_percentile(99), result.itl_percentile(99), split)
 
 
 def _most_over_mean(chosen: Sequence[int]) -> float:

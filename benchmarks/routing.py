@@ -19,8 +19,7 @@ from typing import Final, TypeVar
 import click
 from tests.epp.simulation import scenarios
 from tests.epp.simulation.policies import LeastLoaded, Oracle, RoundRobin
-from tests.epp.simulation.real_picker import LLMD_DEFAULT, RealPicker
-from tests.epp.simulation.replica import PickerSettings
+from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
 from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
 from tests.epp.simulation.workload import Request, conversations, from_trace

@@ -1,7 +1,7 @@
 """Simulated pods, workloads and routers, for benchmarks and tests of routing decisions.
 
 `engine` is the model of a pod: batching, chunked prefill, KV blocks (`block_pool`). No router knows
-it. `workload` makes requests; `policies` and `real_picker`, with a `replica` per EPP, choose pods;
+it. `workload` makes requests; `policies`, `real_picker` and `replicas` of it choose pods;
 `run` simulates requests on pods and measures them; `scenarios` are whole experiments with their
 figures. Time is simulated: nothing here waits.
 """

@@ -1,15 +1,34 @@
-"""The product's picker as a router of the simulation, with one or several replicas."""
+"""The product's picker as a router of the simulation."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from random import Random
 from typing import Final
 
+from tandem_contract import headers as wire
+from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.documents import parse_documents
+from tandem_contract.paths import Role
+from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import ScrapeResult
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.configuration import Routing
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.history import History
+from tandem_epp.metrics import Metrics
+from tandem_epp.picker import EndpointPicker
+from tandem_epp.placement import Placement
+from tandem_epp.scheduling.config import load_scheduling
 
 from .engine import Engine
 from .policies import Choice
-from .replica import PickerSettings, Replica
 from .work import Work
+from .workload import body
+
+BLOCK_TOKENS: Final = 64
+"""KV block size that the simulated pods report."""
 
 LLMD_DEFAULT: Final = """
 plugins:
@@ -26,36 +45,92 @@ schedulingProfiles:
 """The default weights of llm-d's scheduler."""
 
 
+class Reports(Enum):
+    """What responses tell of a prefill, in the timing header."""
+
+    ENGINE = auto()
+    """Everything: the engine writes the header itself."""
+    SIDECAR = auto()
+    """What a sidecar sees of vLLM: the duration of the leg, and `usage`."""
+    NOTHING = auto()
+    """No sidecar: there is no header."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    """How the picker runs."""
+
+    scheduling: str = "{}"
+    """Its configuration, in YAML."""
+    roles: Sequence[Role] = ()
+    """The role of each pod; empty: all unified."""
+    reports: Reports = Reports.ENGINE
+
+
 class RealPicker:
-    """Each request goes to one of the replicas at random, as through a Service."""
+    """The picker over a fleet with one pod for each engine. It sees what passes Envoy (bodies,
+    response headers, ends of streams) and metrics pages."""
 
     def __init__(
         self, engines: Sequence[Engine], seed: int, settings: PickerSettings | None = None
     ) -> None:
-        settings = settings or PickerSettings()
-        self.replicas = [
-            Replica(len(engines), seed * 100 + i, settings) for i in range(settings.replicas)
-        ]
-        self._random = Random(seed)
-        self._owners: dict[int, Replica] = {}
-        """Index of a request that has not ended → the replica that placed it."""
+        self._settings = settings or PickerSettings()
+        roles = self._settings.roles or [Role.UNIFIED] * len(engines)
+        serving = DisaggregatedServing(enabled=any(role is not Role.UNIFIED for role in roles))
+        document = parse_documents(self._settings.scheduling, "router.yaml")[0]
+        self.fleet = Fleet()
+        self.fleet.apply([_discovered(i, role) for i, role in enumerate(roles)], BLOCK_TOKENS)
+        routing = Routing(serving, load_scheduling(document, document.data, serving))
+        self.picker = EndpointPicker(
+            self.fleet, routing, Metrics(self.fleet), History(1), Random(seed)
+        )
+        self._placements: dict[int, Placement] = {}
 
     def choose(self, work: Work, now: float) -> Choice:
-        """What one of the replicas decides."""
-        replica = self._owners[work.index] = self._random.choice(self.replicas)
-        placement = replica.place(work, now)
+        """What the picker decides for the request's body."""
+        headers = {wire.REQUEST_ID: f"r{work.index}"}
+        subset = None if work.only is None else frozenset({_address(work.only)})
+        request = HttpRequest("POST", "/v1/completions", headers, subset)
+        placement = self._placements[work.index] = self.picker.place(request, body(work), now)
         prefill = int(placement.prefill[0].name) if placement.prefill else None
         return Choice(int(placement.decode.name), prefill)
 
     def on_response(self, work: Work, status: int, now: float) -> None:
-        """The response headers pass the replica that placed the request."""
-        self._owners[work.index].on_response(work, status, now)
+        """The response headers pass."""
+        placement = self._placements[work.index]
+        prefill = placement.prefill[0].name if placement.prefill else None
+        has_header = status == 200 and self._settings.reports is not Reports.NOTHING
+        timing = self._timing(work).encode() if has_header else None
+        placement.on_response_headers(ResponseHeaders(timing, status, prefill), now)
 
     def on_end(self, work: Work, now: float) -> None:
-        """The stream through that replica ends."""
-        self._owners.pop(work.index).on_end(work, now)
+        """The stream ends."""
+        self._placements.pop(work.index).end(now)
 
     def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
-        """Every replica scrapes every pod."""
-        for replica in self.replicas:
-            replica.on_scrape(pages, now)
+        """The scraper reads every pod's page."""
+        changed = [pod.apply_scrape(page) for pod, page in zip(self.fleet, pages, strict=True)]
+        if any(changed):
+            self.fleet.invalidate_views()
+
+    def _timing(self, work: Work) -> Timing:
+        if work.started is None or work.first_token is None:
+            return Timing()
+        if self._settings.reports is Reports.SIDECAR:
+            leg = work.first_token - work.arrived
+            return Timing(leg=leg, prompt=work.prompt_tokens, cached=work.hit_tokens)
+        return Timing(
+            queue=work.started - work.arrived,
+            compute=work.first_token - work.started,
+            cached=work.hit_tokens,
+            computed=work.prompt_tokens - work.hit_tokens,
+        )
+
+
+def _discovered(index: int, role: Role) -> DiscoveredBackend:
+    url = f"http://{_address(index)}"
+    return DiscoveredBackend(Backend(name=str(index), url=url, role=role, models=("m",)))
+
+
+def _address(index: int) -> str:
+    return f"10.0.{index // 250}.{index % 250 + 1}:8000"

@@ -10,8 +10,7 @@ from tandem_contract.paths import Role
 from .block_pool import BLOCK
 from .engine import Engine
 from .policies import Router
-from .real_picker import RealPicker
-from .replica import PickerSettings
+from .real_picker import PickerSettings, RealPicker
 from .run import Served, Simulation, engines, simulate
 from .workload import Request, shared_prompts
 

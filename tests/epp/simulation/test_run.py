@@ -10,8 +10,7 @@ from tandem_epp.request import RequestKind, parse_request
 
 from .block_pool import BLOCK
 from .policies import Choice, LeastLoaded, Oracle, Policy, RoundRobin
-from .real_picker import LLMD_DEFAULT, RealPicker
-from .replica import PickerSettings
+from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
 from .run import Simulation, engines, simulate
 from .work import Work
 from .workload import Request, body, conversations, shared_prompts
@@ -32,7 +31,7 @@ def test_the_picker_has_nothing_in_flight_afterwards() -> None:
     pods = engines(3, seed=1)
     picker = RealPicker(pods, seed=1)
     simulate(conversations(50, rate=4.0, seed=2), pods, picker)
-    assert [pod.in_flight for pod in picker.replicas[0].fleet] == [0, 0, 0]
+    assert [pod.in_flight for pod in picker.fleet] == [0, 0, 0]
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
@@ -87,7 +86,7 @@ def test_the_picker_splits_over_simulated_pods() -> None:
     served = simulation.run(tick=0.05).served
     assert any(s.choice.prefill in (0, 1) for s in served)
     assert {s.choice.decode for s in served} <= {2, 3}
-    assert [pod.in_flight for pod in picker.replicas[0].fleet] == [0] * 4
+    assert [pod.in_flight for pod in picker.fleet] == [0] * 4
 
 
 def test_a_failing_pod_answers_500() -> None:

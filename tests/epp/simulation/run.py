@@ -144,6 +144,8 @@ class Simulation:
     def run(self, *, tick: float | None = None) -> Result:
         """Simulate until every request has ended. `tick`: seconds between two moments at which
         events of the pods can cause others there (hand-offs, closed loops)."""
+        # The EPP is not ready before it has scraped every pod once.
+        self.router.on_scrape([_page(pod) for pod in self.pods], 0.0)
         self._scrape(0.0)
         if tick is not None:
             self._repeat(0.0, tick)

@@ -109,7 +109,7 @@ class RealPicker:
 
     def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
         """The scraper reads every pod's page."""
-        changed = [pod.apply_scrape(page) for pod, page in zip(self.fleet, pages, strict=True)]
+        changed = [pod.apply_scrape(page, now) for pod, page in zip(self.fleet, pages, strict=True)]
         if any(changed):
             self.fleet.invalidate_views()
 

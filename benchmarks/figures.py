@@ -47,6 +47,12 @@ def at_most(name: str, measured: Measured, unit: str, ceiling: float) -> Figure:
     return Figure(name, value, unit, f"<= {ceiling:g}", value <= ceiling, low, high)
 
 
+def without_target(name: str, measured: Measured, unit: str) -> Figure:
+    """A figure that is only shown."""
+    value, low, high = _median_and_spread(measured)
+    return Figure(name, value, unit, "", True, low, high)
+
+
 def _median_and_spread(measured: Measured) -> tuple[float, float | None, float | None]:
     if isinstance(measured, int | float):
         return measured, None, None

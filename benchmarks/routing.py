@@ -11,20 +11,21 @@ since no router can shorten that. Only decisions are real; time is not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import click
 from tests.epp.simulation import scenarios
 from tests.epp.simulation.policies import LeastLoaded, Oracle, RoundRobin
-from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
+from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
+from tests.epp.simulation.replicas import ReplicatedPicker
 from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
 from tests.epp.simulation.workload import Request, conversations, from_trace
 
-from .figures import Figure, at_least, at_most, progress, report
+from .figures import Figure, at_least, at_most, progress, report, without_target
 
 T = TypeVar("T")
 _CONVERSATIONS: Final = 3000
@@ -37,7 +38,21 @@ _ROUTERS: Final[Mapping[str, NewRouter]] = {
     "least-loaded": LeastLoaded,
     "round-robin": RoundRobin,
     "oracle": Oracle,
+    "three replicas": ReplicatedPicker,
+    "exact caches": partial(RealPicker, settings=PickerSettings(has_exact_caches=True)),
+    "sidecars of vLLM": partial(RealPicker, settings=PickerSettings(reports=Reports.SIDECAR)),
+    "no sidecars": partial(RealPicker, settings=PickerSettings(reports=Reports.NOTHING)),
 }
+_SCORERS: Final = "{type: prefix-cache-scorer}, {type: active-request-scorer}"
+_DECIDERS: Final[Mapping[str, str]] = {
+    "by cost": "{}",
+    "always": f"plugins: [{{type: always-disagg-pd-decider}}, {_SCORERS}]",
+    "from 512 uncached tokens": (
+        "plugins: [{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}, "
+        f"{_SCORERS}]"
+    ),
+}
+"""Configurations that split requests differently."""
 _TARGETS: Final = {"llm-d weights": 0.35, "least-loaded": 0.35, "round-robin": 0.25}
 """Policy → largest p99 waiting of the picker as a multiple of the policy's."""
 
@@ -47,11 +62,26 @@ class Runs:
 
     def __init__(self, trace: Path | None, seeds: int, pool: ProcessPoolExecutor) -> None:
         self.trace, self.seeds, self._pool = trace, seeds, pool
+        self._routers: dict[tuple[str, float], list[Future[Trial]]] = {}
 
     def each(self, trial: Callable[..., T], *args: object) -> list[T]:
         """`trial(seed, *args)` for every seed."""
         futures = [self._pool.submit(trial, seed, *args) for seed in range(self.seeds)]
         return [future.result() for future in futures]
+
+    def start(self, routers: Sequence[str], speed: float) -> None:
+        """Begin to run the routers at this speed, unless they were already."""
+        for router in routers:
+            if (router, speed) not in self._routers:
+                self._routers[router, speed] = [
+                    self._pool.submit(_trial, seed, self.trace, speed, router)
+                    for seed in range(self.seeds)
+                ]
+
+    def router(self, name: str, speed: float) -> list["Trial"]:
+        """The results of a router on the requests at `speed`, one per seed."""
+        self.start([name], speed)
+        return [future.result() for future in self._routers[name, speed]]
 
 
 def _requests(trace: Path | None, speed: float, seed: int) -> list[Request]:
@@ -60,15 +90,28 @@ def _requests(trace: Path | None, speed: float, seed: int) -> list[Request]:
     return from_trace(trace, speed=speed)
 
 
-def _trial(seed: int, trace: Path | None, speed: float, router: str) -> tuple[float, int]:
-    """p99 waiting in seconds, and prompt tokens found in caches."""
+class Trial(NamedTuple):
+    """How a router did."""
+
+    waiting: float
+    """p99, in seconds."""
+    hit_tokens: int
+    """Prompt tokens found in caches."""
+    hit_ratio: float
+
+
+def _trial(seed: int, trace: Path | None, speed: float, router: str) -> Trial:
     pods = engines(PODS, seed)
     result = simulate(_requests(trace, speed, seed), pods, _ROUTERS[router](pods, seed))
-    return result.waiting_percentile(99), result.hit_tokens()
+    return Trial(result.waiting_percentile(99), result.hit_tokens(), result.hit_ratio())
 
 
 def _half_speed_trial(seed: int, trace: Path | None) -> tuple[float, float, float]:
     return scenarios.half_speed(_requests(trace, 1.0, seed), seed)
+
+
+def _split_trial(seed: int, trace: Path | None, scheduling: str) -> scenarios.Latency:
+    return scenarios.split_latency(_requests(trace, 1.0, seed), seed, scheduling)
 
 
 def _steady(runs: Runs) -> list[Figure]:
@@ -76,21 +119,65 @@ def _steady(runs: Runs) -> list[Figure]:
     figures = []
     for speed in (1.0, 2.0):
         progress(f"requests at {speed:g} times their speed, {runs.seeds} seeds")
-        trials = {name: runs.each(_trial, runs.trace, speed, name) for name in _ROUTERS}
-        waiting = {name: [trial[0] for trial in each] for name, each in trials.items()}
-        hits = {name: [trial[1] for trial in each] for name, each in trials.items()}
+        runs.start(["picker", "oracle", *_TARGETS], speed)
+        picker, oracle = runs.router("picker", speed), runs.router("oracle", speed)
         for policy, target in _TARGETS.items():
-            ratios = _ratios(waiting["picker"], waiting[policy])
             name = f"p99 waiting at {speed:g} ×, over that with {policy}"
+            ratios = _waiting_ratios(picker, runs.router(policy, speed))
             figures.append(at_most(name, ratios, "ratio", target))
-        ratios = _ratios(hits["picker"], hits["oracle"])
+        hits = [
+            own.hit_tokens / other.hit_tokens for own, other in zip(picker, oracle, strict=True)
+        ]
         name = f"hit tokens at {speed:g} ×, over those with the oracle"
-        figures.append(at_least(name, ratios, "ratio", 0.95))
+        figures.append(at_least(name, hits, "ratio", 0.95))
+        name = f"p99 waiting at {speed:g} ×, over that with the oracle"
+        figures.append(without_target(name, _waiting_ratios(picker, oracle), "ratio"))
     return figures
 
 
-def _ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [value / other for value, other in zip(values, others, strict=True)]
+def _waiting_ratios(trials: Sequence[Trial], others: Sequence[Trial]) -> list[float]:
+    return [trial.waiting / other.waiting for trial, other in zip(trials, others, strict=True)]
+
+
+def _hit_points(trials: Sequence[Trial], others: Sequence[Trial]) -> list[float]:
+    """By how many points the hit ratio is lower than that of the others."""
+    pairs = zip(trials, others, strict=True)
+    return [100 * (other.hit_ratio - trial.hit_ratio) for trial, other in pairs]
+
+
+def _knowledge(runs: Runs) -> list[Figure]:
+    """Less or more knowledge than that of one picker which infers what pods cache."""
+    progress("three replicas, exact caches, and less exact reports of prefills")
+    names = ("three replicas", "exact caches", "sidecars of vLLM", "no sidecars")
+    runs.start(["picker", *names], 2.0)
+    picker, replicas, exact, vllm, bare = (runs.router(n, 2.0) for n in ("picker", *names))
+    waiting = "{}: p99 waiting at 2 ×, over that with {}".format
+    hits = "{}: points of hit ratio at 2 × below {}".format
+    one, reports = "one", "exact reports"
+    return [
+        at_most(hits("three replicas", one), _hit_points(replicas, picker), "points", 1.0),
+        at_most(waiting("three replicas", one), _waiting_ratios(replicas, picker), "ratio", 1.05),
+        at_most(hits("inferred caches", "exact ones"), _hit_points(picker, exact), "points", 3.0),
+        without_target(
+            waiting("inferred caches", "exact ones"), _waiting_ratios(picker, exact), "ratio"
+        ),
+        without_target(waiting("vLLM's usage", reports), _waiting_ratios(vllm, picker), "ratio"),
+        without_target(waiting("no sidecars", reports), _waiting_ratios(bare, picker), "ratio"),
+    ]
+
+
+def _split(runs: Runs) -> list[Figure]:
+    """When to split, over six prefill and four decode pods."""
+    progress("splitting by cost, always, and by a threshold")
+    figures = []
+    for name, scheduling in _DECIDERS.items():
+        trials = runs.each(_split_trial, runs.trace, scheduling)
+        figures += [
+            without_target(f"split {name}: p99 TTFT", [t.ttft for t in trials], "s"),
+            without_target(f"split {name}: p99 ITL", [1e3 * t.itl for t in trials], "ms"),
+            without_target(f"split {name}: share of requests", [t.split for t in trials], "share"),
+        ]
+    return figures
 
 
 def _shared(runs: Runs) -> list[Figure]:
@@ -139,10 +226,12 @@ def _half_speed(runs: Runs) -> list[Figure]:
 
 _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
     "steady": _steady,
+    "knowledge": _knowledge,
     "shared": _shared,
     "long": _long_prompts,
     "failing": _failing,
     "half-speed": _half_speed,
+    "split": _split,
 }
 
 

@@ -1,6 +1,6 @@
 """The product's picker as a router of the simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
@@ -10,10 +10,12 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
+from tandem_contract.prefix import Chain
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.backends.prefix_tree import PrefixMatch, PrefixTree
 from tandem_epp.configuration import Routing
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.history import History
@@ -22,6 +24,7 @@ from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
 from tandem_epp.scheduling.config import load_scheduling
 
+from .block_pool import BLOCK
 from .engine import Engine
 from .policies import Choice
 from .work import Work
@@ -64,7 +67,26 @@ class PickerSettings:
     """Its configuration, in YAML."""
     roles: Sequence[Role] = ()
     """The role of each pod; empty: all unified."""
+    has_exact_caches: bool = False
+    """Whether it knows the blocks of every pod, as from KV events; else it infers them from what it
+    routed."""
     reports: Reports = Reports.ENGINE
+
+
+class ExactPrefixes(PrefixTree[Pod]):
+    """An index that knows what each pod caches now. What was placed it infers as always."""
+
+    def __init__(self, engines: Sequence[Engine], pods: Iterable[Pod]) -> None:
+        super().__init__()
+        self._engines, self._pods = engines, pods
+        self.blocks: Sequence[int] = ()
+        """Blocks of the prompt that is looked up next."""
+
+    def match(self, chain: Chain) -> PrefixMatch[Pod]:
+        """What each pod has of the prompt."""
+        placed = super().match(chain).placed
+        tokens = [engine.pool.match(self.blocks) * BLOCK for engine in self._engines]
+        return PrefixMatch({pod: tokens[int(pod.name)] for pod in self._pods}, placed)
 
 
 class RealPicker:
@@ -79,6 +101,9 @@ class RealPicker:
         serving = DisaggregatedServing(enabled=any(role is not Role.UNIFIED for role in roles))
         document = parse_documents(self._settings.scheduling, "router.yaml")[0]
         self.fleet = Fleet()
+        self._exact = ExactPrefixes(engines, self.fleet)
+        if self._settings.has_exact_caches:
+            self.fleet.prefixes = self._exact
         self.fleet.apply([_discovered(i, role) for i, role in enumerate(roles)], BLOCK_TOKENS)
         routing = Routing(serving, load_scheduling(document, document.data, serving))
         self.picker = EndpointPicker(
@@ -91,6 +116,7 @@ class RealPicker:
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})
         request = HttpRequest("POST", "/v1/completions", headers, subset)
+        self._exact.blocks = work.blocks
         placement = self._placements[work.index] = self.picker.place(request, body(work), now)
         prefill = int(placement.prefill[0].name) if placement.prefill else None
         return Choice(int(placement.decode.name), prefill)

@@ -14,7 +14,8 @@ from .real_picker import PickerSettings, RealPicker
 from .run import Served, Simulation, engines, simulate
 from .workload import Request, shared_prompts
 
-NewRouter = Callable[[Sequence[Engine], int], Router]
+Pods = Sequence[Engine]
+NewRouter = Callable[[Pods, int], Router]
 """Makes a router for pods, with a seed."""
 PODS = 10
 _TICK = 0.02
@@ -148,10 +149,10 @@ class Latency:
 
 
 def split_latency(requests: Sequence[Request], seed: int, scheduling: str) -> Latency:
-    """`requests` on four prefill and six decode pods, with the picker configured by `scheduling`
+    """`requests` on six prefill and four decode pods, with the picker configured by `scheduling`
     (YAML)."""
     pods = engines(PODS, seed)
-    roles = [Role.PREFILL] * 4 + [Role.DECODE] * 6
+    roles = [Role.PREFILL] * 6 + [Role.DECODE] * 4
     simulation = Simulation(pods, RealPicker(pods, seed, PickerSettings(scheduling, roles)))
     for request in requests:
         simulation.send(request, request.at)

@@ -1,0 +1,91 @@
+"""What the picker must do, over simulated pods that it does not know. Margins are wide: the figures
+are those of benchmarks/routing.py."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from . import scenarios
+from .policies import LeastLoaded, Oracle, RoundRobin
+from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
+from .replicas import ReplicatedPicker
+from .run import engines, simulate
+from .scenarios import PODS, NewRouter
+from .workload import conversations
+
+REQUESTS = conversations(800, rate=20.0, seed=7)
+"""Prompts keep the pods half busy."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    waiting: float
+    hits: float
+
+
+def outcome(new_router: NewRouter) -> Outcome:
+    pods = engines(PODS, 3)
+    result = simulate(REQUESTS, pods, new_router(pods, 3))
+    return Outcome(result.waiting_percentile(95), result.hit_ratio())
+
+
+def llmd(pods: scenarios.Pods, seed: int) -> RealPicker:
+    return RealPicker(pods, seed, PickerSettings(LLMD_DEFAULT))
+
+
+@pytest.fixture(scope="module")
+def picker() -> Outcome:
+    return outcome(RealPicker)
+
+
+@pytest.mark.parametrize("policy", [llmd, LeastLoaded, RoundRobin])
+def test_the_picker_waits_less_than_other_policies(picker: Outcome, policy: NewRouter) -> None:
+    assert picker.waiting < 0.7 * outcome(policy).waiting
+
+
+def test_the_picker_finds_about_as_much_in_caches_as_with_perfect_knowledge(
+    picker: Outcome,
+) -> None:
+    assert picker.hits > 0.9 * outcome(Oracle).hits
+
+
+def test_three_replicas_route_about_as_well_as_one(picker: Outcome) -> None:
+    replicas = outcome(ReplicatedPicker)
+    assert replicas.hits > picker.hits - 0.03
+    assert replicas.waiting < 1.3 * picker.waiting + 0.1
+
+
+def test_inferred_caches_are_nearly_as_good_as_exact_ones(picker: Outcome) -> None:
+    exact = outcome(
+        lambda pods, seed: RealPicker(pods, seed, PickerSettings(has_exact_caches=True))
+    )
+    assert picker.hits > exact.hits - 0.05
+
+
+@pytest.mark.parametrize("reports", [Reports.SIDECAR, Reports.NOTHING])
+def test_less_exact_reports_are_enough_to_learn_from(picker: Outcome, reports: Reports) -> None:
+    other = outcome(lambda pods, seed: RealPicker(pods, seed, PickerSettings(reports=reports)))
+    assert other.waiting < 1.5 * picker.waiting + 0.1
+
+
+def test_requests_at_once_that_share_a_prompt_spread() -> None:
+    assert scenarios.burst_imbalance(1) < 1.5
+
+
+def test_clients_that_share_a_prompt_spread() -> None:
+    assert scenarios.loop_imbalance(1, requests=800) < 1.3
+
+
+def test_a_long_prompt_goes_to_its_cache_unless_the_queue_there_takes_longer() -> None:
+    assert scenarios.long_prompt(1, queued=0).went_to_cache
+    assert not scenarios.long_prompt(1, queued=10).went_to_cache
+
+
+def test_retries_avoid_a_pod_that_fails() -> None:
+    assert scenarios.retries_that_meet_the_failing_pod(1) <= 2
+
+
+def test_a_pod_at_half_speed_gets_about_half_of_its_work() -> None:
+    share, waiting, _ = scenarios.half_speed(REQUESTS[:500], 1)
+    assert 0.3 < share < 0.75
+    assert waiting < 1.5

@@ -30,12 +30,13 @@ from .kv_size import KvSize
 from .prefill_fit import PREFILL_PRIOR
 from .transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR
 
-STALL_WEIGHT: Final = 0.1
+STALL_WEIGHT: Final = 0.03
 """Seconds of harm per second of prefill and running decode. At 1 a decode's delay would count as
 much as the first token's; engines interleave chunks of the prefill with decode steps, and readers
 are slower than decodes."""
-DECODE_RESERVE: Final = 10.0
-"""Decodes by which a decode pod counts as busier than it is, when it would prefill."""
+DECODE_RESERVE: Final = 33.0
+"""Decodes by which a decode pod counts as busier than it is, when it would prefill: with
+STALL_WEIGHT a prefill there costs twice its time, so prompts of a few hundred tokens are split."""
 DECODE_WEIGHT: Final = 4.0
 """Harm per second of ITL that a decode gets and adds: two of each, because decodes last while
 queues pass, and a pod that has many attracts long waits for memory later."""

@@ -8,7 +8,7 @@ from .linear_fit import RIDGE, FitSample, robust_fit
 
 WINDOW: Final = 64
 """Samples kept. More: steadier and slower to follow a change of the engine."""
-_REFIT: Final = 8
+_REFIT: Final = 4
 """A fit is computed again once this part (1 / _REFIT) of the samples in the window is new."""
 
 

@@ -53,8 +53,10 @@ class CounterSamples:
     """Seconds between two tokens of a request, on average."""
     tokens_per_second: float = 0.0
     """Prompt tokens computed per second meanwhile."""
-    output_tokens: float | None = None
-    """Tokens per answer, on average."""
+    generated: float = 0.0
+    """Tokens generated."""
+    answers: float = 0.0
+    """Requests that ended."""
     transfer: tuple[float, float, float] | None = None
     """Transfers, bytes, and seconds of all of them."""
 
@@ -85,7 +87,8 @@ class CounterWindow:
             _prefill(before, counters, requests, seconds),
             _difference(before.itl_seconds, counters.itl_seconds) / itls if itls > 0 else None,
             _difference(before.computed_tokens, counters.computed_tokens) / seconds,
-            generated / requests if requests > 0 and generated > 0 else None,
+            generated,
+            requests,
             _transfer(before, counters),
         )
 

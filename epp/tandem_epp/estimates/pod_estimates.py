@@ -26,6 +26,8 @@ from .prefill_queue import PrefillQueue
 
 OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""
+_ANSWERS: Final = 100
+"""Answers of which the average length is taken, at most."""
 _WEIGHT: Final = 0.1
 """Weight of the newest value in moving averages."""
 _NEVER: Final = inf
@@ -60,11 +62,13 @@ class PodEstimates:
         self.undecoded = 0
         """Those that will decode here and are still being prefilled."""
         self.output_tokens: float | None = None
-        """Tokens per answer, a moving average; None: not known."""
+        """Tokens per answer, on average over the latest; None: not known."""
         self.has_timing = False
         """Whether responses tell how long prefills take: counters are not used then."""
         self.is_decode = False
         """Whether other pods are there to prefill for this one: it is spared from prefills."""
+        self._generated = self._answers = 0.0
+        """Tokens and answers of the average; old ones are halved again and again."""
         self._counters = CounterWindow()
         self._mean_prefill = PREFILL_PRIOR.seconds(1000)
         """Seconds of a prefill, a moving average of those placed."""
@@ -141,11 +145,17 @@ class PodEstimates:
             self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
         if samples.transfer is not None:
             self.transfer.add(*samples.transfer, now)
-        if (output := samples.output_tokens) is not None:
-            average = self.output_tokens
-            self.output_tokens = (
-                output if average is None else average + _WEIGHT * (output - average)
-            )
+        self._count_answers(samples.generated, samples.answers)
+
+    def _count_answers(self, generated: float, answers: float) -> None:
+        # Sums, not a mean per window: an answer's tokens are generated in many windows, of which
+        # only one has its end.
+        self._generated += generated
+        self._answers += answers
+        if self._answers:
+            self.output_tokens = self._generated / self._answers
+        if self._answers > _ANSWERS:
+            self._generated, self._answers = self._generated / 2, self._answers / 2
 
     def _make_figures(self) -> PodFigures:
         queue, cost, transfer = self.queue, self.prefill.cost, self.transfer.cost

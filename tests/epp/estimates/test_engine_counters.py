@@ -48,7 +48,8 @@ def test_itl_transfers_and_lengths_of_answers() -> None:
     )  # fmt: skip
     samples = window().advance(after, 101.0)
     assert samples is not None
-    assert (samples.itl, samples.output_tokens) == (0.02, 100.0)
+    assert samples.itl == 0.02
+    assert (samples.generated, samples.answers) == (600.0, 6.0)
     assert samples.transfer == (1.0, 2e6, 0.5)
     assert samples.tokens_per_second == 500.0
 
@@ -61,6 +62,6 @@ def test_a_short_window_and_a_restart_say_nothing() -> None:
     assert counters.advance(EngineCounters(), 102.0) is None
     samples = counters.advance(EngineCounters(), 103.0)
     assert samples is not None
-    assert (samples.prefill, samples.itl, samples.output_tokens, samples.transfer) == (
-        None, None, None, None,
+    assert (samples.prefill, samples.itl, samples.answers, samples.transfer) == (
+        None, None, 0.0, None,
     )  # fmt: skip

@@ -82,9 +82,11 @@ class Oracle(Policy):
         """The cheapest pod; ties at random."""
         request = RequestFigures(work.prompt_tokens, float(work.output_tokens), now)
         everything = range(len(self.engines))
+        cached = [engine.tokens_in_turn(work) for engine in self.engines]
         candidates = Candidates(
             pods=[_figures(engine) for engine in self.engines],
-            cached=[engine.tokens_in_turn(work) for engine in self.engines],
+            cached=cached,
+            alone=cached,
             decodes=everything if work.only is None else [work.only],
         )
         return Choice(choose(request, candidates, self.random).decodes[0])

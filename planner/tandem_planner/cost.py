@@ -34,7 +34,7 @@ STALL_WEIGHT: Final = 0.03
 """Seconds of harm per second of prefill and running decode. At 1 a decode's delay would count as
 much as the first token's; engines interleave chunks of the prefill with decode steps, and readers
 are slower than decodes."""
-DECODE_RESERVE: Final = 33.0
+DECODE_RESERVE: Final = 34.0
 """Decodes by which a decode pod counts as busier than it is, when it would prefill: with
 STALL_WEIGHT a prefill there costs twice its time, so prompts of a few hundred tokens are split."""
 DECODE_WEIGHT: Final = 4.0

@@ -49,7 +49,7 @@ def test_itl_transfers_and_lengths_of_answers() -> None:
     samples = window().advance(after, 101.0)
     assert samples is not None
     assert samples.itl == 0.02
-    assert (samples.generated, samples.answers) == (600.0, 6.0)
+    assert (samples.generated, samples.answers) == (300.0, 3.0)
     assert samples.transfer == (1.0, 2e6, 0.5)
     assert samples.tokens_per_second == 500.0
 

@@ -9,7 +9,7 @@ from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
-from tandem_planner.cost import LATE_SHARE, wait_seconds
+from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, wait_seconds
 from tandem_planner.prefill_fit import PREFILL_PRIOR
 
 SIZE = PlacedPrompt(prompt=2000, cached=1000, cached_on_decode=500, output=100.0, is_stream=True)
@@ -100,7 +100,7 @@ def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:
     pod.on_counters(EngineCounters(), Gauges(running=4, waiting=3, deferred=1), None, 1.0)
     figures = pod.figures(1.0)
     assert figures.queued == pytest.approx(2 * PREFILL_PRIOR.seconds(1000))
-    assert figures.stall == pytest.approx(0.1 * 4)
+    assert figures.stall == pytest.approx(STALL_WEIGHT * 4)
 
 
 def test_free_memory_shrinks_with_what_was_placed_since_the_scrape() -> None:

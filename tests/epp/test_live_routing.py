@@ -11,12 +11,14 @@ from .real import until
 from .test_with_envoy import LONG, post, router_yaml, running
 
 pytestmark = pytest.mark.component
+PLUGINS = ("active-request-scorer", "always-disagg-pd-decider")
+"""Every request is split that may be. By cost, one that is cheaper on its decode pod is not."""
 
 
 async def test_switching_splits_off_and_on_needs_no_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, "BUFFERED") as stack:
+    async with running(tmp_path, "BUFFERED", plugins=PLUGINS) as stack:
         file = tmp_path / "router.yaml"
-        config = json.loads(router_yaml(stack.decode, stack.prefill))
+        config = json.loads(router_yaml(stack.decode, stack.prefill, PLUGINS))
         prompts = iter(range(10_000))
 
         async def is_split() -> bool:

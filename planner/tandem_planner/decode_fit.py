@@ -8,7 +8,7 @@ more request in the batch.
 
 from typing import Final, NamedTuple
 
-from .sample_window import SampleWindow
+from .learned_cost import LearnedCost
 
 
 class DecodeCost(NamedTuple):
@@ -30,41 +30,13 @@ _RIDGE: Final = 5.0
 with the decodes: a slope from a few samples would be noise."""
 
 
-class DecodeFit:
+class DecodeFit(LearnedCost[DecodeCost]):
     """The fit of one engine."""
 
     def __init__(self, prior: DecodeCost = DECODE_PRIOR) -> None:
-        self._window = SampleWindow(tuple(prior), _RIDGE)
-
-    @property
-    def window(self) -> SampleWindow:
-        """Its samples."""
-        return self._window
-
-    @property
-    def count(self) -> int:
-        """Samples."""
-        return self._window.count
-
-    @property
-    def updated_at(self) -> float | None:
-        """Time of the latest sample; None without one."""
-        return self._window.updated_at
-
-    @property
-    def cost(self) -> DecodeCost:
-        """The coefficients; the prior's without samples."""
-        return DecodeCost(*self._window.coefficients)
+        super().__init__(DecodeCost._make, prior, _RIDGE)
 
     def add(self, decodes: float, itl: float, now: float) -> None:
         """Learn that requests got a token every `itl` seconds while `decodes` ran."""
         if decodes > 0 and itl > 0:
-            self._window.add((1.0, decodes), itl, now)
-
-    def set_prior(self, prior: DecodeCost) -> None:
-        """Start from another engine's coefficients."""
-        self._window.set_prior(tuple(prior))
-
-    def restart(self) -> None:
-        """The engine's process was replaced: start again."""
-        self._window.clear()
+            self.window.add((1.0, decodes), itl, now)

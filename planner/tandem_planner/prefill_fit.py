@@ -11,7 +11,7 @@ computed together, the requests, tokens and pairs are summed.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from .sample_window import SampleWindow
+from .learned_cost import LearnedCost
 
 
 class PrefillCost(NamedTuple):
@@ -57,49 +57,25 @@ def prefill_sample(prompts: Iterable[tuple[float, float]], seconds: float) -> Pr
     return PrefillSample(requests, tokens, pairs, seconds)
 
 
-class PrefillFit:
+class PrefillFit(LearnedCost[PrefillCost]):
     """The fit of one engine. The first sample after a start counts only until the second one: it
     has the engine's compilations and first allocations in it."""
 
     def __init__(self, prior: PrefillCost = PREFILL_PRIOR) -> None:
-        self._window = SampleWindow(tuple(prior))
+        super().__init__(PrefillCost._make, prior)
         self._is_cold = True
-
-    @property
-    def window(self) -> SampleWindow:
-        """Its samples."""
-        return self._window
-
-    @property
-    def count(self) -> int:
-        """Samples."""
-        return self._window.count
-
-    @property
-    def updated_at(self) -> float | None:
-        """Time of the latest sample; None without one."""
-        return self._window.updated_at
-
-    @property
-    def cost(self) -> PrefillCost:
-        """The coefficients; the prior's without samples."""
-        return PrefillCost(*self._window.coefficients)
 
     def add(self, sample: PrefillSample, now: float) -> None:
         """Learn from a measurement; without tokens or seconds it says nothing."""
         if sample.tokens < 1 or sample.seconds <= 0:
             return
-        if self._is_cold and self._window.count:
+        if self._is_cold and self.window.count:
             self._is_cold = False
-            self._window.clear()
+            self.window.clear()
         features = (float(sample.requests), sample.tokens, sample.pairs)
-        self._window.add(features, sample.seconds, now)
-
-    def set_prior(self, prior: PrefillCost) -> None:
-        """Start from another engine's coefficients."""
-        self._window.set_prior(tuple(prior))
+        self.window.add(features, sample.seconds, now)
 
     def restart(self) -> None:
         """The engine's process was replaced, perhaps by another machine: start again."""
-        self._window.clear()
+        super().restart()
         self._is_cold = True

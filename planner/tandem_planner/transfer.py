@@ -9,7 +9,7 @@ config.json (`kv_size`) where one is at hand, else from the bytes of the transfe
 from typing import Final, NamedTuple
 
 from .fabrics import ASSUMED_RATE, Fabric
-from .sample_window import SampleWindow
+from .learned_cost import LearnedCost
 
 KV_BYTES_PRIOR: Final = 131_072.0
 """KV bytes per token before anything is known: 32 layers of 8 heads of 128, 2 bytes each, for keys
@@ -36,38 +36,18 @@ TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / ASSUMED_RATE[Fabric.RDMA])
 low; one that is too high would prevent them."""
 
 
-class TransferFit:
+class TransferFit(LearnedCost[TransferCost]):
     """The fit of one decode engine."""
 
     def __init__(self, prior: TransferCost = TRANSFER_PRIOR) -> None:
-        self._window = SampleWindow(tuple(prior))
+        super().__init__(TransferCost._make, prior)
         self.bytes_per_token: float | None = None
         """KV bytes per token, a moving average of its transfers; None without one."""
-
-    @property
-    def window(self) -> SampleWindow:
-        """Its samples."""
-        return self._window
-
-    @property
-    def count(self) -> int:
-        """Samples."""
-        return self._window.count
-
-    @property
-    def updated_at(self) -> float | None:
-        """Time of the latest sample; None without one."""
-        return self._window.updated_at
-
-    @property
-    def cost(self) -> TransferCost:
-        """The figures; the prior's without samples."""
-        return TransferCost(*self._window.coefficients)
 
     def add(self, transfers: float, count: float, seconds: float, now: float) -> None:
         """Learn from `transfers` transfers of `count` bytes in `seconds`, all together."""
         if count > 0 and seconds > 0:
-            self._window.add((transfers, count), seconds, now)
+            self.window.add((transfers, count), seconds, now)
 
     def add_size(self, tokens: float, count: float) -> None:
         """Learn that the KV of `tokens` tokens has `count` bytes."""
@@ -75,11 +55,7 @@ class TransferFit:
             size, average = count / tokens, self.bytes_per_token
             self.bytes_per_token = size if average is None else average + _WEIGHT * (size - average)
 
-    def set_prior(self, prior: TransferCost) -> None:
-        """Start from another engine's figures."""
-        self._window.set_prior(tuple(prior))
-
     def restart(self) -> None:
         """The engine's process was replaced: start again."""
-        self._window.clear()
+        super().restart()
         self.bytes_per_token = None

@@ -3,13 +3,15 @@
 Contents:
 
     names on the wire     headers, labels, ports, metrics, endpoints (HTTP paths), environment
-    requests              request_kinds, request_ids, single_engine (when not to split), prefix
+    requests              request_kinds, request_ids, single_engine (when not to split), prefix,
+                          chat_templates
     hand-off              paths (routing paths), plan (signed decision), transfer_params,
                           concurrent_params, timing, connectors
     configuration         config (router file), custom_resources, documents (YAML with line
                           numbers), durations, commandline
     for people            trace (`tandem trace`), openai_errors, otlp
 
-The package makes no routing decision, opens no socket and reads no clock. It imports no other
-Tandem package. Read `headers` first, then `transfer_params`.
+The package makes no routing decision, opens no socket and reads no clock, but for a chat
+template that asks for the date. It imports no other Tandem package. Read `headers` first, then
+`transfer_params`.
 """

@@ -8,19 +8,21 @@ Errors: `ApiError` for messages that cannot be rendered; `ChatTemplateUnusable` 
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tandem_contract.chat_templates import (
+    CONFIG_FILE,
+    TEMPLATE_FILE,
+    special_tokens,
+    template_environment,
+    template_source,
+)
 
 from .body import ApiError
 from .types import EngineError
-
-TEMPLATE_FILE: Final = "chat_template.jinja"
-CONFIG_FILE: Final = "tokenizer_config.json"
-_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplateUnusable(EngineError):
@@ -33,10 +35,10 @@ class ChatTemplate:
     def __init__(self, directory: Path) -> None:
         """Raises ChatTemplateUnusable."""
         config = _read_config(directory / CONFIG_FILE)
-        self._tokens = {name: _token(config.get(name)) for name in _TOKENS if config.get(name)}
-        source = _source(directory / TEMPLATE_FILE, config)
+        self._tokens = special_tokens(config)
+        source = template_source(directory / TEMPLATE_FILE, config)
         try:
-            self._template = None if source is None else _environment().from_string(source)
+            self._template = None if source is None else template_environment().from_string(source)
         except jinja2.TemplateSyntaxError as err:
             raise ChatTemplateUnusable(
                 f"{directory}: chat template, line {err.lineno}: {err.message}"
@@ -79,23 +81,6 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _source(file: Path, config: Mapping[str, Any]) -> str | None:
-    """The template's text; of several named ones in the configuration, the default."""
-    # As in transformers, a file of its own wins over the field of tokenizer_config.json.
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        templates = {entry.get("name"): entry.get("template") for entry in template}
-        template = templates.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _token(value: Any) -> str:
-    """A special token's text: the configuration has a string or an object with `content`."""
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
-
-
 def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with its content as one string."""
     where = f"messages[{index}]"
@@ -123,28 +108,3 @@ def _part(where: str, part: Any) -> str:
             param="messages",
         )  # fmt: skip
     return text
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    # A template comes with the model: the sandbox keeps it from reaching Python's internals.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    # Chat templates use these names, which transformers provides.
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    """JSON without Jinja's HTML escapes, which would reach the model."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().astimezone().strftime(layout)

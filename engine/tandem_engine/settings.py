@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandem_contract import environment, ports
+from tandem_contract.chat_templates import CONFIG_FILE
 
-from .chat import CONFIG_FILE
 from .config import ConfigError, EngineConfig, KvTransferConfig, parse_kv_transfer_config
 from .events import KvEventsConfig, parse_kv_events_config
 from .text import TOKENIZER_FILE

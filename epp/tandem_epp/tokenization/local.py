@@ -8,19 +8,24 @@ placeholder tokens a medium becomes.
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
+
+from tandem_contract.chat_templates import (
+    CONFIG_FILE,
+    TEMPLATE_FILE,
+    special_tokens,
+    template_environment,
+    template_source,
+)
 
 from ..backends.block_keys import TokenizedPrompt
 from . import NotTokenized, TokenizerUnusable
 from .source import ChatPrompt, TextPrompt
 
-_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LISTS_PARTS: Final = re.compile(r"for\s+\w+\s+in\s+message(\.content|\[['\"]content['\"]\])")
 """In a template: it takes content as a list of parts, so that vLLM gives it one even for text."""
 
@@ -46,12 +51,12 @@ class LocalTokenizer:
             raise TokenizerUnusable(f"{file}: not a tokenizer: {err}") from err
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        config = _read_config(directory / "tokenizer_config.json")
-        self._special = {name: _token(config.get(name)) for name in _TOKENS if config.get(name)}
-        source = _template_source(directory / "chat_template.jinja", config)
+        config = _read_config(directory / CONFIG_FILE)
+        self._special = special_tokens(config)
+        source = template_source(directory / TEMPLATE_FILE, config)
         self._has_part_lists = source is not None and _LISTS_PARTS.search(source) is not None
         try:
-            self._template = _environment().from_string(source) if source is not None else None
+            self._template = None if source is None else template_environment().from_string(source)
         except jinja2.TemplateSyntaxError as err:
             message = f"{directory}: chat template, line {err.lineno}: {err.message}"
             raise TokenizerUnusable(message) from err
@@ -101,43 +106,3 @@ def _read_config(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as err:
         raise TokenizerUnusable(f"{file}: cannot read it: {err}") from err
     return config if isinstance(config, dict) else {}
-
-
-def _template_source(file: Path, config: Mapping[str, Any]) -> str | None:
-    """As in transformers: the file wins over the configuration; of several, the default."""
-    if file.exists():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _token(value: Any) -> str:
-    """A special token's text: the configuration has a string or an object with `content`."""
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    # A template comes with the model: the sandbox keeps it from reaching Python's internals.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    # Chat templates use these names, which transformers provides.
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    """JSON without Jinja's HTML escapes, which would reach the model."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().astimezone().strftime(layout)

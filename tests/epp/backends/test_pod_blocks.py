@@ -103,7 +103,7 @@ def _step_store(
         return
     unknown = _store(blocks, pod, tier, full, start)
     if start and full[:start] not in model[pod].all:
-        # The pod does not have the parent, so nobody can say which prompt this continues.
+        # The pod does not have the parent: which prompt this continues is not known.
         assert unknown == (len(full) - start) // BLOCK
         return
     assert unknown == 0

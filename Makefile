@@ -125,7 +125,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the plugin tab
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py
 
-bench: setup ## run the scripts in benchmarks/ without loadtest and print one table of results
+bench: setup ## run the scripts in benchmarks/ without loadtest and routing_live and print one table of results
 	$(BIN)/python -m benchmarks $(ARGS)
 
 LOCK = .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \

@@ -18,6 +18,8 @@ SUPPORT = {
     "fake_engine",
     "figures",
     "h2load",
+    "live_stack",
+    "live_summary",
     "load_reports",
     "load_run",
     "load_server",
@@ -30,8 +32,9 @@ SUPPORT = {
     "rawcopy",
 }
 """Modules that are no benchmark of their own."""
-OPT_IN = {"loadtest"}
-"""Benchmarks that need gigabytes of other programs: `python -m benchmarks.NAME` runs them."""
+OPT_IN = {"loadtest", "routing_live"}
+"""Benchmarks that need gigabytes of other programs, or a trace: `python -m benchmarks.NAME` runs
+them."""
 
 
 class MissingPrograms(click.ClickException):
@@ -43,7 +46,7 @@ class MissingPrograms(click.ClickException):
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write all figures here")
 def main(file: Path | None) -> None:
-    """Run every benchmark that needs no gigabytes of other programs, and print one table.
+    """Run every benchmark that needs no gigabytes of other programs and no trace; print one table.
 
     Exit status: 2 when a program is missing (nothing is measured then), 1 when a benchmark fails.
     """

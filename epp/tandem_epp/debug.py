@@ -2,7 +2,7 @@
 
     GET /requests/ID                     the decisions for one request, for `tandem trace`
     GET /debug/decisions?request_id=ID   the same
-    GET /debug/decisions                 the latest decisions
+    GET /debug/decisions?limit=N         the N latest decisions; 32 without it
     GET /debug/pods                      load, health and estimates of every pod
 
 Each answer is a JSON list: of `tandem_contract.trace.DecisionTrace`, newest last, or of
@@ -26,7 +26,9 @@ from .history import History
 from .pod_reports import pod_report
 
 LATEST: Final = 32
-"""Decisions in an answer that names no id."""
+"""Decisions in an answer that names no id and no limit."""
+_DIGITS: Final = 9
+"""Most digits of a limit: no history is longer."""
 
 
 def routes(history: History, fleet: Iterable[Pod]) -> list[web.RouteDef]:
@@ -38,7 +40,10 @@ def routes(history: History, fleet: Iterable[Pod]) -> list[web.RouteDef]:
     async def decisions(request: web.Request) -> web.Response:
         request_id = request.query.get("request_id")
         if request_id is None:
-            return _answer(history.latest(LATEST), status=200)
+            limit = request.query.get("limit", str(LATEST))
+            if not limit.isdecimal() or len(limit) > _DIGITS:
+                raise web.HTTPBadRequest(text="limit is a number of decisions")
+            return _answer(history.latest(int(limit)), status=200)
         return _answer(history.find(request_id))
 
     async def pods(_request: web.Request) -> web.Response:

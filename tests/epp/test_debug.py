@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from tandem_contract.endpoints import DEBUG_DECISIONS, DEBUG_PODS
 from tandem_contract.paths import RoutingPath
@@ -33,7 +34,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def traces(client: Client, path: str) -> tuple[int, list[DecisionTrace]]:
-    url = client.make_url("/").with_path(path, encoded=True)
+    url = client.make_url("/").join(URL(path, encoded=True))
     async with client.session.get(url) as answer:
         return answer.status, msgspec.json.decode(await answer.read(), type=list[DecisionTrace])
 
@@ -56,6 +57,13 @@ async def test_without_an_id_the_latest_decisions_come_newest_last(client: Clien
     status, latest = await traces(client, DEBUG_DECISIONS)
     assert status == 200
     assert [trace.decided for trace in latest] == [2.0 + second for second in range(LATEST)]
+
+
+async def test_a_limit_says_how_many_come(client: Client) -> None:
+    status, latest = await traces(client, f"{DEBUG_DECISIONS}?limit=2")
+    assert (status, [trace.decided for trace in latest]) == (200, [LATEST, LATEST + 1.0])
+    async with client.get(DEBUG_DECISIONS, params={"limit": "many"}) as answer:
+        assert (answer.status, await answer.text()) == (400, "limit is a number of decisions")
 
 
 async def test_every_pod_is_reported(client: Client) -> None:

@@ -50,13 +50,18 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
     return EndpointRequirements(
         epp=any(r.epp.enabled for r in routings),
         epp_replicas=max(replicas, default=None),
-        epp_config=next((r.epp.config for r in routings if r.epp.config), {}),
+        epp_config=epp_config(decodes),
         envoy=any(r.envoy.enabled for r in routings),
         inference_pool=any(r.inference_pool.enabled for r in routings),
         gateways=tuple(gateways[key] for key in sorted(gateways)),
         disaggregated_serving=disaggregated_serving(decodes),
         drain_timeout=max(pool.spec.drain.timeout for pool in decodes),
     )
+
+
+def epp_config(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
+    """The EndpointPickerConfig in effect for all `decodes` together, in order of their names."""
+    return next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
 
 
 def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
@@ -75,7 +80,8 @@ def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
 
 
 def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) -> dict[str, Any]:
-    """The router configuration with a fixed list of backends, for pods whose addresses are known.
+    """The router configuration with a fixed list of backends, for pods whose addresses are known,
+    and the EndpointPickerConfig of the pools.
 
     `addresses` maps pod names to IP addresses. Raises KeyError when a pod has none.
     """
@@ -90,8 +96,15 @@ def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) 
         for pool in pool_set.pools
         for name in pod_names(pool)
     ]
-    decodes = (pool for pool_set in sets for pool in pool_set.decodes)
-    return {"disaggregated_serving": disaggregated_serving(decodes), "backends": backends}
+    decodes = sorted(
+        (pool for pool_set in sets for pool in pool_set.decodes), key=lambda pool: pool.name
+    )
+    return {
+        **epp_config(decodes),
+        # Last: the rendered sections replace those in the user's configuration.
+        "disaggregated_serving": disaggregated_serving(decodes),
+        "backends": backends,
+    }
 
 
 def _serving_port(pool: PrefillPool | DecodePool) -> int:

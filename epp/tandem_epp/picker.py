@@ -24,6 +24,7 @@ from tandem_contract.request_ids import usable_request_id
 from .backends.fleet import Fleet
 from .backends.pods import Pod
 from .body_fields import BadBody
+from .counted_request import NO_CHAIN, CountedRequest
 from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
@@ -193,18 +194,16 @@ class EndpointPicker:
             tuple(name for name in _INTERNAL if name not in headers),
             destination,
         )
-        return Placement(
-            mutation,
+        pods = CountedRequest(
+            self._fleet,
             result.decode[0],
             result.prefill,
-            parsed,
-            self._fleet,
-            self._metrics,
-            decision,
+            now,
             result.size,
+            parsed.chain if parsed is not None else NO_CHAIN,
             self.routing.serving.fallback_to_unified,
-            self.observer,
         )
+        return Placement(mutation, pods, parsed, self._metrics, decision, self.observer)
 
     def _record(
         self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision

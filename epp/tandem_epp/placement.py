@@ -1,21 +1,18 @@
-"""A request on its pods, from the pick to the end of its stream."""
+"""A request that this EPP placed, from the pick to the end of its stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem_contract.timing import parse_timing
 
-from .backends.fleet import Fleet
 from .backends.pods import Pod
-from .estimates.request_load import PlacedPrompt, RequestLoad
+from .counted_request import CountedRequest
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
-from .prompt_entries import PromptEntries
 from .prompt_key import PromptForm
 from .request import InferenceRequest
-from .verdicts import PlacedPods
 
 
 class PlacementObserver(Protocol):
@@ -33,79 +30,40 @@ class PlacementObserver(Protocol):
 
 @dataclass(slots=True)
 class Placement:
-    """Counts one request on its pods: on the decode pod until `end`, on the prefill pod until the
-    response headers pass, because the prefill is over then.
-
-    Every count is taken once in `__post_init__` and returned exactly once, in whatever order
-    responses and the end of the stream come. It holds Pods, not names: a pod that left the fleet
-    meanwhile is still decremented.
-    """
+    """Tells of one request what happens to it: to its pods, metrics, history and the observer."""
 
     mutation: HeaderMutation
-    decode: Pod
-    prefill: Sequence[Pod]
-    """The choice, then the retries. The request counts on the choice alone."""
+    pods: CountedRequest
+    """The request on its pods."""
     request: InferenceRequest | None
-    fleet: Fleet
+    """None for a request that is not read."""
     metrics: Metrics
     decision: Decision
-    size: PlacedPrompt
-    """What the request was predicted to take."""
-    can_fall_back: bool = True
-    """Whether the sidecar may serve a split request alone when the prefill fails."""
     observer: PlacementObserver | None = None
     number: int = field(init=False, default=0)
     """The observer's number for this placement."""
-    _entries: PromptEntries | None = field(init=False, default=None)
-    """The prompt in the prefix index; None for a request that is not read."""
-    _pods: PlacedPods = field(init=False)
-    _load: RequestLoad = field(init=False)
-    _is_judged: bool = field(init=False, default=False)
-    """Whether response headers have passed, and with them the outcome is counted."""
-    _prefill_in_flight: Pod | None = field(init=False)
-    """The prefill pod on which the request counts; None once that count is returned."""
 
     def __post_init__(self) -> None:
-        self.decode.in_flight += 1
-        generated = self.decode.counters.generated_tokens
-        self._pods = PlacedPods(
-            self.decode, self.prefill, self.decision.decided_at, generated, self.can_fall_back
-        )
-        self._pods.start(self.fleet)
-        prefill = self.prefill[0].estimates if self.prefill else None
-        self._load = RequestLoad(
-            self.decode.estimates, prefill, self.size, self.decision.decided_at
-        )
-        self._prefill_in_flight = self.prefill[0] if self.prefill else None
-        if self._prefill_in_flight is not None:
-            self._prefill_in_flight.in_flight += 1
-        if self.request is not None:
-            # Before the answer, so that requests arriving now with this prefix go to the same pods.
-            self._entries = PromptEntries(
-                self.fleet.prefixes, self.request.chain, self.decode, self.prefill
-            )
         if self.observer is not None:
             self.observer.on_started(self)
 
+    @property
+    def decode(self) -> Pod:
+        """The decode pod: the chosen one, until Envoy tells that it used another."""
+        return self.pods.decode
+
+    @property
+    def prefill(self) -> Sequence[Pod]:
+        """The prefill pods: the choice, then the retries."""
+        return self.pods.prefill
+
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         """Learn from the response's headers, which passed at `now` (Unix seconds)."""
-        # The response begins when decoding does: the prefill is over.
-        self._end_prefill()
         self.decision.status, self.decision.served = response.status, response.served
-        self._correct_decode(response.served)
         if response.is_stream and response.status // 100 == 2:
             self._observe_first_token(response.path)
-        if not self._is_judged:
-            self._is_judged = True
-            self._pods.judge_response(self.fleet, response, now)
-        if self._entries is not None:
-            self._entries.on_response_headers(response)
         report = parse_timing(response.timing or "")
-        if response.status // 100 == 2:
-            computing = self._computing_pod(response.prefill).estimates
-            self._load.on_response(now, report, computing)
-        else:
-            self._load.end(now)
+        self.pods.on_response_headers(response, now, report)
         if self.observer is not None:
             self.observer.on_answered(self, response)
         if response.timing is None:
@@ -119,14 +77,7 @@ class Placement:
     def end(self, now: float) -> None:
         """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
         request with it."""
-        # The stream may end before response headers: then the prefill count is still held.
-        self._end_prefill()
-        if not self._is_judged:
-            self._pods.judge_silence(self.fleet, now)
-        if self._entries is not None:
-            self._entries.withdraw()
-        self._load.end(now)
-        self.decode.in_flight -= 1
+        self.pods.end(now)
         self.decision.end()
         if self.observer is not None:
             self.observer.on_ended(self)
@@ -143,37 +94,9 @@ class Placement:
 
     def _learn_scale(self, prompt_tokens: int) -> None:
         """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
-        request = self.request
+        request, scales = self.request, self.pods.fleet.token_scales
         # How many tokens media have says nothing about texts.
         if request is not None and request.form not in (PromptForm.IDS, PromptForm.MEDIA):
-            scales = self.fleet.token_scales
             scales.learn(request.model, request.assumed_tokens, prompt_tokens)
             for pod in (self.decode, *self.prefill[:1]):
                 pod.token_scale = scales.scale(request.model)
-
-    def _end_prefill(self) -> None:
-        if self._prefill_in_flight is not None:
-            self._prefill_in_flight.in_flight -= 1
-            self._prefill_in_flight = None
-
-    def _correct_decode(self, served: str | None) -> None:
-        """Count the request on the pod at the address `served` from now on, if Envoy used another
-        pod than the chosen one: an alternate, or a pod that a gateway chose itself."""
-        if served is None or served == self.decode.address:
-            return
-        # An address of no pod is that of a proxy in between.
-        pod = next((pod for pod in self.fleet if pod.address == served), None)
-        if pod is not None:
-            self.decode.in_flight -= 1
-            pod.in_flight += 1
-            self.decode = pod
-            self._pods = replace(self._pods, decode=pod)
-            if self._entries is not None:
-                self._entries.move_decode(pod)
-            self._load.move_decode(pod.estimates)
-
-    def _computing_pod(self, prefill: str | None) -> Pod:
-        """The pod that computed the prompt. A sidecar without a plan names backends by address."""
-        return next(
-            (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
-        )

@@ -1,19 +1,25 @@
 """What the replicas of an EPP know together: tells what this one places, applies what others tell.
 
 `SharedFleet` observes this replica's placements and publishes them; it applies those of others to
-the `Fleet` through `RemoteRequest`, so that the scheduler sees one fleet. It does no I/O: the
+the `Fleet` through `CountedRequest`, so that the scheduler sees one fleet. It does no I/O: the
 publisher is the `peers.channel`.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from time import time
 from typing import Final, Protocol
 
 import msgspec
 
+from tandem_contract.timing import parse_timing
+
 from .backends.fleet import Fleet
+from .backends.pods import Pod
+from .counted_request import CountedRequest
+from .estimates.request_load import PlacedPrompt
 from .estimates.shared_samples import add_samples, samples_of
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
@@ -30,9 +36,9 @@ from .peers.frames import (
     unpack,
 )
 from .placement import Placement
-from .remote_request import RemoteRequest
 from .verdicts import judge_broken
 
+_size: Final = msgspec.msgpack.Decoder(PlacedPrompt)
 _response: Final = msgspec.msgpack.Decoder(ResponseHeaders)
 SNAPSHOT_BYTES: Final = 4 << 20
 """Bytes of prefix chains in a snapshot; beyond them requests come without their chains, and cached
@@ -62,7 +68,7 @@ class SharedFleet:
         self._numbers = count(1)
         self._own: dict[int, Placement] = {}
         """Number → placement of this replica that has not ended."""
-        self._remote: defaultdict[str, dict[int, RemoteRequest]] = defaultdict(dict)
+        self._remote: defaultdict[str, dict[int, CountedRequest]] = defaultdict(dict)
         """Peer → number → its request that has not ended."""
 
     # What this replica does: `placement.PlacementObserver`.
@@ -131,7 +137,9 @@ class SharedFleet:
             case RequestStarted():
                 self._start(requests, event, now)
             case RequestAnswered() if event.request in requests:
-                requests[event.request].on_answered(_response.decode(event.response), now)
+                response = _response.decode(event.response)
+                report = parse_timing(response.timing or "")
+                requests[event.request].on_response_headers(response, now, report)
             case RequestEnded() if event.request in requests:
                 requests.pop(event.request).end(now)
             case AnswerBroke(backend, age):
@@ -148,26 +156,52 @@ class SharedFleet:
                 # About a pod or request that this replica does not know.
                 pass
 
-    def _start(self, requests: dict[int, RemoteRequest], event: RequestStarted, now: float) -> None:
+    def _start(
+        self, requests: dict[int, CountedRequest], event: RequestStarted, now: float
+    ) -> None:
         # A peer does not use a number twice; if it does, no count is lost.
         if (previous := requests.pop(event.request, None)) is not None:
             previous.drop(now)
         if (decode := self._fleet.find(event.decode)) is not None:
-            requests[event.request] = RemoteRequest(event, decode, self._fleet, now)
+            requests[event.request] = _counted(event, decode, self._fleet, now)
+
+
+def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> CountedRequest:
+    """A peer's request on its pods; prefill pods that this replica does not know are left out."""
+    prefill = [pod for name in event.prefill if (pod := fleet.find(name)) is not None]
+    size = _size.decode(event.size)
+    if event.status:
+        # When its first token came is not known: nothing is learned from it.
+        size = replace(size, is_stream=False)
+    request = CountedRequest(
+        fleet,
+        decode,
+        prefill,
+        now - event.age,
+        size,
+        unpack(event.chain),
+        event.can_fall_back,
+        is_own=False,
+        # The outcome of a request in a snapshot is counted by the peer.
+        is_judged=bool(event.status),
+    )
+    if event.status:
+        request.on_response_headers(ResponseHeaders(None, event.status), now)
+    return request
 
 
 def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStarted:
     """The event for a placement that has not ended; its chain only if it has at most `chain_bytes`
     bytes."""
-    decision, request = placement.decision, placement.request
-    chain = pack(request.chain) if request is not None else b""
+    decision, pods = placement.decision, placement.pods
+    chain = pack(pods.chain)
     return RequestStarted(
         request=placement.number,
-        decode=placement.decode.name,
-        prefill=tuple(pod.name for pod in placement.prefill),
-        size=msgspec.Raw(msgspec.msgpack.encode(placement.size)),
+        decode=pods.decode.name,
+        prefill=tuple(pod.name for pod in pods.prefill),
+        size=msgspec.Raw(msgspec.msgpack.encode(pods.size)),
         status=decision.status or 0,
-        can_fall_back=placement.can_fall_back,
+        can_fall_back=pods.can_fall_back,
         age=max(0.0, now - decision.decided_at),
         chain=chain if len(chain) <= chain_bytes else b"",
     )

@@ -1,0 +1,136 @@
+"""One request on its pods, whichever replica placed it: counts, load, cached prompts, outcome."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tandem_contract.prefix import Chain
+from tandem_contract.timing import UNKNOWN, Timing
+
+from .backends.fleet import Fleet
+from .backends.pods import Pod
+from .estimates.request_load import PlacedPrompt, RequestLoad
+from .ext_proc.messages import ResponseHeaders
+from .prompt_entries import PromptEntries
+from .verdicts import PlacedPods
+
+NO_CHAIN: Final = array("Q")
+"""The prefix chain of a request that is not read."""
+
+
+@dataclass(slots=True)
+class CountedRequest:
+    """Counts one request: on the decode pod until `end`, on the prefill pod until the response
+    headers pass, because the prefill is over then.
+
+    Every count is taken once in `__post_init__` and returned exactly once, in whatever order
+    response and end come. It holds Pods, not names: a pod that left the fleet meanwhile is still
+    decremented.
+    """
+
+    fleet: Fleet
+    decode: Pod
+    prefill: Sequence[Pod]
+    """The choice, then the retries. The request counts on the choice alone."""
+    placed: float
+    """When the request was placed; Unix seconds."""
+    size: PlacedPrompt
+    """What the request was predicted to take."""
+    chain: Chain
+    """The prompt's prefix chain."""
+    can_fall_back: bool = True
+    """Whether the sidecar may serve a split request alone when the prefill fails."""
+    is_own: bool = True
+    """Whether this EPP placed the request, and not another replica."""
+    is_judged: bool = False
+    """Whether the outcome is counted: response headers have passed, here or at the replica that
+    placed the request."""
+    _entries: PromptEntries = field(init=False)
+    _pods: PlacedPods = field(init=False)
+    _load: RequestLoad = field(init=False)
+    _prefill_in_flight: Pod | None = field(init=False)
+    """The prefill pod on which the request counts; None once that count is returned."""
+
+    def __post_init__(self) -> None:
+        decode, prefill = self.decode, self.prefill
+        self._count(decode, 1)
+        self._prefill_in_flight = prefill[0] if prefill else None
+        if self._prefill_in_flight is not None:
+            self._count(self._prefill_in_flight, 1)
+        generated = decode.counters.generated_tokens
+        self._pods = PlacedPods(
+            decode, prefill, self.placed, generated, self.can_fall_back, self.is_own
+        )
+        if not self.is_judged:
+            self._pods.start(self.fleet)
+        computing = prefill[0].estimates if prefill else None
+        self._load = RequestLoad(decode.estimates, computing, self.size, self.placed)
+        # Before the answer, so that requests arriving now with this prefix go to the same pods.
+        self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
+
+    def on_response_headers(
+        self, response: ResponseHeaders, now: float, report: Timing = UNKNOWN
+    ) -> None:
+        """The response headers passed at `now` (Unix seconds). Learns from `report`, what the
+        response says about its times."""
+        # The response begins when decoding does: the prefill is over.
+        self._end_prefill()
+        self._correct_decode(response.served)
+        if not self.is_judged:
+            self.is_judged = True
+            self._pods.judge_response(self.fleet, response, now)
+        self._entries.on_response_headers(response)
+        if response.status // 100 == 2:
+            computing = self._computing_pod(response.prefill).estimates
+            self._load.on_response(now, report, computing)
+        else:
+            self._load.end(now)
+
+    def end(self, now: float) -> None:
+        """The request has ended at `now` (Unix seconds)."""
+        if not self.is_judged:
+            self.is_judged = True
+            self._pods.judge_silence(self.fleet, now)
+        self.drop(now)
+
+    def drop(self, now: float) -> None:
+        """Return the counts that are left, without an outcome. At most once, and not after
+        `end`."""
+        # The stream may end before response headers: then the prefill count is still held.
+        self._end_prefill()
+        # Without effect on entries that were confirmed.
+        self._entries.withdraw()
+        self._load.end(now)
+        self._count(self.decode, -1)
+
+    def _count(self, pod: Pod, requests: int) -> None:
+        pod.in_flight += requests
+        if not self.is_own:
+            pod.remote_in_flight += requests
+
+    def _end_prefill(self) -> None:
+        if self._prefill_in_flight is not None:
+            self._count(self._prefill_in_flight, -1)
+            self._prefill_in_flight = None
+
+    def _correct_decode(self, served: str | None) -> None:
+        """Count the request on the pod at the address `served` from now on, if Envoy used another
+        pod than the chosen one: an alternate, or a pod that a gateway chose itself."""
+        if served is None or served == self.decode.address:
+            return
+        # An address of no pod is that of a proxy in between.
+        pod = next((pod for pod in self.fleet if pod.address == served), None)
+        if pod is not None:
+            self._count(self.decode, -1)
+            self._count(pod, 1)
+            self.decode = pod
+            self._pods = replace(self._pods, decode=pod)
+            self._entries.move_decode(pod)
+            self._load.move_decode(pod.estimates)
+
+    def _computing_pod(self, prefill: str | None) -> Pod:
+        """The pod that computed the prompt. A sidecar without a plan names backends by address."""
+        return next(
+            (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
+        )

@@ -268,7 +268,7 @@ def test_in_flight_counts_follow_a_request_and_end_at_zero() -> None:
     placement.on_response_headers(ResponseHeaders(None, 200), NOW)
     placement.end(NOW)
     assert (setup["d"].in_flight, setup["p"].in_flight) == (0, 0)
-    assert (setup["p"].estimates.has_timing, setup["d"].estimates.has_timing) == (True, False)
+    assert (setup["p"].estimates.observed_at, setup["d"].estimates.observed_at) == (NOW, None)
     sample = setup.metrics.registry.get_sample_value
     assert sample("tandem_epp_prefix_hit_ratio_sum", {"source": "measured"}) == 0.2
     early, _ = setup.place()
@@ -282,10 +282,10 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
     placement, plan = setup.place()
     retried = plan.prefill[1].name
     placement.on_response_headers(ResponseHeaders(timing, 200, retried), NOW)
-    assert [pod.name for pod in setup.fleet if pod.estimates.has_timing] == [retried]
+    assert [pod.name for pod in setup.fleet if pod.estimates.observed_at] == [retried]
     placement, _ = setup.place("other " * 400)
     placement.on_response_headers(ResponseHeaders(timing, 200, None), NOW)
-    assert setup["d"].estimates.has_timing, "without a prefill backend the decode backend computed"
+    assert setup["d"].estimates.observed_at, "without a prefill backend the decode backend computed"
 
 
 def test_error_responses() -> None:

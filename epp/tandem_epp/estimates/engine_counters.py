@@ -1,6 +1,7 @@
 """What an engine's counters say about its speed: differences between two scrapes as samples.
 
-For pods without a sidecar, and for what no response tells: ITL, transfers, lengths of answers. The
+For requests of which no answer tells when its prompt was computed (a pod without a sidecar, and no
+stream), and for what no response tells: ITL, transfers, lengths of answers. The
 engine's counters sum durations over requests, so where prefills overlap the sum counts the same
 seconds more than once. `CounterWindow` therefore takes the summed durations of a period in which
 the engine was mostly idle, and the tokens per second of one in which it was always busy.
@@ -17,6 +18,8 @@ _BUSY_SHARE: Final = 2.0
 """Seconds of prefill per second from which the engine always has one under way."""
 _MIN_SECONDS: Final = 0.5
 """Seconds of a window at least: a shorter one cuts too many requests in two."""
+_MIN_TOKENS: Final = 16.0
+"""Computed tokens per request from which a window says how long prefills take."""
 
 
 class Counters(Protocol):
@@ -28,6 +31,8 @@ class Counters(Protocol):
     def prefills(self) -> float | None: ...
     @property
     def prefill_tokens(self) -> float | None: ...
+    @property
+    def queue_seconds(self) -> float | None: ...
     @property
     def computed_tokens(self) -> float | None: ...
     @property
@@ -98,7 +103,9 @@ def _prefill(
 ) -> PrefillSample | None:
     tokens = _difference(before.prefill_tokens, after.prefill_tokens)
     duration = _difference(before.prefill_seconds, after.prefill_seconds)
-    if tokens < 1 or requests < 1 or duration <= 0:
+    # On a decode pod most prompts come from elsewhere but for their last token: they would say
+    # nothing of how fast it computes a prompt, and keep out what alike pods know of it.
+    if requests < 1 or tokens < _MIN_TOKENS * requests or duration <= 0:
         return None
     # As if all had the same length: the quadratic term needs only its size.
     pairs = tokens * tokens / requests

@@ -22,6 +22,7 @@ from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit
 
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
+from .own_requests import OwnRequests
 from .prefill_queue import PrefillQueue
 
 OUTPUT_PRIOR: Final = 200.0
@@ -31,6 +32,8 @@ _ANSWERS: Final = 100
 _WEIGHT: Final = 0.1
 """Weight of the newest value in moving averages."""
 _NEVER: Final = inf
+_OBSERVED_SECONDS: Final = 60.0
+"""Seconds for which answers that tell how long prefills take are enough to learn from."""
 
 
 class Load(Protocol):
@@ -63,13 +66,16 @@ class PodEstimates:
         """Those that will decode here and are still being prefilled."""
         self.output_tokens: float | None = None
         """Tokens per answer, on average over the latest; None: not known."""
-        self.has_timing = False
-        """Whether responses tell how long prefills take: counters are not used then."""
+        self.own = OwnRequests()
+        self.observed_at: float | None = None
+        """When an answer last told how long its prefill took: counters are not used then."""
         self.is_decode = False
         """Whether other pods are there to prefill for this one: it is spared from prefills."""
         self._generated = self._answers = 0.0
         """Tokens and answers of the average; old ones are halved again and again."""
         self._counters = CounterWindow()
+        self._has_exact = False
+        """Whether the requests of the window taught by themselves."""
         self._mean_prefill = PREFILL_PRIOR.seconds(1000)
         """Seconds of a prefill, a moving average of those placed."""
         self._unknown_waiting = self._unknown_running = 0.0
@@ -129,15 +135,24 @@ class PodEstimates:
         self.decode.restart()
         self.transfer.restart()
         self._counters.restart()
+        self.own.restart()
+        self.observed_at = None
         self._free_tokens, self._placed_tokens = inf, 0.0
         self.known_figures = None
 
     def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
+        is_idle = not load.running and not load.waiting
+        exact = self.own.advance(counters, is_idle=is_idle)
+        is_observed = self.observed_at is not None and now - self.observed_at < _OBSERVED_SECONDS
+        if exact is not None and not is_observed:
+            self.prefill.add(exact, now)
+            self._has_exact = True
         samples = self._counters.advance(counters, now)
         if samples is None:
             return
-        if samples.prefill is not None and not self.has_timing:
+        if samples.prefill is not None and not is_observed and not self._has_exact:
             self.prefill.add(samples.prefill, now)
+        self._has_exact = False
         if samples.itl is not None:
             # Between two tokens of a request, the engine also computes prompts.
             prefilling = min(0.9, samples.tokens_per_second * self.prefill.cost.per_token)

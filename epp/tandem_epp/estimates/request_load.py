@@ -6,11 +6,16 @@ come.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from tandem_contract.timing import UNKNOWN, Timing
 
+from .own_requests import EndedRequest
 from .pod_estimates import PodEstimates
 from .prefill_queue import QueuedPrefill
+
+_LEAST_SHARE: Final = 0.1
+"""Share of a leg that is taken for the prefill at least, whatever overhead others had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,13 @@ class RequestLoad:
         self._is_decoding = False
         self._entry: QueuedPrefill | None = None
         """The prefill in the queue; None once it is over, and for a request that is not read."""
+        self._counting: PodEstimates | None = self._computing
+        """The pod whose engine will count the request next; None once it has, or if another pod
+        serves it."""
+        self._ended: EndedRequest | None = None
+        """What the engine will count; None: not known."""
+        self._is_answered = False
+        self._computing.own.begin()
         if size.prompt:
             self._place(now)
 
@@ -60,14 +72,23 @@ class RequestLoad:
     ) -> None:
         """The response begins; `computing`: the pod that computed the prompt, None: the chosen one.
         Learns from it."""
+        self._is_answered = True
         if self._entry is not None:
             self._count(-1)
             self._end_prefill(self._entry, now)
             self._is_decoding = True
             self._count(1)
+        pod = computing if computing is not None else self._computing
+        if pod is not self._computing:
+            self._stop_counting()
         if not self._size.prompt:
             return
-        self._learn(computing if computing is not None else self._computing, timing, now)
+        self._learn(pod, timing, now)
+        if self._is_split and self._counting is self._computing:
+            # The prefill engine is done; the decode engine counts the request at its end.
+            self._counting.own.end(self._ended)
+            self._counting, self._ended = self._decode, None
+            self._decode.own.begin()
         if timing.transfer and timing.bytes:
             transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
             self._decode.transfer.add(1, timing.bytes, timing.transfer, now)
@@ -75,16 +96,27 @@ class RequestLoad:
 
     def move_decode(self, decode: PodEstimates) -> None:
         """Another pod than the chosen one serves the request."""
+        if self._counting is self._decode:
+            self._stop_counting()
         self._count(-1)
         self._decode = decode
         self._count(1)
 
     def end(self, now: float) -> None:
         """The request ended, answered or not."""
+        if self._counting is not None and self._is_answered and self._size.prompt:
+            self._counting.own.end(self._ended)
+            self._counting = None
+        self._stop_counting()
         self._count(-1)
         self._is_decoding = False
         if self._entry is not None:
             self._end_prefill(self._entry, now)
+
+    def _stop_counting(self) -> None:
+        if self._counting is not None:
+            self._counting.own.drop()
+            self._counting = None
 
     def _count(self, requests: int) -> None:
         """Add to the decode pod's count that this request is in, if it is in one."""
@@ -104,27 +136,39 @@ class RequestLoad:
         # A retry ran on another pod than the chosen one: when it began is not known.
         if pod is not self._computing and timing.compute is None:
             return
-        if (interval := self._interval(timing, now)) is None:
-            return
-        if timing.compute is not None or timing.leg is not None:
-            pod.has_timing = True
         prompt = timing.prompt or size.prompt
         cached = timing.cached if timing.cached is not None else min(size.cached, prompt)
         computed = timing.computed if timing.computed is not None else max(1, prompt - cached)
+        leg = self._leg(timing, now)
+        # What an answer of many tokens took in all does not tell when its first one came.
+        is_exact = leg is not None and (timing.generated or 1) == 1
+        self._ended = EndedRequest(computed, cached, leg if is_exact else None)
+        if (interval := self._interval(pod, timing, leg)) is None:
+            return
+        pod.observed_at = now
         is_last = not len(pod.queue)
         for sample in pod.busy.add(*interval, computed, cached, is_last=is_last):
             pod.prefill.add(sample, now)
             pod.changed()
 
-    def _interval(self, timing: Timing, now: float) -> tuple[float, float] | None:
+    def _leg(self, timing: Timing, now: float) -> float | None:
+        """Seconds from sending the request to its first token; None: not known."""
+        if timing.leg is not None:
+            step = self._decode.decode.cost.step
+            return max(0.0, timing.leg - max(0, (timing.generated or 1) - 1) * step)
+        # Without a report, only the first token of a stream that one engine serves is seen.
+        return now - self._placed_at if self._size.is_stream and not self._is_split else None
+
+    def _interval(
+        self, pod: PodEstimates, timing: Timing, leg: float | None
+    ) -> tuple[float, float] | None:
         """From when to when the prompt was computed, by the best source; None: not known."""
         placed = self._placed_at
         if timing.compute is not None:
             start = placed + (timing.queue or 0.0)
             return start, start + timing.compute
-        if timing.leg is not None:
-            step = self._decode.decode.cost.step
-            decoding = max(0, (timing.generated or 1) - 1) * step
-            return placed, placed + max(0.0, timing.leg - decoding)
-        # Without a report, only the first token of a stream that one engine serves is seen.
-        return (placed, now) if self._size.is_stream and not self._is_split else None
+        if leg is None:
+            return None
+        # What is sent before the engine begins, and what it takes to answer, is no prefill.
+        overhead = min(pod.own.overhead or 0.0, (1.0 - _LEAST_SHARE) * leg)
+        return placed + overhead, placed + leg

@@ -41,6 +41,13 @@ def test_between_idle_and_busy_nothing_is_known() -> None:
     assert samples.prefill is None
 
 
+def test_prompts_that_came_from_another_engine_say_nothing() -> None:
+    after = replace(START, prefill_seconds=10.05, prefills=10.0, prefill_tokens=1005.0)
+    samples = window().advance(after, 101.0)
+    assert samples is not None
+    assert samples.prefill is None
+
+
 def test_itl_transfers_and_lengths_of_answers() -> None:
     after = replace(
         START, itl_seconds=5.0, itls=200.0, transfer_bytes=3e6, transfer_seconds=1.5, transfers=3.0,

@@ -119,3 +119,97 @@ def test_a_pod_without_samples_takes_over_the_figures_of_alike_pods() -> None:
     fill_in([("a", known), ("a", unknown), ("b", other)])
     assert unknown.prefill.cost == known.prefill.cost != PREFILL_PRIOR
     assert (unknown.prefill.count, other.prefill.cost) == (0, PREFILL_PRIOR)
+
+
+class VllmEngine:
+    """An engine that reports nothing in its answers: it counts, and legs take longer."""
+
+    OVERHEAD = 0.03
+
+    def __init__(self) -> None:
+        self.pod, self.now, self.seconds, self.tokens, self.count = PodEstimates(), 10.0, 0.0, 0, 0
+        self.scrape()
+
+    def scrape(self) -> None:
+        counters = EngineCounters(
+            prefill_seconds=self.seconds,
+            prefills=float(self.count),
+            prefill_tokens=float(self.tokens),
+            queue_seconds=0.0,
+        )
+        self.pod.on_counters(counters, Gauges(), None, self.now)
+
+    def serve(self, tokens: int, *, is_stream: bool = True, has_header: bool = True) -> None:
+        """One request alone, and a scrape after its end."""
+        load = RequestLoad(
+            self.pod, None, PlacedPrompt(tokens, 0, 0, 10.0, is_stream=is_stream), self.now
+        )
+        seconds = self.true_seconds(tokens)
+        leg = seconds + self.OVERHEAD
+        decoding = 0.0 if is_stream else 2.0
+        timing = Timing(leg=leg, prompt=tokens, cached=0, computed=tokens)
+        load.on_response(self.now + leg + decoding, timing if has_header else UNKNOWN)
+        self.now += leg + 2.0
+        self.seconds, self.tokens, self.count = (
+            self.seconds + seconds, self.tokens + tokens, self.count + 1,
+        )  # fmt: skip
+        load.end(self.now)
+        self.now += 0.1
+        self.scrape()
+
+    def true_seconds(self, tokens: int) -> float:
+        return 0.002 + 2e-5 * tokens
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "has_header"), [(True, True), (False, True), (True, False), (False, False)]
+)
+def test_engines_that_only_count_are_predicted_by_their_own_seconds(
+    is_stream: bool, has_header: bool
+) -> None:
+    engine = VllmEngine()
+    for i in range(50):
+        engine.serve(200 + i * 613 % 3300, is_stream=is_stream, has_header=has_header)
+    for tokens in (200, 1000, 3500):
+        predicted = engine.pod.prefill.cost.seconds(tokens)
+        assert predicted == pytest.approx(engine.true_seconds(tokens), rel=0.05)
+
+
+def test_a_leg_shorter_than_the_usual_overhead_is_not_all_overhead() -> None:
+    engine = VllmEngine()
+    for _ in range(5):
+        engine.serve(1000)
+    load = RequestLoad(engine.pod, None, PlacedPrompt(10, 0, 0, 1.0), engine.now)
+    load.on_response(engine.now + 0.01, Timing(leg=0.01, prompt=10, cached=0))
+    assert engine.pod.prefill.window.samples[-1].seconds == pytest.approx(0.001)
+
+
+def test_counters_are_used_again_when_answers_have_told_nothing_for_a_minute() -> None:
+    engine = VllmEngine()
+    for _ in range(3):
+        engine.serve(1000)
+    assert engine.pod.prefill.count == 2
+    engine.serve(1000, is_stream=False, has_header=False)
+    assert engine.pod.prefill.count == 2
+    engine.now += 60.0
+    engine.serve(1000, is_stream=False, has_header=False)
+    assert engine.pod.prefill.count == 3
+
+
+def test_a_split_request_is_counted_by_both_engines() -> None:
+    decode, prefill = PodEstimates(), PodEstimates()
+    counters = EngineCounters(
+        prefill_seconds=0.0, prefills=0.0, prefill_tokens=0.0, queue_seconds=0.0
+    )
+    for pod in (decode, prefill):
+        pod.on_counters(counters, Gauges(), None, 0.0)
+    load = RequestLoad(decode, prefill, PlacedPrompt(1000, 0, 0, 10.0), 1.0)
+    load.on_response(2.0, Timing(leg=1.0, prompt=1000, cached=0), prefill)
+    load.end(5.0)
+    for pod, seconds, tokens in ((decode, 0.01, 1.0), (prefill, 0.9, 1000.0)):
+        counted = EngineCounters(
+            prefill_seconds=seconds, prefills=1.0, prefill_tokens=tokens, queue_seconds=0.0
+        )
+        pod.on_counters(counted, Gauges(), None, 6.0)
+    assert prefill.own.overhead == pytest.approx(0.1)
+    assert (decode.own.overhead, decode.prefill.count) == (None, 0)

@@ -39,6 +39,11 @@ class CountedRequest:
     """What the request was predicted to take."""
     chain: Chain
     """The prompt's prefix chain."""
+    model: str | None = None
+    """The model or LoRA adapter that the client asked for."""
+    assumed_tokens: int = 0
+    """Length of a text at BYTES_PER_TOKEN, of which the engine's count tells the tokens; 0: token
+    ids, or media, or a request that is not read."""
     can_fall_back: bool = True
     """Whether the sidecar may serve a split request alone when the prefill fails."""
     is_own: bool = True
@@ -58,6 +63,7 @@ class CountedRequest:
         self._prefill_in_flight = prefill[0] if prefill else None
         if self._prefill_in_flight is not None:
             self._count(self._prefill_in_flight, 1)
+        self.fleet.use_adapter(self.model, (decode, *prefill[:1]))
         generated = decode.counters.generated_tokens
         self._pods = PlacedPods(
             decode, prefill, self.placed, generated, self.can_fall_back, self.is_own
@@ -86,6 +92,8 @@ class CountedRequest:
             self._load.on_response(now, report, computing)
         else:
             self._load.end(now)
+        if self.assumed_tokens and report.prompt_tokens is not None:
+            self._learn_scale(report.prompt_tokens)
 
     def end(self, now: float) -> None:
         """The request has ended at `now` (Unix seconds)."""
@@ -103,6 +111,13 @@ class CountedRequest:
         self._entries.withdraw()
         self._load.end(now)
         self._count(self.decode, -1)
+
+    def _learn_scale(self, prompt_tokens: int) -> None:
+        """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
+        scales = self.fleet.token_scales
+        scales.learn(self.model, self.assumed_tokens, prompt_tokens)
+        for pod in (self.decode, *self.prefill[:1]):
+            pod.token_scale = scales.scale(self.model)
 
     def _count(self, pod: Pod, requests: int) -> None:
         pod.in_flight += requests

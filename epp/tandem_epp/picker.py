@@ -201,9 +201,11 @@ class EndpointPicker:
             now,
             result.size,
             parsed.chain if parsed is not None else NO_CHAIN,
+            decision.model,
+            parsed.text_tokens if parsed is not None else 0,
             self.routing.serving.fallback_to_unified,
         )
-        return Placement(mutation, pods, parsed, self._metrics, decision, self.observer)
+        return Placement(mutation, pods, self._metrics, decision, self.observer)
 
     def _record(
         self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision
@@ -214,7 +216,6 @@ class EndpointPicker:
         decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
-        self._fleet.use_adapter(decision.model, (result.decode[0], *result.prefill[:1]))
         if result.costs is not None and request is not None:
             self._history.explain(decision, result.costs)
         self._metrics.decisions.labels(path, reason).inc()

@@ -11,8 +11,6 @@ from .counted_request import CountedRequest
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
-from .prompt_key import PromptForm
-from .request import InferenceRequest
 
 
 class PlacementObserver(Protocol):
@@ -35,8 +33,6 @@ class Placement:
     mutation: HeaderMutation
     pods: CountedRequest
     """The request on its pods."""
-    request: InferenceRequest | None
-    """None for a request that is not read."""
     metrics: Metrics
     decision: Decision
     observer: PlacementObserver | None = None
@@ -69,10 +65,8 @@ class Placement:
         if response.timing is None:
             return
         self.decision.timing = report
-        if (prompt_tokens := report.prompt_tokens) is not None:
-            self._learn_scale(prompt_tokens)
-            if report.cached is not None:
-                self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
+        if (prompt_tokens := report.prompt_tokens) is not None and report.cached is not None:
+            self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
     def end(self, now: float) -> None:
         """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
@@ -91,12 +85,3 @@ class Placement:
         is_as_planned = path is None or path == decision.path
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
-
-    def _learn_scale(self, prompt_tokens: int) -> None:
-        """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
-        request, scales = self.request, self.pods.fleet.token_scales
-        # How many tokens media have says nothing about texts.
-        if request is not None and request.form not in (PromptForm.IDS, PromptForm.MEDIA):
-            scales.learn(request.model, request.assumed_tokens, prompt_tokens)
-            for pod in (self.decode, *self.prefill[:1]):
-                pod.token_scale = scales.scale(request.model)

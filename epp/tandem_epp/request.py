@@ -54,6 +54,11 @@ class InferenceRequest:
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
 
     @property
+    def text_tokens(self) -> int:
+        """`assumed_tokens` of a prompt of text; 0 for token ids, and where media count as well."""
+        return 0 if self.form in (PromptForm.IDS, PromptForm.MEDIA) else self.assumed_tokens
+
+    @property
     def prompt_tokens(self) -> int:
         """Length of the prompt: exact for token ids and where it was tokenized, else estimated."""
         if self.exact_tokens is not None:

@@ -109,6 +109,7 @@ class Service:
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
+            stack.callback(self._shared.leave)
             stack.push_async_callback(self._warm_ups.close)
             stack.push_async_callback(self._precise.close)
             stack.push_async_callback(self._scraper.close)

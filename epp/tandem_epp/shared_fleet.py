@@ -44,6 +44,9 @@ SNAPSHOT_BYTES: Final = 4 << 20
 """Bytes of prefix chains in a snapshot; beyond them requests come without their chains, and cached
 prefixes not at all. Less than what the queue of a peer holds (`peers.outbox.MAX_QUEUE`), which
 would overflow otherwise."""
+MAX_MODEL: Final = 256
+"""Characters of a model's name that are sent at most: clients choose it where no backend lists its
+models."""
 
 
 class Publisher(Protocol):
@@ -65,11 +68,18 @@ class SharedFleet:
         self.publisher: Publisher | None = None
         """None: events go nowhere."""
         self._fleet, self._clock = fleet, clock
+        self._is_leaving = False
+        fleet.ejections.on_ejected = self._on_ejected
         self._numbers = count(1)
         self._own: dict[int, Placement] = {}
         """Number → placement of this replica that has not ended."""
         self._remote: defaultdict[str, dict[int, CountedRequest]] = defaultdict(dict)
         """Peer → number → its request that has not ended."""
+
+    def leave(self) -> None:
+        """This replica stops. Its streams end, and their requests run on without it: from now on no
+        end is told, so the others count these requests until they forget this replica."""
+        self._is_leaving = True
 
     # What this replica does: `placement.PlacementObserver`.
 
@@ -85,7 +95,7 @@ class SharedFleet:
 
     def on_ended(self, placement: Placement) -> None:
         del self._own[placement.number]
-        if (publisher := self._publisher()) is not None:
+        if not self._is_leaving and (publisher := self._publisher()) is not None:
             publisher.publish(RequestEnded(placement.number))
 
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
@@ -93,6 +103,11 @@ class SharedFleet:
         judge_broken(self._fleet, broken, now)
         if (publisher := self._publisher()) is not None:
             publisher.publish(AnswerBroke(broken.backend, max(0.0, now - broken.started)))
+
+    def _on_ejected(self, pod: Pod, now: float) -> None:
+        # Others have counted the same failures, unless they joined lately.
+        if (publisher := self._publisher()) is not None:
+            publisher.publish(PodEjected(pod.name, max(0.0, pod.health.until - now)))
 
     def _publisher(self) -> Publisher | None:
         # Without peers no event is made: the chains of long prompts take time.
@@ -145,8 +160,7 @@ class SharedFleet:
             case AnswerBroke(backend, age):
                 judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
             case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
-                if not pod.health.is_ejected:
-                    self._fleet.ejections.eject(pod, now, now + seconds)
+                self._fleet.ejections.adopt(pod, now, now + seconds)
             case PodLearned(name, samples) if (pod := self._fleet.find(name)) is not None:
                 add_samples(pod.estimates, samples, now)
             case PrefixCached(name, chain) if (pod := self._fleet.find(name)) is not None:
@@ -180,6 +194,8 @@ def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> Co
         now - event.age,
         size,
         unpack(event.chain),
+        event.model or None,
+        event.assumed_tokens,
         event.can_fall_back,
         is_own=False,
         # The outcome of a request in a snapshot is counted by the peer.
@@ -194,7 +210,7 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
     """The event for a placement that has not ended; its chain only if it has at most `chain_bytes`
     bytes."""
     decision, pods = placement.decision, placement.pods
-    chain = pack(pods.chain)
+    chain, model = pack(pods.chain), pods.model or ""
     return RequestStarted(
         request=placement.number,
         decode=pods.decode.name,
@@ -204,6 +220,8 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         can_fall_back=pods.can_fall_back,
         age=max(0.0, now - decision.decided_at),
         chain=chain if len(chain) <= chain_bytes else b"",
+        model=model if len(model) <= MAX_MODEL else "",
+        assumed_tokens=pods.assumed_tokens,
     )
 
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
+from tandem_contract.endpoints import DEBUG_PODS
+from tandem_contract.pod_reports import PodReport
 from tandem_local.addresses import free_port
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 from tandem_operator.routing.envoy.http_filters import BodyMode
@@ -30,6 +34,8 @@ class ReplicatedStack:
     client: aiohttp.ClientSession
     epps: list[Epp]
     backends: list[Backend]
+    restart: Callable[[Epp], AbstractAsyncContextManager[Epp]]
+    """Starts an EPP again, as another process at the same peer address."""
 
     async def post(self, number: int, *, slow: bool) -> bytes | None:
         """The answer to a request; None if it was lost."""
@@ -49,6 +55,20 @@ class ReplicatedStack:
         """Let the slow answers end."""
         for backend in self.backends:
             backend.release.set()
+
+    async def pods(self, replica: Epp) -> list[PodReport]:
+        """What a replica reports of each pod."""
+        url = f"http://{HOST}:{replica.metrics}{DEBUG_PODS}"
+        async with self.client.get(url) as response:
+            return msgspec.json.decode(await response.read(), type=list[PodReport])
+
+    async def counted(self, replica: Epp) -> int:
+        """Requests in flight on all pods as a replica knows them, whoever placed them."""
+        return sum(pod.in_flight for pod in await self.pods(replica))
+
+    async def all_count(self, requests: int) -> bool:
+        """Whether each replica counts so many requests in flight."""
+        return all([await self.counted(each) == requests for each in self.epps])
 
     async def until_received(self, count: int) -> None:
         async def all_received() -> bool:
@@ -84,9 +104,9 @@ async def two_epps(directory: Path, mode: BodyMode) -> AsyncIterator[ReplicatedS
                 }
             )
         )
+        listening = [("--peer-listen", f"{HOST}:{port}") for port in peers]
         epps = [
-            await parts.enter_async_context(epp(config, *flags, "--peer-listen", f"{HOST}:{port}"))
-            for port in peers
+            await parts.enter_async_context(epp(config, *flags, *address)) for address in listening
         ]
         settings = EnvoySettings(
             epp_address=HOST,
@@ -104,7 +124,10 @@ async def two_epps(directory: Path, mode: BodyMode) -> AsyncIterator[ReplicatedS
             return all([(await each.figures())[CONNECTED] == 1 for each in epps])
 
         await until(connected)
-        yield ReplicatedStack(url, client, epps, backends)
+        addresses = dict(zip(map(id, epps), listening, strict=True))
+        yield ReplicatedStack(
+            url, client, epps, backends, lambda each: epp(config, *flags, *addresses[id(each)])
+        )
 
 
 async def test_two_replicas_spread_requests_like_one(tmp_path: Path) -> None:
@@ -150,3 +173,71 @@ async def test_a_killed_replica(tmp_path: Path, mode: BodyMode) -> None:
             return await other.in_flight() == 0 and figures[CONNECTED] == 0
 
         await until(nothing_in_flight)
+
+
+async def get(stack: ReplicatedStack, path: str) -> None:
+    """A request without a prompt; its answer may break off."""
+    try:
+        async with stack.client.get(stack.url + path) as response:
+            await response.read()
+    except aiohttp.ClientError:
+        pass
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_every_ending_reaches_the_other_replica(tmp_path: Path, mode: BodyMode) -> None:
+    async with two_epps(tmp_path, mode) as stack:
+        slow = [asyncio.create_task(stack.post(n, slow=True)) for n in range(8)]
+        await until(lambda: stack.all_count(8))
+        for client in slow[:4]:
+            client.cancel()
+        await until(lambda: stack.all_count(4))
+        stack.release()
+        assert await asyncio.gather(*slow[4:]) == [b"first last"] * 4
+        # Alternating, so that both replicas place some of each kind.
+        for path in ("/v1/models", "/cut", "/v1/models", "/cut", "/v1/models", "/die", "/die"):
+            await get(stack, path)
+        stack.backends[0].fails = True
+        for number in range(8):
+            await stack.post(number, slow=False)
+
+        async def agree() -> bool:
+            one, other = [await stack.pods(each) for each in stack.epps]
+            return all(
+                a.health == b.health and abs(a.failure_rate - b.failure_rate) < 0.1
+                for a, b in zip(one, other, strict=True)
+            )
+
+        await until(lambda: stack.all_count(0))
+        await until(agree)
+        assert any(pod.failure_rate > 0 for pod in await stack.pods(stack.epps[0]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_replica_that_stops_is_forgotten_later_and_counts_once_when_it_returns(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async with two_epps(tmp_path, "BUFFERED") as stack:
+        sent = []
+        for request in range(8):
+            sent.append(asyncio.create_task(stack.post(request, slow=True)))
+            await stack.until_received(request + 1)
+        await until(lambda: stack.all_count(8))
+        victim, other = stack.epps
+        own = int(await other.in_flight())
+        assert 0 < own < 8
+        victim.process.send_signal(number)
+        await victim.process.wait()
+        assert await stack.counted(other) == 8, "its requests run on without it"
+        async with stack.restart(victim) as returned:
+            stack.epps[0] = returned
+
+            async def is_told() -> bool:
+                return await stack.counted(returned) == own
+
+            await until(is_told)
+            # The old process is forgotten after its grace; the new one placed nothing.
+            await until(lambda: stack.all_count(own))
+            stack.release()
+            assert await asyncio.gather(*sent) == [b"first last"] * 8
+            await until(lambda: stack.all_count(0))

@@ -43,6 +43,8 @@ class Ejections:
         self._watched: set[Pod] = set()
         """Pods whose health changes with time."""
         self._next_upkeep = inf
+        self.on_ejected: Callable[[Pod, float], None] = lambda pod, now: None
+        """Called with each pod that is ejected for a request of this EPP, and the time."""
 
     def record(
         self,
@@ -62,11 +64,19 @@ class Ejections:
         changed = health.record(outcome, now, placed, retry_after, is_own=is_own)
         if health.should_eject and self._may_eject(pod):
             self.eject(pod, now)
+            if is_own:
+                self.on_ejected(pod, now)
         elif changed:
             self._on_change()
         elif health.failure_rate != rate:
             self._on_rate()
         self._watch(pod, now)
+
+    def adopt(self, pod: "Pod", now: float, until: float) -> None:
+        """Another replica has ejected `pod` until then: so does this one, unless it has already, or
+        too many would be ejected."""
+        if not pod.health.is_ejected and self._may_eject(pod):
+            self.eject(pod, now, until)
 
     def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
         """Eject `pod` whatever the share; `until`: as another replica decided."""

@@ -62,6 +62,10 @@ class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since the peer placed it."""
     chain: bytes = b""
     """The prompt's prefix chain, `pack`ed; may be cut."""
+    model: str = ""
+    """The model or LoRA adapter that the client asked for; empty: none, or a name too long."""
+    assumed_tokens: int = 0
+    """Length of a text before the engine has counted its tokens; 0: not a text."""
 
 
 class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +91,7 @@ class PodLearned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PodEjected(msgspec.Struct, frozen=True, array_like=True):
-    """The peer has ejected a pod for its errors, in a snapshot."""
+    """The peer has ejected a pod for its errors, just now or in a snapshot."""
 
     pod: str
     seconds: float

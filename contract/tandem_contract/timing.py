@@ -6,6 +6,8 @@ Tandem's torch engine reports its own leg; vLLM sends no such header. The sideca
 of every generation that a router sent, for the EPP: what both engines report (queue and compute of
 the prefill, transfer of the decode), completed by what the sidecar itself measures and reads in the
 answer's `usage`. Unknown values are left out, and unknown names are ignored; `-`: nothing is known.
+A figure that no request can have, for instance a day, makes the whole header unusable: its sender
+counts in other units, or is broken.
 """
 
 from dataclasses import dataclass
@@ -63,6 +65,15 @@ class Timing:
 _NOTHING: Final = "-"
 UNKNOWN: Final = Timing()
 """The timing of an engine that does not send the header."""
+OUT_OF_RANGE: Final = Timing()
+"""The timing in a header with a figure beyond its limit."""
+
+MAX_SECONDS: Final = 3600.0
+"""Limit of a duration."""
+MAX_TOKENS: Final = 1 << 31
+"""Limit of a number of tokens."""
+MAX_BYTES: Final = 1 << 50
+"""Limit of a number of bytes: 1 PiB."""
 
 
 _TYPES = {
@@ -76,13 +87,18 @@ _TYPES = {
     "prompt": int,
     "generated": int,
 }
+_LIMITS: Final = {
+    name: MAX_SECONDS if kind is float else MAX_BYTES if name == "bytes" else MAX_TOKENS
+    for name, kind in _TYPES.items()
+}
 _TEMPLATES: Final = tuple(
     (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in _TYPES.items()
 )
 
 
 def parse_timing(value: str) -> Timing:
-    """The timing in a header value; a malformed, negative or infinite value counts as unknown."""
+    """The timing in a header value; a malformed or negative figure counts as unknown.
+    OUT_OF_RANGE, which holds nothing either, if a figure is beyond its limit."""
     if not value:
         return UNKNOWN
     values: dict[str, float | int] = {}
@@ -95,7 +111,10 @@ def parse_timing(value: str) -> Timing:
             except ValueError:
                 continue
             # Also false for NaN, which would spoil every average.
-            if 0 <= figure < inf:
-                values[name] = figure
+            if not 0 <= figure < inf:
+                continue
+            if figure > _LIMITS[name]:
+                return OUT_OF_RANGE
+            values[name] = figure
     # Names and types come from _TYPES.
     return Timing(**values) if values else UNKNOWN  # type: ignore[arg-type]

@@ -105,12 +105,13 @@ class CountedRequest:
     def drop(self, now: float) -> None:
         """Return the counts that are left, without an outcome. At most once, and not after
         `end`."""
+        # The counts first: they must be returned even if an estimate fails.
+        self._count(self.decode, -1)
         # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
         # Without effect on entries that were confirmed.
         self._entries.withdraw()
         self._load.end(now)
-        self._count(self.decode, -1)
 
     def _learn_scale(self, prompt_tokens: int) -> None:
         """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""

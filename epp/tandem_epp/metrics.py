@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from tandem_contract import metrics as names
 
 from .backends.fleet import Fleet
+from .faults import Faults
 from .health_metrics import HealthCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
@@ -82,6 +83,8 @@ class Metrics:
             ("result",),
             registry=self.registry,
         )
+
+        self.faults = Faults(self.registry)
 
     def observe_tokenization(self, result: str, seconds: float) -> None:
         """Observe the `seconds` that a request waited for its token ids."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem_contract.timing import parse_timing
+from tandem_contract.timing import OUT_OF_RANGE, parse_timing
 
 from .backends.pods import Pod
 from .counted_request import CountedRequest
@@ -54,11 +54,28 @@ class Placement:
         return self.pods.prefill
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
-        """Learn from the response's headers, which passed at `now` (Unix seconds)."""
+        """Learn from the response's headers, which passed at `now` (Unix seconds). Raises
+        nothing: the headers go on to the client, whatever was learned."""
         self.decision.status, self.decision.served = response.status, response.served
+        with self.metrics.faults.contained("learn"):
+            self._learn(response, now)
+
+    def end(self, now: float) -> None:
+        """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
+        request with it. Raises nothing."""
+        with self.metrics.faults.contained("end"):
+            self.pods.end(now)
+        with self.metrics.faults.contained("end"):
+            self.decision.end()
+            if self.observer is not None:
+                self.observer.on_ended(self)
+
+    def _learn(self, response: ResponseHeaders, now: float) -> None:
         if response.is_stream and response.status // 100 == 2:
             self._observe_first_token(response.path)
         report = parse_timing(response.timing or "")
+        if report is OUT_OF_RANGE:
+            self.metrics.faults.ignore_timing(response.prefill or self.decode.name)
         self.pods.on_response_headers(response, now, report)
         if self.observer is not None:
             self.observer.on_answered(self, response)
@@ -67,14 +84,6 @@ class Placement:
         self.decision.timing = report
         if (prompt_tokens := report.prompt_tokens) is not None and report.cached is not None:
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
-
-    def end(self, now: float) -> None:
-        """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
-        request with it."""
-        self.pods.end(now)
-        self.decision.end()
-        if self.observer is not None:
-            self.observer.on_ended(self)
 
     def _observe_first_token(self, path: str | None) -> None:
         """Compare the prediction with what happened; the headers of a stream come with the first

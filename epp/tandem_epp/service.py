@@ -105,7 +105,7 @@ class Service:
                 settings.max_body,
                 self._shared.on_broken,
             )
-            server.prepare = self._prepare
+            server.prepare = self.prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
@@ -114,6 +114,14 @@ class Service:
             stack.push_async_callback(self._precise.close)
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
+
+    async def prepare(self, request: HttpRequest, body: bytes) -> object:
+        """What the precise index knows of a request's prompt; raises nothing."""
+        with self._metrics.faults.contained("prepare"):
+            kind = kind_of(request) if self._precise.is_on else None
+            return await self._precise.prepare(kind, body) if kind is not None else None
+        # The request is placed approximately.
+        return None
 
     def _start_tracing(self, stack: AsyncExitStack) -> None:
         url = self._settings.otlp_endpoint
@@ -176,11 +184,6 @@ class Service:
         self._picker.routing = routing
         self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)
         self._scraper.sync()
-
-    async def _prepare(self, request: HttpRequest, body: bytes) -> object:
-        """What the precise index knows of a request's prompt."""
-        kind = kind_of(request) if self._precise.is_on else None
-        return await self._precise.prepare(kind, body) if kind is not None else None
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is not None:

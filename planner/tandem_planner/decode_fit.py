@@ -38,5 +38,5 @@ class DecodeFit(LearnedCost[DecodeCost]):
 
     def add(self, decodes: float, itl: float, now: float) -> None:
         """Learn that requests got a token every `itl` seconds while `decodes` ran."""
-        if decodes > 0 and itl > 0:
+        if decodes > 0:
             self.window.add((1.0, decodes), itl, now)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from .learned_cost import LearnedCost
+from .sample_window import is_usable
 
 
 class PrefillCost(NamedTuple):
@@ -67,12 +68,12 @@ class PrefillFit(LearnedCost[PrefillCost]):
 
     def add(self, sample: PrefillSample, now: float) -> None:
         """Learn from a measurement; without tokens or seconds it says nothing."""
-        if sample.tokens < 1 or sample.seconds <= 0:
+        features = (float(sample.requests), sample.tokens, sample.pairs)
+        if sample.tokens < 1 or not is_usable(features, sample.seconds):
             return
         if self._is_cold and self.window.count:
             self._is_cold = False
             self.window.clear()
-        features = (float(sample.requests), sample.tokens, sample.pairs)
         self.window.add(features, sample.seconds, now)
 
     def restart(self) -> None:

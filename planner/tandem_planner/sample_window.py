@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from math import isfinite
 from typing import Final
 
 from .linear_fit import RIDGE, FitSample, robust_fit
@@ -10,6 +11,12 @@ WINDOW: Final = 64
 """Samples kept. More: steadier and slower to follow a change of the engine."""
 _REFIT: Final = 4
 """A fit is computed again once this part (1 / _REFIT) of the samples in the window is new."""
+
+
+def is_usable(features: tuple[float, ...], seconds: float) -> bool:
+    """Whether a fit can learn from a measurement: positive seconds, and nothing infinite or NaN,
+    which would spoil the coefficients for as long as the window has the sample."""
+    return seconds > 0.0 and all(map(isfinite, (seconds, *features)))
 
 
 class SampleWindow:
@@ -30,7 +37,9 @@ class SampleWindow:
         """`count` at the latest fit."""
 
     def add(self, features: tuple[float, ...], seconds: float, now: float) -> None:
-        """Add a measurement of `seconds` > 0."""
+        """Add a measurement, unless it is not usable."""
+        if not is_usable(features, seconds):
+            return
         self._samples.append(FitSample(features, seconds))
         self.count += 1
         self.updated_at = now

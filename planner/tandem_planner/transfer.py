@@ -46,7 +46,7 @@ class TransferFit(LearnedCost[TransferCost]):
 
     def add(self, transfers: float, count: float, seconds: float, now: float) -> None:
         """Learn from `transfers` transfers of `count` bytes in `seconds`, all together."""
-        if count > 0 and seconds > 0:
+        if count > 0:
             self.window.add((transfers, count), seconds, now)
 
     def add_size(self, tokens: float, count: float) -> None:

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.timing import UNKNOWN, Timing, parse_timing
+from tandem_contract.timing import OUT_OF_RANGE, UNKNOWN, Timing, parse_timing
 
 SECONDS = st.none() | st.integers(0, 10**9).map(lambda micros: micros / 1e6)
-COUNTS = st.none() | st.integers(0, 2**50)
+TOKENS = st.none() | st.integers(0, 2**31)
+BYTES = st.none() | st.integers(0, 2**50)
 
 
 def test_figures_are_written_in_order_and_absent_ones_left_out() -> None:
@@ -21,9 +22,7 @@ def test_nothing_known_is_a_dash() -> None:
     assert parse_timing("-") is UNKNOWN
 
 
-@given(
-    st.builds(Timing, SECONDS, SECONDS, COUNTS, COUNTS, SECONDS, COUNTS, SECONDS, COUNTS, COUNTS)
-)
+@given(st.builds(Timing, SECONDS, SECONDS, TOKENS, TOKENS, SECONDS, BYTES, SECONDS, TOKENS, TOKENS))
 def test_what_is_written_is_read_back(timing: Timing) -> None:
     read = parse_timing(timing.encode())
     for name in ("cached", "computed", "bytes", "prompt", "generated"):
@@ -45,6 +44,19 @@ def test_unknown_names_and_spaces_do_no_harm() -> None:
 )  # fmt: skip
 def test_an_invalid_figure_is_unknown(figure: str) -> None:
     assert parse_timing(f"{figure};compute=0.5") == Timing(compute=0.5)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "queue=3601", "leg=1e308", "transfer=1e9", f"prompt=1{'0' * 200}", f"cached={2**31 + 1}",
+        f"computed={2**40}", f"generated={2**40}", f"bytes={2**50 + 1}",
+    ],
+)  # fmt: skip
+def test_an_impossible_figure_makes_the_header_unusable(figure: str) -> None:
+    assert parse_timing(f"compute=0.5;{figure}") is OUT_OF_RANGE
+    assert OUT_OF_RANGE == UNKNOWN
+    assert OUT_OF_RANGE.encode() == "-"
 
 
 @given(st.text(max_size=60))

@@ -1,5 +1,6 @@
 """The prefill fit against engines whose truth is known: alone, in batches, cold and disturbed."""
 
+from math import nan
 from random import Random
 from statistics import median
 
@@ -88,6 +89,13 @@ def test_the_first_sample_counts_until_the_second_and_again_after_a_restart() ->
         assert fit.cost.seconds(1000) == pytest.approx(SLOW.seconds(1000))
         fit.restart()
         assert fit.cost == PREFILL_PRIOR
+
+
+def test_what_is_no_measurement_does_not_replace_the_first_sample() -> None:
+    fit = PrefillFit()
+    fit.add(prefill_sample([(1000, 0)], 60.0), 0.0)
+    fit.add(prefill_sample([(1000, 0)], nan), 1.0)
+    assert fit.cost.seconds(1000) == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize("sample", [PrefillSample(1, 0, 0, 1.0), PrefillSample(1, 100, 10_000, 0)])

@@ -1,5 +1,7 @@
 """The window keeps the latest samples and follows them."""
 
+from math import inf, nan
+
 import pytest
 
 from tandem_planner.sample_window import WINDOW, SampleWindow
@@ -36,3 +38,14 @@ def test_after_clear_the_prior_stands() -> None:
     window.add((1.0, 100.0), 0.04, 0.0)
     window.clear()
     assert (window.coefficients, window.count, window.updated_at) == ((0.01, 1e-4), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(100.0, nan), (100.0, inf), (100.0, 0.0), (100.0, -1.0), (nan, 0.1)]
+)
+def test_what_is_no_measurement_is_not_learned(tokens: float, seconds: float) -> None:
+    window = SampleWindow((0.01, 1e-4))
+    window.add((1.0, tokens), seconds, 0.0)
+    assert (window.coefficients, window.count, window.updated_at) == ((0.01, 1e-4), 0, None)
+    window.add((1.0, 100.0), 0.04, 0.0)
+    assert window.coefficients == pytest.approx((0.02, 2e-4))

@@ -76,13 +76,12 @@ class RenderClient:
                     raise NotTokenized("the body holds several prompts")
             else:
                 rendered = _one.decode(answer)
+            media = _media(rendered.features)
         except (aiohttp.ClientError, OSError) as err:
             raise NotTokenized(f"{url} does not answer: {type(err).__name__}") from err
         except (msgspec.MsgspecError, ValueError, RecursionError) as err:
             raise NotTokenized(f"{url}: an answer that is not understood") from err
-        return TokenizedPrompt(
-            rendered.token_ids, cache_salt=rendered.cache_salt, media=_media(rendered.features)
-        )
+        return TokenizedPrompt(rendered.token_ids, cache_salt=rendered.cache_salt, media=media)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -97,12 +96,15 @@ class RenderClient:
 
 
 def _media(features: _RenderedMedia | None) -> tuple[MediaItem, ...]:
-    """The media items in the order in which their placeholders stand in the prompt."""
+    """The media items in the order in which their placeholders stand in the prompt. Raises
+    ValueError unless each has one."""
     if features is None:
         return ()
     items = [
         MediaItem(identifier, place.offset, place.length)
         for modality, hashes in features.mm_hashes.items()
-        for identifier, place in zip(hashes, features.mm_placeholders[modality], strict=True)
+        for identifier, place in zip(
+            hashes, features.mm_placeholders.get(modality, ()), strict=True
+        )
     ]
     return tuple(sorted(items, key=lambda item: item.offset))

@@ -193,9 +193,21 @@ async def test_vllm_renders_prompts_with_media_and_salts(make: Make) -> None:
     ]
 
 
+def _rendered(hashes: dict[str, list[str]], placeholders: dict[str, list[Any]]) -> str:
+    features = {"mm_hashes": hashes, "mm_placeholders": placeholders}
+    return json.dumps([{"token_ids": [1, 2], "features": features}])
+
+
 @pytest.mark.component
 @pytest.mark.parametrize(
-    "answer", [web.Response(status=404), web.Response(text="{"), web.Response(text="[]")]
+    "answer",
+    [
+        web.Response(status=404),
+        web.Response(text="{"),
+        web.Response(text="[]"),
+        web.Response(text=_rendered({"image": ["cat"]}, {})),
+        web.Response(text=_rendered({"image": ["cat"]}, {"image": []})),
+    ],
 )
 async def test_an_endpoint_that_does_not_render_is_no_obstacle(
     make: Make, answer: web.Response

@@ -1,0 +1,84 @@
+"""What fails while the EPP prepares, learns or counts costs no request its answer."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tandem_contract.timing import Timing
+from tandem_epp.configuration import load
+from tandem_epp.estimates.request_load import RequestLoad
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.precise import PrecisePrefixes
+from tandem_epp.service import Service
+from tandem_epp.settings import Settings
+
+from .test_picker import LONG, NOW, PickerSetup
+
+
+def faults(setup: PickerSetup, task: str) -> float | None:
+    return setup.metrics.registry.get_sample_value("tandem_epp_faults_total", {"task": task})
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        f"leg=0.1;prompt=1{'0' * 200}",
+        "leg=1e308;prompt=5",
+        "compute=1;computed=5;cached=9" + "9" * 90,
+    ],
+)
+def test_an_impossible_timing_is_ignored_and_later_requests_are_placed(
+    timing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = PickerSetup(d="decode")
+    for _ in range(3):
+        placement, _ = setup.place()
+        placement.on_response_headers(ResponseHeaders(timing, 200), NOW + 0.1)
+        placement.end(NOW + 1)
+    assert setup["d"].estimates.prefill.cost.seconds(1000) < 60
+    assert (setup["d"].in_flight, faults(setup, "timing")) == (0, 3.0)
+    (record,) = caplog.records
+    assert "backend d" in record.getMessage()
+
+
+def test_what_fails_in_learning_is_counted_and_logged_once_without_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+
+    def fail(*_: object) -> None:
+        raise KeyError(LONG)
+
+    monkeypatch.setattr(RequestLoad, "on_response", fail)
+    monkeypatch.setattr(RequestLoad, "end", fail)
+    response = ResponseHeaders(Timing(compute=0.1).encode(), 200)
+    for _ in range(3):
+        placement, _ = setup.place()
+        placement.on_response_headers(response, NOW)
+        placement.end(NOW)
+    assert [pod.in_flight for pod in setup.fleet] == [0, 0]
+    assert (faults(setup, "learn"), faults(setup, "end")) == (3.0, 3.0)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
+    for record in caplog.records:
+        assert "KeyError" in record.getMessage()
+        assert "test_faults.py" in record.getMessage()
+        assert "word word" not in record.getMessage()
+
+
+async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_index(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async def fail(*_: object) -> None:
+        raise KeyError(LONG)
+
+    monkeypatch.setattr(PrecisePrefixes, "prepare", fail)
+    monkeypatch.setattr(PrecisePrefixes, "is_on", True)
+    file = tmp_path / "router.yaml"
+    file.write_text("backends: [{name: d, url: 'http://10.0.0.1:8000', role: decode}]")
+    service = Service(Settings(config=file), load(file, {}), {})
+    for _ in range(2):
+        assert await service.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}") is None
+    (record,) = caplog.records
+    assert "task prepare" in record.getMessage()
+    assert "word word" not in record.getMessage()

@@ -34,6 +34,9 @@ MODEL: Final = "live"
 """Model name in requests."""
 CONTEXT: Final = 8192
 """Most tokens of a prompt and its answer together."""
+STEP_TOKENS: Final = 256
+"""Tokens that an engine computes per step: scaled as the prompts are. With vLLM's thousands, an
+engine would compute ten of the scaled prompts at once, and none of the trace's own."""
 PickerConfig = Mapping[str, Any]
 """An EndpointPickerConfig; empty: the default cost."""
 BY_COST: Final[PickerConfig] = {}
@@ -161,7 +164,11 @@ def _run_dir(directory: Path) -> Path:
 def write_pools(directory: Path, pools: Mapping[str, int], config: PickerConfig) -> Path:
     """Write the pools of a stack in `directory`; returns the file."""
     model = {"name": MODEL, "source": {"path": str(directory / "model")}}
-    engine = {"type": "torch", "maxModelLen": CONTEXT}
+    engine = {
+        "type": "torch",
+        "maxModelLen": CONTEXT,
+        "extraArgs": [f"--max-num-batched-tokens={STEP_TOKENS}"],
+    }
     prefill = _pool("PrefillPool", "live-prefill", pools["prefill"], model=model, engine=engine)
     routing = {"epp": {"config": config}} if config else {}
     decode = _pool(

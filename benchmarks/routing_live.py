@@ -58,6 +58,7 @@ class Options:
     learn: int
     prompt: int
     output: int
+    arrivals: str
     load: float
     rounds: int
     only: str | None
@@ -78,8 +79,12 @@ class Sender:
 
     async def send(self, name: str, requests: int, rate: float) -> tuple[Repeat, "Decisions"]:
         """Send the first `requests` of the trace at `rate` per second on average."""
-        factor = pace(load_trace(self._options.trace, limit=requests), rate)
-        repeat = await self._send(name, Arrivals(process="trace", time_factor=factor), requests)
+        if self._options.arrivals == "trace":
+            factor = pace(load_trace(self._options.trace, limit=requests), rate)
+            arrivals = Arrivals(process="trace", time_factor=factor)
+        else:
+            arrivals = Arrivals(process=self._options.arrivals, rate=rate)
+        repeat = await self._send(name, arrivals, requests)
         return repeat, await self._stack.decisions(requests)
 
     async def _send(self, name: str, arrivals: Arrivals, requests: int) -> Repeat:
@@ -237,6 +242,10 @@ _PARTS: Final = {"prediction": prediction, "comparison": comparison}
 @click.option(
     "--output-tokens", "output", default=64, show_default=True,
     help="longest answer; all others shrink in proportion",
+)  # fmt: skip
+@click.option(
+    "--arrivals", type=click.Choice(["trace", "poisson"]), default="trace", show_default=True,
+    help="the trace's times, in which up to 15 requests come at once every 3 s; or Poisson",
 )  # fmt: skip
 @click.option(
     "--load", type=click.FloatRange(0, 1, min_open=True), default=0.35, show_default=True,

@@ -25,6 +25,7 @@ SUPPORT = {
     "load_server",
     "load_tools",
     "load_truth",
+    "paced_engine",
     "peers",
     "process_tree",
     "programs",

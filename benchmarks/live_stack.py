@@ -1,6 +1,6 @@
 """A stack that `tandem up` runs, with the torch engine and a tiny model: for benchmarks.
 
-    async with tandem_up(directory, prefills=1, decodes=2) as stack:
+    async with tandem_up(Pools(directory, prefills=1, decodes=2)) as stack:
         stack.endpoint                              # URL for clients
         await stack.route(RANDOM)                   # another EndpointPickerConfig, while it runs
         await stack.decisions(100)                  # what the EPP decided last
@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from tandem_engine.tiny import make_tiny_model
 from tandem_local import router
 from tandem_local.addresses import free_port
 from tandem_local.state import read_state
+
+from . import paced_engine
 
 MODEL: Final = "live"
 """Model name in requests."""
@@ -57,14 +60,65 @@ class UpFailed(RuntimeError):
     """`tandem up` did not start or did not follow; the message has the end of its output."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """What a stack runs."""
+
+    directory: Path
+    """An empty directory."""
+    prefills: int
+    """Prefill pods."""
+    decodes: int
+    is_paced: bool = False
+    """Whether the engines' steps last as on accelerators of their own: `paced_engine`."""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory of `tandem up`."""
+        return self.directory / "run"
+
+    def make_model(self) -> None:
+        """Write the model: the demo's, or one whose steps never take longer than their pace."""
+        directory = self.directory / "model"
+        if self.is_paced:
+            make_tiny_model(directory, layers=1, hidden=32, heads=2, max_position=CONTEXT)
+        else:
+            make_tiny_model(directory, max_position=CONTEXT)
+
+    def write(self, config: PickerConfig) -> Path:
+        """Write the pools with this EndpointPickerConfig; returns their file."""
+        spec: dict[str, Any] = {
+            "model": {"name": MODEL, "source": {"path": str(self.directory / "model")}},
+            "engine": {
+                "type": "torch",
+                "maxModelLen": CONTEXT,
+                "extraArgs": [f"--max-num-batched-tokens={STEP_TOKENS}"],
+            },
+        }
+        if self.is_paced:
+            # -P: this folder has modules that are named as those of the standard library.
+            command = [sys.executable, "-P", str(Path(paced_engine.__file__))]
+            containers = [{"name": "engine", "command": command}]
+            spec["template"] = {"spec": {"containers": containers}}
+        prefill = _pool("PrefillPool", "live-prefill", replicas=self.prefills, **spec)
+        spec |= {"prefillRef": {"name": "live-prefill"}, "replicas": self.decodes}
+        if config:
+            spec["routing"] = {"epp": {"config": config}}
+        file = self.directory / "pools.yaml"
+        # At once, so that no half of it is read; JSON is YAML.
+        draft = self.directory / "pools.yaml.new"
+        draft.write_text(
+            "\n---\n".join(map(json.dumps, (prefill, _pool("DecodePool", "live", **spec))))
+        )
+        draft.replace(file)
+        return file
+
+
 class LiveStack:
     """A running `tandem up`."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, directory: Path, pools: Mapping[str, int]
-    ) -> None:
-        """`pools`: the replicas of the pools `prefill` and `decode`."""
-        self._process, self._directory, self._pools = process, directory, pools
+    def __init__(self, process: asyncio.subprocess.Process, pools: Pools) -> None:
+        self._process, self._pools = process, pools
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self.endpoint = ""
         self._epp = ""
@@ -72,7 +126,7 @@ class LiveStack:
     async def wait_until_serving(self) -> None:
         """Return when requests are served. Raises UpFailed."""
         await self._line("Serving at")
-        state = read_state(_run_dir(self._directory))
+        state = read_state(self._pools.run_dir)
         self.endpoint = state.endpoint
         address = next(pod.address for pod in state.pods if pod.name == router.EPP)
         self._epp = f"http://{address}:{ports.EPP_METRICS}"
@@ -83,7 +137,7 @@ class LiveStack:
         async with aiohttp.ClientSession() as http, asyncio.timeout(_RELOAD_SECONDS):
             if await self._predicts(http) == is_cost:
                 return
-            write_pools(self._directory, self._pools, config)
+            self._pools.write(config)
             await self._line("Applied")
             while True:
                 if await self._predicts(http) == is_cost:
@@ -126,19 +180,17 @@ class LiveStack:
 
 
 @asynccontextmanager
-async def tandem_up(directory: Path, *, prefills: int, decodes: int) -> AsyncIterator[LiveStack]:
-    """Run pools of this many pods. Raises UpFailed."""
-    make_tiny_model(directory / "model", max_position=CONTEXT)
-    pools = {"prefill": prefills, "decode": decodes}
-    file = write_pools(directory, pools, BY_COST)
+async def tandem_up(pools: Pools) -> AsyncIterator[LiveStack]:
+    """Run these pools. Raises UpFailed."""
+    pools.make_model()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem_cli", "up", "-f", str(file)),
-        *("--port", str(free_port("127.0.0.1")), "--run-dir", str(_run_dir(directory))),
+        *(sys.executable, "-m", "tandem_cli", "up", "-f", str(pools.write(BY_COST))),
+        *("--port", str(free_port("127.0.0.1")), "--run-dir", str(pools.run_dir)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        stack = LiveStack(process, directory, pools)
+        stack = LiveStack(process, pools)
         await stack.wait_until_serving()
         yield stack
     finally:
@@ -157,35 +209,10 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         await process.communicate()
 
 
-def _run_dir(directory: Path) -> Path:
-    return directory / "run"
-
-
-def write_pools(directory: Path, pools: Mapping[str, int], config: PickerConfig) -> Path:
-    """Write the pools of a stack in `directory`; returns the file."""
-    model = {"name": MODEL, "source": {"path": str(directory / "model")}}
-    engine = {
-        "type": "torch",
-        "maxModelLen": CONTEXT,
-        "extraArgs": [f"--max-num-batched-tokens={STEP_TOKENS}"],
-    }
-    prefill = _pool("PrefillPool", "live-prefill", pools["prefill"], model=model, engine=engine)
-    routing = {"epp": {"config": config}} if config else {}
-    decode = _pool(
-        "DecodePool", "live", pools["decode"], prefillRef={"name": "live-prefill"}, routing=routing
-    )
-    file = directory / "pools.yaml"
-    # At once, so that no half of it is read; JSON is YAML.
-    draft = directory / "pools.yaml.new"
-    draft.write_text("\n---\n".join(map(json.dumps, (prefill, decode))))
-    draft.replace(file)
-    return file
-
-
-def _pool(kind: str, name: str, replicas: int, **spec: object) -> dict[str, Any]:
+def _pool(kind: str, name: str, **spec: object) -> dict[str, Any]:
     return {
         "apiVersion": labels.API_VERSION,
         "kind": kind,
         "metadata": {"name": name},
-        "spec": {"replicas": replicas, **spec},
+        "spec": spec,
     }

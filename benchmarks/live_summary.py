@@ -34,6 +34,13 @@ def biases(decisions: Iterable[DecisionTrace]) -> dict[str, float]:
     return {path: statistics.median(values) for path, values in sorted(by_path.items())}
 
 
+def noise(seconds: Sequence[float]) -> float:
+    """Median of |x - median| ÷ x: the error of predicting the median of requests that are equal.
+    No prediction does better on this machine."""
+    middle = statistics.median(seconds)
+    return statistics.median(abs(x - middle) / x for x in seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Latencies:
     """How one run went. Times in seconds."""

@@ -13,6 +13,8 @@ request. With 2 and 4: the default cost beside random routing, in rounds that al
 """
 
 import asyncio
+import os
+import signal
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -37,8 +39,16 @@ from tandem_local.errors import SetupError
 from tandem_local.router import find_envoy
 
 from .figures import Figure, at_most, progress, report, without_target
-from .live_stack import BY_COST, MODEL, RANDOM, LiveStack, tandem_up
-from .live_summary import ALL, Latencies, biases, histogram_median, latencies, prediction_errors
+from .live_stack import BY_COST, MODEL, RANDOM, LiveStack, Pools, tandem_up
+from .live_summary import (
+    ALL,
+    Latencies,
+    biases,
+    histogram_median,
+    latencies,
+    noise,
+    prediction_errors,
+)
 
 TARGET: Final = 0.2
 """Largest median error of the predicted TTFT, as a share of the measured one."""
@@ -46,6 +56,8 @@ _HALF: Final = 0.5
 _ERROR_METRIC: Final = "tandem_epp_ttft_prediction_error"
 _CLIENTS: Final = 8
 """Requests at a time while the capacity is measured: no pod is idle then."""
+_EQUAL: Final = 40
+"""Equal requests, sent one after the other, by which the machine's noise is measured."""
 _PROGRESS_SECONDS: Final = 10.0
 
 
@@ -58,6 +70,7 @@ class Options:
     learn: int
     prompt: int
     output: int
+    engine: str
     arrivals: str
     load: float
     rounds: int
@@ -87,6 +100,14 @@ class Sender:
         repeat = await self._send(name, arrivals, requests)
         return repeat, await self._stack.decisions(requests)
 
+    async def equal_requests(self) -> list[float]:
+        """TTFT of requests that are equal but for their text, sent one after the other."""
+        alone = Workload(preset="fixed", prompt_tokens=self._options.prompt // 10, output_tokens=1)
+        closed = Arrivals(process="closed", concurrency=1)
+        await self._bench("equal requests", closed, alone, _EQUAL)
+        decisions = await self._stack.decisions(_EQUAL)
+        return [decision.measured_ttft for decision in decisions if decision.measured_ttft]
+
     async def _send(self, name: str, arrivals: Arrivals, requests: int) -> Repeat:
         options = self._options
         workload = Workload(
@@ -95,6 +116,11 @@ class Sender:
             prompt_tokens=options.prompt,
             output_tokens=options.output,
         )
+        return await self._bench(name, arrivals, workload, requests)
+
+    async def _bench(
+        self, name: str, arrivals: Arrivals, workload: Workload, requests: int
+    ) -> Repeat:
         bench = BenchOptions(
             target=Target(url=self._stack.endpoint, model=MODEL, endpoint=RequestKind.COMPLETIONS),
             arrivals=arrivals,
@@ -130,7 +156,8 @@ async def prediction(options: Options) -> list[Figure]:
     """The error of the predicted TTFT, with 1 prefill and 2 decode pods."""
     progress("1 prefill pod and 2 decode pods: starting")
     with tempfile.TemporaryDirectory(prefix="tandem-live-") as name:
-        async with tandem_up(Path(name), prefills=1, decodes=2) as stack:
+        pools = Pools(Path(name), 1, 2, is_paced=options.engine == "paced")
+        async with tandem_up(pools) as stack:
             sender = Sender(stack, options)
             capacity = await sender.capacity(options.learn)
             rate = options.load * capacity
@@ -139,6 +166,7 @@ async def prediction(options: Options) -> list[Figure]:
             before = await stack.epp_metrics()
             repeat, decisions = await sender.send("measuring", options.requests, rate)
             after = await stack.epp_metrics()
+            equal = await sender.equal_requests()
     if options.records is not None:
         options.records.write_bytes(msgspec.json.encode(decisions))
     figures = [
@@ -146,6 +174,10 @@ async def prediction(options: Options) -> list[Figure]:
         at_most("load of 1 + 2 pods", repeat.rates.scheduled / capacity, "share", _HALF),
         *_error_figures(decisions),
     ]
+    figures.append(
+        without_target("TTFT of equal requests from their median", noise(equal), "share")
+    )
+    figures.append(without_target("load average of this machine", os.getloadavg()[0], "processes"))
     if (median := histogram_median(before, after, _ERROR_METRIC)) is not None:
         figures.append(without_target("the same by the EPP's histogram", median, "share"))
     if repeat.all.ttft is not None:
@@ -183,7 +215,8 @@ async def comparison(options: Options) -> list[Figure]:
     routers = {"by cost": BY_COST, "random": RANDOM}
     trials: dict[str, list[Latencies]] = {name: [] for name in routers}
     with tempfile.TemporaryDirectory(prefix="tandem-live-") as name:
-        async with tandem_up(Path(name), prefills=2, decodes=4) as stack:
+        pools = Pools(Path(name), 2, 4, is_paced=options.engine == "paced")
+        async with tandem_up(pools) as stack:
             sender = Sender(stack, options)
             capacity = await sender.capacity(options.learn)
             rate = options.load * capacity
@@ -244,6 +277,10 @@ _PARTS: Final = {"prediction": prediction, "comparison": comparison}
     help="longest answer; all others shrink in proportion",
 )  # fmt: skip
 @click.option(
+    "--engine", type=click.Choice(["torch", "paced"]), default="torch", show_default=True,
+    help="torch, or torch with steps that last as on an accelerator of its own for each pod",
+)  # fmt: skip
+@click.option(
     "--arrivals", type=click.Choice(["trace", "poisson"]), default="trace", show_default=True,
     help="the trace's times, in which up to 15 requests come at once every 3 s; or Poisson",
 )  # fmt: skip
@@ -265,6 +302,8 @@ def main(file: Path | None, **flags: object) -> None:
     (torch, a tiny model, on the CPU), sidecars, EPP and Envoy. Prints the median error of the
     predicted TTFT, and latencies of the default cost beside those of random routing.
     """
+    # As by Ctrl-C: the stack ends with this process.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     options = Options(**flags)  # type: ignore[arg-type] - click has checked the types
     if lines := missing_programs():
         raise click.ClickException("\n".join(lines))

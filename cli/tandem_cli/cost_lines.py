@@ -31,7 +31,10 @@ def first_token(trace: DecisionTrace) -> str:
     if predicted is None or measured <= 0:
         return text
     error = (predicted - measured) / measured
-    return f"{text}; predicted {seconds(predicted)} ({abs(error):.0%} {_direction(error)})"
+    overhead = f" with {seconds(trace.overhead)} of overhead" if trace.overhead else ""
+    return (
+        f"{text}; predicted {seconds(predicted)}{overhead} ({abs(error):.0%} {_direction(error)})"
+    )
 
 
 def seconds(value: float) -> str:

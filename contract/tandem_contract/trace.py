@@ -133,6 +133,9 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Predicted seconds from the decision to the first token."""
     measured_ttft: float | None = None
     """Measured seconds from the decision to the first token; None if the answer was no stream."""
+    overhead: float = 0.0
+    """The part of `predicted_ttft` that is no term of `costs`: what first tokens on this path took
+    lately beyond them (HTTP, proxies, the first decode step), in seconds."""
     served: str = ""
     """Address of the pod that served the request, if the gateway tells."""
 

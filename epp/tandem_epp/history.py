@@ -83,6 +83,8 @@ class Decision:
     explanation: Explanation | None = None
     predicted_ttft: float | None = None
     """Seconds from the beginning of the decision to the first token; None: not predicted."""
+    overhead: float = 0.0
+    """The part of `predicted_ttft` that is no term of the costs."""
     measured_ttft: float | None = None
     """The same as it was; None if the answer was no stream."""
     served: str | None = None
@@ -130,6 +132,7 @@ class Decision:
             costs=tuple(self.explanation.traces()) if self.explanation is not None else (),
             predicted_ttft=self.predicted_ttft,
             measured_ttft=self.measured_ttft,
+            overhead=self.overhead,
             served=self.served or "",
         )
 
@@ -149,9 +152,11 @@ class History:
         self._decisions.append(decision)
         return decision
 
-    def explain(self, decision: Decision, explanation: Explanation) -> None:
-        """Keep how the choice of `decision` was made, and drop the explanation of an old one."""
-        decision.predicted_ttft = explanation.first_token
+    def explain(self, decision: Decision, explanation: Explanation, overhead: float = 0.0) -> None:
+        """Keep how the choice of `decision` was made, and drop the explanation of an old one.
+        `overhead`: seconds until the first token beyond those that it predicts."""
+        decision.predicted_ttft = explanation.first_token + overhead
+        decision.overhead = overhead
         if not self._decisions.maxlen:
             return
         decision.explanation = explanation

@@ -217,7 +217,8 @@ class EndpointPicker:
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = request.prompt_tokens if request else 0
         if result.costs is not None and request is not None:
-            self._history.explain(decision, result.costs)
+            overhead = self._fleet.overheads.seconds(path)
+            self._history.explain(decision, result.costs, overhead)
         self._metrics.decisions.labels(path, reason).inc()
         if path is RoutingPath.FALLBACK:
             self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()

@@ -94,3 +94,5 @@ class Placement:
         is_as_planned = path is None or path == decision.path
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
+            by_terms = decision.predicted_ttft - decision.overhead
+            self.pods.fleet.overheads.learn(decision.path, measured - by_terms)

@@ -1,7 +1,14 @@
 """What the live benchmark makes of the EPP's records."""
 
 import pytest
-from benchmarks.live_summary import ALL, biases, histogram_median, latencies, prediction_errors
+from benchmarks.live_summary import (
+    ALL,
+    biases,
+    histogram_median,
+    latencies,
+    noise,
+    prediction_errors,
+)
 
 from tandem_contract.metrics_page import MetricsPage
 from tandem_contract.paths import RoutingPath
@@ -56,6 +63,11 @@ def test_waiting_leaves_out_the_engines_own_time() -> None:
     assert figures.waiting_p99 == pytest.approx(0.2, abs=0.01)
     assert figures.waiting_p50 <= 0.1
     assert figures.hit_ratio == 0.3
+
+
+def test_noise_is_the_error_of_the_median() -> None:
+    assert noise([0.1, 0.1, 0.1]) == 0
+    assert noise([0.1, 0.2, 0.4]) == pytest.approx(0.5)
 
 
 def test_a_run_without_reports_has_no_figures() -> None:

@@ -18,7 +18,8 @@ def test_the_error_of_predictions_is_measured_behind_tandem_up(tmp_path: Path) -
         for i in range(8)
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    command = ["--trace", str(trace), "--only", "prediction", "--requests", "8", "--learn", "2"]
+    command = ["--trace", str(trace), "--only", "prediction", "--engine", "paced"]
+    command += ["--requests", "8", "--learn", "2"]
     result = CliRunner().invoke(main, [*command, "--json", str(out), "--records", str(records)])
     assert result.exit_code == 0, result.output
     figures = {figure.name: figure for figure in load(out)}

@@ -28,3 +28,7 @@ def test_the_first_token_beside_its_prediction() -> None:
     assert text(0.5, None) == "first token predicted after 500.0 ms"
     assert text(None, 0.5) == "first token after 500.0 ms"
     assert text(0.5, 1.0) == "first token after 1.00 s; predicted 500.0 ms (50% too low)"
+    learned = DecisionTrace("r", 1.0, 0.1, predicted_ttft=0.75, measured_ttft=0.5, overhead=0.02)
+    assert first_token(learned).endswith(
+        "predicted 750.0 ms with 20.0 ms of overhead (50% too high)"
+    )

@@ -11,6 +11,9 @@ from tandem_epp.history import EXPLAINED, Decision, History
 
 from .test_picker import NOW, PickerSetup
 
+LONG = "word " * 4000
+"""A prompt whose prefill is split."""
+
 
 def test_a_split_is_recorded_with_candidates_and_outcome() -> None:
     setup = PickerSetup(d="decode", p="prefill")
@@ -122,6 +125,21 @@ def test_the_prediction_is_compared_with_the_first_token_of_a_stream(
     if is_observed:
         error = sample(f"{name}_sum", labels)
         assert error == pytest.approx(1.0, abs=1e-3), "a share of the measured seconds"
+
+
+def test_what_first_tokens_take_beyond_the_terms_is_predicted_from_then_on() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    for number in range(4):
+        placement, _ = setup.place(f"{number} {LONG}")
+        setup.history.explain(placement.decision, Costs(1e-9))
+        placement.on_response_headers(ResponseHeaders(None, 200, is_stream=True), NOW)
+    measured = [trace.measured_ttft or 0.0 for trace in setup.history.latest(4)]
+    placement, _ = setup.place(f"4 {LONG}")
+    [trace] = setup.history.latest(1)
+    assert min(measured) < trace.overhead < max(measured)
+    assert placement.decision.explanation is not None
+    by_terms = placement.decision.explanation.first_token
+    assert trace.predicted_ttft == pytest.approx(by_terms + trace.overhead)
 
 
 def test_the_pod_that_served_is_recorded() -> None:

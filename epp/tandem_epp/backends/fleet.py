@@ -5,6 +5,7 @@ from typing import Final
 
 from tandem_contract.paths import Role
 
+from ..estimates.overheads import FirstTokenOverheads
 from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .members import Members, pods_by_name
@@ -33,6 +34,7 @@ class Fleet:
         self.prefixes: PrefixTree[Pod] = PrefixTree()
         """Which prompts each pod probably caches."""
         self.token_scales = TokenScales()
+        self.overheads = FirstTokenOverheads()
         """How many tokens texts have, per model."""
         self._backends: dict[str, Members] = {}
         """By backend name."""

@@ -1,0 +1,34 @@
+"""What first tokens take beyond the terms of the cost: HTTP, the steps of proxies, the first decode
+step after a hand-off. The same for all pods of a path, and learned for each path from the latest
+requests; the median, because a request that had to wait for what nobody foresaw says nothing.
+"""
+
+from collections import deque
+from statistics import median
+from typing import Final
+
+from tandem_contract.paths import RoutingPath
+
+_LATEST: Final = 32
+"""Requests of which the median is taken. More: steadier, and slower to follow a change."""
+_LEAST: Final = 4
+"""Requests from which a median is used."""
+
+
+class FirstTokenOverheads:
+    """Path → seconds that a first token takes beyond the terms of the cost."""
+
+    def __init__(self) -> None:
+        self._latest: dict[RoutingPath, deque[float]] = {}
+        self._seconds: dict[RoutingPath, float] = {}
+
+    def seconds(self, path: RoutingPath) -> float:
+        """At least 0, and 0 until it is measured."""
+        return self._seconds.get(path, 0.0)
+
+    def learn(self, path: RoutingPath, seconds: float) -> None:
+        """The first token of a request came `seconds` after the terms said."""
+        latest = self._latest.setdefault(path, deque(maxlen=_LATEST))
+        latest.append(seconds)
+        if len(latest) >= _LEAST:
+            self._seconds[path] = max(0.0, median(latest))

@@ -73,6 +73,7 @@ async def measure() -> list[float]:
             channel = PeerChannel(settings, receiver, PeerMetrics(CollectorRegistry()))
             channel.use_keys({"k": b"0123456789abcdef"})
             await stack.enter_async_context(channel.running())
+            channel.open()
             channels.append(channel)
         await _until(lambda: all(len(each.connected) == REPLICAS - 1 for each in channels))
         numbers = count()

@@ -164,9 +164,11 @@ class Service:
         self._apply()
 
     def _is_ready(self) -> bool:
-        # Before the first scrapes the EPP would route blindly; once it stops it must get no new
+        # Before the first scrapes, and before it knows what its peers placed, the EPP would route
+        # blindly; once it stops it must get no new
         # streams.
-        return self._scraper.is_complete and not self._stopping.is_set()
+        is_informed = self._scraper.is_complete and self._channel.is_informed
+        return is_informed and not self._stopping.is_set()
 
     def _is_warm_up_enabled(self) -> bool:
         routing = self._configuration.routing
@@ -180,6 +182,7 @@ class Service:
         # The fleet first: the scraper starts one task for each of its pods.
         self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
         self._fleet.prefixes.limit_bytes = index.limit_bytes
+        self._channel.open()
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = routing
         self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)

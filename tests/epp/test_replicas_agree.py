@@ -83,6 +83,9 @@ class Agreement:
     def assert_equal(self) -> None:
         for setup in self.setups:
             setup.fleet.ejections.advance(self.now)
+            # Rates fade lazily, at different times.
+            for pod in setup.fleet:
+                pod.health.decay(self.now)
         known = [self.knowledge(replica) for replica in range(self.replicas)]
         for other in known[1:]:
             assert other == known[0]
@@ -95,7 +98,7 @@ step = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(step, max_size=40), replicas=st.integers(2, 3))
 def test_replicas_know_the_same_whatever_happens(
     steps: list[tuple[str, int, str]], replicas: int

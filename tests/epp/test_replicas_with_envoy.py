@@ -231,11 +231,7 @@ async def test_a_replica_that_stops_is_forgotten_later_and_counts_once_when_it_r
         assert await stack.counted(other) == 8, "its requests run on without it"
         async with stack.restart(victim) as returned:
             stack.epps[0] = returned
-
-            async def is_told() -> bool:
-                return await stack.counted(returned) == own
-
-            await until(is_told)
+            assert await stack.counted(returned) == own, "it is ready once it was told"
             # The old process is forgotten after its grace; the new one placed nothing.
             await until(lambda: stack.all_count(own))
             stack.release()

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from random import Random
+from time import monotonic
 from typing import Final, Protocol
 
 from aiohttp import ClientSession
@@ -24,6 +26,10 @@ from .listener import GRACE_SECONDS, Listener
 from .metrics import OffReason, PeerMetrics, PeerState
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_PEERS)
+JOIN_SECONDS: Final = 2.0
+"""Seconds for which a replica that starts waits for the snapshots of its peers before it is ready.
+Too low: its first requests all go to the pods that look idle to it; too high: a peer that hangs
+delays the start."""
 RESOLVE_SECONDS: Final = 2.0
 """Seconds between look-ups of the peers' names. Too high: a new replica is unknown for as long."""
 
@@ -59,6 +65,11 @@ class PeerChannel:
         self._keys: Mapping[str, bytes] = {}
         self._dialers: dict[HostPort, tuple[Dialer, asyncio.Task[None]]] = {}
         self._listener = Listener(self._instance, knowledge, metrics, settings.grace)
+        self._listener.on_peer = self._on_peer
+        self._opened = inf
+        """When `open` was called, monotonic seconds."""
+        self._has_resolved = self._is_informed = False
+        self._must_resolve = asyncio.Event()
         self._local = Local(
             self._instance,
             lambda: self._keys,
@@ -79,6 +90,20 @@ class PeerChannel:
     def has_peers(self) -> bool:
         """Whether a peer is connected."""
         return bool(self._local.connected)
+
+    @property
+    def is_informed(self) -> bool:
+        """Whether the snapshot of each peer that can be reached has come, or JOIN_SECONDS have
+        passed since `open`. Stays True afterwards."""
+        self._is_informed = (
+            self._is_informed or self._off_reason() is not None or self._has_snapshots()
+        )
+        return self._is_informed
+
+    def open(self) -> None:
+        """Take in what peers tell from now on: this replica knows its pods."""
+        self._listener.is_open = True
+        self._opened = min(self._opened, monotonic())
 
     def publish(self, event: Event) -> None:
         """Tell all connected peers; never waits."""
@@ -130,6 +155,7 @@ class PeerChannel:
     async def _resolve(self, client: ClientSession) -> None:
         """Keep one dialer per address."""
         while True:
+            self._must_resolve.clear()
             addresses = await resolve(self._settings.peers)
             for address in addresses - self._dialers.keys():
                 dialer = Dialer(address, self._local, Random())
@@ -140,7 +166,26 @@ class PeerChannel:
                 if dialer.state is not PeerState.CONNECTED:
                     task.cancel()
                     del self._dialers[address]
-            await asyncio.sleep(RESOLVE_SECONDS)
+            self._has_resolved = True
+            try:
+                async with asyncio.timeout(RESOLVE_SECONDS):
+                    await self._must_resolve.wait()
+            except TimeoutError:
+                pass
+
+    def _on_peer(self, peer: str) -> None:
+        """A peer connected to this replica: connect to it at once, for it waits for a snapshot."""
+        if peer != self._instance and peer not in self._local.connected:
+            self._must_resolve.set()
+            for dialer, _ in self._dialers.values():
+                dialer.retry()
+
+    def _has_snapshots(self) -> bool:
+        if monotonic() - self._opened >= JOIN_SECONDS:
+            return True
+        has_tried_all = all(dialer.has_tried for dialer, _ in self._dialers.values())
+        peers = self._local.connected.keys()
+        return self._has_resolved and has_tried_all and peers <= self._listener.informants
 
     def _states(self) -> Iterable[PeerState]:
         return (dialer.state for dialer, _ in self._dialers.values() if dialer.state is not None)

@@ -65,7 +65,11 @@ class Dialer:
         self.address = address
         self.state: PeerState | None = PeerState.CONNECTING
         """None when the address is this replica's own, or another one of a connected peer."""
+        self.has_tried = False
+        """Whether the first attempt has connected, or failed."""
         self._local, self._random = local, random
+        self._is_expected = asyncio.Event()
+        """Set when the peer may have come back."""
         self._session: Session | None = None
         self._socket: ClientWebSocketResponse | None = None
         self._outbox: Outbox | None = None
@@ -91,8 +95,25 @@ class Dialer:
         while True:
             if self._local.keys():
                 failures = 0 if await self._attempt(client) else failures + 1
-            pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 16))
-            await asyncio.sleep(self._random.uniform(0.5, 1.0) * pause)
+                self.has_tried = True
+            await self._pause(failures)
+
+    def retry(self) -> None:
+        """The peer is reachable again: cut the pause before the next attempt short."""
+        self._is_expected.set()
+
+    async def _pause(self, failures: int) -> None:
+        longest = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 16))
+        pause = self._random.uniform(0.5, 1.0) * longest
+        shortest = min(pause, FIRST_PAUSE / 2)
+        # Never skipped: two replicas that both fail would call each other without end.
+        await asyncio.sleep(shortest)
+        try:
+            async with asyncio.timeout(pause - shortest):
+                await self._is_expected.wait()
+        except TimeoutError:
+            pass
+        self._is_expected.clear()
 
     async def close_revoked(self, revoked: Set[str]) -> None:
         """Close the connection if it uses one of the `revoked` keys."""
@@ -131,6 +152,7 @@ class Dialer:
             if session.peer == self._local.instance or session.peer in connected:
                 raise _Redundant
             connected[session.peer] = self
+            self.has_tried = True
             try:
                 await self._inform(socket, session)
             finally:

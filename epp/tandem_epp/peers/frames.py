@@ -13,11 +13,12 @@ messages:
 `handshake` describes proofs and the MAC that each message after the handshake carries. A message
 is msgpack; structs are arrays, so a later version may append fields, which older ones ignore.
 
-A frame is `[epoch, number, is_snapshot, [[kind, event], ...]]`. A dialer begins a new epoch with
-every connection and whenever its queue overflowed; the first frame of an epoch is a snapshot: the
-receiver drops the requests that it knew of this peer. Within an epoch frames are numbered from 0
-without a gap. A receiver ignores frames of older epochs, frames that it already has, and after a
-gap all frames until the next snapshot; so every frame is applied at most once and in order.
+A frame is `[epoch, number, is_snapshot, [[kind, event], ...], is_complete]`. A dialer begins a new
+epoch with every connection and whenever its queue overflowed; the first frame of an epoch begins a
+snapshot: the receiver drops the requests that it knew of this peer. Within an epoch frames are
+numbered from 0 without a gap. A receiver ignores frames of older epochs, frames that it already
+has, and after a gap all frames until the next snapshot; so every frame is applied at most once and
+in order.
 
 Events of an unknown kind are ignored. `VERSION` changes only when an older replica would
 misunderstand a newer one; replicas of two versions do not connect.
@@ -149,6 +150,9 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     """Whether it is the first one of its epoch."""
     events: list[tuple[int, msgspec.Raw]] = []
     """Kind and event."""
+    is_complete: bool = False
+    """Whether all of the epoch's snapshot has been sent, this frame included. A peer of an older
+    version does not say."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
@@ -180,9 +184,17 @@ def encode_event(event: Event) -> bytes:
     return _encoder.encode((_KINDS[type(event)], event))
 
 
-def encode_frame(epoch: int, number: int, events: Iterable[bytes], *, is_snapshot: bool) -> bytes:
+def encode_frame(
+    epoch: int,
+    number: int,
+    events: Iterable[bytes],
+    *,
+    is_snapshot: bool,
+    is_complete: bool = True,
+) -> bytes:
     """A frame of encoded events."""
-    return _encoder.encode((epoch, number, is_snapshot, [msgspec.Raw(event) for event in events]))
+    raw = [msgspec.Raw(event) for event in events]
+    return _encoder.encode((epoch, number, is_snapshot, raw, is_complete))
 
 
 def decode_frame(data: bytes) -> Frame:

@@ -40,6 +40,8 @@ class Inbox:
         self._epoch = -1
         self._next = 0
         """Number of the next frame of this epoch."""
+        self.is_complete = False
+        """Whether a whole snapshot has come."""
         self._is_current = False
         """Whether a snapshot came and no frame after it is missing."""
 
@@ -61,6 +63,7 @@ class Inbox:
             known += 1
         self._count(Verdict.APPLIED, known)
         self._count(Verdict.UNKNOWN, unknown)
+        self.is_complete = self.is_complete or frame.is_complete
         return verdict
 
     def _order(self, frame: Frame) -> Verdict:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from time import time
 from typing import Final
 
@@ -42,6 +42,11 @@ class Listener:
         grace: float = GRACE_SECONDS,
     ) -> None:
         """`grace` is in seconds."""
+        self.is_open = False
+        """Whether this replica takes in what peers tell. Until then it refuses them with 503, since
+        events about pods that it does not know yet would be lost."""
+        self.on_peer: Callable[[str], None] = lambda peer: None
+        """Called with each peer that connects."""
         self.keys: Mapping[str, bytes] = {}
         self._instance, self._receiver, self._metrics = instance, receiver, metrics
         self._grace = grace
@@ -59,6 +64,11 @@ class Listener:
     def peers(self) -> set[str]:
         """Peers that are connected to this replica."""
         return set(self._current)
+
+    @property
+    def informants(self) -> set[str]:
+        """Peers whose whole snapshot has come."""
+        return {peer for peer, inbox in self._inboxes.items() if inbox.is_complete}
 
     def app(self) -> web.Application:
         """The server's application."""
@@ -81,7 +91,7 @@ class Listener:
         self._forgetting.clear()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if self._connections >= MAX_CONNECTIONS or not self.keys:
+        if self._connections >= MAX_CONNECTIONS or not self.keys or not self.is_open:
             return web.Response(status=503 if self.keys else 403)
         socket = web.WebSocketResponse(
             max_msg_size=MAX_MESSAGE, compress=False, timeout=HANDSHAKE_SECONDS
@@ -104,6 +114,7 @@ class Listener:
         """Raises PeerError when the connection must end."""
         session = await self._handshake(socket)
         peer = session.peer
+        self.on_peer(peer)
         # A dialer that finds itself, or a peer that it is connected to already, sends no frame.
         data = session.frames.open(await receive(socket, SILENCE_SECONDS))
         _, previous = self._current.get(peer, (None, None))

@@ -42,6 +42,8 @@ class Outbox:
         self._number = 0
         """Number of the next frame in this epoch."""
         self._needs_snapshot = True
+        self._snapshot_left = 0
+        """Events of the snapshot that are still in the queue."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +73,7 @@ class Outbox:
             # Not bounded by `max_queue`: the snapshot bounds itself.
             self._queue = deque(self._snapshot())
             self._queue_bytes = sum(map(len, self._queue))
+            self._snapshot_left = len(self._queue)
             self._needs_snapshot = False
         events: list[bytes] = []
         size = 0
@@ -79,7 +82,11 @@ class Outbox:
             events.append(event)
             size += len(event)
         self._queue_bytes -= size
-        data = encode_frame(self._epoch, self._number, events, is_snapshot=is_first)
+        self._snapshot_left = max(0, self._snapshot_left - len(events))
+        is_complete = not self._snapshot_left
+        data = encode_frame(
+            self._epoch, self._number, events, is_snapshot=is_first, is_complete=is_complete
+        )
         frame = OutgoingFrame(data, self._epoch, self._number, len(events))
         self._number += 1
         return frame

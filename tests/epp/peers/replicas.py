@@ -140,7 +140,11 @@ def new_address() -> HostPort:
 
 @asynccontextmanager
 async def replica(
-    address: HostPort, *peers: HostPort, keys: dict[str, bytes] = KEYS, grace: float = 0.2
+    address: HostPort,
+    *peers: HostPort,
+    keys: dict[str, bytes] = KEYS,
+    grace: float = 0.2,
+    is_open: bool = True,
 ) -> AsyncIterator[Replica]:
     """A running replica that listens on `address`."""
     registry = CollectorRegistry()
@@ -149,6 +153,8 @@ async def replica(
     channel = PeerChannel(settings, notes, PeerMetrics(registry))
     channel.use_keys(keys)
     async with channel.running():
+        if is_open:
+            channel.open()
         yield Replica(channel, notes, registry, address)
 
 

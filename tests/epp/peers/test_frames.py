@@ -125,8 +125,10 @@ def test_a_large_snapshot_takes_several_frames() -> None:
     box, log = inbox()
     frames = 0
     while not sender.is_empty:
+        assert not box.is_complete
         assert box.receive(decode_frame(sender.next_frame().data)) is Verdict.APPLIED
         frames += 1
+    assert box.is_complete
     assert frames == 3
     assert log.events == started
     assert log.resets == 1

@@ -28,6 +28,9 @@ _ELEMENT_BYTES: Final = {
     "int8": 1.0,
 }
 """Names of vLLM's `--kv-cache-dtype` and of torch. Others count 2 bytes."""
+_SCALE_BYTES: Final = 4
+_SCALED_ELEMENTS: Final = 128
+"""The keys of sparse attention's indexer have one byte per element, and a scale per so many."""
 
 
 def element_bytes(config: ModelConfig, cache_dtype: str = "auto") -> float:
@@ -61,6 +64,8 @@ def kv_size(config: ModelConfig, cache_dtype: str = "auto") -> KvSize:
     else:
         elements = config.kv_heads * (config.head_size + config.value_size)
     layer = elements * element_bytes(config, cache_dtype)
+    if config.indexer_size is not None:
+        layer += config.indexer_size + _SCALE_BYTES * config.indexer_size / _SCALED_ELEMENTS
     if config.window is None or not counts.window:
         return KvSize((counts.full + counts.window) * layer)
     return KvSize(

@@ -58,15 +58,4 @@ def layer_counts(config: ModelConfig) -> LayerCounts:
             kinds.count(LayerKind.WINDOW),
             kinds.count(LayerKind.STATE),
         )
-    layers = config.layers
-    if config.full_attention_interval:
-        # Every n-th layer has full attention, the others linear attention (Qwen3-Next).
-        full = layers // config.full_attention_interval
-        return LayerCounts(full, state=layers - full)
-    if config.window is None:
-        return LayerCounts(layers)
-    if config.sliding_window_pattern:
-        # Every n-th layer is global, the others slide (Gemma 3).
-        full = layers // config.sliding_window_pattern
-        return LayerCounts(full, layers - full)
-    return LayerCounts(0, layers)
+    return LayerCounts(config.layers)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .layer_names import DEFAULTS, layer_names
+
 
 class UnknownModelConfig(ValueError):
     """The file does not describe a model whose KV size can be computed; the message names the
@@ -29,9 +31,10 @@ class ModelConfig:
     window: int | None = None
     """Tokens that a sliding layer looks back; None: no layer slides."""
     layer_names: tuple[str, ...] = ()
-    """The kind of each layer, where the file lists them."""
-    sliding_window_pattern: int | None = None
-    full_attention_interval: int | None = None
+    """The kind of each layer; empty: all have full attention."""
+    indexer_size: int | None = None
+    """Elements of the key with which sparse attention selects tokens (DeepSeek V3.2), per token and
+    layer; None: no such attention."""
     dtype: str = "bfloat16"
     """The weights' type, which the cache has unless the engine is told otherwise."""
 
@@ -39,11 +42,13 @@ class ModelConfig:
 def model_config(document: Mapping[str, Any]) -> ModelConfig:
     """The fields of a parsed config.json. Raises UnknownModelConfig."""
     # Multimodal models nest the language model.
-    text = document.get("text_config") or document.get("llm_config") or document
+    fields = document.get("text_config") or document.get("llm_config") or document
+    # A null stays one: it is not the default.
+    text = {**DEFAULTS.get(str(fields.get("model_type")), {}), **fields}
     layers = _positive(text, "num_hidden_layers", "n_layer", "num_layers")
     heads = _positive(text, "num_attention_heads", "n_head")
     kv_heads = _optional(text, "num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-    head_size = _optional(text, "head_dim", "kv_channels")
+    head_size = _optional(text, "head_dim", "attention_head_dim", "kv_channels")
     if head_size is None:
         head_size = _positive(text, "hidden_size", "n_embd") // heads
     if text.get("multi_query") is True:
@@ -57,9 +62,8 @@ def model_config(document: Mapping[str, Any]) -> ModelConfig:
         value_size=_optional(text, "v_head_dim") or head_size,
         latent_size=None if rank is None else rank + rope,
         window=_window(text),
-        layer_names=_layer_names(text),
-        sliding_window_pattern=_optional(text, "sliding_window_pattern"),
-        full_attention_interval=_optional(text, "full_attention_interval"),
+        layer_names=layer_names(text, layers),
+        indexer_size=_optional(text, "index_head_dim"),
         dtype=str(
             text.get("dtype") or text.get("torch_dtype") or document.get("torch_dtype")
             or document.get("dtype") or "bfloat16"
@@ -72,13 +76,6 @@ def _window(text: Mapping[str, Any]) -> int | None:
     if text.get("use_sliding_window") is False:
         return None
     return _optional(text, "sliding_window", "attention_chunk_size")
-
-
-def _layer_names(text: Mapping[str, Any]) -> tuple[str, ...]:
-    for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
-        if value := text.get(name):
-            return tuple(map(str, value))
-    return ()
 
 
 def _optional(text: Mapping[str, Any], *names: str) -> int | None:

@@ -18,7 +18,7 @@ DEEPSEEK_V3 = {
     "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-MISTRAL = {**LLAMA_8B, "sliding_window": 4096}
+MISTRAL = {**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096}
 GEMMA3 = {
     "text_config": {
         "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8,

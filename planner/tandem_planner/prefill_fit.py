@@ -76,6 +76,10 @@ class PrefillFit(LearnedCost[PrefillCost]):
             self.window.clear()
         self.window.add(features, sample.seconds, now)
 
+    def end_cold_start(self) -> None:
+        """Keep the samples of the window: others measured them after the engine's start."""
+        self._is_cold = False
+
     def restart(self) -> None:
         """The engine's process was replaced, perhaps by another machine: start again."""
         super().restart()

@@ -85,8 +85,9 @@ class Pod:
         """What the outcomes of requests say about it. Changed by `ejections.Ejections`."""
         self.unwarmed_prefills: set[Pod] = set()
         """Prefill pods whose first hand-off to this pod is under way: others are preferred."""
-        self.incarnation = b""
-        """Identity of the process that answered the last scrape; empty when it does not report."""
+        self.incarnation: bytes | None = None
+        """Identity of the process that answered the last scrape, empty when it does not report;
+        None before the first answer."""
         self._failures = 0
         """Failed scrapes in a row."""
         self._scraped: Gauges | None = None
@@ -116,9 +117,11 @@ class Pod:
         changed that scorers see."""
         # Compared before any of these fields is overwritten below.
         changed = result.gauges != self.gauges or not self.healthy
-        if result.incarnation != self.incarnation:
+        previous, self.incarnation = self.incarnation, result.incarnation
+        # What is known before the first answer came from another replica, which scraped this
+        # process.
+        if previous is not None and previous != result.incarnation:
             # Another process has an empty KV cache.
-            self.incarnation = result.incarnation
             self.prefixes.clear(self)
             self.adapters.clear()
             self.health.on_new_process()

@@ -55,7 +55,7 @@ class _Target:
     failures: int = 0
     """Failed scrapes in a row."""
     resolved_at: float = float("-inf")
-    processes: dict[str, bytes] = field(default_factory=dict)
+    processes: dict[str, bytes | None] = field(default_factory=dict)
     """Pod name → identity of the process that answered the last scrape; a pod that is unhealthy is
     not in it."""
 

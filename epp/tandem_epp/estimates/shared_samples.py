@@ -33,6 +33,8 @@ def add_samples(estimates: PodEstimates, samples: Samples, now: float) -> None:
         for *features, seconds in islice(samples.get(name, ()), MOST_SAMPLES):
             if len(features) == len(window.prior) and seconds > 0:
                 window.add(tuple(features), seconds, now)
+                if name == "prefill":
+                    estimates.prefill.end_cold_start()
     estimates.changed()
 
 

@@ -13,6 +13,7 @@ from tandem_epp.backends.pods import (
     DiscoveredBackend,
     Pod,
 )
+from tandem_planner.prefill_fit import prefill_sample
 
 REPORT = ScrapeResult(Gauges(), b"one", block_tokens=16, blocks=100)
 
@@ -52,6 +53,23 @@ def test_a_restart_clears_the_index_and_another_capacity_shrinks_it() -> None:
     assert prefixes.held_tokens(scraped_pod) == 4 * 32
     scraped_pod.apply_scrape(replace(REPORT, incarnation=b"two"))
     assert prefixes.match(chain).placed_tokens(scraped_pod) == 0
+
+
+def test_the_first_answer_is_no_restart() -> None:
+    """What another replica told before it stays."""
+    chain = text_chain(bytes(16 * 64))
+    fresh = pod()
+    fresh.prefixes.confirm(fresh.prefixes.place(fresh, chain))
+    fresh.health.eject(now=1.0)
+    fresh.estimates.prefill.add(prefill_sample([(500.0, 0.0)], 0.1), now=1.0)
+    fresh.apply_scrape(REPORT)
+    held = fresh.prefixes.match(chain).placed_tokens(fresh)
+    assert held == fresh.prefixes.held_tokens(fresh) > 0
+    assert fresh.health.is_ejected
+    assert fresh.estimates.prefill.count == 1
+    fresh.apply_scrape(replace(REPORT, incarnation=b"two"))
+    assert not fresh.health.is_ejected
+    assert fresh.estimates.prefill.count == 0
 
 
 def test_a_pod_that_leaves_is_forgotten() -> None:

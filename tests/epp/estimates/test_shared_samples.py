@@ -25,6 +25,14 @@ def test_another_replica_gets_the_same_fits() -> None:
     assert there.prefill.updated_at == 50.0
 
 
+def test_samples_of_another_replica_outlive_the_first_own_one() -> None:
+    there = PodEstimates()
+    add_samples(there, samples_of(measured(2e-4)), now=50.0)
+    taken = there.prefill.count
+    there.prefill.add(prefill_sample([(500.0, 0.0)], 0.1), now=51.0)
+    assert there.prefill.count == taken + 1
+
+
 def test_a_fit_that_has_samples_keeps_them() -> None:
     there = measured(1e-4)
     before = there.prefill.cost

@@ -69,7 +69,9 @@ class WarmUps:
         self._back_off = back_off
         self._fleet, self._count_result = fleet, count_result
         self._plan_keys, self._is_enabled = plan_keys, is_enabled
-        self._warmed: WeakKeyDictionary[Pod, WeakKeyDictionary[Pod, tuple[bytes | None, bytes | None]]]
+        self._warmed: WeakKeyDictionary[
+            Pod, WeakKeyDictionary[Pod, tuple[bytes | None, bytes | None]]
+        ]
         self._warmed = WeakKeyDictionary()
         """Decode pod → prefill pod → incarnations of both that are warm or being warmed. Weak, so
         that pods that left the fleet are freed."""

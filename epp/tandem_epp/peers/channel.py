@@ -19,6 +19,7 @@ from tandem_contract import ports
 from tandem_contract.commandline import HostPort
 from tandem_kube.pages import listening
 
+from ..supervised import SupervisedTask
 from .dialer import Dialer, Local
 from .frames import Event, encode_event
 from .inbox import PeerReceiver
@@ -63,7 +64,9 @@ class PeerChannel:
         self._settings = settings
         self._instance = secrets.token_hex(16)
         self._keys: Mapping[str, bytes] = {}
-        self._dialers: dict[HostPort, tuple[Dialer, asyncio.Task[None]]] = {}
+        self._dialers: dict[HostPort, tuple[Dialer, SupervisedTask]] = {}
+        self._answers: dict[HostPort, frozenset[HostPort]] = {}
+        """Name → its addresses, by the latest answer that had any."""
         self._listener = Listener(self._instance, knowledge, metrics, settings.grace)
         self._listener.on_peer = self._on_peer
         self._opened = inf
@@ -85,6 +88,12 @@ class PeerChannel:
     def connected(self) -> frozenset[str]:
         """Instances of the peers that are connected in both directions."""
         return frozenset(self._local.connected.keys() & self._listener.peers)
+
+    @property
+    def dialing(self) -> int:
+        """Addresses that this replica connects to: without its own, and other ones of peers that
+        are connected."""
+        return len(list(self._states()))
 
     @property
     def has_peers(self) -> bool:
@@ -142,24 +151,31 @@ class PeerChannel:
             ClientSession() as client,
             listening(self._listener.app(), address, "--peer-listen"),
         ):
-            resolving = asyncio.create_task(self._resolve(client))
+            resolving = SupervisedTask("the look-up of replicas", lambda: self._resolve(client))
             try:
                 yield
             finally:
-                tasks = [resolving, *(task for _, task in self._dialers.values()), *self._tasks]
-                for task in tasks:
+                # First, so that no dialer is added.
+                resolving.cancel()
+                await resolving.wait()
+                dialing = [task for _, task in self._dialers.values()]
+                for dialer in dialing:
+                    dialer.cancel()
+                for task in self._tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                closing = [dialer.wait() for dialer in dialing]
+                await asyncio.gather(*closing, *self._tasks, return_exceptions=True)
                 await self._listener.close()
 
     async def _resolve(self, client: ClientSession) -> None:
         """Keep one dialer per address."""
         while True:
             self._must_resolve.clear()
-            addresses = await resolve(self._settings.peers)
+            # A name that does not resolve keeps its addresses: the DNS may be what is gone.
+            self._answers |= await resolve(self._settings.peers)
+            addresses = frozenset[HostPort]().union(*self._answers.values())
             for address in addresses - self._dialers.keys():
-                dialer = Dialer(address, self._local, Random())
-                self._dialers[address] = (dialer, asyncio.create_task(dialer.run(client)))
+                self._dial(address, client)
             for address in self._dialers.keys() - addresses:
                 dialer, task = self._dialers[address]
                 # A connection that works is worth more than an answer of the DNS.
@@ -187,6 +203,12 @@ class PeerChannel:
         peers = self._local.connected.keys()
         return self._has_resolved and has_tried_all and peers <= self._listener.informants
 
+    def _dial(self, address: HostPort, client: ClientSession) -> None:
+        dialer = Dialer(address, self._local, Random())
+        name = f"the connection to the EPP replica {address}"
+        task = SupervisedTask(name, lambda: dialer.run(client), dialer.on_error)
+        self._dialers[address] = (dialer, task)
+
     def _states(self) -> Iterable[PeerState]:
         return (dialer.state for dialer, _ in self._dialers.values() if dialer.state is not None)
 
@@ -196,7 +218,7 @@ class PeerChannel:
         return None if self._keys else OffReason.NO_KEYS
 
 
-async def resolve(names: Sequence[HostPort]) -> set[HostPort]:
+async def resolve(names: Sequence[HostPort]) -> dict[HostPort, frozenset[HostPort]]:
     """The addresses of `names`, without those that cannot be resolved now."""
     loop = asyncio.get_running_loop()
     found = await asyncio.gather(
@@ -204,8 +226,7 @@ async def resolve(names: Sequence[HostPort]) -> set[HostPort]:
         return_exceptions=True,
     )
     return {
-        HostPort(str(address[0]), port)
-        for (_, port), infos in zip(names, found, strict=True)
+        name: frozenset(HostPort(str(address[0]), name.port) for *_, address in infos)
+        for name, infos in zip(names, found, strict=True)
         if not isinstance(infos, BaseException)
-        for *_, address in infos
     }

@@ -14,7 +14,8 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientW
 
 from tandem_contract.commandline import HostPort
 
-from .errors import PeerError, PeerGone, PeerRejected
+from ..supervised import run_until_one_ends
+from .errors import PeerError, PeerRejected
 from .frames import PATH, decode_acknowledgement
 from .handshake import Challenge, Session, hello, prove
 from .messages import MAX_MESSAGE, decode, receive, send
@@ -55,7 +56,11 @@ class Local:
 
 
 class _Redundant(PeerError):
-    """The address is this replica's own, or another one of a peer that is connected."""
+    """The address is this replica's own, or another one of a peer that is connected: `peer`."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(peer)
+        self.peer = peer
 
 
 class Dialer:
@@ -81,6 +86,9 @@ class Dialer:
         self._unacknowledged: deque[tuple[int, int, float]] = deque()
         """Epoch, number and time of the oldest event, monotonic seconds, of frames sent."""
         self._last_refusal = ""
+        self._same_as: str | None = None
+        """Instance at this address, which another dialer is connected to, or this replica itself.
+        It is not dialed again while that is so."""
 
     def put(self, event: bytes) -> None:
         """Send an encoded event soon; dropped while there is no connection."""
@@ -93,7 +101,7 @@ class Dialer:
         """Connect and reconnect until cancelled."""
         failures = 0
         while True:
-            if self._local.keys():
+            if self._local.keys() and not self._is_redundant:
                 failures = 0 if await self._attempt(client) else failures + 1
                 self.has_tried = True
             await self._pause(failures)
@@ -115,6 +123,14 @@ class Dialer:
             pass
         self._is_expected.clear()
 
+    def on_error(self) -> None:
+        """`run` ended by an unexpected error."""
+        self.state = PeerState.CONNECTING
+
+    @property
+    def _is_redundant(self) -> bool:
+        return self._same_as == self._local.instance or self._same_as in self._local.connected
+
     async def close_revoked(self, revoked: Set[str]) -> None:
         """Close the connection if it uses one of the `revoked` keys."""
         if self._session is not None and self._socket is not None and self._session.key in revoked:
@@ -124,8 +140,8 @@ class Dialer:
         """One connection, from its handshake to its end; returns whether it was made."""
         try:
             await self._connect(client)
-        except _Redundant:
-            self.state = None
+        except _Redundant as err:
+            self.state, self._same_as = None, err.peer
         except PeerRejected as err:
             self.state = PeerState.REFUSED
             self._local.metrics.refused.labels(err.reason).inc()
@@ -150,7 +166,7 @@ class Dialer:
         try:
             session = await self._handshake(socket)
             if session.peer == self._local.instance or session.peer in connected:
-                raise _Redundant
+                raise _Redundant(session.peer)
             connected[session.peer] = self
             self.has_tried = True
             try:
@@ -178,16 +194,14 @@ class Dialer:
         self._since = None
         # The snapshot waits.
         self._is_waiting.set()
-        writing = asyncio.create_task(self._write(socket, session, outbox))
-        try:
-            while True:
-                sealed = await receive(socket, SILENCE_SECONDS)
-                self._acknowledge(session.acknowledgements.open(sealed))
-                # Not after the handshake: the listener may still refuse our proof.
-                self.state, self._last_refusal = PeerState.CONNECTED, ""
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+        await run_until_one_ends(self._write(socket, session, outbox), self._read(socket, session))
+
+    async def _read(self, socket: ClientWebSocketResponse, session: Session) -> None:
+        while True:
+            sealed = await receive(socket, SILENCE_SECONDS)
+            self._acknowledge(session.acknowledgements.open(sealed))
+            # Not after the handshake: the listener may still refuse our proof.
+            self.state, self._last_refusal = PeerState.CONNECTED, ""
 
     async def _write(
         self, socket: ClientWebSocketResponse, session: Session, outbox: Outbox
@@ -201,13 +215,9 @@ class Dialer:
                 pass
             self._is_waiting.clear()
             since, self._since = self._since or monotonic(), None
-            try:
+            await self._send_frame(socket, session, outbox, since)
+            while not outbox.is_empty:
                 await self._send_frame(socket, session, outbox, since)
-                while not outbox.is_empty:
-                    await self._send_frame(socket, session, outbox, since)
-            except PeerGone:
-                # Ends the reader, which ends this task.
-                await socket.close()
 
     async def _send_frame(
         self, socket: ClientWebSocketResponse, session: Session, outbox: Outbox, since: float

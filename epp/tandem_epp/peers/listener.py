@@ -9,15 +9,16 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from .errors import PeerError, PeerRejected
+from .errors import PeerError, PeerGone, PeerRejected
 from .frames import PATH, decode_frame, encode_acknowledgement
 from .handshake import Hello, Proof, Session, accept, challenge
+from .handshake_limit import HandshakeLimit
 from .inbox import Inbox, PeerReceiver, Verdict
 from .messages import MAX_MESSAGE, REFUSED, decode, receive, send
 from .metrics import PeerMetrics
 
 HANDSHAKE_SECONDS: Final = 5.0
-"""Seconds that each message of a handshake may take."""
+"""Seconds from a connection to its first frame."""
 SILENCE_SECONDS: Final = 5.0
 """Seconds without a message after which a connection counts as broken; heartbeats come every
 second. Too low: a replica that pauses is dropped; too high: a dead one counts for longer."""
@@ -25,8 +26,11 @@ GRACE_SECONDS: Final = 10.0
 """Seconds for which the requests of a peer that is gone still count: most of them run on, because
 Envoy and the pods do not need the EPP for them. Too low: the pods look idle when an EPP restarts;
 too high: pods that have finished these requests get none."""
+MAX_HANDSHAKES: Final = 64
+"""Connections that have not sent their first frame; see `HandshakeLimit`. Too low: replicas that
+start together disturb each other; too high: memory for whoever connects to the port."""
 MAX_CONNECTIONS: Final = 256
-"""Connections from peers and from others that connect to the port; further ones get 503."""
+"""Authenticated connections; further ones are refused."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -56,7 +60,9 @@ class Listener:
         """Peer → its latest connection."""
         self._forgetting: dict[str, asyncio.TimerHandle] = {}
         """Peers that are gone, until they are forgotten."""
+        self._handshakes = HandshakeLimit(MAX_HANDSHAKES, HANDSHAKE_SECONDS)
         self._connections = 0
+        """Those that are authenticated."""
         self._reported: set[tuple[str | None, str]] = set()
         """Addresses and reasons of refusals in the log."""
 
@@ -91,42 +97,57 @@ class Listener:
         self._forgetting.clear()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if self._connections >= MAX_CONNECTIONS or not self.keys or not self.is_open:
+        if not self.keys or not self.is_open:
             return web.Response(status=503 if self.keys else 403)
         socket = web.WebSocketResponse(
             max_msg_size=MAX_MESSAGE, compress=False, timeout=HANDSHAKE_SECONDS
         )
         await socket.prepare(request)
-        self._connections += 1
         try:
-            await self._receive(socket)
+            if (first := await self._admit(socket, request)) is not None:
+                await self._receive(socket, *first)
         except PeerRejected as err:
             self._metrics.refused.labels(err.reason).inc()
             self._report(request.remote, err)
             await socket.close(code=REFUSED, message=err.reason.encode())
         except PeerError as err:
             _log.info("lost the connection from the EPP replica %s: %s", request.remote, err)
-        finally:
-            self._connections -= 1
         return socket
 
-    async def _receive(self, socket: web.WebSocketResponse) -> None:
-        """Raises PeerError when the connection must end."""
-        session = await self._handshake(socket)
+    async def _admit(
+        self, socket: web.WebSocketResponse, request: web.Request
+    ) -> tuple[Session, bytes] | None:
+        """The session and the first frame; None if none came. Raises PeerRejected."""
+        try:
+            async with self._handshakes.admitted(request.remote):
+                session = await self._handshake(socket)
+                self.on_peer(session.peer)
+                return session, session.frames.open(await receive(socket, HANDSHAKE_SECONDS))
+        except PeerGone:
+            # Not worth a log: a dialer that finds itself, or a peer that it is connected to
+            # already, sends no frame. Anybody may connect and be silent.
+            if request.transport is not None:
+                request.transport.abort()
+            return None
+
+    async def _receive(self, socket: web.WebSocketResponse, session: Session, data: bytes) -> None:
+        """Take in the frame `data` and all that follow. Raises PeerError when the connection must
+        end."""
+        if self._connections >= MAX_CONNECTIONS:
+            raise PeerRejected("too_many", "too many connections from other replicas")
         peer = session.peer
-        self.on_peer(peer)
-        # A dialer that finds itself, or a peer that it is connected to already, sends no frame.
-        data = session.frames.open(await receive(socket, SILENCE_SECONDS))
         _, previous = self._current.get(peer, (None, None))
         self._current[peer] = (session, socket)
-        if previous is not None:
-            # A dialer sends on one connection at a time, so it has given up the previous one.
-            await previous.close()
-        if (timer := self._forgetting.pop(peer, None)) is not None:
-            timer.cancel()
+        self._connections += 1
         try:
+            if previous is not None:
+                # A dialer sends on one connection at a time, so it has given up the previous one.
+                await previous.close()
+            if (timer := self._forgetting.pop(peer, None)) is not None:
+                timer.cancel()
             await self._apply_frames(socket, session, data)
         finally:
+            self._connections -= 1
             if self._current.get(peer) == (session, socket):
                 del self._current[peer]
                 loop = asyncio.get_running_loop()

@@ -57,7 +57,7 @@ class PeerMetrics(Collector):
         self.refused = Counter(
             "tandem_epp_peer_refused_total",
             "Connections between replicas that ended for a reason of trust: no_keys, other_keys, "
-            "wrong_proof, wrong_mac, version, malformed, refused (by the other side).",
+            "wrong_proof, wrong_mac, version, malformed, too_many, refused (by the other side).",
             ("reason",),
             registry=registry,
         )

@@ -87,6 +87,8 @@ class Link:
     target: HostPort
     address: HostPort = field(default_factory=lambda: HostPort(LOOPBACK, free_port(LOOPBACK)))
     is_cut: bool = False
+    connections: int = 0
+    """Made so far."""
     _streams: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def cut(self) -> None:
@@ -100,6 +102,7 @@ class Link:
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._streams.add(writer)
+        self.connections += 1
         try:
             if self.is_cut:
                 return

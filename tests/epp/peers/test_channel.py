@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import aiohttp
 import msgspec
 import pytest
 
+from tandem_contract.commandline import HostPort
+from tandem_epp.peers import channel, dialer
 from tandem_epp.peers.frames import PATH, PodEjected, RequestStarted, encode_event, encode_frame
-from tandem_epp.peers.handshake import Challenge, hello, prove
+from tandem_epp.peers.handshake import Challenge, Session, hello, prove
+from tandem_epp.peers.listener import MAX_CONNECTIONS, MAX_HANDSHAKES
 from tests.epp.peers.replicas import (
     KEYS,
     OTHER_KEYS,
@@ -158,17 +162,144 @@ async def test_without_peers_nothing_listens() -> None:
             await asyncio.open_connection(*address)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries, heartbeats and look-ups come often."""
+    monkeypatch.setattr(dialer, "MAX_PAUSE", 0.02)
+    monkeypatch.setattr(dialer, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "RESOLVE_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_its_own_and_a_second_address_of_a_peer_are_dialed_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    first, second = new_address(), new_address()
+    async with (
+        linked(first) as itself,
+        linked(second) as again,
+        replica(first, itself.address, second, again.address) as one,
+        replica(second, first) as two,
+    ):
+        await until(lambda: one.figure("tandem_epp_peers", state="connected") == 1)
+        await until(lambda: one.channel.dialing == 1)
+        dialed = itself.connections, again.connections
+        acknowledged = one.figure("tandem_epp_peer_lag_seconds_count")
+        await until(lambda: one.figure("tandem_epp_peer_lag_seconds_count") > acknowledged + 10)
+        assert (itself.connections, again.connections) == dialed
+        one.start(1)
+        await two.notes.until(lambda: two.notes.remote == {1})
+        assert "lost the connection" not in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_second_address_takes_over_when_the_first_is_cut() -> None:
+    first, second = new_address(), new_address()
+    async with (
+        linked(second) as main,
+        linked(second) as spare,
+        replica(first, main.address, spare.address) as one,
+        replica(second, first) as two,
+    ):
+        await until(lambda: one.channel.dialing == 1)
+        for number in range(2):
+            for link in (main, spare):
+                link.cut()
+            await until(lambda: not one.channel.connected)
+            (main, spare)[number].mend()
+            one.start(number)
+            await two.notes.until(lambda n=number: n in two.notes.remote)  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_replicas_are_kept_while_their_name_does_not_resolve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = new_address(), new_address()
+    lookups = 0
+
+    async def unresolvable(names: object) -> dict[HostPort, frozenset[HostPort]]:
+        nonlocal lookups
+        lookups += 1
+        return {}
+
+    async with (
+        linked(second) as link,
+        replica(first, link.address) as one,
+        replica(second, first) as two,
+    ):
+        await until(lambda: len(one.channel.connected) == 1)
+        monkeypatch.setattr(channel, "resolve", unresolvable)
+        link.cut()
+        await until(lambda: not one.channel.connected)
+        before = lookups
+        await until(lambda: lookups > before + 2)
+        link.mend()
+        one.start(1)
+        await two.notes.until(lambda: two.notes.remote == {1})
+
+
+async def test_an_error_in_a_snapshot_is_logged_and_the_next_connection_works(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = new_address(), new_address()
+    async with replica(first, first, second) as one:
+        one.start(1)
+
+        def broken() -> list[RequestStarted]:
+            monkeypatch.undo()
+            raise ArithmeticError("a bug")
+
+        monkeypatch.setattr(one.notes, "snapshot", broken)
+        async with replica(second, first, second) as two:
+            await two.notes.until(lambda: two.notes.remote == {1})
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert f"{second} ended by an unexpected error" in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def introduce(socket: aiohttp.ClientWebSocketResponse, instance: str) -> Session:
+    """Authenticate as a peer, and send an empty snapshot."""
+    first = hello(instance, KEYS)
+    await socket.send_bytes(msgspec.msgpack.encode(first))
+    answer = msgspec.msgpack.decode(await socket.receive_bytes(), type=Challenge)
+    proof, session = prove(first, answer, KEYS)
+    await socket.send_bytes(msgspec.msgpack.encode(proof))
+    await socket.send_bytes(session.frames.seal(encode_frame(0, 0, [], is_snapshot=True)))
+    session.acknowledgements.open(await socket.receive_bytes())
+    return session
+
+
+async def test_connections_without_a_key_do_not_keep_peers_out() -> None:
+    address = new_address()
+    url = f"http://{address}{PATH}"
+    elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), limit=0)
+    async with (
+        replica(address, address) as one,
+        aiohttp.ClientSession(connector=elsewhere) as stranger,
+        aiohttp.ClientSession() as peer,
+        AsyncExitStack() as open_sockets,
+    ):
+        idle = [
+            await open_sockets.enter_async_context(stranger.ws_connect(url)) for _ in range(300)
+        ]
+        assert len(idle) > MAX_CONNECTIONS
+        socket = await open_sockets.enter_async_context(peer.ws_connect(url))
+        # The peer has not sent anything yet: those who have most connections make room.
+        for _ in range(2 * MAX_HANDSHAKES):
+            await open_sockets.enter_async_context(stranger.ws_connect(url))
+        await introduce(socket, "peer")
+        assert "peer" in one.notes.peers
+
+
 async def test_a_repeated_message_and_one_too_large_end_the_connection() -> None:
     address = new_address()
-    frame = encode_frame(0, 0, [encode_event(RequestStarted(1, "d"))], is_snapshot=True)
+    frame = encode_frame(0, 1, [encode_event(RequestStarted(1, "d"))], is_snapshot=False)
     async with replica(address, address) as one, aiohttp.ClientSession() as client:
         for attack in ("repeat", "large"):
             async with client.ws_connect(f"http://{address}{PATH}") as socket:
-                first = hello(attack, KEYS)
-                await socket.send_bytes(msgspec.msgpack.encode(first))
-                answer = msgspec.msgpack.decode(await socket.receive_bytes(), type=Challenge)
-                proof, session = prove(first, answer, KEYS)
-                await socket.send_bytes(msgspec.msgpack.encode(proof))
+                session = await introduce(socket, attack)
                 sealed = session.frames.seal(frame)
                 await socket.send_bytes(sealed)
                 session.acknowledgements.open(await socket.receive_bytes())

@@ -22,7 +22,7 @@ class SupervisedTask:
         pause: float = RESTART_SECONDS,
     ) -> None:
         """`name` says in the log what ended; `start` makes the coroutine; `on_error` is called
-        after each error, to give up what the coroutine would keep current. `pause` is in
+        before it starts again, to give up what the coroutine keeps current. `pause` is in
         seconds."""
         self._name, self._start, self._on_error, self._pause = name, start, on_error, pause
         self._restart: asyncio.TimerHandle | None = None
@@ -50,8 +50,8 @@ class SupervisedTask:
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.error("%s ended by an unexpected error", self._name, exc_info=error)
-        self._on_error()
         if not self._is_cancelled:
+            self._on_error()
             loop = asyncio.get_running_loop()
             self._restart = loop.call_later(self._pause, self._begin)
 

@@ -19,6 +19,7 @@ import aiohttp
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
+from ..supervised import SupervisedTask
 from .engine_page import EnginePage
 from .fleet import Fleet
 from .members import Members
@@ -79,7 +80,7 @@ class Scraper:
         self._allowance = Allowance(burst=TICK)
         self._is_complete = False
         self._session: aiohttp.ClientSession | None = None
-        self._loop_task: asyncio.Task[None] | None = None
+        self._loop_task: SupervisedTask | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -103,7 +104,8 @@ class Scraper:
             # up the others.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector)
-            self._loop_task = asyncio.create_task(self._run(self._session))
+            session = self._session
+            self._loop_task = SupervisedTask("scraping", lambda: self._run(session))
         backends = {members for members in self._fleet.backends if members.pods[0].serving}
         # A cancelled task need not be awaited: it changes only its own pods, which are not chosen.
         for members in self._targets.keys() - backends:
@@ -115,7 +117,10 @@ class Scraper:
 
     async def close(self) -> None:
         """Cancel every task and wait for its end."""
-        tasks = [self._loop_task, *(target.task for target in self._targets.values())]
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await self._loop_task.wait()
+        tasks = [target.task for target in self._targets.values()]
         self._targets, self._loop_task = {}, None
         for task in filter(None, tasks):
             task.cancel()

@@ -7,7 +7,6 @@ collector.match(prompt) ─► PreciseMatch
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +15,7 @@ import zmq.asyncio
 from ..backends.block_keys import TokenizedPrompt
 from ..backends.blocks import BlockMatch, CachedPrefix
 from ..backends.pod_blocks import PodBlocks
+from ..supervised import SupervisedTask
 from .feed import Knowledge, PodFeed
 from .subscriber import EngineAddress, Subscriber
 
@@ -62,7 +62,7 @@ class _Followed:
 
     engine: PodEngine
     feed: PodFeed
-    task: asyncio.Task[None]
+    task: SupervisedTask
 
 
 class EventCollector:
@@ -76,9 +76,9 @@ class EventCollector:
         """Gaps, and replays by result; see `Subscriber`."""
         self._followed: dict[str, _Followed] = {}
         self._ended: set[asyncio.Task[None]] = set()
-        """Cancelled tasks that have not closed their sockets yet."""
+        """Those that wait for cancelled tasks to close their sockets."""
         self._context: zmq.asyncio.Context | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper: SupervisedTask | None = None
 
     def sync(self, engines: Iterable[PodEngine]) -> None:
         """Follow exactly these engines; to be called on the event loop."""
@@ -110,29 +110,30 @@ class EventCollector:
     async def close(self) -> None:
         """End every subscriber and close the sockets."""
         self.sync(())
-        tasks = [*self._ended, *([self._sweeper] if self._sweeper else [])]
+        await asyncio.gather(*self._ended)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+            await self._sweeper.wait()
         if self._context is not None:
             self._context.destroy(linger=0)
 
     def _start(self, engine: PodEngine) -> None:
         if self._context is None:
             self._context = zmq.asyncio.Context()
-            self._sweeper = asyncio.create_task(self._sweep())
+            self._sweeper = SupervisedTask("the sweep of the precise index", self._sweep)
         feed = PodFeed(engine.pod, self.blocks, self.events)
         subscriber = Subscriber(self._context, engine.address, feed, self._count_replay)
-        task = asyncio.create_task(subscriber.run())
+        name = f"following the KV events of {engine.pod}"
+        # After an error nothing is known of the pod until a connection and a replay.
+        task = SupervisedTask(name, subscriber.run, feed.disconnect)
         self._followed[engine.pod] = _Followed(engine, feed, task)
 
     def _end(self, pod: str) -> None:
         task = self._followed.pop(pod).task
         task.cancel()
-        self._ended.add(task)
-        task.add_done_callback(self._ended.discard)
+        ending = asyncio.create_task(task.wait())
+        self._ended.add(ending)
+        ending.add_done_callback(self._ended.discard)
         self.blocks.drop(pod)
 
     def _count_replay(self, result: str) -> None:

@@ -71,6 +71,12 @@ class PodFeed:
         self.position = Position()
         self._group, self._has_group, self._has_other_groups = None, False, False
 
+    def disconnect(self) -> None:
+        """The feed broke off, perhaps in the middle of a batch: what it told is not known any
+        more."""
+        self.is_connected = False
+        self.drop()
+
     def _apply(self, event: KvEvent) -> None:
         match event:
             case BlockStored():

@@ -176,3 +176,28 @@ async def test_a_pod_that_left_or_was_replaced_is_forgotten(
     collector.sync([])
     assert cached(collector) is None
     await until(lambda: collector.blocks.bytes == 0)
+
+
+async def test_an_error_leaves_no_knowledge_and_the_engine_is_followed_again(
+    collector: EventCollector,
+    engine: FakeVllmPublisher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await follow(collector, engine)
+    await engine.publish(stored([b"1" * 32], [1, 2, 3, 4]))
+    await until(lambda: cached(collector) == 4)
+    known: list[Knowledge] = []
+
+    def broken(*_: object) -> None:
+        monkeypatch.undo()
+        asyncio.get_running_loop().call_later(0.1, lambda: known.append(collector.knowledge(POD)))
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(subscriber, "judge", broken)
+    await engine.publish(stored([b"2" * 32], [5, 6, 7, 8], parent=b"1" * 32))
+    await until(lambda: bool(known))
+    assert known == [Knowledge.NOTHING]
+    await until(lambda: cached(collector) == 8)
+    assert collector.knowledge(POD) is Knowledge.WHOLE
+    assert f"following the KV events of {POD} ended by an unexpected error" in caplog.text

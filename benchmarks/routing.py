@@ -1,19 +1,23 @@
 """How well the picker routes, over simulated pods (tests/epp/simulation), beside other policies.
 
-    python -m benchmarks.routing [--trace mooncake.jsonl] [--seeds 5] [--only NAME] [--json FILE]
+    python -m benchmarks.routing [--trace FILE] [--speed 1] [--seeds 5] [--only NAME] [--json FILE]
 
 Ten pods of about 10,000 prompt tokens per second (±30 %) that each hold 1,000,000 tokens of KV get
 the same requests from each router: the picker with its default configuration, the picker with
 llm-d's default weights, the pod with the fewest requests, one pod after the other, and an oracle
 that minimises the picker's cost with perfect knowledge of rates, queues and caches. *Waiting* is
 TTFT less the time that the request's own uncached prefill takes on its pod while nothing else runs,
-since no router can shorten that. Only decisions are real; time is not.
+since no router can shorten that. Only decisions are real; time is not. A decision takes the
+simulated time that it really takes, one after the other in each replica of the EPP, and what one
+places is known to the others after the time that benchmarks/exchange.py measures.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Final, NamedTuple, TypeVar
 
 import click
@@ -23,7 +27,7 @@ from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealP
 from tests.epp.simulation.replicas import ReplicatedPicker
 from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
-from tests.epp.simulation.workload import Request, conversations, from_trace
+from tests.epp.simulation.workload import Request, conversations, from_trace, spread
 
 from .figures import Figure, at_least, at_most, progress, report, without_target
 
@@ -32,6 +36,8 @@ _CONVERSATIONS: Final = 3000
 """Requests without a trace."""
 _CONVERSATION_RATE: Final = 10.0
 """Requests per second without a trace, at speed 1: about half of what the pods can compute."""
+_ROUNDED: Final = 3.0
+"""Seconds to which the Mooncake traces round times: about 10 requests share one instant."""
 _ROUTERS: Final[Mapping[str, NewRouter]] = {
     "picker": RealPicker,
     "llm-d weights": partial(RealPicker, settings=PickerSettings(LLMD_DEFAULT)),
@@ -60,34 +66,51 @@ _TARGETS: Final = {"llm-d weights": 0.35, "least-loaded": 0.35, "round-robin": 0
 class Runs:
     """Runs trials in processes, on a trace or on conversations that are made up."""
 
-    def __init__(self, trace: Path | None, seeds: int, pool: ProcessPoolExecutor) -> None:
-        self.trace, self.seeds, self._pool = trace, seeds, pool
-        self._routers: dict[tuple[str, float], list[Future[Trial]]] = {}
+    def __init__(self, load: "Load", seeds: int, pool: ProcessPoolExecutor) -> None:
+        self.load, self.seeds, self._pool = load, seeds, pool
+        self._routers: dict[tuple[str, Load], list[Future[Trial]]] = {}
 
     def each(self, trial: Callable[..., T], *args: object) -> list[T]:
         """`trial(seed, *args)` for every seed."""
         futures = [self._pool.submit(trial, seed, *args) for seed in range(self.seeds)]
         return [future.result() for future in futures]
 
-    def start(self, routers: Sequence[str], speed: float) -> None:
+    def start(self, routers: Sequence[str], speed: float, *, is_spread: bool = False) -> None:
         """Begin to run the routers at this speed, unless they were already."""
+        load = self.load.times(speed, is_spread=is_spread)
         for router in routers:
-            if (router, speed) not in self._routers:
-                self._routers[router, speed] = [
-                    self._pool.submit(_trial, seed, self.trace, speed, router)
-                    for seed in range(self.seeds)
+            if (router, load) not in self._routers:
+                self._routers[router, load] = [
+                    self._pool.submit(_trial, seed, load, router) for seed in range(self.seeds)
                 ]
 
-    def router(self, name: str, speed: float) -> list["Trial"]:
+    def router(self, name: str, speed: float, *, is_spread: bool = False) -> list["Trial"]:
         """The results of a router on the requests at `speed`, one per seed."""
-        self.start([name], speed)
-        return [future.result() for future in self._routers[name, speed]]
+        self.start([name], speed, is_spread=is_spread)
+        load = self.load.times(speed, is_spread=is_spread)
+        return [future.result() for future in self._routers[name, load]]
 
 
-def _requests(trace: Path | None, speed: float, seed: int) -> list[Request]:
-    if trace is None:
-        return conversations(_CONVERSATIONS, rate=_CONVERSATION_RATE * speed, seed=seed)
-    return from_trace(trace, speed=speed)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Which requests."""
+
+    trace: Path | None
+    """None: made-up conversations."""
+    speed: float
+    is_spread: bool = False
+    """Whether requests that the trace has at one instant come within _ROUNDED seconds."""
+
+    def times(self, speed: float, *, is_spread: bool = False) -> "Load":
+        """`speed` times as fast."""
+        return replace(self, speed=self.speed * speed, is_spread=is_spread)
+
+    def requests(self, seed: int) -> list[Request]:
+        """The requests. Raises TraceError."""
+        if self.trace is None:
+            return conversations(_CONVERSATIONS, rate=_CONVERSATION_RATE * self.speed, seed=seed)
+        requests = from_trace(self.trace, speed=self.speed)
+        return spread(requests, _ROUNDED / self.speed, seed) if self.is_spread else requests
 
 
 class Trial(NamedTuple):
@@ -98,20 +121,27 @@ class Trial(NamedTuple):
     hit_tokens: int
     """Prompt tokens found in caches."""
     hit_ratio: float
+    mean_waiting: float
+    """In seconds."""
 
 
-def _trial(seed: int, trace: Path | None, speed: float, router: str) -> Trial:
+def _trial(seed: int, load: Load, router: str) -> Trial:
     pods = engines(PODS, seed)
-    result = simulate(_requests(trace, speed, seed), pods, _ROUTERS[router](pods, seed))
-    return Trial(result.waiting_percentile(99), result.hit_tokens(), result.hit_ratio())
+    result = simulate(load.requests(seed), pods, _ROUTERS[router](pods, seed))
+    return Trial(
+        result.waiting_percentile(99),
+        result.hit_tokens(),
+        result.hit_ratio(),
+        fmean(result.waiting()),
+    )
 
 
-def _half_speed_trial(seed: int, trace: Path | None) -> tuple[float, float, float]:
-    return scenarios.half_speed(_requests(trace, 1.0, seed), seed)
+def _half_speed_trial(seed: int, load: Load) -> tuple[float, float, float]:
+    return scenarios.half_speed(load.requests(seed), seed)
 
 
-def _split_trial(seed: int, trace: Path | None, scheduling: str) -> scenarios.Latency:
-    return scenarios.split_latency(_requests(trace, 1.0, seed), seed, scheduling)
+def _split_trial(seed: int, load: Load, scheduling: str) -> scenarios.Latency:
+    return scenarios.split_latency(load.requests(seed), seed, scheduling)
 
 
 def _steady(runs: Runs) -> list[Figure]:
@@ -139,6 +169,12 @@ def _waiting_ratios(trials: Sequence[Trial], others: Sequence[Trial]) -> list[fl
     return [trial.waiting / other.waiting for trial, other in zip(trials, others, strict=True)]
 
 
+def _mean_ratios(trials: Sequence[Trial], others: Sequence[Trial]) -> list[float]:
+    return [
+        trial.mean_waiting / other.mean_waiting for trial, other in zip(trials, others, strict=True)
+    ]
+
+
 def _hit_points(trials: Sequence[Trial], others: Sequence[Trial]) -> list[float]:
     """By how many points the hit ratio is lower than that of the others."""
     pairs = zip(trials, others, strict=True)
@@ -147,16 +183,14 @@ def _hit_points(trials: Sequence[Trial], others: Sequence[Trial]) -> list[float]
 
 def _knowledge(runs: Runs) -> list[Figure]:
     """Less or more knowledge than that of one picker which infers what pods cache."""
-    progress("three replicas, exact caches, and less exact reports of prefills")
-    names = ("three replicas", "exact caches", "sidecars of vLLM", "no sidecars")
+    progress("exact caches, and less exact reports of prefills")
+    names = ("exact caches", "sidecars of vLLM", "no sidecars")
     runs.start(["picker", *names], 2.0)
-    picker, replicas, exact, vllm, bare = (runs.router(n, 2.0) for n in ("picker", *names))
+    picker, exact, vllm, bare = (runs.router(n, 2.0) for n in ("picker", *names))
     waiting = "{}: p99 waiting at 2 ×, over that with {}".format
     hits = "{}: points of hit ratio at 2 × below {}".format
-    one, reports = "one", "exact reports"
+    reports = "exact reports"
     return [
-        at_most(hits("three replicas", one), _hit_points(replicas, picker), "points", 1.0),
-        at_most(waiting("three replicas", one), _waiting_ratios(replicas, picker), "ratio", 1.05),
         at_most(hits("inferred caches", "exact ones"), _hit_points(picker, exact), "points", 3.0),
         without_target(
             waiting("inferred caches", "exact ones"), _waiting_ratios(picker, exact), "ratio"
@@ -166,12 +200,35 @@ def _knowledge(runs: Runs) -> list[Figure]:
     ]
 
 
+def _replicas(runs: Runs) -> list[Figure]:
+    """Three replicas that share what they know, for one."""
+    # Made-up conversations have no rounded times.
+    spreads = (False, True) if runs.load.trace is not None else (False,)
+    figures = []
+    for is_spread in spreads:
+        for speed in (1.0, 2.0):
+            how = f"spread over {_ROUNDED / speed:g} s" if is_spread else "as recorded"
+            progress(f"three replicas at {speed:g} times the speed, {how}")
+            runs.start(["picker", "three replicas"], speed, is_spread=is_spread)
+            one, three = (
+                runs.router(name, speed, is_spread=is_spread)
+                for name in ("picker", "three replicas")
+            )
+            name = f"three replicas at {speed:g} ×, {how}: {{}}".format
+            figures += [
+                at_most(name("points of hit ratio lost"), _hit_points(three, one), "points", 1.0),
+                at_most(name("p99 waiting"), _waiting_ratios(three, one), "ratio", 1.05),
+                without_target(name("mean waiting"), _mean_ratios(three, one), "ratio"),
+            ]
+    return figures
+
+
 def _split(runs: Runs) -> list[Figure]:
     """When to split, over six prefill and four decode pods."""
     progress("splitting by cost, always, and by a threshold")
     figures = []
     for name, scheduling in _DECIDERS.items():
-        trials = runs.each(_split_trial, runs.trace, scheduling)
+        trials = runs.each(_split_trial, runs.load, scheduling)
         figures += [
             without_target(f"split {name}: p99 TTFT", [t.ttft for t in trials], "s"),
             without_target(f"split {name}: p99 ITL", [1e3 * t.itl for t in trials], "ms"),
@@ -212,21 +269,24 @@ def _failing(runs: Runs) -> list[Figure]:
 
 
 def _half_speed(runs: Runs) -> list[Figure]:
-    progress("one pod at half of its speed")
-    trials = runs.each(_half_speed_trial, runs.trace)
-    share, over_all, over_others = ([trial[i] for trial in trials] for i in range(3))
-    name = "a pod at half speed: {}"
-    return [
-        at_most(name.format("its work over that at full speed"), share, "ratio", 0.7),
-        at_least(name.format("its work over that at full speed"), share, "ratio", 0.3),
-        at_most(name.format("p99 waiting over that at full speed"), over_all, "ratio", 1.2),
-        at_most(name.format("p99 waiting over that without the pod"), over_others, "ratio", 1.2),
-    ]
+    figures = []
+    for speed in (1.0, 2.0, 3.0):
+        progress(f"one pod at half of its speed, requests at {speed:g} times theirs")
+        trials = runs.each(_half_speed_trial, runs.load.times(speed))
+        share, over_all, over_others = ([trial[i] for trial in trials] for i in range(3))
+        name = f"a pod at half speed, {speed:g} ×: {{}}".format
+        figures += [
+            at_least(name("its work over that at full speed"), share, "ratio", 0.3),
+            at_most(name("p99 waiting over that without the pod"), over_others, "ratio", 1.2),
+            without_target(name("p99 waiting over that at full speed"), over_all, "ratio"),
+        ]
+    return figures
 
 
 _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
     "steady": _steady,
     "knowledge": _knowledge,
+    "replicas": _replicas,
     "shared": _shared,
     "long": _long_prompts,
     "failing": _failing,
@@ -237,17 +297,24 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
 
 @click.command()
 @click.option("--trace", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--speed", default=1.0, show_default=True, help="how much faster 1 × is than FILE")
 @click.option("--seeds", default=2, show_default=True, help="runs of each simulation")
 @click.option("--processes", default=2, show_default=True, help="simulations at once")
 @click.option("--only", type=click.Choice(list(_EXPERIMENTS)), help="run this experiment alone")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 def main(
-    trace: Path | None, seeds: int, processes: int, only: str | None, file: Path | None
+    *,
+    trace: Path | None,
+    speed: float,
+    seeds: int,
+    processes: int,
+    only: str | None,
+    file: Path | None,
 ) -> None:
     """Simulate routers; without --trace, on conversations that it makes up."""
     progress(f"{PODS} pods of 10,000 tokens/s, {CACHE_TOKENS:g} tokens of KV each")
     with ProcessPoolExecutor(processes) as pool:
-        runs = Runs(trace, seeds, pool)
+        runs = Runs(Load(trace, speed), seeds, pool)
         names = [only] if only else list(_EXPERIMENTS)
         report([figure for name in names for figure in _EXPERIMENTS[name](runs)], file)
 

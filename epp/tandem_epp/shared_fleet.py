@@ -18,6 +18,7 @@ from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
+from .backends.replica_order import ReplicaOrder
 from .counted_request import CountedRequest
 from .estimates.request_load import PlacedPrompt
 from .estimates.shared_samples import add_samples, samples_of
@@ -56,6 +57,10 @@ class Publisher(Protocol):
     def has_peers(self) -> bool:
         """Whether a replica is connected."""
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """This replica's rank among the connected ones, from 0, and their number."""
+
     def publish(self, event: Event) -> None:
         """Send `event` to all connected replicas; never waits."""
 
@@ -70,6 +75,7 @@ class SharedFleet:
         self._fleet, self._clock = fleet, clock
         self._is_leaving = False
         fleet.ejections.on_ejected = self._on_ejected
+        fleet.replica_order = self._order
         self._numbers = count(1)
         self._own: dict[int, Placement] = {}
         """Number → placement of this replica that has not ended."""
@@ -112,6 +118,9 @@ class SharedFleet:
     def _publisher(self) -> Publisher | None:
         # Without peers no event is made: the chains of long prompts take time.
         return self.publisher if self.publisher is not None and self.publisher.has_peers else None
+
+    def _order(self) -> ReplicaOrder:
+        return ReplicaOrder() if self.publisher is None else ReplicaOrder(*self.publisher.order)
 
     # What others do: `peers.channel.Knowledge`.
 

@@ -76,7 +76,7 @@ class PodEstimates:
         self._counters = CounterWindow()
         self._has_exact = False
         """Whether the requests of the window taught by themselves."""
-        self._mean_prefill = PREFILL_PRIOR.seconds(1000)
+        self.mean_prefill = PREFILL_PRIOR.seconds(1000)
         """Seconds of a prefill, a moving average of those placed."""
         self._unknown_waiting = self._unknown_running = 0.0
         """Requests of other routers at the last scrape."""
@@ -110,7 +110,7 @@ class PodEstimates:
 
     def count_placed(self, seconds: float, tokens: float) -> None:
         """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
-        self._mean_prefill += _WEIGHT * (seconds - self._mean_prefill)
+        self.mean_prefill += _WEIGHT * (seconds - self.mean_prefill)
         self._placed_tokens += tokens
         self.known_figures = None
 
@@ -180,7 +180,7 @@ class PodEstimates:
         return PodFigures(
             head_ends=queue.head_ends,
             late_share=LATE_SHARE if queue.head is not None else 0.0,
-            queued=queue.seconds_behind_head + self._unknown_waiting * self._mean_prefill,
+            queued=queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill,
             fixed=cost.fixed,
             per_token=cost.per_token,
             per_pair=cost.per_pair,

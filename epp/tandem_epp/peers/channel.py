@@ -114,6 +114,13 @@ class PeerChannel:
         self._listener.is_open = True
         self._opened = min(self._opened, monotonic())
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """This replica's rank among the connected ones, in the order of their instances, from 0,
+        and their number."""
+        peers = self._local.connected
+        return sum(peer < self._instance for peer in peers), 1 + len(peers)
+
     def publish(self, event: Event) -> None:
         """Tell all connected peers; never waits."""
         if self.has_peers:

@@ -22,7 +22,7 @@ from .messages import MAX_MESSAGE, decode, receive, send
 from .metrics import PeerMetrics, PeerState
 from .outbox import Outbox
 
-BATCH_SECONDS: Final = 0.005
+BATCH_SECONDS: Final = 0.001
 """Seconds for which events are collected before they are sent. Too low: a message per event; too
 high: other replicas choose without knowing of a burst."""
 HEARTBEAT_SECONDS: Final = 1.0

@@ -35,6 +35,7 @@ from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
 from .decider import TAIL_BLOCKS, PathDecision, SplitImpossible
 from .profile import ScoringContext
+from .unseen import UnseenPlacements, with_unseen
 
 _FILL_IN_SECONDS: Final = 0.1
 """Seconds between two rounds in which pods without samples take over the figures of alike pods."""
@@ -71,6 +72,8 @@ class _Layout:
 
     pods: tuple[Pod, ...]
     names: tuple[str, ...]
+    turns: tuple[int, ...]
+    """The position of each pod in the order of names, which is the same in all replicas."""
     decodes: tuple[int, ...]
     groups: tuple[Group, ...]
     prefills: tuple[int, ...]
@@ -88,6 +91,7 @@ class CostScheduler:
         """Model → layout, as of `_version`."""
         self._version: object = None
         self._filled_in_at = 0.0
+        self._unseen = UnseenPlacements()
         self._output_tokens = OUTPUT_PRIOR
         """Tokens of an answer, on average over the pods."""
 
@@ -116,7 +120,10 @@ class CostScheduler:
             request.prompt_tokens if request else 0, self.expected_output(request), now
         )
         may_split = can_split and settings.split and refusal is None
-        pods = _all_figures(layout.pods, now)
+        pods: Sequence[PodFigures] = _all_figures(layout.pods, now)
+        if (order := self._fleet.replica_order()).replicas > 1:
+            placed = self._unseen.count_decision(now)
+            pods = with_unseen(pods, layout.pods, layout.turns, order, placed)
         cached = context.all_placed_tokens(layout.pods)
         # What is placed on a decode pod may still have to be transferred there.
         alone = [
@@ -205,10 +212,12 @@ class CostScheduler:
             )
             if prefills:
                 members.setdefault(prefills, []).append(i)
+        names = tuple(pod.name for pod in ready)
         groups = tuple(Group(prefills, tuple(which)) for prefills, which in members.items())
         return _Layout(
             ready,
-            tuple(pod.name for pod in ready),
+            names,
+            tuple(sorted(names).index(name) for name in names),
             decodes,
             groups,
             tuple(sorted({i for group in groups for i in group.prefills})),

@@ -24,8 +24,12 @@ class Choice(NamedTuple):
 class Router(Protocol):
     """Chooses pods and learns from what it can see in reality. Times are simulated seconds."""
 
-    def choose(self, work: Work, now: float) -> Choice:
-        """The pods for a request."""
+    @property
+    def replicas(self) -> int:
+        """Processes that decide, each on one request at a time."""
+
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+        """The pods for a request that met `replica`."""
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """The response headers of a request pass; with status 200, at the first token."""
@@ -39,6 +43,8 @@ class Router(Protocol):
 
 class Policy:
     """A router that learns nothing."""
+
+    replicas = 1
 
     def __init__(self, engines: Sequence[Engine], seed: int) -> None:
         self.engines, self.random = engines, Random(seed)
@@ -58,7 +64,7 @@ class RoundRobin(Policy):
 
     _next = 0
 
-    def choose(self, work: Work, now: float) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The next pod."""
         self._next += 1
         return Choice(self._next % len(self.engines))
@@ -67,7 +73,7 @@ class RoundRobin(Policy):
 class LeastLoaded(Policy):
     """The pod with the fewest requests, which it knows exactly; ties at random."""
 
-    def choose(self, work: Work, now: float) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The least loaded pod."""
         loads = [engine.running + len(engine.waiting) for engine in self.engines]
         least = min(loads)
@@ -78,7 +84,7 @@ class Oracle(Policy):
     """Minimises the picker's cost with perfect knowledge of speeds, queues, caches and lengths of
     answers, over unified pods."""
 
-    def choose(self, work: Work, now: float) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The cheapest pod; ties at random."""
         request = RequestFigures(work.prompt_tokens, float(work.output_tokens), now)
         everything = range(len(self.engines))

@@ -93,6 +93,8 @@ class RealPicker:
     """The picker over a fleet with one pod for each engine. It sees what passes Envoy (bodies,
     response headers, ends of streams) and metrics pages."""
 
+    replicas = 1
+
     def __init__(
         self, engines: Sequence[Engine], seed: int, settings: PickerSettings | None = None
     ) -> None:
@@ -111,7 +113,7 @@ class RealPicker:
         )
         self._placements: dict[int, Placement] = {}
 
-    def choose(self, work: Work, now: float) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What the picker decides for the request's body."""
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})

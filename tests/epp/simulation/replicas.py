@@ -18,20 +18,26 @@ from .policies import Choice
 from .real_picker import PickerSettings, RealPicker
 from .work import Work
 
-DELAY: Final = 0.02
-"""Seconds from an event to the other replicas; the channel takes less, see
-benchmarks/exchange.py."""
+DELAY: Final = 0.0019
+"""Median seconds from an event to another replica, as benchmarks/exchange.py measures."""
+_DELAY_SPREAD: Final = 0.55
+"""Standard deviation of the delay's logarithm: the 99th percentile is 3.6 times the median."""
 
 
 class LoopbackMesh:
-    """Stands for the channels of all replicas: each event arrives `delay` seconds later, through
-    the same frames as over a network."""
+    """Stands for the channels of all replicas: each event arrives about `delay` seconds later, in
+    order, through the same frames as over a network."""
 
-    def __init__(self, replicas: Sequence[Knowledge], delay: float = DELAY) -> None:
-        """`delay` is in seconds; infinite: a partition."""
+    def __init__(
+        self, replicas: Sequence[Knowledge], delay: float = DELAY, random: Random | None = None
+    ) -> None:
+        """`delay` is the median, in seconds; infinite: a partition."""
         self.delay = delay
         self.now = 0.0
-        self._replicas = replicas
+        self._random = random or Random(0)
+        self._latest: dict[tuple[int, int], float] = {}
+        """Source and target → when its last frame arrives."""
+        self.replicas = len(replicas)
         self._order = count()
         self._flying: list[tuple[float, int, Callable[[], object]]] = []
         epochs = count()
@@ -65,8 +71,11 @@ class LoopbackMesh:
             return
         while not outbox.is_empty:
             frame = decode_frame(outbox.next_frame().data)
-            arrival = (self.now + self.delay, next(self._order), lambda f=frame: inbox.receive(f))
-            heapq.heappush(self._flying, arrival)
+            delay = self.delay * self._random.lognormvariate(0.0, _DELAY_SPREAD)
+            arrival = max(self.now + delay, self._latest.get((source, target), 0.0))
+            self._latest[source, target] = arrival
+            entry = (arrival, next(self._order), lambda f=frame: inbox.receive(f))
+            heapq.heappush(self._flying, entry)
 
     def _outbox(self, source: Knowledge, epochs: "count[int]") -> Outbox:
         return Outbox(epochs, lambda: map(encode_event, source.snapshot()))
@@ -79,6 +88,7 @@ class LoopbackChannel:
 
     def __init__(self, mesh: LoopbackMesh, source: int) -> None:
         self._mesh, self._source = mesh, source
+        self.order = source, mesh.replicas
 
     def publish(self, event: Event) -> None:
         """Send `event` to the others."""
@@ -86,7 +96,7 @@ class LoopbackChannel:
 
 
 class ReplicatedPicker:
-    """A router of several real pickers; each request meets one of them at random."""
+    """A router of several real pickers."""
 
     def __init__(
         self,
@@ -97,20 +107,20 @@ class ReplicatedPicker:
         replicas: int = 3,
         delay: float = DELAY,
     ) -> None:
-        self._random = Random(seed)
+        self.replicas = replicas
         self.pickers = [RealPicker(engines, seed + i, settings) for i in range(replicas)]
         shared = [SharedFleet(picker.fleet, lambda: self.mesh.now) for picker in self.pickers]
-        self.mesh = LoopbackMesh(shared, delay)
+        self.mesh = LoopbackMesh(shared, delay, Random(seed))
         for i, (picker, knowledge) in enumerate(zip(self.pickers, shared, strict=True)):
             knowledge.publisher = self.mesh.channel(i)
             picker.picker.observer = knowledge
         self._placed: dict[int, RealPicker] = {}
         """Request → the replica that it met."""
 
-    def choose(self, work: Work, now: float) -> Choice:
-        """What one of the replicas decides."""
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+        """What `replica` decides."""
         self.mesh.advance(now)
-        picker = self._placed[work.index] = self._random.choice(self.pickers)
+        picker = self._placed[work.index] = self.pickers[replica]
         return picker.choose(work, now)
 
     def on_response(self, work: Work, status: int, now: float) -> None:

@@ -57,7 +57,7 @@ def test_perfect_knowledge_answers_sooner_than_blind_policies() -> None:
 class AlwaysSplit(Policy):
     """Pod 0 prefills, pod 1 decodes."""
 
-    def choose(self, work: Work, now: float) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         return Choice(1, 0)
 
 

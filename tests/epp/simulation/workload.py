@@ -1,8 +1,8 @@
 """Requests for the simulation: a recorded trace, made-up conversations, a shared system prompt."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -41,11 +41,26 @@ class Request:
 
 
 def from_trace(file: Path, *, speed: float, limit: int | None = None) -> list[Request]:
-    """The requests of a trace with prefix blocks, `speed` times as fast. Raises TraceError."""
+    """The requests of a trace, `speed` times as fast. Without prefix blocks in the trace, no two
+    prompts share anything. Raises TraceError."""
+    own = count(_UNSHARED)
     return [
-        Request(a.at / speed, a.prompt_tokens, a.output_tokens, a.prefix_blocks or ())
+        Request(
+            a.at / speed,
+            a.prompt_tokens,
+            a.output_tokens,
+            a.prefix_blocks or tuple(islice(own, ceil(a.prompt_tokens / BLOCK))),
+        )
         for a in load_trace(file, limit=limit)
     ]
+
+
+def spread(requests: Sequence[Request], seconds: float, seed: int) -> list[Request]:
+    """`requests`, each up to `seconds` later at random, in order of time: a trace whose times are
+    rounded has many at one instant, which never were."""
+    random = Random(seed)
+    moved = (replace(request, at=request.at + random.uniform(0.0, seconds)) for request in requests)
+    return sorted(moved, key=lambda request: request.at)
 
 
 def conversations(number: int, *, rate: float, seed: int) -> list[Request]:
@@ -111,5 +126,7 @@ def _text(block: int, tokens: int) -> bytes:
     return ((b"%015d " % block) * (tokens * units // BLOCK + 1))[: tokens * units * 16 // BLOCK]
 
 
+_UNSHARED: Final = 1_000_000_000
+"""Ids from here on are those of prompts in traces without prefix blocks."""
 _OWN: Final = 10_000_000
 """Ids from here on are those of prompts' ends that no trace records."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class ReplicatedStack:
     url: str
     client: aiohttp.ClientSession
     epps: list[Epp]
-    backends: list[Backend]
+    backends: Sequence[Backend]
     restart: Callable[[Epp], AbstractAsyncContextManager[Epp]]
     """Starts an EPP again, as another process at the same peer address."""
 
@@ -78,8 +78,11 @@ class ReplicatedStack:
 
 
 @asynccontextmanager
-async def two_epps(directory: Path, mode: BodyMode) -> AsyncIterator[ReplicatedStack]:
-    backends = [Backend("b1"), Backend("b2")]
+async def two_epps(
+    directory: Path, mode: BodyMode, backends: Sequence[Backend] = ()
+) -> AsyncIterator[ReplicatedStack]:
+    """`backends`: two that answer in their own way."""
+    backends = backends or [Backend("b1"), Backend("b2")]
     keys = directory / "keys"
     keys.mkdir()
     (keys / "k1").write_bytes(b"0123456789abcdef")

@@ -124,6 +124,20 @@ def epp_cluster(address: str, port: int) -> Json:
                 "healthy_threshold": 1,
             }
         ],
+        # Until the next check a dead EPP is the least busy one. So the first connection that fails
+        # removes it, too; a check that succeeds brings it back.
+        "outlier_detection": {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "enforcing_consecutive_local_origin_failure": 100,
+            "enforcing_local_origin_success_rate": 0,
+            "enforcing_consecutive_5xx": 0,
+            "enforcing_consecutive_gateway_failure": 0,
+            "enforcing_success_rate": 0,
+            "max_ejection_percent": 100,
+            "base_ejection_time": "2s",
+            "interval": "1s",
+        },
         # 0 turns panic mode off, in which Envoy would also use EPPs that fail their checks.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "upstream_connection_options": _KEEPALIVE,

@@ -160,8 +160,7 @@ def _engines(fleet: Fleet, settings: EventSettings) -> Iterator[PodEngine]:
     """The engines of all pods whose address is known."""
     for pod in fleet:
         if pod.address is not None:
-            # The pod itself is the identity: a replaced pod is another object.
-            yield PodEngine(pod.name, id(pod), _address(pod, pod.address, settings))
+            yield PodEngine(pod.name, pod.number, _address(pod, pod.address, settings))
 
 
 def _address(pod: Pod, serving: str, settings: EventSettings) -> EngineAddress:

@@ -52,4 +52,7 @@ class PromptEntries:
         if ran is self._candidates[0]:
             return self._prefill
         self._prefixes.withdraw(self._prefill)
-        return self._prefixes.place(ran, self._chain) if ran is not None else None
+        if ran is None or ran.has_left:
+            # Nothing would ever remove the entry of a pod that has left the fleet.
+            return None
+        return self._prefixes.place(ran, self._chain)

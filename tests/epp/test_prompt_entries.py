@@ -5,7 +5,8 @@ import pytest
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_contract.prefix import text_chain
-from tandem_epp.backends.pods import Pod
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.prefix_tree import PrefixTree
 from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.prompt_entries import PromptEntries
@@ -68,3 +69,20 @@ def test_another_pod_than_the_chosen_one_serves() -> None:
     assert placed.names() == (set(), {"u"})
     placed.entries.on_response_headers(ResponseHeaders(None, 200))
     assert placed.names() == ({"u"}, set())
+
+
+def test_a_prefill_pod_that_has_left_is_credited_with_nothing() -> None:
+    fleet = Fleet()
+    backends = [
+        DiscoveredBackend(Backend(name=name, url=f"http://10.0.0.{i}:8000", role=role))
+        for i, (name, role) in enumerate(
+            {"d": Role.DECODE, "p1": Role.PREFILL, "p2": Role.PREFILL}.items()
+        )
+    ]
+    fleet.apply(backends)
+    decode, first, second = fleet
+    entries = PromptEntries(fleet.prefixes, CHAIN, decode, [first, second])
+    fleet.apply(backends[:2])
+    entries.on_response_headers(ResponseHeaders(None, 200, "p2", "prefill_then_decode"))
+    assert fleet.prefixes.held_tokens(second) == 0
+    assert fleet.prefixes.held_tokens(decode) > 0

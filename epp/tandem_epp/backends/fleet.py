@@ -18,6 +18,9 @@ from .token_scales import TokenScales
 REMOVED_MODEL_SECONDS: Final = 600.0
 """Seconds for which a model whose last pod was removed is expected back, after a rollout that stops
 every pod before it starts any, or a scale to zero. Requests for it get 503; afterwards 404."""
+MAX_ADAPTERS: Final = 4096
+"""LoRA adapters that are remembered; beyond it, those that no engine reported for longest are
+forgotten. Too low: requests for a rare adapter are placed as if it were resident everywhere."""
 _UNLISTED: Final = "\0"
 """View key of all models that no backend lists. No model has this name."""
 
@@ -44,8 +47,9 @@ class Fleet:
         self._models: frozenset[str] = frozenset()
         self._removed_models: dict[str, float] = {}
         """Models that no backend lists any more → when one last did, Unix seconds."""
-        self._adapters: set[str] = set()
-        """LoRA adapters that some engine reported: models whose requests need a slot."""
+        self._adapters: dict[str, None] = {}
+        """LoRA adapters that some engine reported, the latest last: models whose requests need a
+        slot."""
         self.has_mixed_models = False
         """Whether backends list different models, so that a request's model restricts the pods."""
         self._serves_any_model = False
@@ -124,8 +128,14 @@ class Fleet:
 
     def learn_adapters(self, reported: AdapterSlots) -> None:
         """An engine reports these LoRA adapters."""
-        if not self._adapters.issuperset(names := reported.running | reported.waiting):
-            self._adapters.update(names)
+        names = reported.running | reported.waiting
+        is_new = not names <= self._adapters.keys()
+        for name in names:
+            self._adapters.pop(name, None)
+            self._adapters[name] = None
+        while len(self._adapters) > MAX_ADAPTERS:
+            del self._adapters[next(iter(self._adapters))]
+        if is_new:
             # Views by model name distinguish adapters from other names that no backend lists.
             self.invalidate_views()
 
@@ -222,6 +232,7 @@ class Fleet:
         """Take over the backends' pods, and forget the prompts of those that are gone."""
         before, self._pods = self._pods, pods_by_name(self._backends.values())
         for pod in {*before.values()} - {*self._pods.values()}:
+            pod.has_left = True
             self.prefixes.remove_pod(pod)
 
     def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:

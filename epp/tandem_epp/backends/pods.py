@@ -6,6 +6,7 @@ scraper, discovery and the picker change them between two awaits, so there are n
 
 from dataclasses import dataclass
 from ipaddress import ip_address
+from itertools import count
 from typing import Final
 
 from tandem_contract.config import Backend
@@ -23,6 +24,8 @@ CAPACITY_BLOCKS: Final = 31_250
 """KV blocks of a backend whose metrics do not report their number: half a million tokens."""
 FAILURE_THRESHOLD: Final = 3
 """Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
+
+_NUMBERS: Final = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class Pod:
         self.name = backend.name if rank is None else f"{backend.name}_dp{rank}"
         """As in plans, metrics and response headers: the backend's name, with vLLM's suffix for a
         rank."""
+        self.number = next(_NUMBERS)
+        """No other pod of this process has it, before or after."""
+        self.has_left = False
+        """Whether it is no longer in the fleet: only requests that began before refer to it."""
         self.serving = True
         """Whether discovery reports it ready for new requests."""
         self.address = _literal_address(backend)

@@ -1,18 +1,30 @@
 """Pods without samples start from the figures of alike pods: same role, models and compat hash."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from operator import mul
 from statistics import median
 from typing import Final
 
-from tandem_planner.decode_fit import DecodeCost
-from tandem_planner.prefill_fit import PrefillCost
-from tandem_planner.transfer import TransferCost
+from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
+from tandem_planner.transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR, TransferCost
 
 from .pod_estimates import PodEstimates
 
 MIN_SAMPLES: Final = 1
 """Samples from which a pod's fit is taken over by others."""
+_LEAST_SHARE: Final = 0.1
+"""Share of an assumed coefficient, on an engine as fast as the donors, that is passed on at least.
+A fit multiplies the coefficients that it starts from, so it would never leave the 0 of a donor
+whose samples do not show what the coefficient stands for. Too high: pods without samples seem
+slower than their donors."""
+_PREFILL: Final = (1.0, 1e3, 1e6)
+"""A request of 1,000 tokens, by which the donors' prefills are compared with the assumed ones."""
+_DECODE: Final = (1.0, 16.0)
+"""A step of 16 requests."""
+_TRANSFER: Final = (1.0, 1000 * KV_BYTES_PRIOR)
+"""The KV of 1,000 tokens."""
 
 
 def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]]) -> None:
@@ -27,10 +39,20 @@ def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]]) -> None:
         _fill_in_transfer(alike)
 
 
+def _medians(
+    costs: Sequence[tuple[float, ...]], assumed: tuple[float, ...], typical: tuple[float, ...]
+) -> Iterator[float]:
+    """The median of each coefficient of `costs`, and at least a share of the one in `assumed`,
+    scaled by how fast the donors are at something `typical`."""
+    medians = [median(column) for column in zip(*costs, strict=True)]
+    speed = sum(map(mul, medians, typical)) / sum(map(mul, assumed, typical))
+    return (max(m, _LEAST_SHARE * speed * c) for m, c in zip(medians, assumed, strict=True))
+
+
 def _fill_in_prefill(alike: list[PodEstimates]) -> None:
     costs = [pod.prefill.cost for pod in alike if pod.prefill.count >= MIN_SAMPLES]
     if costs:
-        shared = PrefillCost(*map(median, zip(*costs, strict=True)))
+        shared = PrefillCost._make(_medians(costs, PREFILL_PRIOR, _PREFILL))
         for pod in alike:
             if not pod.prefill.count and pod.prefill.cost != shared:
                 pod.prefill.set_prior(shared)
@@ -40,7 +62,7 @@ def _fill_in_prefill(alike: list[PodEstimates]) -> None:
 def _fill_in_decode(alike: list[PodEstimates]) -> None:
     costs = [pod.decode.cost for pod in alike if pod.decode.count >= MIN_SAMPLES]
     if costs:
-        shared = DecodeCost(*map(median, zip(*costs, strict=True)))
+        shared = DecodeCost._make(_medians(costs, DECODE_PRIOR, _DECODE))
         for pod in alike:
             if pod.shared_slope != shared.slope:
                 pod.shared_slope = shared.slope
@@ -55,7 +77,7 @@ def _fill_in_transfer(alike: list[PodEstimates]) -> None:
     sizes = [size for pod in alike if (size := pod.transfer.bytes_per_token) is not None]
     for pod in alike:
         if costs and not pod.transfer.count:
-            pod.transfer.set_prior(TransferCost(*map(median, zip(*costs, strict=True))))
+            pod.transfer.set_prior(TransferCost._make(_medians(costs, TRANSFER_PRIOR, _TRANSFER)))
             pod.changed()
         if sizes and pod.transfer.bytes_per_token is None:
             pod.transfer.add_size(1.0, median(sizes))

@@ -24,8 +24,8 @@ class Knowledge(IntEnum):
     NOTHING = 0
     """No connection to the engine's events, or none that was ever in order."""
     PARTIAL = 1
-    """Blocks that were cached before the first event are missing: a pod has what the index says,
-    and perhaps more."""
+    """Blocks are missing, because they were cached before the first event, or because their event
+    was malformed or found no memory: a pod has what the index says, and perhaps more."""
     WHOLE = 2
     """The index has every block."""
 
@@ -101,12 +101,15 @@ class PodFeed:
             event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, extras
         )
         try:
-            self._counts["unplaced"] += self._blocks.store(self._pod, tier, stored)
+            unplaced = self._blocks.store(self._pod, tier, stored)
         except ValueError:
-            # Its blocks are missing from the index, which then says too little and never too much.
             self._counts["malformed"] += 1
-        else:
-            self._counts["stored"] += 1
+            self._is_whole = False
+            return
+        self._counts["stored"] += 1
+        self._counts["unplaced"] += unplaced
+        if unplaced:
+            self._is_whole = False
 
     def _remove(self, event: BlockRemoved) -> None:
         tier = _TIERS.get(event.medium)

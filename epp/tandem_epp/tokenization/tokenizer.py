@@ -37,6 +37,8 @@ MAX_BODY_BYTES: Final = 4 << 20
 _ENTRY_BYTES: Final = 512
 """Bytes per cached prompt beside its token ids."""
 _MEDIA: Final = (b'"image_url"', b'"video_url"', b'"input_audio"')
+SEEDS: Final = {kind: xxhash.xxh3_64_intdigest(kind.encode()) for kind in RequestKind}
+"""The same body has another prompt as a request of another kind."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -105,7 +107,7 @@ class PromptTokenizer:
             return "refused", None
         if len(body) > MAX_BODY_BYTES or (self._local is None and self._render is None):
             return "refused", None
-        key = xxhash.xxh3_128_digest(body, len(kind))
+        key = xxhash.xxh3_128_digest(body, SEEDS[kind])
         if (cached := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return "cached", cached

@@ -4,6 +4,7 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
+from tandem_epp.backends import fleet as fleet_module
 from tandem_epp.backends.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots, PodAdapters
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
@@ -72,6 +73,17 @@ def test_a_pod_that_cannot_load_the_adapter_is_not_chosen() -> None:
     assert pods.ready_pods("x") == (free, prefill), "no other prefill pod could load it"
     assert pods.ready_pods("base") == (full, free, prefill), "not an adapter"
     assert pods.ready_pods("other") is pods.ready_pods("base")
+
+
+def test_adapters_that_no_engine_reports_any_more_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_module, "MAX_ADAPTERS", 3)
+    pods, _ = fleet(d1=slots("ab"))
+    pods.learn_adapters(slots("c"))
+    pods.learn_adapters(slots("a"))
+    pods.learn_adapters(slots("d"))
+    assert [name for name in "abcd" if pods.is_adapter(name)] == ["a", "c", "d"]
 
 
 def test_with_every_slot_taken_the_request_waits_on_any_pod() -> None:

@@ -49,3 +49,12 @@ def test_a_rank_shares_address_and_readiness_of_its_backend() -> None:
     assert [(pod.address, pod.ready) for pod in fleet] == [("10.0.0.9:80", True)] * 2
     fleet.apply([DiscoveredBackend(only.backend, serving=False)])
     assert fleet.ready_pods(None) == ()
+
+
+def test_a_replaced_pod_has_another_number() -> None:
+    fleet, numbers = Fleet(), set()
+    for uid in range(100):
+        # The pod before is freed, so that the new one may have its place in memory.
+        fleet.apply([discovered(uid=str(uid))])
+        numbers.update(pod.number for pod in fleet)
+    assert len(numbers) == 100

@@ -10,7 +10,7 @@ from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.kv_events.feed import Knowledge, PodFeed
 from tandem_epp.kv_events.messages import decode_batch
 
-from .fake_publisher import removed, stored
+from .fake_publisher import CLEARED, removed, stored
 
 
 class _Feed:
@@ -62,4 +62,18 @@ def test_an_event_that_contradicts_itself_is_counted_and_nothing_else() -> None:
     feed.apply(stored([1, 2], [0, 1, 2, 3]), stored([3], [0, 1, 2, 3]))
     assert feed.counts["malformed"] == 1
     assert feed.cached(TokenizedPrompt(range(4))) == 4
+    # The blocks of that event are missing.
+    assert feed.feed.knowledge is Knowledge.PARTIAL
+
+
+def test_blocks_without_a_place_leave_knowledge_of_a_part_until_the_cache_is_empty() -> None:
+    feed = _Feed()
+    feed.apply(stored([1], [0, 1, 2, 3]))
     assert feed.feed.knowledge is Knowledge.WHOLE
+    feed.apply(stored([2], [4, 5, 6, 7], parent=9))
+    assert (feed.counts["unplaced"], feed.feed.knowledge) == (1, Knowledge.PARTIAL)
+    feed.apply(CLEARED)
+    assert feed.feed.knowledge is Knowledge.WHOLE
+    feed.blocks.max_bytes = 0
+    feed.apply(stored([3], [0, 1, 2, 3]))
+    assert (feed.counts["unplaced"], feed.feed.knowledge) == (2, Knowledge.PARTIAL)

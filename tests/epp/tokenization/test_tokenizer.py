@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tandem_contract.request_kinds import RequestKind
+from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_engine.chat import ChatTemplate
 from tandem_engine.text import Tokenizer
 from tandem_epp.backends.block_keys import MediaItem, TokenizedPrompt
@@ -119,6 +119,22 @@ async def test_a_prompt_is_tokenized_once_and_kept_within_the_memory(make: Make)
         await local.ids(COMPLETIONS, prompt=word)
     await local.ids(COMPLETIONS, prompt="first")
     assert local.results == {"tokenized": 4, "cached": 1}
+
+
+@pytest.mark.component
+async def test_the_same_body_is_another_prompt_in_another_kind_of_request(make: Make) -> None:
+    async def answer(path: str, body: Any) -> Any:
+        rendered = {"token_ids": [len(path)]}
+        return [rendered] if path.startswith("/v1/completions") else rendered
+
+    kinds = (COMPLETIONS, CHAT, RequestKind.MESSAGES)
+    async with fake_render(answer) as url:
+        client = make(url=url)
+        ids = [await client.ids(kind, prompt="x", messages=[]) for kind in kinds]
+        assert ids == [await client.ids(kind, prompt="x", messages=[]) for kind in kinds]
+    assert ids == [[len(PATHS[kind] + "/render")] for kind in kinds]
+    assert client.results == {"tokenized": 3, "cached": 3}
+    assert len(set(tokenizer.SEEDS.values())) == len(RequestKind)
 
 
 @pytest.mark.parametrize(

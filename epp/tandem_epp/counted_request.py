@@ -146,7 +146,5 @@ class CountedRequest:
             self._load.move_decode(pod.estimates)
 
     def _computing_pod(self, prefill: str | None) -> Pod:
-        """The pod that computed the prompt. A sidecar without a plan names backends by address."""
-        return next(
-            (pod for pod in self.prefill if prefill in (pod.name, pod.address)), self.decode
-        )
+        """The pod that computed the prompt."""
+        return next((pod for pod in self.prefill if pod.is_named(prefill)), self.decode)

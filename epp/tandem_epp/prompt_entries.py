@@ -46,13 +46,11 @@ class PromptEntries:
         if self._prefill is None or response.path is None:
             # A sidecar that does not say what it did followed the choice.
             return self._prefill
-        # A sidecar without a plan names backends by address.
-        names = (response.prefill,)
-        ran = next((p for p in self._candidates if p.name in names or p.address in names), None)
-        if ran is self._candidates[0]:
+        computing = next((pod for pod in self._candidates if pod.is_named(response.prefill)), None)
+        if computing is self._candidates[0]:
             return self._prefill
         self._prefixes.withdraw(self._prefill)
-        if ran is None or ran.has_left:
+        if computing is None or computing.has_left:
             # Nothing would ever remove the entry of a pod that has left the fleet.
             return None
-        return self._prefixes.place(ran, self._chain)
+        return self._prefixes.place(computing, self._chain)

@@ -80,11 +80,14 @@ class PlacedPods:
         fleet.ejections.record(pod, outcome, now, self.placed, retry_after, is_own=self.is_own)
 
     def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:
-        # A sidecar without a plan names backends by address.
-        named = response.prefill
-        names = [pod.address or "" if named == pod.address else pod.name for pod in self.prefill]
+        named = response.prefill or ""
+        names = [named if pod.is_named(named) else pod.name for pod in self.prefill]
         return prefill_outcomes(
-            names, response.path, named, response.status, can_fall_back=self.can_fall_back
+            names,
+            response.path,
+            response.prefill,
+            response.status,
+            can_fall_back=self.can_fall_back,
         )
 
 

@@ -77,10 +77,10 @@ class PodCache(Generic[K]):
         self.tokens -= leaf.tokens
         if parent is None:
             return
-        held = self.forks.pop(parent, 1) - 1
-        if held > 1:
-            self.forks[parent] = held
-        elif held == 0:
+        children = self.forks.pop(parent, 1) - 1
+        if children > 1:
+            self.forks[parent] = children
+        elif children == 0:
             self.leaves[parent] = None
             if parent.ends & self.bit:
                 # A prompt ended there since it has children: it may have been used after them.
@@ -123,13 +123,13 @@ class CachedPrefixes(Generic[K]):
     def match(self, chain: Chain) -> dict[K, int]:
         """Pod → tokens of the longest prefix of `chain` that it holds, for pods that hold any."""
         path, blocks = self._tree.walk(chain)
-        found: dict[K, int] = {}
+        longest: dict[K, int] = {}
         for node, below in zip_longest(path, path[1:]):
             # A pod that holds the next node as well is counted there.
             if below is None or below.holders != node.holders:
                 tokens = covered_tokens(min(node.end, blocks))
-                found.update(dict.fromkeys(self._pods(node.holders), tokens))
-        return found
+                longest.update(dict.fromkeys(self._pods(node.holders), tokens))
+        return longest
 
     def recent(self) -> Iterator[tuple[K, Chain]]:
         """The prompts of all pods in turn, of each pod the most recently used first. The index must
@@ -177,10 +177,11 @@ class CachedPrefixes(Generic[K]):
 
     def _hold(self, cache: PodCache[K], path: list[Node[int]], chain: Chain, blocks: int) -> None:
         """Give the pod all nodes of `path` and, below them, the blocks after the first `blocks`."""
-        held = len(path)
-        while held and not path[held - 1].holders & cache.bit:
-            held -= 1
-        for node in path[held:]:
+        depth = len(path)
+        while depth and not path[depth - 1].holders & cache.bit:
+            depth -= 1
+        # Of the nodes, the pod holds the first `depth`.
+        for node in path[depth:]:
             node.holders |= cache.bit
             cache.tokens += node.tokens
         end = path[-1] if path else self._tree.root
@@ -192,8 +193,8 @@ class CachedPrefixes(Generic[K]):
                 self._tree.extend(end, chain)
             else:
                 path.append(self._tree.append(end, chain, cache.bit))
-        if held < len(path):
-            cache.add_leaf(path[held - 1] if held else None, path[-1])
+        if depth < len(path):
+            cache.add_leaf(path[depth - 1] if depth else None, path[-1])
         else:
             cache.use(path[-1])
 

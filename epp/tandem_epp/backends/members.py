@@ -46,8 +46,10 @@ class Members:
         if count == len(self.pods):
             return False
         first, numbers = self.pods[0], range(count) if count > 1 else (None,)
-        known = {pod.rank: pod for pod in self.pods}
-        self.pods = tuple(known.get(rank) or self._create(first.backend, rank) for rank in numbers)
+        by_rank = {pod.rank: pod for pod in self.pods}
+        self.pods = tuple(
+            by_rank.get(rank) or self._create(first.backend, rank) for rank in numbers
+        )
         for pod in self.pods:
             pod.serving, pod.address, pod.healthy = first.serving, first.address, first.healthy
         return True

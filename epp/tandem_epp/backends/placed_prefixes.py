@@ -43,10 +43,10 @@ class PlacedPrefixes(Generic[K]):
         """Pod → tokens of the longest prefix of `chain` that was placed there, for pods that have
         any."""
         path, blocks = self._tree.walk(chain)
-        found: dict[K, int] = {}
+        tokens: dict[K, int] = {}
         for node in path:
-            found.update(dict.fromkeys(node.holders, covered_tokens(min(node.end, blocks))))
-        return found
+            tokens.update(dict.fromkeys(node.holders, covered_tokens(min(node.end, blocks))))
+        return tokens
 
     def add(self, pod: K, chain: Chain) -> PrefixEntry[K]:
         """Place a prompt. An empty chain makes an entry without effect."""

@@ -132,9 +132,9 @@ class PodBlocks:
         for name in map(_cut, hashes):
             if (key := table.keys.get(name)) is None:
                 continue
-            held = self._release(key, 1 << (shift + tier))
+            holders = self._release(key, 1 << (shift + tier))
             # The other tier may still have it; then the engine's hash names it there.
-            if not held >> shift & 0b11:
+            if not holders >> shift & 0b11:
                 table.keys.pop(name)
                 self._named -= 1
 
@@ -236,8 +236,8 @@ class PodBlocks:
         number = self._sets.acquire(bit)
         if (former := self._holders.set(key, number)) is None:
             return
-        held = self._sets.holders(former)
-        self._holders.set(key, self._sets.acquire(held | bit))
+        holders = self._sets.holders(former)
+        self._holders.set(key, self._sets.acquire(holders | bit))
         self._sets.release(number)
         self._sets.release(former)
 

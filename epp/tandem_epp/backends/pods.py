@@ -106,6 +106,11 @@ class Pod:
         """Requests in flight, divided by the backend's weight."""
         return self.in_flight / self.backend.weight
 
+    def is_named(self, name: str | None) -> bool:
+        """Whether `name`, of a response header, means this pod: its name or, from a sidecar without
+        a plan, its address."""
+        return name is not None and name in (self.name, self.address)
+
     @property
     def ready(self) -> bool:
         """Whether the picker may choose this pod."""

@@ -82,11 +82,11 @@ class EventCollector:
 
     def sync(self, engines: Iterable[PodEngine]) -> None:
         """Follow exactly these engines; to be called on the event loop."""
-        wanted = {engine.pod: engine for engine in engines}
+        by_pod = {engine.pod: engine for engine in engines}
         for pod, followed in list(self._followed.items()):
-            if wanted.get(pod) != followed.engine:
+            if by_pod.get(pod) != followed.engine:
                 self._end(pod)
-        for pod, engine in wanted.items():
+        for pod, engine in by_pod.items():
             if pod not in self._followed:
                 self._start(engine)
 

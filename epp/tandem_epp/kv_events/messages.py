@@ -116,8 +116,8 @@ def decode_batch(payload: bytes) -> EventBatch:
         events = [_event(raw) for raw in batch.events]
     except (msgspec.MsgspecError, RecursionError) as err:
         raise MalformedBatch(str(err)) from err
-    known = [event for event in events if event is not None]
-    return EventBatch(batch.ts, known, len(events) - len(known))
+    readable = [event for event in events if event is not None]
+    return EventBatch(batch.ts, readable, len(events) - len(readable))
 
 
 def _event(raw: msgspec.Raw) -> KvEvent | None:

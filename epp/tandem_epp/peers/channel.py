@@ -228,12 +228,12 @@ class PeerChannel:
 async def resolve(names: Sequence[HostPort]) -> dict[HostPort, frozenset[HostPort]]:
     """The addresses of `names`, without those that cannot be resolved now."""
     loop = asyncio.get_running_loop()
-    found = await asyncio.gather(
+    answers = await asyncio.gather(
         *(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) for host, port in names),
         return_exceptions=True,
     )
     return {
         name: frozenset(HostPort(str(address[0]), name.port) for *_, address in infos)
-        for name, infos in zip(names, found, strict=True)
+        for name, infos in zip(names, answers, strict=True)
         if not isinstance(infos, BaseException)
     }

@@ -54,14 +54,14 @@ class Inbox:
             return verdict
         if frame.is_snapshot:
             self._receiver.reset(self._peer)
-        known = unknown = 0
+        applied = unknown = 0
         for event in decode_events(frame):
             if event is None:
                 unknown += 1
                 continue
             self._receiver.apply(self._peer, event)
-            known += 1
-        self._count(Verdict.APPLIED, known)
+            applied += 1
+        self._count(Verdict.APPLIED, applied)
         self._count(Verdict.UNKNOWN, unknown)
         self.is_complete = self.is_complete or frame.is_complete
         return verdict

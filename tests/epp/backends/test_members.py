@@ -58,3 +58,13 @@ def test_a_replaced_pod_has_another_number() -> None:
         fleet.apply([discovered(uid=str(uid))])
         numbers.update(pod.number for pod in fleet)
     assert len(numbers) == 100
+
+
+def test_a_response_header_names_a_pod_by_name_or_address() -> None:
+    fleet = Fleet()
+    fleet.apply([discovered("a"), DiscoveredBackend(Backend("b", "http://unresolved:8000"))])
+    pod, unresolved = fleet
+    assert pod.is_named("a")
+    assert pod.is_named(pod.address)
+    assert not pod.is_named("b")
+    assert not unresolved.is_named(None), "no name is not the address of a pod that has none"

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem_contract.timing import OUT_OF_RANGE, parse_timing
+from tandem_contract.timing import OUT_OF_RANGE, Timing, parse_timing
 
 from .backends.pods import Pod
 from .counted_request import CountedRequest
+from .estimates.overheads import overhead_of
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
@@ -71,9 +72,9 @@ class Placement:
                 self.observer.on_ended(self)
 
     def _learn(self, response: ResponseHeaders, now: float) -> None:
-        if response.is_stream and response.status // 100 == 2:
-            self._observe_first_token(response.path)
         report = parse_timing(response.timing or "")
+        if response.is_stream and response.status // 100 == 2:
+            self._observe_first_token(response.path, report)
         if report is OUT_OF_RANGE:
             self.metrics.faults.ignore_timing(response.prefill or self.decode.name)
         self.pods.on_response_headers(response, now, report)
@@ -85,7 +86,7 @@ class Placement:
         if (prompt_tokens := report.prompt_tokens) is not None and report.cached is not None:
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
-    def _observe_first_token(self, path: str | None) -> None:
+    def _observe_first_token(self, path: str | None, report: Timing) -> None:
         """Compare the prediction with what happened; the headers of a stream come with the first
         token."""
         decision = self.decision
@@ -94,5 +95,6 @@ class Placement:
         is_as_planned = path is None or path == decision.path
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
-            by_terms = decision.predicted_ttft - decision.overhead
-            self.pods.fleet.overheads.learn(decision.path, measured - by_terms)
+            terms = decision.predicted_ttft - decision.overhead
+            overhead = overhead_of(measured, terms, report, is_split=bool(decision.prefill))
+            self.pods.fleet.overheads.learn(decision.path, overhead)

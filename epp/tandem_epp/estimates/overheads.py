@@ -1,6 +1,11 @@
 """What first tokens take beyond the terms of the cost: HTTP, the steps of proxies, the first decode
 step after a hand-off. The same for all pods of a path, and learned for each path from the latest
 requests; the median, because a request that had to wait for what nobody foresaw says nothing.
+
+    overhead = measured - queue - compute - transfer - handoff    by the engines' own report
+    overhead = measured - terms                                   without one
+
+The first is exact. The second one also has in it by how much the wait was mispredicted.
 """
 
 from collections import deque
@@ -8,11 +13,22 @@ from statistics import median
 from typing import Final
 
 from tandem_contract.paths import RoutingPath
+from tandem_contract.timing import Timing
+from tandem_planner.cost import HANDOFF_SECONDS
 
 _LATEST: Final = 32
 """Requests of which the median is taken. More: steadier, and slower to follow a change."""
 _LEAST: Final = 4
 """Requests from which a median is used."""
+
+
+def overhead_of(measured: float, terms: float, report: Timing, *, is_split: bool) -> float:
+    """What a first token took beyond the terms, in seconds. `measured`: what it took in all;
+    `terms`: what they predicted."""
+    if report.queue is None or report.compute is None:
+        return measured - terms
+    handoff = HANDOFF_SECONDS if is_split else 0.0
+    return measured - report.queue - report.compute - (report.transfer or 0.0) - handoff
 
 
 class FirstTokenOverheads:
@@ -27,7 +43,7 @@ class FirstTokenOverheads:
         return self._seconds.get(path, 0.0)
 
     def learn(self, path: RoutingPath, seconds: float) -> None:
-        """The first token of a request came `seconds` after the terms said."""
+        """The overhead of a request was `seconds`."""
         latest = self._latest.setdefault(path, deque(maxlen=_LATEST))
         latest.append(seconds)
         if len(latest) >= _LEAST:

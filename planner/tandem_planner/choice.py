@@ -1,8 +1,9 @@
 """The cheapest pods for a request, by the predicted cost that `cost` defines. Pure.
 
 The functions ending in `_costs` compute for many pods the sums of the terms that `cost` names for
-one: they run for every pod and request, so each is one pass over plain floats. Costs that differ by
-less than `cost.TIE` are equal, and the choice among them is drawn.
+one: they run for every pod and request, so each is one pass over plain floats that are prepared in
+a `FigureTable`. Costs that differ by less than `cost.TIE` are equal, and the choice among them is
+drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,21 @@ from random import Random
 from typing import Final
 
 from .cost import (
-    HANDOFF_SECONDS,
-    MAX_TRANSFER_SHARE,
     TIE,
     PodFigures,
     RequestFigures,
+    decode_terms,
     idle_prefill_seconds,
+    is_transfer_too_long,
     preemption_seconds,
+    unified_terms,
 )
+from .figure_table import FigureTable
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods that can exchange KV, by index: each of `prefills` may prefill for each of `decodes`."""
+    """Pods that can exchange KV, by row: each of `prefills` may prefill for each of `decodes`."""
 
     prefills: Sequence[int]
     decodes: Sequence[int]
@@ -33,20 +36,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The pods to choose from. All sequences have one entry per pod."""
+    """The pods to choose from. `cached` and `alone` have one entry per row of `pods`."""
 
-    pods: Sequence[PodFigures]
+    pods: FigureTable
     cached: Sequence[int]
     """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
     alone: Sequence[int]
-    """The same, if the pod serves the request alone. Less than `cached` where other requests' KV is
+    """The same, if the pod computes the prompt. Less than `cached` where other requests' KV is
     still to be transferred to the pod."""
     decodes: Sequence[int]
-    """Indices of the pods that may decode, and so serve the request alone."""
+    """Rows of the pods that may decode, and so serve the request alone."""
     groups: Sequence[Group] = ()
     """Which pairs may share the request; empty: none."""
     extra: Mapping[int, float] | None = None
-    """Index of a pod that may decode → seconds that this very request costs there in addition, such
+    """Row of a pod that may decode → seconds that this very request costs there in addition, such
     as loading an adapter; inf rules it out."""
     tail: int = 32
     """Uncached tokens up to which no request is split, whatever else it costs: the end of a prompt
@@ -69,67 +72,82 @@ class Choice:
     """Whether the transfer to the chosen pod ruled a split out."""
 
 
+def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
+    """The terms of `split(P, D)` that depend on P, for every pod as P."""
+    now = request.now
+    n, cached = _at_least_one(request, cached)
+    return [
+        (ends - now if ends > now else (now - ends) * late)
+        + constant
+        + (n - hit) * (per_token + per_pair * (n + hit))
+        for (ends, late, constant, per_token, per_pair, _), hit in zip(
+            pods.computing, cached, strict=True
+        )
+    ]
+
+
 def unified_costs(
-    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+    prefills: Sequence[float],
 ) -> list[float]:
-    """`unified(D)` of each pod in `which`."""
-    prompt, output, now = request
-    costs = []
-    for i in which:
-        (ends, late, cost, fixed, per_token, per_pair, stall, harm, free, standing, *_) = pods[i]
-        hit = cached[i]
-        uncached = prompt - hit if hit < prompt else 1
-        if late:
-            left = ends - now
-            cost += left if left > 0.0 else -left * late
-        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
-        cost += prefill * (1.0 + stall) + harm * output + standing
-        if uncached + output > free:
-            cost += preemption_seconds(request, pods[i], uncached)
-        costs.append(cost)
-    return costs
-
-
-def prefill_costs(
-    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
-) -> list[float]:
-    """The terms of `split(P, D)` that depend on P, for each pod in `which`."""
-    prompt, _, now = request
-    costs = []
-    for i in which:
-        (ends, late, cost, fixed, per_token, per_pair, stall, _, _, standing, *_) = pods[i]
-        hit = cached[i]
-        uncached = prompt - hit if hit < prompt else 1
-        if late:
-            left = ends - now
-            cost += left if left > 0.0 else -left * late
-        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
-        costs.append(cost + prefill * (1.0 + stall) + standing)
-    return costs
+    """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
+    tokens."""
+    output, computing = request.output, pods.computing
+    costs = [prefills[i] + computing[i].itl_harm * output for i in which]
+    return _with_preemption(costs, request, pods, cached, which)
 
 
 def decode_costs(
-    request: RequestFigures, pods: Sequence[PodFigures], cached: Sequence[int], which: Sequence[int]
+    request: RequestFigures, pods: FigureTable, cached: Sequence[int], which: Sequence[int]
 ) -> list[float]:
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which`; inf
     where the transfer takes too long for a split."""
-    prompt, output, _ = request
-    costs = []
-    for i in which:
-        pod = pods[i]
-        (_, _, _, fixed, per_token, per_pair, _, harm, free, standing, latency, per_byte, kv) = pod
-        hit = cached[i]
-        uncached = prompt - hit if hit < prompt else 1
-        size = kv.short * uncached if kv.long is None else kv.bytes(uncached)
-        transfer = latency + per_byte * size
-        prefill = fixed + uncached * (per_token + per_pair * (uncached + 2 * hit))
-        if transfer > MAX_TRANSFER_SHARE * prefill:
-            costs.append(inf)
-            continue
-        cost = transfer + HANDOFF_SECONDS + harm * output + standing
-        if uncached + output > free:
-            cost += preemption_seconds(request, pod, uncached)
-        costs.append(cost)
+    output = request.output
+    if pods.has_windows:
+        # Transfers are not linear: term by term.
+        return [
+            inf
+            if is_transfer_too_long(request, pods.pods[i], cached[i])
+            else sum(decode_terms(request, pods.pods[i], cached[i]))
+            for i in which
+        ]
+    n, cached = _at_least_one(request, cached)
+    costs = [
+        constant + (n - hit) * per_token + itl_harm * output
+        if (n - hit) * (per_token - share_token - share_pair * (n + hit)) <= spare
+        else inf
+        for (constant, per_token, itl_harm, spare, share_token, share_pair), hit in zip(
+            map(pods.receiving.__getitem__, which), map(cached.__getitem__, which), strict=True
+        )
+    ]
+    return _with_preemption(costs, request, pods, cached, which)
+
+
+def _at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """Length of the prompt, at least 1, and `cached` such that one token is always computed."""
+    n = max(1, request.prompt)
+    if max(cached, default=0) >= n:
+        cached = [min(hit, n - 1) for hit in cached]
+    return n, cached
+
+
+def _with_preemption(
+    costs: list[float],
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+) -> list[float]:
+    """`costs` of the pods in `which`, with the term `preemption`."""
+    most = max(1, request.prompt) + request.output
+    # Seldom true: spares most requests the rest.
+    if min(pods.free_tokens) < most:
+        for at, i in enumerate(which):
+            if pods.free_tokens[i] < most:
+                costs[at] += preemption_seconds(request, pods.pods[i], cached[i])
     return costs
 
 
@@ -138,39 +156,51 @@ def choose(
 ) -> Choice:
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
     prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods."""
-    extra = candidates.extra
-    costs = unified_costs(request, candidates.pods, candidates.alone, candidates.decodes)
-    if extra:
-        costs = [c + extra.get(i, 0.0) for c, i in zip(costs, candidates.decodes, strict=True)]
-    unified = min(costs, default=inf)
-    groups = () if _is_cached(request, candidates, costs, unified) else candidates.groups
-    pairs = [_cheapest_pair(request, candidates, group, random, count) for group in groups]
+    pods, alone, which, extra = (
+        candidates.pods, candidates.alone, candidates.decodes, candidates.extra,
+    )  # fmt: skip
+    if not which:
+        return Choice(())
+    prefills = prefill_costs(request, pods, alone)
+    costs = _plus(extra, which, unified_costs(request, pods, alone, which, prefills))
+    unified = min(costs)
+    # A prompt that is cached on the pod which alone is the cheapest is not split.
+    rest = request.prompt - alone[which[costs.index(unified)]]
+    groups = () if unified < inf and rest <= candidates.tail else candidates.groups
+    pairs = []
+    for group in groups:
+        decodes = decode_costs(request, pods, candidates.cached, group.decodes)
+        decodes = _plus(extra, group.decodes, decodes)
+        pairs.append(
+            _cheapest_pair(group, [prefills[i] for i in group.prefills], decodes, random, count)
+        )
     split = min((pair.cost for pair in pairs), default=inf)
     if split < unified:
         best = random.choice([pair for pair in pairs if pair.cost <= split + TIE])
         return Choice(best.decodes, best.prefills, split, unified)
     if unified == inf:
         return Choice(())
-    decodes = _cheapest(costs, candidates.decodes, count, random)
-    is_too_long = any(decodes[0] in pair.too_long for pair in pairs)
-    return Choice(decodes, (), unified, split, is_too_long)
+    chosen = _cheapest(costs, which, count, random)
+    is_too_long = any(chosen[0] in pair.too_long for pair in pairs)
+    return Choice(chosen, (), unified, split, is_too_long)
 
 
-def _is_cached(
-    request: RequestFigures, candidates: Candidates, costs: Sequence[float], least: float
-) -> bool:
-    """Whether the pod that alone is the cheapest has all of the prompt but its tail."""
-    return least < inf and (
-        request.prompt - candidates.alone[candidates.decodes[costs.index(least)]] <= candidates.tail
-    )
+def _plus(
+    extra: Mapping[int, float] | None, which: Sequence[int], costs: list[float]
+) -> list[float]:
+    if not extra:
+        return costs
+    return [cost + extra.get(i, 0.0) for cost, i in zip(costs, which, strict=True)]
 
 
 def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
     """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
     as fast as `pod`."""
+    if is_transfer_too_long(request, pod, cached):
+        return False
     prefill = idle_prefill_seconds(request, pod, cached)
-    split = prefill + decode_costs(request, [pod], [cached], [0])[0]
-    return split < unified_costs(request, [pod], [cached], [0])[0]
+    split = prefill + sum(decode_terms(request, pod, cached))
+    return split < sum(unified_terms(request, pod, cached))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +210,7 @@ class _Pair:
     cost: float = inf
     decodes: Sequence[int] = ()
     prefills: Sequence[int] = ()
-    too_long: frozenset[int] = frozenset()
+    too_long: Sequence[int] = ()
     """Decode pods to which the transfer would take too long."""
 
 
@@ -189,21 +219,17 @@ _PREFILLS: Final = 3
 
 
 def _cheapest_pair(
-    request: RequestFigures, candidates: Candidates, group: Group, random: Random, count: int
+    group: Group, prefills: list[float], decodes: list[float], random: Random, count: int
 ) -> _Pair:
-    pods, cached, extra = candidates.pods, candidates.cached, candidates.extra
-    costs = prefill_costs(request, pods, cached, group.prefills)
-    prefills = _cheapest(costs, group.prefills, _PREFILLS, random)
-    if not prefills:
-        return _Pair()
-    decode = decode_costs(request, pods, cached, group.decodes)
-    too_long = frozenset(i for i, c in zip(group.decodes, decode, strict=True) if c == inf)
-    if extra:
-        decode = [c + extra.get(i, 0.0) for c, i in zip(decode, group.decodes, strict=True)]
-    if (least := min(decode, default=inf)) == inf:
+    """`prefills`, `decodes`: the costs of the group's pods."""
+    too_long: Sequence[int] = ()
+    if inf in decodes:
+        too_long = [i for i, cost in zip(group.decodes, decodes, strict=True) if cost == inf]
+    first = _cheapest(decodes, group.decodes, count, random)
+    if not first or not prefills:
         return _Pair(too_long=too_long)
-    decodes = _cheapest(decode, group.decodes, count, random)
-    return _Pair(min(costs) + least, decodes, prefills, too_long)
+    ranking = _cheapest(prefills, group.prefills, _PREFILLS, random)
+    return _Pair(min(prefills) + min(decodes), first, ranking, too_long)
 
 
 def _cheapest(
@@ -212,9 +238,14 @@ def _cheapest(
     """Up to `count` of the pods `which`, the cheapest first; the first is drawn among equals."""
     if not costs or (least := min(costs)) == inf:
         return []
-    equal = [i for cost, i in zip(costs, which, strict=True) if cost <= least + TIE]
+    most = least + TIE
+    equal = [i for cost, i in zip(costs, which, strict=True) if cost <= most]
     first = equal[0] if len(equal) == 1 else random.choice(equal)
     if count == 1:
         return [first]
-    others = nsmallest(count, zip(costs, which, strict=True))
-    return [first, *(i for cost, i in others if i != first and cost < inf)][:count]
+    if len(equal) >= count:
+        # Among equals any order will do.
+        others = equal
+    else:
+        others = [i for cost, i in nsmallest(count, zip(costs, which, strict=True)) if cost < inf]
+    return [first, *(i for i in others if i != first)][:count]

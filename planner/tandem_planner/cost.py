@@ -116,21 +116,20 @@ def wait_seconds(pod: PodFigures, now: float) -> float:
 
 def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `unified(D)`. `cached` tokens of the prompt are on D, or will be by then."""
-    uncached = max(1, request.prompt - cached)
-    prefill = _prefill(pod, uncached, cached)
+    prefill = idle_prefill_seconds(request, pod, cached)
     return CostTerms(
         wait=wait_seconds(pod, request.now),
         prefill=prefill,
         stall=prefill * pod.stall,
         decode=pod.itl_harm * request.output,
-        preemption=preemption_seconds(request, pod, uncached),
+        preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
     )
 
 
 def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `split(P, D)` that depend on P, which has `cached` tokens of the prompt."""
-    prefill = _prefill(pod, max(1, request.prompt - cached), cached)
+    prefill = idle_prefill_seconds(request, pod, cached)
     return CostTerms(
         wait=wait_seconds(pod, request.now),
         prefill=prefill,
@@ -141,33 +140,44 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
 
 def decode_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `split(P, D)` that depend on D, which has `cached` tokens of the prompt."""
-    uncached = max(1, request.prompt - cached)
     return CostTerms(
-        transfer=transfer_seconds(pod, uncached),
+        transfer=_transfer_seconds(request, pod, cached),
         handoff=HANDOFF_SECONDS,
         decode=pod.itl_harm * request.output,
-        preemption=preemption_seconds(request, pod, uncached),
+        preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
     )
 
 
+def is_transfer_too_long(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
+    """Whether the transfer to `pod`, which has `cached` tokens of the prompt, rules a split out."""
+    longest = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pod, cached)
+    return _transfer_seconds(request, pod, cached) > longest
+
+
 def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
-    """What the prefill would take on an idle pod that is as fast as `pod`."""
-    return _prefill(pod, max(1, request.prompt - cached), cached)
+    """What the prefill would take on an idle pod that is as fast as `pod`. At least one token is
+    computed, whatever is cached."""
+    uncached = _uncached(request, cached)
+    return _prefill(pod, uncached, max(1, request.prompt) - uncached)
 
 
-def transfer_seconds(pod: PodFigures, uncached: int) -> float:
-    """Seconds to transfer the KV of `uncached` tokens to `pod`."""
-    return pod.transfer_latency + pod.transfer_per_byte * pod.kv.bytes(uncached)
+def _transfer_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
+    size = pod.kv.bytes(_uncached(request, cached))
+    return pod.transfer_latency + pod.transfer_per_byte * size
 
 
-def preemption_seconds(request: RequestFigures, pod: PodFigures, uncached: int) -> float:
+def preemption_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
     """Expected seconds to compute the prompt once more, because KV ran out on `pod`."""
-    needed = uncached + request.output
+    needed = _uncached(request, cached) + request.output
     if needed <= pod.free_tokens:
         return 0.0
     return (needed - max(0.0, pod.free_tokens)) / needed * _prefill(pod, request.prompt, 0)
 
 
-def _prefill(pod: PodFigures, uncached: int, cached: int) -> float:
+def _uncached(request: RequestFigures, cached: int) -> int:
+    return max(1, request.prompt - cached)
+
+
+def _prefill(pod: PodFigures, uncached: float, cached: int) -> float:
     return pod.fixed + uncached * (pod.per_token + pod.per_pair * (uncached + 2 * cached))

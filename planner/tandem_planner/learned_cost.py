@@ -21,6 +21,8 @@ class LearnedCost(Generic[CostT]):
         self._make = make
         self.window = SampleWindow(tuple(prior), ridge)
         """Its samples."""
+        self._coefficients, self._cost = self.window.coefficients, prior
+        """Those of the window when `cost` was last read, and the same as a CostT."""
 
     @property
     def count(self) -> int:
@@ -35,7 +37,13 @@ class LearnedCost(Generic[CostT]):
     @property
     def cost(self) -> CostT:
         """The coefficients; the prior's without samples."""
-        return self._make(self.window.coefficients)
+        if self._coefficients is not (coefficients := self.window.coefficients):
+            self._coefficients, self._cost = coefficients, self._make(coefficients)
+        return self._cost
+
+    def refit(self) -> None:
+        """Compute the fit now if it is due, rather than when a decision needs it."""
+        self.window.refit()
 
     def set_prior(self, prior: CostT) -> None:
         """Start from another engine's coefficients."""

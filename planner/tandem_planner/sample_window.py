@@ -47,11 +47,15 @@ class SampleWindow:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """The fit of the samples in the window; the prior without samples."""
+        self.refit()
+        return self._coefficients
+
+    def refit(self) -> None:
+        """Compute the fit if enough samples are new."""
         new = self.count - self._fitted
         if new and new * _REFIT >= min(self.count, WINDOW):
             self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
             self._fitted = self.count
-        return self._coefficients
 
     @property
     def samples(self) -> Sequence[FitSample]:

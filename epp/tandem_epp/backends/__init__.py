@@ -1,10 +1,11 @@
 """The backends: which there are, how loaded and healthy they are, and what they probably cache.
 
 `pods` is one backend, `fleet` all of them, and `pairing` says which two may serve a request
-together. Discovery fills the fleet: from the configuration file (`tandem_epp.configuration`) or
-from a cluster's pods (`kubernetes_discovery`, with `pod_backend` reading one pod). `members` makes
-each data-parallel rank of a backend a pod. `scrape` keeps load and health current, at the pace of
-`pace` and through `page_reader`; `prefix_tree` remembers the prompts of all pods, and `warmup` has
-each prefill/decode pair make its first hand-off early. Choosing among backends belongs to
-`scheduling`. Read `pods` first.
+together. `fleet_figures` has what requests are predicted to take on each. Discovery fills the
+fleet: from the configuration file (`tandem_epp.configuration`) or from a cluster's pods
+(`kubernetes_discovery`, with `pod_backend` reading one pod). `members` makes each data-parallel
+rank of a backend a pod. `scrape` keeps load and health current, at the pace of `pace` and through
+`page_reader`; `prefix_tree` remembers the prompts of all pods, and `warmup` has each
+prefill/decode pair make its first hand-off early. Choosing among backends belongs to `scheduling`.
+Read `pods` first.
 """

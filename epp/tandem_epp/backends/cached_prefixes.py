@@ -120,16 +120,16 @@ class CachedPrefixes(Generic[K]):
         cache = self._caches.get(pod)
         return cache.tokens if cache else 0
 
-    def match(self, chain: Chain) -> dict[K, int]:
-        """Pod → tokens of the longest prefix of `chain` that it holds, for pods that hold any."""
+    def match(self, chain: Chain) -> list[tuple[tuple[K, ...], int]]:
+        """Groups of pods, and the tokens of the longest prefix of `chain` that they hold, in
+        ascending order. For a pod that is in several groups the last one counts."""
         path, blocks = self._tree.walk(chain)
-        longest: dict[K, int] = {}
-        for node, below in zip_longest(path, path[1:]):
-            # A pod that holds the next node as well is counted there.
-            if below is None or below.holders != node.holders:
-                tokens = covered_tokens(min(node.end, blocks))
-                longest.update(dict.fromkeys(self._pods(node.holders), tokens))
-        return longest
+        # Pods that hold the next node as well are counted there.
+        return [
+            (self._pods(node.holders), covered_tokens(min(node.end, blocks)))
+            for node, below in zip_longest(path, path[1:])
+            if below is None or below.holders != node.holders
+        ]
 
     def recent(self) -> Iterator[tuple[K, Chain]]:
         """The prompts of all pods in turn, of each pod the most recently used first. The index must

@@ -62,6 +62,7 @@ class Ejections:
         health = pod.health
         rate = health.failure_rate
         changed = health.record(outcome, now, placed, retry_after, is_own=is_own)
+        pod.estimates.changed()
         if health.should_eject and self._may_eject(pod):
             self.eject(pod, now)
             if is_own:
@@ -81,6 +82,7 @@ class Ejections:
     def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
         """Eject `pod` whatever the share; `until`: as another replica decided."""
         pod.health.eject(now, until)
+        pod.estimates.changed()
         _log.warning(
             "backend %s is ejected for %.0f s: %.0f%% of its latest requests failed; outcomes of "
             "this EPP's requests: %s",
@@ -95,6 +97,7 @@ class Ejections:
     def place(self, pod: "Pod", now: float) -> None:
         """A request is placed on `pod`: it is the probe if one is due."""
         if pod.health.place(now):
+            pod.estimates.changed()
             self._watch(pod, now)
             self._on_change()
 
@@ -107,6 +110,8 @@ class Ejections:
         # A list, because every state must advance: `any` would stop at the first.
         self._watched.intersection_update(self._pods)
         changes = [pod.health.advance(now) for pod in self._watched]
+        for pod in self._watched:
+            pod.estimates.changed()
         self._watched = {pod for pod in self._watched if pod.health.needs_upkeep}
         self._schedule(now)
         if any(changes):

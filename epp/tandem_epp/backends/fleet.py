@@ -8,6 +8,7 @@ from tandem_contract.paths import Role
 from ..estimates.overheads import FirstTokenOverheads
 from .adapters import AdapterSlots
 from .ejections import Ejections, available
+from .fleet_figures import FleetFigures
 from .members import Members, pods_by_name
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
@@ -37,6 +38,8 @@ class Fleet:
     def __init__(self) -> None:
         self.prefixes: PrefixTree[Pod] = PrefixTree()
         """Which prompts each pod probably caches."""
+        self.figures = FleetFigures()
+        """What requests are predicted to take on each pod."""
         self.token_scales = TokenScales()
         self.overheads = FirstTokenOverheads()
         """How many tokens texts have, per model."""
@@ -234,6 +237,7 @@ class Fleet:
         for pod in {*before.values()} - {*self._pods.values()}:
             pod.has_left = True
             self.prefixes.remove_pod(pod)
+        self.figures.set_pods(self)
 
     def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:
         if (view := self._views.get(key)) is None:

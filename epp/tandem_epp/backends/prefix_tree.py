@@ -10,8 +10,9 @@ for all pods at once:
 Memory is bounded over all pods. At the limit the pod that holds most forgets first.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from tandem_contract.prefix import Chain
@@ -35,14 +36,21 @@ _PLACED_SHARE: Final = 0.25
 """Share of the limit that provisional entries may take; beyond it they are not kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefixMatch(Generic[K]):
     """How much of one prompt each pod has."""
 
-    cached: Mapping[K, int]
-    """Pod → tokens of the longest prefix that it has answered; pods that have none are missing."""
+    groups: Sequence[tuple[tuple[K, ...], int]]
+    """Pods, and the tokens of the longest prefix that they have answered; pods that have none are
+    missing. For a pod that is in several groups the last one counts. Pods that answered the same
+    prompts are one group, the same object for each match, so that nothing is done pod by pod."""
     placed: Mapping[K, int]
-    """The same for prefixes that were placed and not answered yet."""
+    """Pod → tokens of the longest prefix that was placed and not answered yet."""
+
+    @cached_property
+    def cached(self) -> Mapping[K, int]:
+        """`groups` as pod → tokens."""
+        return {pod: tokens for pods, tokens in self.groups for pod in pods}
 
     def cached_tokens(self, pod: K) -> int:
         """Tokens of the longest prefix whose KV is believed to be on `pod`."""

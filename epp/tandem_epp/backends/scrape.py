@@ -29,6 +29,8 @@ from .pods import Pod
 
 TICK: Final = 0.025
 """Seconds between two looks at which scrapes are due."""
+_SHARE_SECONDS: Final = 0.1
+"""Seconds between two rounds in which pods without samples take over the figures of alike pods."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 _DNS_SECONDS: Final = 10.0
 """Seconds for which a host name's address is used before it is resolved again."""
@@ -131,8 +133,13 @@ class Scraper:
             await self._session.close()
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
+        shared_at = float("-inf")
         while True:
-            self._start_due(session, monotonic())
+            now = monotonic()
+            if now - shared_at >= _SHARE_SECONDS:
+                shared_at = now
+                self._fleet.figures.share()
+            self._start_due(session, now)
             await asyncio.sleep(TICK)
 
     def _start_due(self, session: aiohttp.ClientSession, now: float) -> None:

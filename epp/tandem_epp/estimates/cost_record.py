@@ -3,7 +3,7 @@
 It holds what the choice was made from, not the terms: those are computed on request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,13 +17,18 @@ from tandem_planner.cost import (
     unified_terms,
 )
 
-_PARTS: Final = ("unified", "prefill", "decode")
-_Terms = Callable[[RequestFigures, PodFigures, int], CostTerms]
+_TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms]]] = {
+    "unified": unified_terms,
+    "prefill": prefill_terms,
+    "decode": decode_terms,
+}
+"""Part of a cost → its terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostRecord:
-    """A decision by cost. The sequences have one entry per pod."""
+    """A decision by cost. `names`, `pods`, `cached` and `alone` have one entry per pod of the
+    fleet; pods are meant by their row."""
 
     request: RequestFigures
     names: Sequence[str]
@@ -32,68 +37,58 @@ class CostRecord:
     alone: Sequence[int]
     """As in `tandem_planner.choice.Candidates`."""
     decodes: Sequence[int]
-    """Indices of the pods that could decode."""
+    """The pods that could decode."""
     prefills: Sequence[int]
-    """Indices of the pods that could prefill for others; empty: a split was out of the question."""
+    """The pods that could prefill for others; empty: a split was out of the question."""
     decode: int
-    """Index of the chosen pod."""
+    """The chosen pod."""
     prefill: int | None
-    """Index of the chosen prefill pod; None: no split."""
+    """The chosen prefill pod; None: no split."""
 
     @property
     def first_token(self) -> float:
         """Predicted seconds until the first token."""
         if self.prefill is None:
-            return self._alone(self.decode).first_token
+            return self._terms("unified", self.decode).first_token
         return (
-            self._terms(prefill_terms, self.prefill).first_token
-            + self._terms(decode_terms, self.decode).first_token
+            self._terms("prefill", self.prefill).first_token
+            + self._terms("decode", self.decode).first_token
         )
 
     @property
     def prefill_seconds(self) -> float:
         """Predicted seconds of the prefill alone, on the pod that computes it."""
         if self.prefill is None:
-            return self._alone(self.decode).prefill
-        return self._terms(prefill_terms, self.prefill).prefill
+            return self._terms("unified", self.decode).prefill
+        return self._terms("prefill", self.prefill).prefill
 
     def traces(self) -> Sequence[CostTrace]:
         """Every candidate with its terms, the cheapest of each part first."""
         is_split = self.prefill is not None
-        traces = [
-            self._trace(
-                i, "unified", self.alone, unified_terms, is_chosen=not is_split and i == self.decode
-            )
-            for i in self.decodes
-        ]
-        traces += [
-            self._trace(i, "prefill", self.cached, prefill_terms, is_chosen=i == self.prefill)
-            for i in self.prefills
-        ]
+        parts = [("unified", self.decodes, None if is_split else self.decode)]
         if self.prefills:
-            traces += [
-                self._trace(
-                    i, "decode", self.cached, decode_terms, is_chosen=is_split and i == self.decode
-                )
-                for i in self.decodes
-            ]
-        return sorted(traces, key=lambda trace: (_PARTS.index(trace.part), trace.cost))
+            parts.append(("prefill", self.prefills, self.prefill))
+            parts.append(("decode", self.decodes, self.decode if is_split else None))
+        traces: list[CostTrace] = []
+        for part, which, chosen in parts:
+            of_part = [self._trace(part, row, is_chosen=row == chosen) for row in which]
+            traces += sorted(of_part, key=lambda trace: trace.cost)
+        return traces
 
-    def _alone(self, index: int) -> CostTerms:
-        return unified_terms(self.request, self.pods[index], self.alone[index])
+    def _terms(self, part: str, row: int) -> CostTerms:
+        return _TERMS[part](self.request, self.pods[row], self._cached(part, row))
 
-    def _terms(self, terms: _Terms, index: int) -> CostTerms:
-        return terms(self.request, self.pods[index], self.cached[index])
+    def _cached(self, part: str, row: int) -> int:
+        """Tokens of the prompt that count as cached on the pod in this part."""
+        return (self.cached if part == "decode" else self.alone)[row]
 
-    def _trace(
-        self, index: int, part: str, cached: Sequence[int], terms: _Terms, *, is_chosen: bool
-    ) -> CostTrace:
-        cost = terms(self.request, self.pods[index], cached[index])
+    def _trace(self, part: str, row: int, *, is_chosen: bool) -> CostTrace:
+        cost = self._terms(part, row)
         return CostTrace(
-            self.names[index],
+            self.names[row],
             part,
             sum(cost),
             {name: seconds for name, seconds in cost._asdict().items() if seconds},
-            cached[index],
+            self._cached(part, row),
             chosen=is_chosen,
         )

@@ -5,6 +5,7 @@ Requests that other routers sent are seen in the engine's gauges: those beyond t
 as waiting prefills of average length, or as decodes.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import Final, Protocol
 
@@ -89,30 +90,39 @@ class PodEstimates:
         """Tokens for which the KV cache had room at the last scrape."""
         self._placed_tokens = 0.0
         """Tokens that requests placed since then need."""
-        self.known_figures: PodFigures | None = None
+        self.on_change: Callable[[], object] = lambda: None
+        """Called whenever `figures` may return something else than before."""
+        self._figures: PodFigures | None = None
         """The result of `figures`, valid until `expires`; None: something changed."""
         self.expires = _NEVER
         """When the head of the queue ends without a first token to tell it."""
 
     def figures(self, now: float) -> PodFigures:
         """What the cost depends on; `now` only moves on."""
-        if self.known_figures is None or self.expires <= now:
+        if self._figures is None or self.expires <= now:
             self.queue.drain(now)
-            self.known_figures = self._make_figures()
+            self._figures = self._make_figures()
             head = self.queue.head
             is_seen = head is None or head.has_first_token
             self.expires = _NEVER if is_seen else self.queue.head_ends
-        return self.known_figures
+        return self._figures
 
     def changed(self) -> None:
-        """The queue, the decodes or a fit changed."""
-        self.known_figures = None
+        """The queue, the decodes, a fit or the pod's health changed."""
+        self._figures = None
+        self.on_change()
+
+    def learned(self) -> None:
+        """A fit got samples: it is computed now, so that no decision waits for it."""
+        for fit in (self.prefill, self.decode, self.transfer):
+            fit.refit()
+        self.changed()
 
     def count_placed(self, seconds: float, tokens: float) -> None:
         """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
         self.mean_prefill += _WEIGHT * (seconds - self.mean_prefill)
         self._placed_tokens += tokens
-        self.known_figures = None
+        self.changed()
 
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
@@ -127,7 +137,7 @@ class PodEstimates:
             self._placed_tokens = 0.0
         self._learn_from_counters(counters, load, now)
         self._running = load.running
-        self.known_figures = None
+        self.learned()
 
     def restart(self) -> None:
         """Another process answers: nothing measured before applies to it."""
@@ -138,7 +148,7 @@ class PodEstimates:
         self.own.restart()
         self.observed_at = None
         self._free_tokens, self._placed_tokens = inf, 0.0
-        self.known_figures = None
+        self.changed()
 
     def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
         is_idle = not load.running and not load.waiting

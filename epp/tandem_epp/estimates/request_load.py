@@ -93,6 +93,7 @@ class RequestLoad:
             transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
             self._decode.transfer.add(1, timing.bytes, timing.transfer, now)
             self._decode.transfer.add_size(transferred, timing.bytes)
+            self._decode.learned()
 
     def move_decode(self, decode: PodEstimates) -> None:
         """Another pod than the chosen one serves the request."""
@@ -149,7 +150,7 @@ class RequestLoad:
         is_last = not len(pod.queue)
         for sample in pod.busy.add(*interval, computed, cached, is_last=is_last):
             pod.prefill.add(sample, now)
-            pod.changed()
+            pod.learned()
 
     def _leg(self, timing: Timing, now: float) -> float | None:
         """Seconds from sending the request to its first token; None: not known."""

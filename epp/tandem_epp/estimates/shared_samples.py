@@ -35,7 +35,7 @@ def add_samples(estimates: PodEstimates, samples: Samples, now: float) -> None:
                 window.add(tuple(features), seconds, now)
                 if name == "prefill":
                     estimates.prefill.end_cold_start()
-    estimates.changed()
+    estimates.learned()
 
 
 def _windows(estimates: PodEstimates) -> dict[str, SampleWindow]:

@@ -18,27 +18,23 @@ A request that one engine must serve alone has that rule's reason and the path u
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
 
 from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import Candidates, Choice, Group, choose, would_split
-from tandem_planner.cost import FAILURE_SECONDS, PodFigures, RequestFigures
+from tandem_planner.cost import RequestFigures
+from tandem_planner.figure_table import FigureTable
 from tandem_planner.kv_size import KvSize
 
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
-from ..estimates.kinds import fill_in
-from ..estimates.pod_estimates import OUTPUT_PRIOR
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
 from .decider import TAIL_BLOCKS, PathDecision, SplitImpossible
 from .profile import ScoringContext
+from .prompt_tokens import PromptTokens, prompt_tokens
 from .unseen import UnseenPlacements, with_unseen
-
-_FILL_IN_SECONDS: Final = 0.1
-"""Seconds between two rounds in which pods without samples take over the figures of alike pods."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +58,29 @@ class CostChoice:
     """The choice, then its alternates."""
     prefill: Sequence[Pod]
     """The choice, then the retries; empty without a split."""
+    cached_tokens: int
+    """Prompt tokens believed to be cached on the decode pod."""
     record: CostRecord
+    size: PlacedPrompt
+    """What the request is predicted to take."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """The pods that may serve a model, and which of them can exchange KV. Computed once per change
-    of the pods."""
+    """The pods that may serve a model, and which of them can exchange KV, as rows of the fleet's
+    figures. Computed once per change of the pods."""
 
-    pods: tuple[Pod, ...]
-    names: tuple[str, ...]
+    rows: tuple[int, ...]
     turns: tuple[int, ...]
-    """The position of each pod in the order of names, which is the same in all replicas."""
+    """The position of each pod of `rows` in the order of names, the same in all replicas."""
     decodes: tuple[int, ...]
     groups: tuple[Group, ...]
     prefills: tuple[int, ...]
     """All pods of `groups` that prefill."""
     grouped: frozenset[int]
     """Decode pods that are in a group."""
+    is_decode: tuple[bool, ...]
+    """Of each row, whether other pods are there to prefill for it."""
 
 
 class CostScheduler:
@@ -90,10 +91,7 @@ class CostScheduler:
         self._layouts: dict[str | None, _Layout] = {}
         """Model → layout, as of `_version`."""
         self._version: object = None
-        self._filled_in_at = 0.0
         self._unseen = UnseenPlacements()
-        self._output_tokens = OUTPUT_PRIOR
-        """Tokens of an answer, on average over the pods."""
 
     def schedule(
         self,
@@ -110,8 +108,6 @@ class CostScheduler:
         """Choose among `ready`; None when none of them may decode. `is_whole_fleet`: they are all
         pods for `model`, not a gateway's subset; `can_split`: the configuration allows a split;
         `can_fall_back`: or one pod instead of a split. Raises SplitImpossible."""
-        if now - self._filled_in_at >= _FILL_IN_SECONDS:
-            self._fill_in(now)
         layout = self._layout(ready, model, settings, is_whole_fleet=is_whole_fleet)
         if not layout.decodes:
             return None
@@ -120,45 +116,36 @@ class CostScheduler:
             request.prompt_tokens if request else 0, self.expected_output(request), now
         )
         may_split = can_split and settings.split and refusal is None
-        pods: Sequence[PodFigures] = _all_figures(layout.pods, now)
+        # First: it brings the rows up to date.
+        table = self._fleet.figures.at(now)
         if (order := self._fleet.replica_order()).replicas > 1:
             placed = self._unseen.count_decision(now)
-            pods = with_unseen(pods, layout.pods, layout.turns, order, placed)
-        cached = context.all_placed_tokens(layout.pods)
-        # What is placed on a decode pod may still have to be transferred there.
-        alone = [
-            context.cached_tokens(pod) if hit and pod.estimates.is_decode else hit
-            for pod, hit in zip(layout.pods, cached, strict=True)
-        ]
-        groups = layout.groups if may_split else ()
-        block_tokens = layout.pods[layout.decodes[0]].block_tokens
-        tail = TAIL_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0)
-        extra = None
-        if model is not None and self._fleet.is_adapter(model):
-            extra = {i: layout.pods[i].adapters.load_seconds(model) for i in layout.decodes}
-        candidates = Candidates(pods, cached, alone, layout.decodes, groups, extra, tail)
+            table = with_unseen(
+                table, self._fleet.figures, layout.rows, layout.turns, order, placed
+            )
+        tokens = prompt_tokens(context, self._fleet.figures)
+        candidates = self._candidates(table, tokens, layout, context, model, may_split=may_split)
         choice = choose(figures, candidates, self._random, count=settings.max_endpoints)
-        if not (can_split and self._fleet.is_disaggregated(layout.pods[choice.decodes[0]])):
+        pods = self._fleet.figures.pods
+        decode, prefill = [pods[i] for i in choice.decodes], [pods[i] for i in choice.prefills]
+        if not (can_split and self._fleet.is_disaggregated(decode[0])):
             refusal = "not_disaggregated"
         elif not settings.split:
             refusal = "split_off"
-        decision = _decide(context, layout, candidates, figures, choice, refusal)
+        cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
+        decision = _decide(layout, candidates, figures, choice, cached, refusal)
         if decision.path is RoutingPath.FALLBACK and not can_fall_back:
             raise SplitImpossible("no prefill backend is healthy")
-        prefills = layout.prefills if may_split else ()
         record = CostRecord(
-            figures, layout.names, pods, cached, alone, layout.decodes, prefills,
+            figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
+            candidates.alone, layout.decodes, layout.prefills if may_split else (),
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
         )  # fmt: skip
-        return CostChoice(
-            decision,
-            [layout.pods[i] for i in choice.decodes],
-            [layout.pods[i] for i in choice.prefills],
-            record,
-        )
+        size = _size(request, record) if request is not None else PlacedPrompt()
+        return CostChoice(decision, decode, prefill, cached, record, size)
 
     def size(self, context: ScoringContext, decode: Pod, prefill: Sequence[Pod]) -> PlacedPrompt:
-        """What the request is predicted to take on the chosen pods."""
+        """What the request is predicted to take on pods that were not chosen by cost."""
         request = context.request
         if request is None:
             return PlacedPrompt()
@@ -176,8 +163,42 @@ class CostScheduler:
         """Tokens that the answer to `request` is expected to have."""
         if request is None:
             return 0.0
-        limit = request.max_tokens
-        return self._output_tokens if limit is None else min(self._output_tokens, float(limit))
+        average, limit = self._fleet.figures.output_tokens, request.max_tokens
+        return average if limit is None else min(average, float(limit))
+
+    def _candidates(
+        self,
+        table: FigureTable,
+        tokens: PromptTokens,
+        layout: _Layout,
+        context: ScoringContext,
+        model: str | None,
+        *,
+        may_split: bool,
+    ) -> Candidates:
+        pods, request, cached = self._fleet.figures, context.request, tokens.placed
+        # What is placed on a decode pod may still have to be transferred there.
+        alone = cached
+        if tokens.cached is not cached:
+            alone = [
+                confirmed if is_decode else placed
+                for confirmed, placed, is_decode in zip(
+                    tokens.cached, cached, layout.is_decode, strict=True
+                )
+            ]
+        block_tokens = pods.pods[layout.decodes[0]].block_tokens
+        extra = None
+        if model is not None and self._fleet.is_adapter(model):
+            extra = {i: pods.pods[i].adapters.load_seconds(model) for i in layout.decodes}
+        return Candidates(
+            table,
+            cached,
+            alone,
+            layout.decodes,
+            layout.groups if may_split else (),
+            extra,
+            TAIL_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0),
+        )
 
     def _layout(
         self,
@@ -195,33 +216,33 @@ class CostScheduler:
         key = self._fleet.model_key(model)
         layout = self._layouts.get(key) if is_whole_fleet else None
         if layout is None:
+            self._apply_settings(ready, settings)
             layout = self._make_layout(ready, model)
-            self._apply_settings(layout.pods, settings)
             if is_whole_fleet:
                 self._layouts[key] = layout
         return layout
 
     def _make_layout(self, ready: tuple[Pod, ...], model: str | None) -> _Layout:
-        indices = {pod: i for i, pod in enumerate(ready)}
-        decodes = tuple(i for i, pod in enumerate(ready) if pod.backend.role.serves(Role.DECODE))
+        row_of, allowed = self._fleet.figures.rows, frozenset(ready)
+        decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
         members: dict[tuple[int, ...], list[int]] = {}
-        for i in decodes:
-            candidates = self._fleet.prefill_candidates(model, ready[i])
+        for decode in decodes:
             prefills = tuple(
-                indices[pod] for pod in candidates if pod in indices and can_hand_off(pod, ready[i])
+                row_of[pod]
+                for pod in self._fleet.prefill_candidates(model, decode)
+                if pod in allowed and can_hand_off(pod, decode)
             )
             if prefills:
-                members.setdefault(prefills, []).append(i)
-        names = tuple(pod.name for pod in ready)
-        groups = tuple(Group(prefills, tuple(which)) for prefills, which in members.items())
+                members.setdefault(prefills, []).append(row_of[decode])
+        names = sorted(pod.name for pod in ready)
         return _Layout(
-            ready,
-            names,
-            tuple(sorted(names).index(name) for name in names),
-            decodes,
-            groups,
-            tuple(sorted({i for group in groups for i in group.prefills})),
-            frozenset(i for group in groups for i in group.decodes),
+            tuple(row_of[pod] for pod in ready),
+            tuple(names.index(pod.name) for pod in ready),
+            tuple(row_of[pod] for pod in decodes),
+            tuple(Group(prefills, tuple(which)) for prefills, which in members.items()),
+            tuple(sorted({i for prefills in members for i in prefills})),
+            frozenset(i for which in members.values() for i in which),
+            tuple(pod.estimates.is_decode for pod in self._fleet),
         )
 
     def _apply_settings(self, pods: Sequence[Pod], settings: CostSettings) -> None:
@@ -234,66 +255,41 @@ class CostScheduler:
             estimates.kv = next(known, None)
             estimates.changed()
 
-    def _fill_in(self, now: float) -> None:
-        self._filled_in_at = now
-        # First whatever the role, then overruled by pods of the same role where some are known:
-        # a decode pod that never computed a prompt is no faster than the prefill pods.
-        for is_role_equal in (False, True):
-            fill_in(
-                (
-                    (
-                        pod.backend.role if is_role_equal else None,
-                        pod.backend.models,
-                        pod.backend.compat,
-                    ),
-                    pod.estimates,
-                )
-                for pod in self._fleet
-            )
-        outputs = [o for pod in self._fleet if (o := pod.estimates.output_tokens) is not None]
-        if outputs:
-            self._output_tokens = sum(outputs) / len(outputs)
-
 
 def _decide(  # noqa: PLR0917 - the parts of one decision
-    context: ScoringContext,
     layout: _Layout,
     candidates: Candidates,
     request: RequestFigures,
     choice: Choice,
+    cached: int,
     refusal: str | None,
 ) -> PathDecision:
-    """The path and the reason of a choice; `refusal`: why a split was out of the question."""
+    """The path and the reason of a choice; `cached`: tokens on the chosen decode pod, `refusal`:
+    why a split was out of the question."""
     if choice.prefills:
         return PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
     if refusal is not None:
         return PathDecision(RoutingPath.UNIFIED, refusal)
-    index = choice.decodes[0]
-    pod = layout.pods[index]
     # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
-    cached = context.cached_tokens(pod)
     if cached and request.prompt - cached <= candidates.tail:
         return PathDecision(RoutingPath.FAST_DECODE, "cached")
-    if index not in layout.grouped:
-        figures = candidates.pods[index]
-        if would_split(request, figures, candidates.alone[index]):
-            return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
+    row = choice.decodes[0]
+    if row not in layout.grouped and would_split(
+        request, candidates.pods.pods[row], candidates.alone[row]
+    ):
+        return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
     if choice.is_transfer_too_long:
         return PathDecision(RoutingPath.UNIFIED, "transfer_too_long")
     return PathDecision(RoutingPath.UNIFIED, "cheaper_here")
 
 
-def _all_figures(pods: Sequence[Pod], now: float) -> list[PodFigures]:
-    """The figures of each pod; inlined, because this runs for every pod and request."""
-    made = []
-    for pod in pods:
-        estimates = pod.estimates
-        if (figures := estimates.known_figures) is None or estimates.expires <= now:
-            figures = estimates.figures(now)
-        if rate := pod.health.failure_rate:
-            figures = figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
-        made.append(figures)
-    return made
+def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:
+    """What the request is predicted to take on the chosen pods."""
+    prompt, output, _ = record.request
+    computing = record.decode if record.prefill is None else record.prefill
+    cached = min(prompt, record.alone[computing])
+    on_decode = min(prompt, record.cached[record.decode])
+    return PlacedPrompt(prompt, cached, on_decode, output, is_stream=request.is_stream)
 
 
 def _single_engine_reason(context: ScoringContext) -> str | None:

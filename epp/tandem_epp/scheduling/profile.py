@@ -55,25 +55,6 @@ class ScoringContext:
             return exact.total if self.precise.is_whole(pod.name) else max(exact.total, cached)
         return cached
 
-    def all_placed_tokens(self, pods: Sequence[Pod]) -> list[int]:
-        """`placed_tokens` of each pod, in less time than one by one."""
-        match = self.match
-        cached, placed = match.cached.get, match.placed.get
-        known: dict[tuple[int, int], int] = {}
-        tokens = []
-        for pod in pods:
-            assumed = cached(pod, 0)
-            if (other := placed(pod, 0)) > assumed:
-                assumed = other
-            if assumed:
-                # Many pods have the same prefix.
-                key = (assumed, pod.block_tokens)
-                if (whole := known.get(key)) is None:
-                    whole = known[key] = self._whole_blocks(assumed, pod)
-                assumed = whole
-            tokens.append(assumed)
-        return tokens
-
     def hit_ratio(self, pod: Pod) -> float:
         """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""
         tokens = self.request.prompt_tokens if self.request else 0
@@ -85,7 +66,7 @@ class ScoringContext:
         return tokens - tokens % pod.block_tokens
 
 
-_NO_MATCH: Final[PrefixMatch[Pod]] = PrefixMatch({}, {})
+_NO_MATCH: Final[PrefixMatch[Pod]] = PrefixMatch((), {})
 
 
 class Scorer(Protocol):

@@ -19,7 +19,7 @@ from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from .config import Routing
-from .cost_choice import CostScheduler, CostSettings
+from .cost_choice import CostChoice, CostScheduler, CostSettings
 from .decider import DeciderInputs, PathDecision, decide_path, is_split
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
@@ -72,9 +72,19 @@ class Scheduler:
         allows, at `now` (Unix seconds). Raises NoBackend, SplitImpossible."""
         ready = in_subset(self._fleet.ready_pods(model), subset)
         if (cost := self.routing.scheduling.cost) is not None:
-            result = self._schedule_by_cost(
+            choice = self._choose_by_cost(
                 ready, context, model, cost, now, is_whole_fleet=subset is None
             )
+            if choice is not None:
+                return SchedulingResult(
+                    choice.decision,
+                    choice.decode,
+                    choice.prefill,
+                    choice.cached_tokens,
+                    choice.record,
+                    choice.size,
+                )
+            result = self._without_decode(ready)
         else:
             result = self._schedule_by_scores(ready, context, model, subset)
         return replace(result, size=self._cost.size(context, result.decode[0], result.prefill))
@@ -109,7 +119,7 @@ class Scheduler:
             return self._prefer_unified(result, ready, context)
         return result
 
-    def _schedule_by_cost(
+    def _choose_by_cost(
         self,
         ready: tuple[Pod, ...],
         context: ScoringContext,
@@ -118,7 +128,8 @@ class Scheduler:
         now: float,
         *,
         is_whole_fleet: bool,
-    ) -> SchedulingResult:
+    ) -> CostChoice | None:
+        """None: no pod may decode."""
         serving = self.routing.serving
         choice = self._cost.schedule(
             ready,
@@ -130,9 +141,8 @@ class Scheduler:
             can_split=serving.enabled,
             can_fall_back=serving.fallback_to_unified,
         )
-        if choice is None:
-            return self._without_decode(ready)
-        if choice.decision.path is RoutingPath.FALLBACK and (unified := unified_pods(ready)):
+        is_fallback = choice is not None and choice.decision.path is RoutingPath.FALLBACK
+        if choice is not None and is_fallback and (unified := unified_pods(ready)):
             alone = self._cost.schedule(
                 tuple(unified),
                 context,
@@ -143,12 +153,8 @@ class Scheduler:
                 can_split=False,
                 can_fall_back=True,
             )
-            choice = replace(alone or choice, decision=choice.decision)
-        prompt_tokens = context.request.prompt_tokens if context.request else 0
-        cached = min(prompt_tokens, context.cached_tokens(choice.decode[0]))
-        return SchedulingResult(
-            choice.decision, choice.decode, choice.prefill, cached, choice.record
-        )
+            return replace(alone or choice, decision=choice.decision)
+        return choice
 
     def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
         profile = self.routing.scheduling.decode

@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from tandem_planner.cost import TIE, PodFigures
+from tandem_planner.cost import TIE
+from tandem_planner.figure_table import FigureTable
 
-from ..backends.pods import Pod
+from ..backends.fleet_figures import FleetFigures
 from ..backends.replica_order import ReplicaOrder
 
 WINDOW: Final = 0.005
@@ -49,24 +50,25 @@ class UnseenPlacements:
         return max(float(before), self._average)
 
 
-def with_unseen(
-    figures: Sequence[PodFigures],
-    pods: Sequence[Pod],
+def with_unseen(  # noqa: PLR0917 - the pods, and what is known of the replicas
+    table: FigureTable,
+    pods: FleetFigures,
+    rows: Sequence[int],
     turns: Sequence[int],
     order: ReplicaOrder,
     placed: float,
-) -> Sequence[PodFigures]:
-    """`figures` of `pods` with the cost of what may be there unseen if every replica `placed` as
-    many requests lately. `turns` are the pods' positions in an order that all replicas share."""
+) -> FigureTable:
+    """`table` with the cost of what may be unseen on the pods in `rows`, if every replica `placed`
+    as many requests lately. `turns` are the pods' positions in an order that all replicas share."""
     # All of a replica's requests are on its share of the pods.
-    unseen = placed * order.replicas / len(pods)
-    if unseen * max(pod.estimates.mean_prefill for pod in pods) < TIE:
-        return figures
-    return [
-        own
-        if turn % order.replicas == order.rank
-        else own._replace(
-            queued=own.queued + unseen * pod.estimates.mean_prefill, stall=own.stall + unseen
-        )
-        for own, pod, turn in zip(figures, pods, turns, strict=True)
-    ]
+    unseen = placed * order.replicas / len(rows)
+    if unseen * pods.longest_prefill < TIE:
+        return table
+    changed = table.copy()
+    for row, turn in zip(rows, turns, strict=True):
+        if turn % order.replicas != order.rank:
+            own, prefill = table.pods[row], pods.pods[row].estimates.mean_prefill
+            changed.write(
+                row, own._replace(queued=own.queued + unseen * prefill, stall=own.stall + unseen)
+            )
+    return changed

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_contract.config import Backend
 from tandem_contract.request_kinds import RequestKind
@@ -13,6 +15,7 @@ from tandem_epp.kv_events.collector import PreciseMatch
 from tandem_epp.kv_events.feed import Knowledge
 from tandem_epp.request import InferenceRequest, parse_request
 from tandem_epp.scheduling.profile import ScoringContext
+from tandem_epp.scheduling.prompt_tokens import prompt_tokens
 
 TEXT = "word " * 400
 EXACT_TOKENS = 1000
@@ -61,6 +64,46 @@ def test_events_replace_the_approximation(
     assert context.cached_tokens(pod) == pytest.approx(cached, abs=40)
     assert context.placed_tokens(pod) == pytest.approx(placed, abs=40)
     assert context.hit_ratio(pod) == context.placed_tokens(pod) / EXACT_TOKENS
+    _check_all_at_once(context, fleet)
+
+
+def _check_all_at_once(context: ScoringContext, fleet: Fleet) -> None:
+    tokens = prompt_tokens(context, fleet.figures)
+    assert list(tokens.cached) == [context.cached_tokens(pod) for pod in fleet]
+    assert list(tokens.placed) == [context.placed_tokens(pod) for pod in fleet]
+
+
+@given(st.data())
+def test_all_pods_at_once_have_what_each_has(data: st.DataObject) -> None:
+    fleet, request = Fleet(), _request()
+    fleet.apply(
+        DiscoveredBackend(Backend(name=name, url="http://10.0.0.1:8000"), uid=name)
+        for name in "abcd"
+    )
+    names = st.sampled_from("abcd")
+    pods, gone = list(fleet), data.draw(st.booleans())
+    for pod in pods:
+        pod.block_tokens = data.draw(st.sampled_from([16, 32, 50]))
+        for is_answered in data.draw(st.lists(st.booleans(), max_size=2)):
+            blocks = data.draw(st.integers(0, len(request.chain)))
+            entry = fleet.prefixes.place(pod, request.chain[:blocks])
+            if is_answered:
+                fleet.prefixes.confirm(entry)
+    precise = PreciseMatch(
+        EXACT_TOKENS,
+        BlockMatch(
+            data.draw(st.dictionaries(names, st.integers(1, 9).map(lambda n: CachedPrefix(n * 16))))
+        ),
+        data.draw(st.dictionaries(names, st.sampled_from(Knowledge))),
+    )
+    match = fleet.prefixes.match(request.chain)
+    if gone:
+        # Between the look-up and the decision.
+        fleet.apply([DiscoveredBackend(pod.backend, uid=pod.name) for pod in pods[1:]])
+    context = ScoringContext(
+        request, None, data.draw(st.sampled_from([None, precise])), _match=match
+    )
+    _check_all_at_once(context, fleet)
 
 
 def test_a_prompt_without_tokens_is_matched_approximately() -> None:

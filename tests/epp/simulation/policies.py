@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_planner.choice import Candidates, choose
 from tandem_planner.cost import DECODE_WEIGHT, STALL_WEIGHT, PodFigures, RequestFigures
+from tandem_planner.figure_table import FigureTable
 
 from .engine import Engine
 from .speed import BUDGET, QUADRATIC
@@ -90,7 +91,7 @@ class Oracle(Policy):
         everything = range(len(self.engines))
         cached = [engine.tokens_in_turn(work) for engine in self.engines]
         candidates = Candidates(
-            pods=[_figures(engine) for engine in self.engines],
+            pods=FigureTable([_figures(engine) for engine in self.engines]),
             cached=cached,
             alone=cached,
             decodes=everything if work.only is None else [work.only],

@@ -86,7 +86,7 @@ class ExactPrefixes(PrefixTree[Pod]):
         """What each pod has of the prompt."""
         placed = super().match(chain).placed
         tokens = [engine.pool.match(self.blocks) * BLOCK for engine in self._engines]
-        return PrefixMatch({pod: tokens[int(pod.name)] for pod in self._pods}, placed)
+        return PrefixMatch([((pod,), tokens[int(pod.name)]) for pod in self._pods], placed)
 
 
 class RealPicker:
@@ -138,6 +138,7 @@ class RealPicker:
     def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
         """The scraper reads every pod's page."""
         changed = [pod.apply_scrape(page, now) for pod, page in zip(self.fleet, pages, strict=True)]
+        self.fleet.figures.share()
         if any(changed):
             self.fleet.invalidate_views()
 

@@ -1,0 +1,93 @@
+"""The figures of all pods of a fleet in one table, of which a decision writes only what changed.
+
+A placement changes one or two pods, an answer and a scrape one: their estimates note it here, and
+the next decision writes these rows again. So no decision walks over all pods. What needs such a
+walk, figures shared between alike pods, is done beside the scrapes (`share`).
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from tandem_planner.cost import FAILURE_SECONDS, PodFigures
+from tandem_planner.figure_table import FigureTable
+
+from ..estimates.kinds import fill_in
+from ..estimates.pod_estimates import OUTPUT_PRIOR
+
+if TYPE_CHECKING:
+    from .pods import Pod
+
+
+class FleetFigures:
+    """One row per pod, ready or not, in the order of the fleet."""
+
+    def __init__(self) -> None:
+        self.output_tokens = OUTPUT_PRIOR
+        """Tokens of an answer, on average over the pods."""
+        self.longest_prefill = 0.0
+        """Seconds: the greatest `mean_prefill` of a pod since the latest `share`."""
+        self.set_pods(())
+
+    def set_pods(self, pods: Iterable["Pod"]) -> None:
+        """Pods came or went: number the rows again."""
+        self.pods = tuple(pods)
+        """The pod of each row."""
+        self.names = tuple(pod.name for pod in self.pods)
+        self.rows = {pod: row for row, pod in enumerate(self.pods)}
+        self._table = FigureTable([PodFigures()] * len(self.pods))
+        self._changed = set(range(len(self.pods)))
+        """Rows to write before the next decision."""
+        self._expiring: dict[int, float] = {}
+        """Row → when its figures change although nothing happens; only rows of which that is
+        known."""
+        self._next_expiry = inf
+        """The earliest of these times, or earlier."""
+        for pod, row in self.rows.items():
+            pod.estimates.on_change = partial(self._changed.add, row)
+
+    def at(self, now: float) -> FigureTable:
+        """The figures as of `now`, Unix seconds; valid until the next call."""
+        if self._next_expiry <= now:
+            self._changed.update(row for row, at in self._expiring.items() if at <= now)
+            self._next_expiry = min((at for at in self._expiring.values() if at > now), default=inf)
+        for row in self._changed:
+            self._write(row, now)
+        self._changed.clear()
+        return self._table
+
+    def share(self) -> None:
+        """Give pods without samples the figures of alike pods, and average the answers' lengths.
+        Walks over all pods: to be called now and then, beside scrapes."""
+        # First whatever the role, then overruled by pods of the same role where some are known:
+        # a decode pod that never computed a prompt is no faster than the prefill pods.
+        for is_role_equal in (False, True):
+            fill_in(
+                (
+                    (
+                        pod.backend.role if is_role_equal else None,
+                        pod.backend.models,
+                        pod.backend.compat,
+                    ),
+                    pod.estimates,
+                )
+                for pod in self.pods
+            )
+        self.longest_prefill = max((pod.estimates.mean_prefill for pod in self.pods), default=0.0)
+        outputs = [o for pod in self.pods if (o := pod.estimates.output_tokens) is not None]
+        if outputs:
+            self.output_tokens = sum(outputs) / len(outputs)
+
+    def _write(self, row: int, now: float) -> None:
+        pod = self.pods[row]
+        figures = pod.estimates.figures(now)
+        if rate := pod.health.failure_rate:
+            figures = figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
+        self._table.write(row, figures)
+        self.longest_prefill = max(self.longest_prefill, pod.estimates.mean_prefill)
+        if (expires := pod.estimates.expires) == inf:
+            self._expiring.pop(row, None)
+        else:
+            self._expiring[row] = expires
+            self._next_expiry = min(self._next_expiry, expires)

@@ -78,8 +78,10 @@ class Service:
         settings = PeerSettings(peers=self._settings.peers, listen=self._settings.peer_listen)
         channel = PeerChannel(settings, self._shared, metrics)
         channel.use_keys(plan_keys)
+        # Without peers too: it tells which entries of an access log count.
+        self._picker.observer = self._shared
         if settings.peers:
-            self._shared.publisher, self._picker.observer = channel, self._shared
+            self._shared.publisher = channel
         return channel
 
     async def run(self) -> None:

@@ -26,6 +26,7 @@ from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
     AnswerBroke,
+    BrokenLogged,
     Event,
     PodEjected,
     PodLearned,
@@ -37,6 +38,7 @@ from .peers.frames import (
     unpack,
 )
 from .placement import Placement
+from .recent_requests import RecentRequests
 from .verdicts import judge_broken
 
 _size: Final = msgspec.msgpack.Decoder(PlacedPrompt)
@@ -79,6 +81,7 @@ class SharedFleet:
         self._numbers = count(1)
         self._own: dict[int, Placement] = {}
         """Number → placement of this replica that has not ended."""
+        self._recent = RecentRequests()
         self._remote: defaultdict[str, dict[int, CountedRequest]] = defaultdict(dict)
         """Peer → number → its request that has not ended."""
 
@@ -92,6 +95,7 @@ class SharedFleet:
     def on_started(self, placement: Placement) -> None:
         placement.number = next(self._numbers)
         self._own[placement.number] = placement
+        self._recent.start(placement)
         if (publisher := self._publisher()) is not None:
             publisher.publish(_started(placement, placement.decision.decided_at, SNAPSHOT_BYTES))
 
@@ -101,14 +105,28 @@ class SharedFleet:
 
     def on_ended(self, placement: Placement) -> None:
         del self._own[placement.number]
+        self._recent.end(placement)
         if not self._is_leaving and (publisher := self._publisher()) is not None:
             publisher.publish(RequestEnded(placement.number))
 
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
-        """An Envoy that logs here reports a broken answer, perhaps of another replica's request."""
-        judge_broken(self._fleet, broken, now)
+        """An Envoy that logs here reports a broken answer, perhaps of another replica's request:
+        each Envoy logs to one replica."""
+        if not self._count_broken(broken.request_id, broken.backend, now) and (
+            publisher := self._publisher()
+        ):
+            publisher.publish(BrokenLogged(broken.request_id, broken.backend))
+
+    def _count_broken(self, request_id: str, backend: str, now: float) -> bool:
+        """Count a broken answer if this replica placed the request on `backend`; returns whether
+        it did."""
+        placed = self._recent.take(request_id, backend)
+        if placed is None:
+            return False
+        judge_broken(self._fleet, BrokenAnswer(backend, placed), now)
         if (publisher := self._publisher()) is not None:
-            publisher.publish(AnswerBroke(broken.backend, max(0.0, now - broken.started)))
+            publisher.publish(AnswerBroke(backend, max(0.0, now - placed)))
+        return True
 
     def _on_ejected(self, pod: Pod, now: float) -> None:
         # Others have counted the same failures, unless they joined lately.
@@ -168,6 +186,8 @@ class SharedFleet:
                 requests.pop(event.request).end(now)
             case AnswerBroke(backend, age):
                 judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
+            case BrokenLogged(request_id, backend):
+                self._count_broken(request_id, backend, now)
             case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
                 self._fleet.ejections.adopt(pod, now, now + seconds)
             case PodLearned(name, samples) if (pod := self._fleet.find(name)) is not None:

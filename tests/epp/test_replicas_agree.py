@@ -48,9 +48,10 @@ class Agreement:
             setup.picker.observer = shared
 
     def settle(self) -> None:
-        """Let all events arrive."""
-        self.now += 0.001
-        self.mesh.advance(self.now)
+        """Let all events arrive, and those that they cause."""
+        for _ in range(2):
+            self.now += 0.001
+            self.mesh.advance(self.now)
 
     def place(self, replica: int, model: str = "m") -> Placement:
         body = f'{{"model": "{model}", "prompt": "{LONG}", "stream": true}}'.encode()
@@ -109,13 +110,15 @@ def test_replicas_know_the_same_whatever_happens(
             agreement.place(number % replicas)
         elif agreement.under_way:
             index = number % len(agreement.under_way)
-            replica, placement = agreement.under_way[index]
+            _, placement = agreement.under_way[index]
             if action == "respond":
                 placement.on_response_headers(RESPONSES[response], agreement.now)
             elif action == "break":
                 address = placement.decode.address or ""
-                broken = BrokenAnswer(address, placement.decision.decided_at)
-                agreement.shared[replica].on_broken(broken, agreement.now)
+                placed = placement.decision
+                broken = BrokenAnswer(address, placed.decided_at, placed.request_id)
+                # Envoy logs to any replica.
+                agreement.shared[len(response) % replicas].on_broken(broken, agreement.now)
             else:
                 del agreement.under_way[index]
                 placement.end(agreement.now)

@@ -19,6 +19,7 @@ from tandem_epp.peers.frames import (
     RequestStarted,
     pack,
 )
+from tandem_epp.placement import Placement
 from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
 from tests.epp.simulation.replicas import LoopbackMesh
 from tests.epp.test_picker import LONG, NOW, WEIGHTED, PickerSetup
@@ -259,17 +260,43 @@ def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
     assert list(replicas.shared[0].snapshot()) == events[1:]
 
 
-def test_a_broken_answer_counts_at_all_replicas() -> None:
+def broken(placement: Placement, backend: str | None = None) -> BrokenAnswer:
+    """What an access log says of a request."""
+    decision, address = placement.decision, backend or placement.decode.address or ""
+    return BrokenAnswer(address, decision.decided_at, decision.request_id)
+
+
+@pytest.mark.parametrize("logs", [0, 1], ids=["placed it", "did not"])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_broken_answer_counts_once_at_all_replicas(logs: int, *, has_ended: bool) -> None:
+    """Whichever replica Envoy logs to."""
     replicas = Replicas(d="decode")
-    replicas.setups[0].place(prompt="short")
-    replicas.mesh.advance(1.0)
-    address = replicas.setups[0]["d"].address or ""
-    replicas.shared[0].on_broken(BrokenAnswer(address, NOW - 5), NOW)
-    replicas.mesh.advance(2.0)
+    placement, _ = replicas.setups[0].place(prompt="short")
+    if has_ended:
+        placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+        placement.end(NOW)
+    for _ in range(2):
+        replicas.shared[logs].on_broken(broken(placement), NOW)
+        for _ in range(3):
+            replicas.mesh.advance(replicas.mesh.now + 1.0)
     rates = [setup["d"].health.failure_rate for setup in replicas.setups]
     assert rates[0] == rates[1] > 0
     counts = [setup["d"].health.outcomes[Outcome.BROKEN] for setup in replicas.setups]
     assert counts == [1, 0]
+
+
+def test_invented_log_entries_count_nowhere() -> None:
+    replicas = Replicas(d1="unified", d2="unified")
+    placement, plan = replicas.setups[0].place(prompt="short")
+    (other,) = {"d1", "d2"} - {plan.decode.name}
+    entries = [BrokenAnswer(pod.address or "", NOW, "invented") for pod in replicas.setups[0].fleet]
+    entries += [BrokenAnswer(entry.backend, NOW) for entry in entries]
+    entries.append(broken(placement, replicas.setups[0][other].address))
+    for _ in range(EJECT_IN_A_ROW):
+        for entry in entries:
+            replicas.shared[0].on_broken(entry, NOW)
+        replicas.mesh.advance(replicas.mesh.now + 1.0)
+    assert all(not pod.health.failure_rate for setup in replicas.setups for pod in setup.fleet)
 
 
 def test_prefills_under_way_and_what_they_took_are_known_to_both() -> None:

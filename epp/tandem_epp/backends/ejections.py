@@ -81,15 +81,20 @@ class Ejections:
 
     def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
         """Eject `pod` whatever the share; `until`: as another replica decided."""
-        pod.health.eject(now, until)
+        health = pod.health
+        health.eject(now, until)
         pod.estimates.changed()
+        reason = (
+            f"{health.failure_rate:.0%} of its latest requests failed"
+            if until is None
+            else "as another replica decided"
+        )
         _log.warning(
-            "backend %s is ejected for %.0f s: %.0f%% of its latest requests failed; outcomes of "
-            "this EPP's requests: %s",
+            "backend %s is ejected for %.0f s: %s; outcomes of this EPP's requests: %s",
             pod.name,
-            pod.health.until - now,
-            100 * pod.health.failure_rate,
-            ", ".join(f"{n} {outcome}" for outcome, n in pod.health.outcomes.items()) or "none",
+            health.until - now,
+            reason,
+            ", ".join(f"{n} {outcome}" for outcome, n in health.outcomes.items()) or "none",
         )
         self._watch(pod, now)
         self._on_change()

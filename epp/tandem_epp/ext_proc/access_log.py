@@ -31,6 +31,7 @@ class BrokenAnswer:
     """`ip:port`."""
     started: float
     """When Envoy received the request; Unix seconds."""
+    request_id: str = ""
 
 
 def broken_answers(message: pb.StreamAccessLogsMessage) -> Iterator[BrokenAnswer]:
@@ -41,7 +42,8 @@ def broken_answers(message: pb.StreamAccessLogsMessage) -> Iterator[BrokenAnswer
         if entry.response.response_code_details.startswith(_AFTER_HEADERS) and socket.address:
             start = common.start_time
             address = str(HostPort(socket.address, socket.port_value))
-            yield BrokenAnswer(address, start.seconds + start.nanos / 1e9)
+            started = start.seconds + start.nanos / 1e9
+            yield BrokenAnswer(address, started, entry.request.request_id)
 
 
 class AccessLogService:

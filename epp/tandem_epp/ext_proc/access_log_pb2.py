@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem_epp/ext_proc/access_log.proto\x12\x11tandem.access_log\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x17StreamAccessLogsMessage\x12:\n\thttp_logs\x18\x02 \x01(\x0b\x32\'.tandem.access_log.HTTPAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponse\"P\n\x14HTTPAccessLogEntries\x12\x38\n\tlog_entry\x18\x01 \x03(\x0b\x32%.tandem.access_log.HTTPAccessLogEntry\"\x90\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".tandem.access_log.AccessLogCommon\x12;\n\x08response\x18\x04 \x01(\x0b\x32).tandem.access_log.HTTPResponseProperties\"~\n\x0f\x41\x63\x63\x65ssLogCommon\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.tandem.access_log.Address\"7\n\x16HTTPResponseProperties\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"C\n\x07\x41\x64\x64ress\x12\x38\n\x0esocket_address\x18\x01 \x01(\x0b\x32 .tandem.access_log.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem_epp/ext_proc/access_log.proto\x12\x11tandem.access_log\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x17StreamAccessLogsMessage\x12:\n\thttp_logs\x18\x02 \x01(\x0b\x32\'.tandem.access_log.HTTPAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponse\"P\n\x14HTTPAccessLogEntries\x12\x38\n\tlog_entry\x18\x01 \x03(\x0b\x32%.tandem.access_log.HTTPAccessLogEntry\"\xcb\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".tandem.access_log.AccessLogCommon\x12\x39\n\x07request\x18\x03 \x01(\x0b\x32(.tandem.access_log.HTTPRequestProperties\x12;\n\x08response\x18\x04 \x01(\x0b\x32).tandem.access_log.HTTPResponseProperties\"~\n\x0f\x41\x63\x63\x65ssLogCommon\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.tandem.access_log.Address\"+\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\"7\n\x16HTTPResponseProperties\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"C\n\x07\x41\x64\x64ress\x12\x38\n\x0esocket_address\x18\x01 \x01(\x0b\x32 .tandem.access_log.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,13 +39,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPACCESSLOGENTRIES']._serialized_start=207
   _globals['_HTTPACCESSLOGENTRIES']._serialized_end=287
   _globals['_HTTPACCESSLOGENTRY']._serialized_start=290
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=434
-  _globals['_ACCESSLOGCOMMON']._serialized_start=436
-  _globals['_ACCESSLOGCOMMON']._serialized_end=562
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=564
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=619
-  _globals['_ADDRESS']._serialized_start=621
-  _globals['_ADDRESS']._serialized_end=688
-  _globals['_SOCKETADDRESS']._serialized_start=690
-  _globals['_SOCKETADDRESS']._serialized_end=742
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=493
+  _globals['_ACCESSLOGCOMMON']._serialized_start=495
+  _globals['_ACCESSLOGCOMMON']._serialized_end=621
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=623
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=666
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=668
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=723
+  _globals['_ADDRESS']._serialized_start=725
+  _globals['_ADDRESS']._serialized_end=792
+  _globals['_SOCKETADDRESS']._serialized_start=794
+  _globals['_SOCKETADDRESS']._serialized_end=846
 # @@protoc_insertion_point(module_scope)

@@ -26,12 +26,14 @@ class HTTPAccessLogEntries(_message.Message):
     def __init__(self, log_entry: _Optional[_Iterable[_Union[HTTPAccessLogEntry, _Mapping]]] = ...) -> None: ...
 
 class HTTPAccessLogEntry(_message.Message):
-    __slots__ = ("common_properties", "response")
+    __slots__ = ("common_properties", "request", "response")
     COMMON_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     common_properties: AccessLogCommon
+    request: HTTPRequestProperties
     response: HTTPResponseProperties
-    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
+    def __init__(self, common_properties: _Optional[_Union[AccessLogCommon, _Mapping]] = ..., request: _Optional[_Union[HTTPRequestProperties, _Mapping]] = ..., response: _Optional[_Union[HTTPResponseProperties, _Mapping]] = ...) -> None: ...
 
 class AccessLogCommon(_message.Message):
     __slots__ = ("start_time", "upstream_remote_address")
@@ -40,6 +42,12 @@ class AccessLogCommon(_message.Message):
     start_time: _timestamp_pb2.Timestamp
     upstream_remote_address: Address
     def __init__(self, start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ...) -> None: ...
+
+class HTTPRequestProperties(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class HTTPResponseProperties(_message.Message):
     __slots__ = ("response_code_details",)

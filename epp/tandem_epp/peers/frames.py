@@ -100,12 +100,21 @@ class PodEjected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerBroke(msgspec.Struct, frozen=True, array_like=True):
-    """The peer's access log shows an answer that broke off after its headers."""
+    """An answer to a request of the peer broke off after its headers."""
 
     backend: str
     """`ip:port` of the pod."""
     age: float
-    """Seconds since Envoy received the request."""
+    """Seconds since the peer placed the request."""
+
+
+class BrokenLogged(msgspec.Struct, frozen=True, array_like=True):
+    """The peer's access log shows a broken answer of a request that the peer did not place. It
+    counts if the receiver placed it, who then tells all with `AnswerBroke`."""
+
+    request_id: str
+    backend: str
+    """`ip:port` of the pod."""
 
 
 class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +133,7 @@ Event: TypeAlias = (
     | PodEjected
     | PrefixCached
     | AnswerBroke
+    | BrokenLogged
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -134,6 +144,7 @@ _KINDS: Final[dict[type, int]] = {
     PodEjected: 5,
     PrefixCached: 6,
     AnswerBroke: 7,
+    BrokenLogged: 8,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

@@ -164,3 +164,11 @@ def test_some_pod_may_always_be_chosen(events: list[tuple[int, Outcome, float]])
         fleet.ejections.record(pods[index], outcome, now, placed)
         assert fleet.ready_pods("m")
         assert sum(pod.health.is_ejected for pod in pods) <= MAX_SHARE * len(pods)
+
+
+def test_the_log_says_whose_decision_an_ejection_is(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = decodes(2)
+    a, _ = fleet
+    fleet.ejections.adopt(a, NOW, NOW + 5)
+    assert "ejected for 5 s: as another replica decided" in caplog.text
+    assert "0%" not in caplog.text

@@ -18,6 +18,7 @@ AFTER = "upstream_reset_after_response_started{protocol_error}"
 def logged(details: str, address: str = "10.0.0.1", port: int = 8000) -> pb.StreamAccessLogsMessage:
     message = pb.StreamAccessLogsMessage()
     entry = message.http_logs.log_entry.add()
+    entry.request.request_id = "r1"
     entry.response.response_code_details = details
     entry.common_properties.start_time.seconds = 1000
     entry.common_properties.start_time.nanos = 500_000_000
@@ -27,7 +28,7 @@ def logged(details: str, address: str = "10.0.0.1", port: int = 8000) -> pb.Stre
 
 
 def test_a_broken_answer_names_the_backend_and_its_start() -> None:
-    assert list(broken_answers(logged(AFTER))) == [BrokenAnswer("10.0.0.1:8000", 1000.5)]
+    assert list(broken_answers(logged(AFTER))) == [BrokenAnswer("10.0.0.1:8000", 1000.5, "r1")]
     (broken,) = broken_answers(logged(AFTER, "fd00::1"))
     assert broken.backend == "[fd00::1]:8000"
 

@@ -52,6 +52,10 @@ class Receiver:
         """Nothing: measuring starts when all are connected."""
         return []
 
+    def lacks_snapshot(self, peer: str) -> bool:
+        """Never."""
+        return False
+
     def reset(self, peer: str) -> None:
         """Nothing is kept."""
 

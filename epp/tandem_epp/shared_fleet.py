@@ -17,6 +17,7 @@ import msgspec
 from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
+from .backends.health import OutcomeCounts
 from .backends.pods import Pod
 from .backends.replica_order import ReplicaOrder
 from .counted_request import CountedRequest
@@ -29,11 +30,13 @@ from .peers.frames import (
     BrokenLogged,
     Event,
     PodEjected,
+    PodFailed,
     PodLearned,
     PrefixCached,
     RequestAnswered,
     RequestEnded,
     RequestStarted,
+    TextsCounted,
     pack,
     unpack,
 )
@@ -47,6 +50,9 @@ SNAPSHOT_BYTES: Final = 4 << 20
 """Bytes of prefix chains in a snapshot; beyond them requests come without their chains, and cached
 prefixes not at all. Less than what the queue of a peer holds (`peers.outbox.MAX_QUEUE`), which
 would overflow otherwise."""
+MAX_UNKNOWN: Final = 1000
+"""Names of unknown pods that are remembered of one peer. A pod beyond them gets no snapshot when it
+is discovered."""
 MAX_MODEL: Final = 256
 """Characters of a model's name that are sent at most: clients choose it where no backend lists its
 models."""
@@ -84,6 +90,8 @@ class SharedFleet:
         self._recent = RecentRequests()
         self._remote: defaultdict[str, dict[int, CountedRequest]] = defaultdict(dict)
         """Peer → number → its request that has not ended."""
+        self._unknown: defaultdict[str, set[str]] = defaultdict(set)
+        """Peer → pods that it told of and that this replica did not know."""
 
     def leave(self) -> None:
         """This replica stops. Its streams end, and their requests run on without it: from now on no
@@ -143,18 +151,25 @@ class SharedFleet:
     # What others do: `peers.channel.Knowledge`.
 
     def snapshot(self) -> Iterator[Event]:
-        """The requests of this replica that have not ended, the newest first; ejected pods; samples
-        of what pods take; and what they cache, as far as SNAPSHOT_BYTES go."""
+        """The requests of this replica that have not ended, the newest first; what failed, which
+        pods are ejected, and what requests take; and what pods cache, as far as SNAPSHOT_BYTES
+        go."""
         now, left = self._clock(), SNAPSHOT_BYTES
         for placement in reversed(self._own.values()):
             started = _started(placement, now, left)
             left -= len(started.chain)
             yield started
         for pod in self._fleet:
+            if (counts := pod.health.counts(now)) is not None:
+                yield PodFailed(pod.name, *counts)
             if pod.health.is_ejected:
                 yield PodEjected(pod.name, max(0.0, pod.health.until - now))
-            if samples := samples_of(pod.estimates):
-                yield PodLearned(pod.name, samples)
+            samples = samples_of(pod.estimates)
+            if samples or pod.token_scale != 1.0:
+                yield PodLearned(pod.name, samples, pod.token_scale)
+        for model, assumed, counted in self._fleet.token_scales.sums:
+            if len(model or "") <= MAX_MODEL:
+                yield TextsCounted(model or "", assumed, counted)
         # The oldest first, as they were learned: the receiver forgets in that order.
         yield from reversed(self._recent_prefixes(left))
 
@@ -169,7 +184,11 @@ class SharedFleet:
             prefixes.append(event)
         return prefixes
 
+    def lacks_snapshot(self, peer: str) -> bool:
+        return any(self._fleet.find(name) is not None for name in self._unknown[peer])
+
     def reset(self, peer: str) -> None:
+        self._unknown.pop(peer, None)
         for request in self._remote.pop(peer, {}).values():
             request.drop(self._clock())
 
@@ -177,7 +196,7 @@ class SharedFleet:
         requests, now = self._remote[peer], self._clock()
         match event:
             case RequestStarted():
-                self._start(requests, event, now)
+                self._start(peer, event, now)
             case RequestAnswered() if event.request in requests:
                 response = _response.decode(event.response)
                 report = parse_timing(response.timing or "")
@@ -188,25 +207,50 @@ class SharedFleet:
                 judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
             case BrokenLogged(request_id, backend):
                 self._count_broken(request_id, backend, now)
-            case PodEjected(name, seconds) if (pod := self._fleet.find(name)) is not None:
-                self._fleet.ejections.adopt(pod, now, now + seconds)
-            case PodLearned(name, samples) if (pod := self._fleet.find(name)) is not None:
-                add_samples(pod.estimates, samples, now)
-            case PrefixCached(name, chain) if (pod := self._fleet.find(name)) is not None:
-                prefixes = self._fleet.prefixes
-                prefixes.confirm(prefixes.place(pod, unpack(chain)))
+            case PodEjected() | PodLearned() | PodFailed() | PrefixCached():
+                if (pod := self._find(peer, event.pod)) is not None:
+                    _learn(self._fleet, pod, event, now)
+            case TextsCounted(model, assumed, counted):
+                self._fleet.token_scales.take_over(model or None, assumed, counted)
             case _:
-                # About a pod or request that this replica does not know.
+                # About a request that this replica does not know.
                 pass
 
-    def _start(
-        self, requests: dict[int, CountedRequest], event: RequestStarted, now: float
-    ) -> None:
+    def _find(self, peer: str, name: str) -> Pod | None:
+        """The pod of this name; if this replica does not know it yet, it needs a snapshot of `peer`
+        when it does."""
+        pod = self._fleet.find(name)
+        if pod is None and len(self._unknown[peer]) < MAX_UNKNOWN:
+            self._unknown[peer].add(name)
+        return pod
+
+    def _start(self, peer: str, event: RequestStarted, now: float) -> None:
+        requests = self._remote[peer]
         # A peer does not use a number twice; if it does, no count is lost.
         if (previous := requests.pop(event.request, None)) is not None:
             previous.drop(now)
-        if (decode := self._fleet.find(event.decode)) is not None:
+        for name in event.prefill:
+            self._find(peer, name)
+        if (decode := self._find(peer, event.decode)) is not None:
             requests[event.request] = _counted(event, decode, self._fleet, now)
+
+
+def _learn(
+    fleet: Fleet, pod: Pod, event: PodEjected | PodLearned | PodFailed | PrefixCached, now: float
+) -> None:
+    """Take in what a peer knows of a pod."""
+    match event:
+        case PodEjected(_, seconds):
+            fleet.ejections.adopt(pod, now, now + seconds)
+        case PodFailed(_, failures, answers, in_a_row, streak, returned):
+            counts = OutcomeCounts(failures, answers, in_a_row, streak, returned)
+            fleet.ejections.take_over(pod, counts, now)
+        case PodLearned(_, samples, token_scale):
+            add_samples(pod.estimates, samples, now)
+            if pod.token_scale == 1.0:
+                pod.token_scale = token_scale
+        case PrefixCached(_, chain):
+            fleet.prefixes.confirm(fleet.prefixes.place(pod, unpack(chain)))
 
 
 def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> CountedRequest:

@@ -4,11 +4,13 @@ them."""
 import json
 from array import array
 
+import msgspec
 import pytest
 
 from tandem_contract.prefix import text_chain
 from tandem_contract.timing import Timing
-from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
+from tandem_epp.backends.health import BASE_EJECTION, EJECT_IN_A_ROW, HealthState
+from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.ext_proc.access_log import BrokenAnswer
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.outcomes import Outcome
@@ -243,6 +245,55 @@ def test_a_snapshot_has_ejections_and_what_pods_cache() -> None:
     _, repeated = joining.place(LONG)
     assert repeated.decode.name == plan.decode.name
     assert repeated.cached_tokens > 400
+
+
+def test_a_replica_that_joins_knows_what_failed_and_how_long_texts_are() -> None:
+    replicas = Replicas(delay=float("inf"), d1="unified", d2="unified")
+    told, joining = replicas.setups
+    for pod in told.fleet:
+        pod.health.eject(NOW - 100)
+        pod.health.on_new_process()
+    placement, _ = told.place(prompt="short")
+    failing = placement.decode.name
+    placement.on_response_headers(ResponseHeaders(None, 500), NOW)
+    placement.end(NOW)
+    told.fleet.token_scales.learn("m", 1000, 2000)
+    told[failing].token_scale = told.fleet.token_scales.scale("m")
+    for _ in range(2):
+        for event in replicas.shared[0].snapshot():
+            replicas.shared[1].apply("peer", event)
+    here, there = told[failing].health, joining[failing].health
+    assert there.failure_rate == here.failure_rate > 0
+    assert joining.fleet.token_scales.scale("m") == told.fleet.token_scales.scale("m") > 1
+    assert joining[failing].token_scale == told[failing].token_scale
+    for health in (here, there):
+        health.eject(NOW)
+    assert there.until == here.until > NOW + BASE_EJECTION, "it was ejected before"
+
+
+def test_a_snapshot_is_needed_when_a_pod_that_a_peer_told_of_is_discovered() -> None:
+    setup = PickerSetup(d="decode")
+    shared = SharedFleet(setup.fleet)
+    backends = [DiscoveredBackend(pod.backend) for pod in setup.fleet]
+    setup.fleet.apply([])
+    shared.apply("peer", RequestStarted(1, "d"))
+    shared.apply("peer", RequestStarted(2, "another fleet's"))
+    assert not shared.lacks_snapshot("peer"), "still unknown"
+    setup.fleet.apply(backends)
+    assert shared.lacks_snapshot("peer")
+    assert not shared.lacks_snapshot("other")
+    shared.reset("peer")
+    assert not shared.lacks_snapshot("peer")
+
+
+def test_a_malformed_size_leaves_no_count() -> None:
+    setup = PickerSetup(d="decode")
+    shared = SharedFleet(setup.fleet)
+    size = msgspec.Raw(msgspec.msgpack.encode({"prompt": "long"}))
+    with pytest.raises(msgspec.ValidationError):
+        shared.apply("peer", RequestStarted(1, "d", size=size))
+    shared.reset("peer")
+    assert (setup["d"].in_flight, setup["d"].estimates.undecoded) == (0, 0)
 
 
 def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(

@@ -18,6 +18,7 @@ from tandem_contract.paths import Role
 from ..outcomes import Outcome
 
 if TYPE_CHECKING:
+    from .health import OutcomeCounts
     from .pods import Pod
 
 MAX_SHARE: Final = 0.5
@@ -78,6 +79,12 @@ class Ejections:
         too many would be ejected."""
         if not pod.health.is_ejected and self._may_eject(pod):
             self.eject(pod, now, until)
+
+    def take_over(self, pod: "Pod", counts: "OutcomeCounts", now: float) -> None:
+        """Go on from what another replica has counted at `pod`."""
+        pod.health.take_over(counts, now)
+        self._watch(pod, now)
+        self._on_rate()
 
     def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
         """Eject `pod` whatever the share; `until`: as another replica decided."""

@@ -22,7 +22,7 @@ Pods in SERVING and PROBE_DUE are chosen; others only while no better pod of the
 
 from collections import Counter
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..outcomes import Outcome
 
@@ -50,6 +50,17 @@ MAX_PAUSE: Final = 30.0
 """Seconds of the longest pause, whatever Retry-After says."""
 NEGLIGIBLE_RATE: Final = 0.005
 """Failure rate below which the past is forgotten, so that healthy pods need no upkeep."""
+
+
+class OutcomeCounts(NamedTuple):
+    """What `Health` has counted, for another replica."""
+
+    failures: float
+    answers: float
+    in_a_row: int
+    streak: int
+    returned: float
+    """Seconds since the last ejection ended."""
 
 
 class HealthState(StrEnum):
@@ -191,6 +202,26 @@ class Health:
             self._failures *= factor
             self._answers *= factor
             self._decayed_at = now
+            self._update_rate()
+
+    def counts(self, now: float) -> OutcomeCounts | None:
+        """What has been counted; None if that is nothing."""
+        self.decay(now)
+        # The receiver ejects the pod itself, which is one more.
+        streak = self._streak - self.is_ejected
+        if not self.failure_rate and not self._in_a_row and not streak:
+            return None
+        returned = max(0.0, now - self._returned_at)
+        return OutcomeCounts(self._failures, self._answers, self._in_a_row, streak, returned)
+
+    def take_over(self, counts: OutcomeCounts, now: float) -> None:
+        """Go on from the counts of another replica, unless more has been counted here."""
+        self.decay(now)
+        if counts.streak > self._streak:
+            self._streak, self._returned_at = counts.streak, now - counts.returned
+        if counts.failures + counts.answers > self._failures + self._answers:
+            self._failures, self._answers = counts.failures, counts.answers
+            self._in_a_row = counts.in_a_row
             self._update_rate()
 
     def on_scrape(self) -> bool:

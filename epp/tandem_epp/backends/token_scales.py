@@ -8,6 +8,7 @@ long prompts weigh more, because it is they whose prefill takes long.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 MAX_MODELS: Final = 64
@@ -36,6 +37,19 @@ class TokenScales:
         """Models and their scales."""
         return ((model or "", self.scale(model)) for model in self._sums)
 
+    @property
+    def sums(self) -> Iterator[tuple[str | None, float, float]]:
+        """Models with the tokens assumed and counted of their latest texts."""
+        return ((model, sums.assumed, sums.counted) for model, sums in self._sums.items())
+
+    def take_over(self, model: str | None, assumed: float, counted: float) -> None:
+        """Use the sums of another replica, unless more is known here."""
+        if not (0 < assumed < inf and 0 < counted < inf):
+            return
+        sums = self._sums_of(model)
+        if assumed > sums.assumed:
+            sums.assumed, sums.counted = assumed, counted
+
     def scale(self, model: str | None) -> float:
         """Tokens per assumed token; 1 before the first sample."""
         sums = self._sums.get(model)
@@ -45,9 +59,13 @@ class TokenScales:
         """A prompt of `assumed` tokens has `counted` ones."""
         if assumed <= 0 or counted <= 0:
             return
+        sums = self._sums_of(model)
+        sums.assumed = sums.assumed * _DECAY + assumed
+        sums.counted = sums.counted * _DECAY + counted
+
+    def _sums_of(self, model: str | None) -> _Sums:
         if (sums := self._sums.get(model)) is None:
             if len(self._sums) >= MAX_MODELS:
                 del self._sums[next(iter(self._sums))]
             sums = self._sums[model] = _Sums()
-        sums.assumed = sums.assumed * _DECAY + assumed
-        sums.counted = sums.counted * _DECAY + counted
+        return sums

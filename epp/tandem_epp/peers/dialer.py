@@ -233,6 +233,8 @@ class Dialer:
             done = decode_acknowledgement(data)
         except msgspec.MsgspecError as err:
             raise PeerRejected("malformed", f"an acknowledgement is malformed: {err}") from err
+        if done.needs_snapshot and self._outbox is not None and self._outbox.restart(done.epoch):
+            self._is_waiting.set()
         while self._unacknowledged:
             epoch, number, since = self._unacknowledged[0]
             if (epoch, number) > (done.epoch, done.number):

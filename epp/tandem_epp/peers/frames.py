@@ -14,11 +14,12 @@ messages:
 is msgpack; structs are arrays, so a later version may append fields, which older ones ignore.
 
 A frame is `[epoch, number, is_snapshot, [[kind, event], ...], is_complete]`. A dialer begins a new
-epoch with every connection and whenever its queue overflowed; the first frame of an epoch begins a
-snapshot: the receiver drops the requests that it knew of this peer. Within an epoch frames are
-numbered from 0 without a gap. A receiver ignores frames of older epochs, frames that it already
-has, and after a gap all frames until the next snapshot; so every frame is applied at most once and
-in order.
+epoch with every connection, whenever its queue overflowed, and when an acknowledgement asks for it,
+for instance because the receiver discovered pods that it had been told of. The first frame of an
+epoch begins a snapshot: the receiver drops the requests that it knew of this peer. Within an epoch
+frames are numbered from 0 without a gap. A receiver ignores frames of older epochs, frames that it
+already has, and after a gap all frames until the next snapshot; so every frame is applied at most
+once and in order.
 
 Events of an unknown kind are ignored. `VERSION` changes only when an older replica would
 misunderstand a newer one; replicas of two versions do not connect.
@@ -89,6 +90,8 @@ class PodLearned(msgspec.Struct, frozen=True, array_like=True):
     pod: str
     samples: Mapping[str, Sequence[Sequence[float]]]
     """As in `estimates.shared_samples`."""
+    token_scale: float = 1.0
+    """Tokens per assumed token of the texts that the pod serves."""
 
 
 class PodEjected(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +100,32 @@ class PodEjected(msgspec.Struct, frozen=True, array_like=True):
     pod: str
     seconds: float
     """Until the peer probes it."""
+
+
+class PodFailed(msgspec.Struct, frozen=True, array_like=True):
+    """The latest outcomes at a pod as the peer counted them, in a snapshot."""
+
+    pod: str
+    failures: float
+    """Failures and answers fade as `backends.health` says."""
+    answers: float
+    in_a_row: int
+    """Failures since the last answer."""
+    streak: int = 0
+    """Ejections of which each came soon after the one before."""
+    returned: float = 0.0
+    """Seconds since the last of them ended."""
+
+
+class TextsCounted(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens the texts of a model have, in a snapshot."""
+
+    model: str
+    """Empty for requests that name none."""
+    assumed: float
+    """Tokens that their bytes let assume; newer texts weigh more."""
+    counted: float
+    """Tokens that engines counted of the same texts."""
 
 
 class AnswerBroke(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +163,8 @@ Event: TypeAlias = (
     | PrefixCached
     | AnswerBroke
     | BrokenLogged
+    | PodFailed
+    | TextsCounted
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -145,6 +176,8 @@ _KINDS: Final[dict[type, int]] = {
     PrefixCached: 6,
     AnswerBroke: 7,
     BrokenLogged: 8,
+    PodFailed: 9,
+    TextsCounted: 10,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {
@@ -171,6 +204,8 @@ class Acknowledgement(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     number: int
+    needs_snapshot: bool = False
+    """Whether it missed events of this epoch: the dialer begins another one, with a snapshot."""
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -221,8 +256,8 @@ def decode_events(frame: Frame) -> Iterator[Event | None]:
         yield None if decoder is None else decoder.decode(content)
 
 
-def encode_acknowledgement(frame: Frame) -> bytes:
-    return _encoder.encode(Acknowledgement(frame.epoch, frame.number))
+def encode_acknowledgement(frame: Frame, *, needs_snapshot: bool = False) -> bytes:
+    return _encoder.encode(Acknowledgement(frame.epoch, frame.number, needs_snapshot))
 
 
 def decode_acknowledgement(data: bytes) -> Acknowledgement:

@@ -28,6 +28,9 @@ class PeerReceiver(Protocol):
     def apply(self, peer: str, event: Event) -> None:
         """Apply one event of `peer`."""
 
+    def lacks_snapshot(self, peer: str) -> bool:
+        """Whether events of `peer` were lost since its snapshot, which could be applied now."""
+
 
 class Inbox:
     """The order of one peer's frames."""
@@ -44,6 +47,11 @@ class Inbox:
         """Whether a whole snapshot has come."""
         self._is_current = False
         """Whether a snapshot came and no frame after it is missing."""
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether only another snapshot tells all that the peer knows."""
+        return not self._is_current or self._receiver.lacks_snapshot(self._peer)
 
     def receive(self, frame: Frame) -> Verdict:
         """Apply `frame` unless it came before or another is missing. Raises

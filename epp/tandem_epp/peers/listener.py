@@ -174,7 +174,8 @@ class Listener:
                 inbox.receive(frame)
             except msgspec.MsgspecError as err:
                 raise PeerRejected("malformed", f"a frame is malformed: {err}") from err
-            sealed = session.acknowledgements.seal(encode_acknowledgement(frame))
+            answer = encode_acknowledgement(frame, needs_snapshot=inbox.needs_snapshot)
+            sealed = session.acknowledgements.seal(answer)
             await send(socket, sealed, SILENCE_SECONDS)
             data = session.frames.open(await receive(socket, SILENCE_SECONDS))
 

@@ -52,7 +52,8 @@ class Outbox:
 
     def put(self, event: bytes) -> None:
         """Add an encoded event."""
-        # A snapshot that is still to be taken will contain the event's effect.
+        # A snapshot that is still to be taken will contain the event's effect: what is under way,
+        # and what has been counted.
         if self._needs_snapshot:
             return
         self._queue.append(event)
@@ -62,6 +63,16 @@ class Outbox:
             self._queue.clear()
             self._queue_bytes = 0
             self._needs_snapshot = True
+
+    def restart(self, epoch: int) -> bool:
+        """The peer missed events of `epoch`: replace the queue by a snapshot, unless a later epoch
+        has begun; returns whether it does."""
+        if epoch != self._epoch or self._needs_snapshot:
+            return False
+        self._queue.clear()
+        self._queue_bytes = 0
+        self._needs_snapshot = True
+        return True
 
     def next_frame(self) -> OutgoingFrame:
         """The next frame: events that wait, up to about MAX_FRAME bytes; without any a heartbeat,

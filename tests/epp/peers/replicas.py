@@ -26,12 +26,18 @@ class Notebook:
         self.peers: dict[str, dict[int, RequestStarted]] = {}
         self.events: list[Event] = []
         self.changed = asyncio.Event()
+        self.has_lost = False
+        """Whether events were lost that a snapshot brings back."""
 
     def snapshot(self) -> Iterable[Event]:
         return list(self.own.values())
 
+    def lacks_snapshot(self, peer: str) -> bool:
+        return self.has_lost
+
     def reset(self, peer: str) -> None:
         self.peers[peer] = {}
+        self.has_lost = False
         self.changed.set()
 
     def apply(self, peer: str, event: Event) -> None:

@@ -33,6 +33,9 @@ class Log:
         self.events: list[Event] = []
         self.verdicts: list[Verdict] = []
 
+    def lacks_snapshot(self, peer: str) -> bool:
+        return False
+
     def reset(self, peer: str) -> None:
         self.resets += 1
         self.events.clear()
@@ -137,3 +140,24 @@ def test_a_large_snapshot_takes_several_frames() -> None:
 def test_a_malformed_frame_is_an_error() -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode_frame(b"\x93\x01")
+
+
+def test_a_receiver_asks_for_a_snapshot_once_per_epoch() -> None:
+    sender, _ = outbox(RequestStarted(1, "d"))
+    box, _ = inbox()
+    assert box.needs_snapshot
+    first = decode_frame(sender.next_frame().data)
+    box.receive(first)
+    assert not box.needs_snapshot
+    for _ in range(2):
+        sender.put(encode_event(RequestEnded(1)))
+        lost = sender.next_frame()
+    box.receive(decode_frame(lost.data))
+    assert box.needs_snapshot, "a frame is missing"
+    assert sender.restart(first.epoch)
+    assert not sender.restart(first.epoch), "a second acknowledgement asks for the same"
+    again = decode_frame(sender.next_frame().data)
+    assert (again.is_snapshot, again.epoch > first.epoch) == (True, True)
+    assert not sender.restart(first.epoch), "a late acknowledgement of the epoch before"
+    box.receive(again)
+    assert not box.needs_snapshot

@@ -10,6 +10,7 @@ from tandem_epp.peers.frames import PATH
 from tandem_epp.peers.outbox import MAX_FRAME
 from tests.epp.peers.replicas import (
     OTHER_KEYS,
+    mesh,
     new_address,
     replica,
     until,
@@ -92,3 +93,14 @@ async def test_snapshots_wait_until_the_replica_knows_its_pods() -> None:
         two.channel.open()
         await until(lambda: two.channel.is_informed)
         assert two.notes.remote == {1}
+
+
+async def test_a_replica_that_discovers_pods_gets_a_snapshot_again() -> None:
+    async with mesh(2) as (one, two):
+        one.start(1)
+        await two.notes.until(lambda: two.notes.remote == {1})
+        # As if the pod had not been known yet.
+        two.notes.peers.clear()
+        two.notes.has_lost = True
+        await two.notes.until(lambda: two.notes.remote == {1})
+        assert not two.notes.has_lost

@@ -50,7 +50,8 @@ class Agreement:
     def settle(self) -> None:
         """Let all events arrive, and those that they cause."""
         for _ in range(2):
-            self.now += 0.001
+            # Twenty times the median delay of an event.
+            self.now += 0.02
             self.mesh.advance(self.now)
 
     def place(self, replica: int, model: str = "m") -> Placement:

@@ -83,6 +83,7 @@ class Ejections:
     def take_over(self, pod: "Pod", counts: "OutcomeCounts", now: float) -> None:
         """Go on from what another replica has counted at `pod`."""
         pod.health.take_over(counts, now)
+        pod.estimates.changed()
         self._watch(pod, now)
         self._on_rate()
 

@@ -1,6 +1,7 @@
 """What fails while the EPP prepares, learns or counts costs no request its answer."""
 
 import logging
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.precise import PrecisePrefixes
 from tandem_epp.service import Service
 from tandem_epp.settings import Settings
+from tandem_planner.prefill_fit import PrefillCost
 
 from .test_picker import LONG, NOW, PickerSetup
 
@@ -82,3 +84,12 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     (record,) = caplog.records
     assert "task prepare" in record.getMessage()
     assert "word word" not in record.getMessage()
+
+
+def test_without_a_finite_cost_the_client_is_told_to_try_again() -> None:
+    setup = PickerSetup(d="decode")
+    estimates = setup["d"].estimates
+    estimates.prefill.set_prior(PrefillCost(inf, 1e-4, 0.0))
+    estimates.changed()
+    status, answer = setup.refusal(b'{"prompt": "hi"}')
+    assert (status, answer["retry-after"]) == (503, "1")

@@ -31,7 +31,7 @@ from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
-from .decider import TAIL_BLOCKS, PathDecision, SplitImpossible
+from .decider import TAIL_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .unseen import UnseenPlacements, with_unseen
@@ -107,7 +107,8 @@ class CostScheduler:
     ) -> CostChoice | None:
         """Choose among `ready`; None when none of them may decode. `is_whole_fleet`: they are all
         pods for `model`, not a gateway's subset; `can_split`: the configuration allows a split;
-        `can_fall_back`: or one pod instead of a split. Raises SplitImpossible."""
+        `can_fall_back`: or one pod instead of a split. Raises
+        SplitImpossible; NoBackend when no predicted cost is finite."""
         layout = self._layout(ready, model, settings, is_whole_fleet=is_whole_fleet)
         if not layout.decodes:
             return None
@@ -126,6 +127,8 @@ class CostScheduler:
         tokens = prompt_tokens(context, self._fleet.figures)
         candidates = self._candidates(table, tokens, layout, context, model, may_split=may_split)
         choice = choose(figures, candidates, self._random, count=settings.max_endpoints)
+        if not choice.decodes:
+            raise NoBackend
         pods = self._fleet.figures.pods
         decode, prefill = [pods[i] for i in choice.decodes], [pods[i] for i in choice.prefills]
         if not (can_split and self._fleet.is_disaggregated(decode[0])):

@@ -18,6 +18,10 @@ TAIL_BLOCKS: Final = 2
 the one before it holds the start of the answer or a closing bracket of the JSON."""
 
 
+class NoBackend(Exception):
+    """No pod may serve the request now; it may be retried."""
+
+
 class SplitImpossible(Exception):
     """The decider wants a split, no prefill backend is healthy, and the configuration does not
     allow the fallback to one engine."""

@@ -3,7 +3,7 @@
 `Scheduler` applies the configured profiles and the decider to the views of the `Fleet`. It does no
 I/O and counts nothing: `picker` turns its result into headers, and `placement` counts the request.
 
-Errors: `NoBackend`, `decider.SplitImpossible`.
+Errors: `decider.NoBackend`, `decider.SplitImpossible`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from .config import Routing
 from .cost_choice import CostChoice, CostScheduler, CostSettings
-from .decider import DeciderInputs, PathDecision, decide_path, is_split
+from .decider import DeciderInputs, NoBackend, PathDecision, decide_path, is_split
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
 
@@ -29,10 +29,6 @@ PREFILL_CANDIDATES: Final = 3
 
 
 _UNKNOWN_SIZE: Final = PlacedPrompt()
-
-
-class NoBackend(Exception):
-    """No pod may serve the request now; it may be retried."""
 
 
 @dataclass(frozen=True, slots=True)

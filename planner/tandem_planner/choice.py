@@ -6,7 +6,7 @@ a `FigureTable`. Costs that differ by less than `cost.TIE` are equal, and the ch
 drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
@@ -48,9 +48,6 @@ class Candidates:
     """Rows of the pods that may decode, and so serve the request alone."""
     groups: Sequence[Group] = ()
     """Which pairs may share the request; empty: none."""
-    extra: Mapping[int, float] | None = None
-    """Row of a pod that may decode → seconds that this very request costs there in addition, such
-    as loading an adapter; inf rules it out."""
     tail: int = 32
     """Uncached tokens up to which no request is split, whatever else it costs: the end of a prompt
     whose KV is there is not worth a hand-off."""
@@ -156,13 +153,11 @@ def choose(
 ) -> Choice:
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
     prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods."""
-    pods, alone, which, extra = (
-        candidates.pods, candidates.alone, candidates.decodes, candidates.extra,
-    )  # fmt: skip
+    pods, alone, which = candidates.pods, candidates.alone, candidates.decodes
     if not which:
         return Choice(())
     prefills = prefill_costs(request, pods, alone)
-    costs = _plus(extra, which, unified_costs(request, pods, alone, which, prefills))
+    costs = unified_costs(request, pods, alone, which, prefills)
     unified = min(costs)
     # A prompt that is cached on the pod which alone is the cheapest is not split.
     rest = request.prompt - alone[which[costs.index(unified)]]
@@ -170,7 +165,6 @@ def choose(
     pairs = []
     for group in groups:
         decodes = decode_costs(request, pods, candidates.cached, group.decodes)
-        decodes = _plus(extra, group.decodes, decodes)
         pairs.append(
             _cheapest_pair(group, [prefills[i] for i in group.prefills], decodes, random, count)
         )
@@ -183,14 +177,6 @@ def choose(
     chosen = _cheapest(costs, which, count, random)
     is_too_long = any(chosen[0] in pair.too_long for pair in pairs)
     return Choice(chosen, (), unified, split, is_too_long)
-
-
-def _plus(
-    extra: Mapping[int, float] | None, which: Sequence[int], costs: list[float]
-) -> list[float]:
-    if not extra:
-        return costs
-    return [cost + extra.get(i, 0.0) for cost, i in zip(costs, which, strict=True)]
 
 
 def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:

@@ -1,6 +1,6 @@
 """The choice is the pair, or the single pod, with the lowest cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from math import inf
 from random import Random
@@ -64,7 +64,6 @@ def some(
     groups: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
     *,
     alone: Sequence[int] | None = None,
-    extra: Mapping[int, float] | None = None,
 ) -> Candidates:
     """Candidates whose pods have `cached` tokens of the prompt."""
     return Candidates(
@@ -73,7 +72,6 @@ def some(
         cached if alone is None else alone,
         decodes,
         [Group(prefills, which) for prefills, which in groups],
-        extra,
     )
 
 
@@ -202,12 +200,10 @@ def test_retries_and_alternates_are_the_next_cheapest() -> None:
     assert (made.prefills, made.decodes) == ([2, 1, 3], [5, 6])
 
 
-def test_what_a_request_costs_in_addition_counts() -> None:
-    request = RequestFigures(100, 10.0, NOW)
-    pods, extra = [PodFigures(), PodFigures()], {0: 0.5}
-    assert choice(request, some(pods, [0, 0], (0, 1), extra=extra)).decodes == [1]
-    none = some(pods, [0, 0], (0, 1), extra={0: inf, 1: inf})
-    assert choice(request, none).decodes == ()
+def test_a_pod_of_infinite_cost_is_not_chosen() -> None:
+    request, never = RequestFigures(100, 10.0, NOW), PodFigures(standing=inf)
+    assert choice(request, some([never, PodFigures()], [0, 0], (0, 1))).decodes == [1]
+    assert choice(request, some([never, never], [0, 0], (0, 1))).decodes == ()
     assert choice(request, some([], [], ())).decodes == ()
 
 

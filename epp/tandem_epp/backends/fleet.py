@@ -10,7 +10,7 @@ from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .fleet_figures import FleetFigures
 from .members import Members, pods_by_name
-from .pairing import can_hand_off, can_prefill_for, is_kv_compatible
+from .pairing import can_hand_off, can_prefill_for, is_kv_compatible, pairing_key
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
 from .replica_order import ReplicaOrder
@@ -206,7 +206,7 @@ class Fleet:
         ready = self.ready_pods(model)
         # Pods with the same role, hash and models share one view: no unified pod prefills for
         # another, so the view of one never contains the other.
-        key = ("compatible", self.model_key(model), _pairing_key(decode))
+        key = ("compatible", self.model_key(model), pairing_key(decode))
         is_partner = is_kv_compatible if decode.backend.role is Role.DECODE else can_hand_off
         view = self._view(key, lambda: tuple(pod for pod in ready if is_partner(pod, decode)))
         # The same object, so that profiles reuse the scores they computed for it.
@@ -219,7 +219,7 @@ class Fleet:
 
     def is_disaggregated(self, decode: Pod) -> bool:
         """Whether some other backend, ready or not, may prefill for `decode`."""
-        key = ("disaggregated", _pairing_key(decode))
+        key = ("disaggregated", pairing_key(decode))
         if (fact := self._facts.get(key)) is None:
             fact = self._facts[key] = any(can_prefill_for(pod, decode) for pod in self)
         return fact
@@ -227,7 +227,7 @@ class Fleet:
     def has_prefill_candidate(self, model: str | None, decode: Pod) -> bool:
         """Whether a pod of `prefill_candidates(model, decode)` can hand off to `decode`."""
         unwarmed = decode.name if decode.unwarmed_prefills else None
-        key = ("candidate", self.model_key(model), _pairing_key(decode), unwarmed)
+        key = ("candidate", self.model_key(model), pairing_key(decode), unwarmed)
         # A view, because it depends on readiness: empty for False.
         return bool(self._view(key, lambda: self._first_candidate(model, decode)))
 
@@ -271,20 +271,14 @@ def loadable(adapter: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     )
 
 
-def _pairing_key(decode: Pod) -> object:
-    """All that `pairing` compares of a decode pod: pods with equal keys have the same partners."""
-    backend = decode.backend
-    return (backend.role, backend.compat, backend.models)
-
-
 def _find_with_prefill(ready: tuple[Pod, ...]) -> tuple[Pod, ...]:
     # Once per key, not per pod: a hundred alike pods have one key.
     keys: dict[object, bool] = {}
     for pod in ready:
-        key = _pairing_key(pod)
+        key = pairing_key(pod)
         if key not in keys:
             keys[key] = any(can_hand_off(other, pod) for other in ready)
-    return tuple(pod for pod in ready if keys[_pairing_key(pod)])
+    return tuple(pod for pod in ready if keys[pairing_key(pod)])
 
 
 def _without_unwarmed(compatible: tuple[Pod, ...], decode: Pod) -> tuple[Pod, ...]:

@@ -30,6 +30,13 @@ def is_kv_compatible(pod: Pod, decode: Pod) -> bool:
     return pod.backend.compat == decode.backend.compat and _share_a_model(pod, decode)
 
 
+def pairing_key(decode: Pod) -> object:
+    """All of a decode pod that these functions compare: pods with equal keys have the same
+    partners."""
+    backend = decode.backend
+    return (backend.role, backend.compat, backend.models)
+
+
 def _share_a_model(pod: Pod, decode: Pod) -> bool:
     # No list of models means that the backend serves any.
     first, second = pod.backend.models, decode.backend.models

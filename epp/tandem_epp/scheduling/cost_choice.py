@@ -9,6 +9,7 @@
     cached               fast_decode           a pod that has all of the prompt but its end
     cheaper_here         unified               one pod, cheaper than any pair
     transfer_too_long    unified               one pod: the transfer exceeds half of the prefill
+    split_off            unified               one pod, since the configuration forbids a split
     not_disaggregated    unified               one pod, since no other may prefill for it
     no_prefill_backend   fallback              a pair, but no pod that could prefill is healthy
 
@@ -20,17 +21,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tandem_contract.paths import Role, RoutingPath
-from tandem_planner.choice import Candidates, Choice, Group, choose, would_split
+from tandem_planner.choice import Candidates, Choice, choose, would_split
 from tandem_planner.cost import RequestFigures
 from tandem_planner.figure_table import FigureTable
 from tandem_planner.kv_size import KvSize
 
 from ..backends.fleet import Fleet
-from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
+from .candidate_layout import CandidateLayout, make_layout
 from .decider import TAIL_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
@@ -65,30 +66,12 @@ class CostChoice:
     """What the request is predicted to take."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
-    """The pods that may serve a model, and which of them can exchange KV, as rows of the fleet's
-    figures. Computed once per change of the pods."""
-
-    rows: tuple[int, ...]
-    turns: tuple[int, ...]
-    """The position of each pod of `rows` in the order of names, the same in all replicas."""
-    decodes: tuple[int, ...]
-    groups: tuple[Group, ...]
-    prefills: tuple[int, ...]
-    """All pods of `groups` that prefill."""
-    grouped: frozenset[int]
-    """Decode pods that are in a group."""
-    is_decode: tuple[bool, ...]
-    """Of each row, whether other pods are there to prefill for it."""
-
-
 class CostScheduler:
     """Schedules requests on the pods of a fleet by cost."""
 
     def __init__(self, fleet: Fleet, random: Random) -> None:
         self._fleet, self._random = fleet, random
-        self._layouts: dict[str | None, _Layout] = {}
+        self._layouts: dict[str | None, CandidateLayout] = {}
         """Model → layout, as of `_version`."""
         self._version: object = None
         self._unseen = UnseenPlacements()
@@ -101,15 +84,14 @@ class CostScheduler:
         settings: CostSettings,
         now: float,
         *,
-        is_whole_fleet: bool,
         can_split: bool,
         can_fall_back: bool,
     ) -> CostChoice | None:
-        """Choose among `ready`; None when none of them may decode. `is_whole_fleet`: they are all
-        pods for `model`, not a gateway's subset; `can_split`: the configuration allows a split;
-        `can_fall_back`: or one pod instead of a split. Raises
-        SplitImpossible; NoBackend when no predicted cost is finite."""
-        layout = self._layout(ready, model, settings, is_whole_fleet=is_whole_fleet)
+        """Choose among `ready`, which are all or some of the fleet's ready pods for `model`; None
+        when none of them may decode. `can_split`: the configuration allows a split;
+        `can_fall_back`: or one pod instead of a split. Raises SplitImpossible; NoBackend when no
+        predicted cost is finite."""
+        layout = self._layout(ready, model, settings)
         if not layout.decodes:
             return None
         request, refusal = context.request, _single_engine_reason(context)
@@ -124,8 +106,10 @@ class CostScheduler:
             table = with_unseen(
                 table, self._fleet.figures, layout.rows, layout.turns, order, placed
             )
+        if model is not None and self._fleet.is_adapter(model):
+            table = _with_adapter(table, self._fleet.figures.pods, layout.rows, model)
         tokens = prompt_tokens(context, self._fleet.figures)
-        candidates = self._candidates(table, tokens, layout, context, model, may_split=may_split)
+        candidates = self._candidates(table, tokens, layout, request, may_split=may_split)
         choice = choose(figures, candidates, self._random, count=settings.max_endpoints)
         if not choice.decodes:
             raise NoBackend
@@ -173,13 +157,12 @@ class CostScheduler:
         self,
         table: FigureTable,
         tokens: PromptTokens,
-        layout: _Layout,
-        context: ScoringContext,
-        model: str | None,
+        layout: CandidateLayout,
+        request: InferenceRequest | None,
         *,
         may_split: bool,
     ) -> Candidates:
-        pods, request, cached = self._fleet.figures, context.request, tokens.placed
+        cached = tokens.placed
         # What is placed on a decode pod may still have to be transferred there.
         alone = cached
         if tokens.cached is not cached:
@@ -189,78 +172,61 @@ class CostScheduler:
                     tokens.cached, cached, layout.is_decode, strict=True
                 )
             ]
-        block_tokens = pods.pods[layout.decodes[0]].block_tokens
-        extra = None
-        if model is not None and self._fleet.is_adapter(model):
-            extra = {i: pods.pods[i].adapters.load_seconds(model) for i in layout.decodes}
+        block_tokens = self._fleet.figures.pods[layout.decodes[0]].block_tokens
         return Candidates(
             table,
             cached,
             alone,
             layout.decodes,
             layout.groups if may_split else (),
-            extra,
             TAIL_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0),
         )
 
     def _layout(
-        self,
-        ready: tuple[Pod, ...],
-        model: str | None,
-        settings: CostSettings,
-        *,
-        is_whole_fleet: bool,
-    ) -> _Layout:
+        self, ready: tuple[Pod, ...], model: str | None, settings: CostSettings
+    ) -> CandidateLayout:
         version = (self._fleet.members_version, settings)
         if version != self._version:
             self._layouts.clear()
             self._version = version
         # Names that no backend lists share one layout: clients cannot grow the table.
         key = self._fleet.model_key(model)
-        layout = self._layouts.get(key) if is_whole_fleet else None
-        if layout is None:
-            self._apply_settings(ready, settings)
-            layout = self._make_layout(ready, model)
-            if is_whole_fleet:
-                self._layouts[key] = layout
-        return layout
-
-    def _make_layout(self, ready: tuple[Pod, ...], model: str | None) -> _Layout:
-        row_of, allowed = self._fleet.figures.rows, frozenset(ready)
-        decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
-        members: dict[tuple[int, ...], list[int]] = {}
-        for decode in decodes:
-            prefills = tuple(
-                row_of[pod]
-                for pod in self._fleet.prefill_candidates(model, decode)
-                if pod in allowed and can_hand_off(pod, decode)
-            )
-            if prefills:
-                members.setdefault(prefills, []).append(row_of[decode])
-        names = sorted(pod.name for pod in ready)
-        return _Layout(
-            tuple(row_of[pod] for pod in ready),
-            tuple(names.index(pod.name) for pod in ready),
-            tuple(row_of[pod] for pod in decodes),
-            tuple(Group(prefills, tuple(which)) for prefills, which in members.items()),
-            tuple(sorted({i for prefills in members for i in prefills})),
-            frozenset(i for which in members.values() for i in which),
-            tuple(pod.estimates.is_decode for pod in self._fleet),
-        )
+        if (layout := self._layouts.get(key)) is None:
+            whole = self._fleet.ready_pods(model)
+            self._apply_settings(whole, settings)
+            layout = self._layouts[key] = make_layout(self._fleet, whole, model)
+        if len(ready) == len(layout.rows):
+            return layout
+        row_of = self._fleet.figures.rows
+        return layout.within(frozenset(row_of[pod] for pod in ready))
 
     def _apply_settings(self, pods: Sequence[Pod], settings: CostSettings) -> None:
+        # A pod that lists no models serves any: the only entry is then meant for it.
+        only = next(iter(settings.kv.values())) if len(settings.kv) == 1 else None
         for pod in pods:
-            estimates = pod.estimates
+            estimates, models = pod.estimates, pod.backend.models
             # A unified pod is spared too where other pods are there to prefill for it.
             serves_decode = pod.backend.role.serves(Role.DECODE)
             estimates.is_decode = serves_decode and self._fleet.is_disaggregated(pod)
-            known = (settings.kv[model] for model in pod.backend.models if model in settings.kv)
-            estimates.kv = next(known, None)
+            known = (settings.kv[model] for model in models if model in settings.kv)
+            estimates.kv = next(known, None) if models else only
             estimates.changed()
 
 
+def _with_adapter(
+    table: FigureTable, pods: Sequence[Pod], rows: Sequence[int], adapter: str
+) -> FigureTable:
+    """`table` with what a request for `adapter` costs in addition where it is not loaded."""
+    changed = table.copy()
+    for row in rows:
+        if seconds := pods[row].adapters.load_seconds(adapter):
+            figures = table.pods[row]
+            changed.write(row, figures._replace(standing=figures.standing + seconds))
+    return changed
+
+
 def _decide(  # noqa: PLR0917 - the parts of one decision
-    layout: _Layout,
+    layout: CandidateLayout,
     candidates: Candidates,
     request: RequestFigures,
     choice: Choice,

@@ -68,9 +68,7 @@ class Scheduler:
         allows, at `now` (Unix seconds). Raises NoBackend, SplitImpossible."""
         ready = in_subset(self._fleet.ready_pods(model), subset)
         if (cost := self.routing.scheduling.cost) is not None:
-            choice = self._choose_by_cost(
-                ready, context, model, cost, now, is_whole_fleet=subset is None
-            )
+            choice = self._choose_by_cost(ready, context, model, cost, now)
             if choice is not None:
                 return SchedulingResult(
                     choice.decision,
@@ -122,8 +120,6 @@ class Scheduler:
         model: str | None,
         settings: CostSettings,
         now: float,
-        *,
-        is_whole_fleet: bool,
     ) -> CostChoice | None:
         """None: no pod may decode."""
         serving = self.routing.serving
@@ -133,7 +129,6 @@ class Scheduler:
             model,
             settings,
             now,
-            is_whole_fleet=is_whole_fleet,
             can_split=serving.enabled,
             can_fall_back=serving.fallback_to_unified,
         )
@@ -145,7 +140,6 @@ class Scheduler:
                 model,
                 settings,
                 now,
-                is_whole_fleet=False,
                 can_split=False,
                 can_fall_back=True,
             )

@@ -5,7 +5,8 @@
 First all θ are the median of measured ÷ prior seconds: a machine that is ten times slower than the
 prior needs one sample. Then each θ moves as far as the samples tell it apart from the others:
 iteratively reweighted least squares of the *relative* error, so that short and long durations count
-alike. A sample that is far off weighs little (an outlier), and an older sample less than a newer.
+alike. A sample that is far off weighs little (an outlier), and an older sample less than a newer:
+by AGE_WEIGHT for each sample since, and by half for each HALF_LIFE.
 RIDGE samples' worth of prior hold a θ that the samples hardly determine, for instance that of
 attention's quadratic term while all prompts are short.
 """
@@ -24,6 +25,11 @@ MIN_ERROR: Final = 0.05
 """Least median error: below it, differences between samples say nothing about outliers."""
 AGE_WEIGHT: Final = 0.98
 """Weight of a sample as a multiple of that of the next newer one."""
+HALF_LIFE: Final = 600.0
+"""Seconds in which a sample loses half of its weight against one that is measured now. Too short:
+quiet hours leave few samples. Too long: an engine that has become slower is believed to be fast."""
+_ALIKE: Final = 0.9
+"""Weights from this on count as equal: the median of equal values is faster to compute."""
 _ROUNDS: Final = (1, 1, 1, 1, 1, 2, 2)
 """Exponent of an outlier's weight in each round. Gentle first: while the shape is still wrong, the
 samples that would correct it look like outliers."""
@@ -34,6 +40,8 @@ class FitSample(NamedTuple):
 
     features: tuple[float, ...]
     seconds: float
+    at: float = 0.0
+    """When, in seconds of any clock."""
 
 
 def robust_fit(
@@ -44,17 +52,20 @@ def robust_fit(
     Samples must have positive seconds, and `prior` positive coefficients. `ridge`: see RIDGE.
     """
     rows = [
-        ([c * x for c, x in zip(prior, sample.features, strict=True)], sample.seconds)
+        ([c * x for c, x in zip(prior, sample.features, strict=True)], sample.seconds, sample.at)
         for sample in samples
     ]
-    rows = [(row, seconds) for row, seconds in rows if sum(row) > 0.0]
+    rows = [row for row in rows if sum(row[0]) > 0.0]
     if not rows:
         return tuple(prior)
-    scale = median(seconds / sum(row) for row, seconds in rows)
+    newest = rows[-1][2]
+    fading = [0.5 ** max(0.0, (newest - at) / HALF_LIFE) for *_, at in rows]
+    scale = _weighted_median([seconds / sum(row) for row, seconds, _ in rows], fading)
     table = _Table(
-        [list(column) for column in zip(*(row for row, _ in rows), strict=True)],
-        [seconds for _, seconds in rows],
-        [AGE_WEIGHT**age for age in reversed(range(len(rows)))],
+        [list(column) for column in zip(*(row for row, *_ in rows), strict=True)],
+        [seconds for _, seconds, _ in rows],
+        [AGE_WEIGHT**age * fade for age, fade in zip(range(len(rows))[::-1], fading, strict=True)],
+        fading,
         scale,
         ridge,
     )
@@ -73,6 +84,8 @@ class _Table(NamedTuple):
     seconds: list[float]
     ages: list[float]
     """Weights by age."""
+    fading: list[float]
+    """The part of them that time alone makes."""
     scale: float
     ridge: float
     """Relative to `scale`, so that it has the same meaning for fast and slow machines."""
@@ -88,7 +101,7 @@ def _reweighted(table: _Table, factors: Sequence[float], power: int) -> list[flo
         sums = map(sum, zip(*columns, strict=True))
         predictions = [p or scale * total for p, total in zip(predictions, sums, strict=True)]
     errors = [abs(s / p - 1.0) for s, p in zip(seconds, predictions, strict=True)]
-    limit = OUTLIER * max(MIN_ERROR, median(errors))
+    limit = OUTLIER * max(MIN_ERROR, _weighted_median(errors, table.fading))
     # Weights of squares of absolute errors: those of relative ones over the prediction's square.
     weights = [
         age * (scale / p) ** 2 * (1.0 if error <= limit else (limit / error) ** power)
@@ -101,6 +114,18 @@ def _reweighted(table: _Table, factors: Sequence[float], power: int) -> list[flo
         matrix[i][i] += ridge
         vector.append(ridge + sum(map(mul, weighted, seconds)) / scale)
     return [scale * factor for factor in _solve_non_negative(matrix, vector)]
+
+
+def _weighted_median(values: list[float], weights: list[float]) -> float:
+    """The value on both sides of which lies half of the weight."""
+    if min(weights) > _ALIKE:
+        return median(values)
+    left = sum(weights) / 2
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        left -= weight
+        if left <= 0.0:
+            return value
+    return max(values)
 
 
 def _solve_non_negative(matrix: list[list[float]], vector: list[float]) -> list[float]:

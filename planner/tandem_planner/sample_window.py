@@ -11,6 +11,8 @@ WINDOW: Final = 64
 """Samples kept. More: steadier and slower to follow a change of the engine."""
 _REFIT: Final = 4
 """A fit is computed again once this part (1 / _REFIT) of the samples in the window is new."""
+_REFIT_SECONDS: Final = 10.0
+"""A fit is computed again with the first sample that is this much newer than the last fit."""
 
 
 def is_usable(features: tuple[float, ...], seconds: float) -> bool:
@@ -35,12 +37,14 @@ class SampleWindow:
         self._coefficients = prior
         self._fitted = 0
         """`count` at the latest fit."""
+        self._fitted_at = 0.0
+        """`updated_at` at the latest fit."""
 
     def add(self, features: tuple[float, ...], seconds: float, now: float) -> None:
         """Add a measurement, unless it is not usable."""
         if not is_usable(features, seconds):
             return
-        self._samples.append(FitSample(features, seconds))
+        self._samples.append(FitSample(features, seconds, now))
         self.count += 1
         self.updated_at = now
 
@@ -52,10 +56,10 @@ class SampleWindow:
 
     def refit(self) -> None:
         """Compute the fit if enough samples are new."""
-        new = self.count - self._fitted
-        if new and new * _REFIT >= min(self.count, WINDOW):
-            self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
-            self._fitted = self.count
+        new, updated_at = self.count - self._fitted, self.updated_at or 0.0
+        is_many = new * _REFIT >= min(self.count, WINDOW)
+        if new and (is_many or updated_at - self._fitted_at >= _REFIT_SECONDS):
+            self._fit()
 
     @property
     def samples(self) -> Sequence[FitSample]:
@@ -65,8 +69,11 @@ class SampleWindow:
     def set_prior(self, prior: tuple[float, ...]) -> None:
         """Start from other coefficients, for instance those of an alike pod."""
         self.prior = prior
-        self._coefficients = robust_fit(self._samples, prior, self._ridge)
-        self._fitted = self.count
+        self._fit()
+
+    def _fit(self) -> None:
+        self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
+        self._fitted, self._fitted_at = self.count, self.updated_at or 0.0
 
     def clear(self) -> None:
         """Forget all samples."""

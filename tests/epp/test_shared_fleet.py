@@ -372,7 +372,7 @@ def test_prefills_under_way_and_what_they_took_are_known_to_both() -> None:
     assert there.prefill.count == here.prefill.count > 0
     assert there.prefill.cost == here.prefill.cost
     joining = PickerSetup(d="unified")
-    shared = SharedFleet(joining.fleet, lambda: NOW)
+    shared = SharedFleet(joining.fleet, lambda: replicas.now)
     for event in replicas.shared[0].snapshot():
         shared.apply("peer", event)
     assert joining["d"].estimates.prefill.cost == here.prefill.cost

@@ -74,3 +74,14 @@ def test_a_change_of_speed_is_followed() -> None:
     old, new = samples((0.005, 1e-4)), samples((0.005, 3e-4))
     fit = robust_fit([*old[:24], *new], PRIOR)
     assert fit[1] == pytest.approx(3e-4, rel=0.25)
+
+
+def test_samples_of_an_hour_ago_weigh_little_beside_new_ones() -> None:
+    prior = (0.005, 1e-4)
+    old = [FitSample((1.0, n), 0.005 + n * 1e-4, 0.0) for n in range(100, 6100, 100)]
+    new = [FitSample((1.0, n), 2 * (0.005 + n * 1e-4), 3600.0) for n in (300.0, 2000.0, 5000.0)]
+    fixed, per_token = robust_fit([*old, *new], prior)
+    assert fixed + 1000 * per_token == pytest.approx(2 * 0.105, rel=0.05)
+    as_new = [sample._replace(at=3600.0) for sample in old]
+    fixed, per_token = robust_fit([*as_new, *new], prior)
+    assert fixed + 1000 * per_token == pytest.approx(0.105, rel=0.1)

@@ -49,3 +49,13 @@ def test_what_is_no_measurement_is_not_learned(tokens: float, seconds: float) ->
     assert (window.coefficients, window.count, window.updated_at) == ((0.01, 1e-4), 0, None)
     window.add((1.0, 100.0), 0.04, 0.0)
     assert window.coefficients == pytest.approx((0.02, 2e-4))
+
+
+def test_a_sample_after_a_pause_is_learned_at_once() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    for i in range(WINDOW):
+        window.add((1.0, 100.0), 0.02, i * 0.1)
+    assert sum(window.coefficients) > 0
+    window.add((1.0, 100.0), 0.2, 20_000.0)
+    fixed, slope = window.coefficients
+    assert fixed + 100 * slope == pytest.approx(0.2, rel=0.01)

@@ -63,7 +63,7 @@ class FleetFigures:
         # First whatever the role, then overruled by pods of the same role where some are known:
         # a decode pod that never computed a prompt is no faster than the prefill pods.
         for is_role_equal in (False, True):
-            fill_in(
+            alike = (
                 (
                     (
                         pod.backend.role if is_role_equal else None,
@@ -74,6 +74,8 @@ class FleetFigures:
                 )
                 for pod in self.pods
             )
+            # A pod of another role may be another machine: it does not replace what was measured.
+            fill_in(alike, replaces_stale=is_role_equal)
         self.longest_prefill = max((pod.estimates.mean_prefill for pod in self.pods), default=0.0)
         outputs = [o for pod in self.pods if (o := pod.estimates.output_tokens) is not None]
         if outputs:

@@ -1,4 +1,8 @@
-"""Pods without samples start from the figures of alike pods: same role, models and compat hash."""
+"""Pods without samples start from the figures of alike pods: same role, models and compat hash.
+
+A pod whose samples are old returns to them: a pod that was slow once, and gets no requests because
+of that, would otherwise be believed to be slow for ever.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -7,6 +11,7 @@ from statistics import median
 from typing import Final
 
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost
+from tandem_planner.learned_cost import CostT, LearnedCost
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
 from tandem_planner.transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR, TransferCost
 
@@ -25,15 +30,22 @@ _DECODE: Final = (1.0, 16.0)
 """A step of 16 requests."""
 _TRANSFER: Final = (1.0, 1000 * KV_BYTES_PRIOR)
 """The KV of 1,000 tokens."""
+STALE_SECONDS: Final = 1800.0
+"""Seconds by which a pod's latest sample may be older than that of an alike pod. Too short: a pod
+with few requests forgets that it differs. Too long: a pod that was slow is avoided long after."""
 
 
-def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]]) -> None:
+def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, replaces_stale: bool = False) -> None:
     """Give each pod without samples the medians of those of its kind; `pods` are (kind, estimates)
-    pairs."""
+    pairs. `replaces_stale`: also each pod whose samples are old beside those of its kind."""
     kinds = defaultdict(list)
     for kind, estimates in pods:
         kinds[kind].append(estimates)
     for alike in kinds.values():
+        if replaces_stale:
+            _drop_stale(alike, [pod.prefill for pod in alike])
+            _drop_stale(alike, [pod.decode for pod in alike])
+            _drop_stale(alike, [pod.transfer for pod in alike])
         _fill_in_prefill(alike)
         _fill_in_decode(alike)
         _fill_in_transfer(alike)
@@ -47,6 +59,14 @@ def _medians(
     medians = [median(column) for column in zip(*costs, strict=True)]
     speed = sum(map(mul, medians, typical)) / sum(map(mul, assumed, typical))
     return (max(m, _LEAST_SHARE * speed * c) for m, c in zip(medians, assumed, strict=True))
+
+
+def _drop_stale(alike: list[PodEstimates], fits: Sequence[LearnedCost[CostT]]) -> None:
+    newest = max((fit.updated_at or 0.0 for fit in fits), default=0.0)
+    for pod, fit in zip(alike, fits, strict=True):
+        if fit.updated_at is not None and newest - fit.updated_at > STALE_SECONDS:
+            fit.window.clear()
+            pod.changed()
 
 
 def _fill_in_prefill(alike: list[PodEstimates]) -> None:

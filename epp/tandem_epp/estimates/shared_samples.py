@@ -9,7 +9,8 @@ from tandem_planner.sample_window import SampleWindow
 from .pod_estimates import PodEstimates
 
 Samples = Mapping[str, Sequence[Sequence[float]]]
-"""Name of a fit → samples, the oldest first: features, then seconds."""
+"""Name of a fit → samples, the oldest first: features, seconds, and the Unix time of the
+measurement."""
 
 MOST_SAMPLES: Final = 32
 """Samples given of one fit: half of a window, enough to be robust."""
@@ -18,7 +19,7 @@ MOST_SAMPLES: Final = 32
 def samples_of(estimates: PodEstimates) -> Samples:
     """The latest samples of each fit that has any."""
     return {
-        name: [[*sample.features, sample.seconds] for sample in window.samples[-MOST_SAMPLES:]]
+        name: [[*s.features, s.seconds, s.at] for s in window.samples[-MOST_SAMPLES:]]
         for name, window in _windows(estimates).items()
         if window.count
     }
@@ -30,9 +31,11 @@ def add_samples(estimates: PodEstimates, samples: Samples, now: float) -> None:
     for name, window in _windows(estimates).items():
         if window.count:
             continue
-        for *features, seconds in islice(samples.get(name, ()), MOST_SAMPLES):
-            if len(features) == len(window.prior) and seconds > 0:
-                window.add(tuple(features), seconds, now)
+        for row in islice(samples.get(name, ()), MOST_SAMPLES):
+            *features, seconds, at = row if len(row) == len(window.prior) + 2 else (0.0, 0.0)
+            if seconds > 0:
+                # Clocks differ: no sample is of the future. NaN compares as False.
+                window.add(tuple(features), seconds, at if 0.0 <= at <= now else now)
                 if name == "prefill":
                     estimates.prefill.end_cold_start()
     estimates.learned()

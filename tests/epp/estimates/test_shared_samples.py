@@ -22,7 +22,10 @@ def test_another_replica_gets_the_same_fits() -> None:
     assert there.prefill.cost == here.prefill.cost
     assert there.decode.cost == here.decode.cost
     assert there.transfer.cost == here.transfer.cost
-    assert there.prefill.updated_at == 50.0
+    assert there.prefill.updated_at == 19.0, "no younger than where it was measured"
+    late = PodEstimates()
+    add_samples(late, samples_of(here), now=5.0)
+    assert late.prefill.updated_at == 5.0, "the other clock is ahead"
 
 
 def test_samples_of_another_replica_outlive_the_first_own_one() -> None:
@@ -45,6 +48,6 @@ def test_samples_are_bounded_and_odd_ones_ignored() -> None:
     assert {len(rows) for rows in samples.values()} == {MOST_SAMPLES}
     assert samples_of(PodEstimates()) == {}
     there = PodEstimates()
-    odd = {"prefill": [[1.0], [1.0, 2.0, 3.0, -1.0]], "later": [[1.0, 2.0]]}
+    odd = {"prefill": [[1.0], [1.0, 2.0, 3.0, -1.0, 0.0], [1.0] * 6], "later": [[1.0, 2.0]]}
     add_samples(there, odd, now=1.0)
     assert there.prefill.count == 0

@@ -73,7 +73,9 @@ class Placement:
 
     def _learn(self, response: ResponseHeaders, now: float) -> None:
         report = parse_timing(response.timing or "")
-        if response.is_stream and response.status // 100 == 2:
+        # vLLM sends the headers of a stream at once; a sidecar, with the first token.
+        is_reported = response.timing is not None or response.path is not None
+        if is_reported and response.is_stream and response.status // 100 == 2:
             self._observe_first_token(response.path, report)
         if report is OUT_OF_RANGE:
             self.metrics.faults.ignore_timing(response.prefill or self.decode.name)
@@ -87,8 +89,7 @@ class Placement:
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
     def _observe_first_token(self, path: str | None, report: Timing) -> None:
-        """Compare the prediction with what happened; the headers of a stream come with the first
-        token."""
+        """Compare the prediction with what happened."""
         decision = self.decision
         measured = decision.record_first_token()
         # After a failed hand-off another path was taken than the one predicted.

@@ -102,7 +102,8 @@ def test_the_latest_decisions_come_newest_last() -> None:
 @pytest.mark.parametrize(
     ("response", "is_measured", "is_observed"),
     [
-        (ResponseHeaders(None, 200, is_stream=True), True, True),
+        (ResponseHeaders("-", 200, is_stream=True), True, True),
+        (ResponseHeaders(None, 200, is_stream=True), False, False),
         (ResponseHeaders(None, 200, path="prefill_then_decode", is_stream=True), True, True),
         (ResponseHeaders(None, 200, path="fallback", is_stream=True), True, False),
         (ResponseHeaders(None, 200), False, False),
@@ -132,7 +133,7 @@ def test_what_first_tokens_take_beyond_the_terms_is_predicted_from_then_on() -> 
     for number in range(4):
         placement, _ = setup.place(f"{number} {LONG}")
         setup.history.explain(placement.decision, Costs(1e-9))
-        placement.on_response_headers(ResponseHeaders(None, 200, is_stream=True), NOW)
+        placement.on_response_headers(ResponseHeaders("-", 200, is_stream=True), NOW)
     measured = [trace.measured_ttft or 0.0 for trace in setup.history.latest(4)]
     placement, _ = setup.place(f"4 {LONG}")
     [trace] = setup.history.latest(1)

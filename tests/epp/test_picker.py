@@ -27,6 +27,7 @@ from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
 from tandem_epp.scheduling.config import Routing, load_scheduling
+from tandem_planner.prefill_fit import PREFILL_PRIOR
 
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400
@@ -250,7 +251,8 @@ def test_a_long_prompt_goes_to_its_cache_unless_waiting_costs_more(
     cached = "word " * 48_000
     streaming, _ = setup.place(cached, stream=True)
     # It goes on streaming: a running decode.
-    streaming.on_response_headers(ResponseHeaders(None, 200), NOW)
+    timing = Timing(compute=PREFILL_PRIOR.seconds(60_000), cached=0, computed=60_000).encode()
+    streaming.on_response_headers(ResponseHeaders(timing, 200), NOW)
     for _ in range(queued):
         streaming.decode.estimates.queue.add(2.0, NOW)
     streaming.decode.estimates.changed()

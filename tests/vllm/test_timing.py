@@ -1,6 +1,6 @@
 """The timing that the sidecar reports of real vLLM, which sends none of its own."""
 
-from statistics import median
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -8,21 +8,13 @@ import pytest
 
 from tandem_contract import headers, metrics
 from tandem_contract.timing import Timing, parse_timing
-from tandem_planner.prefill_fit import PrefillFit, prefill_sample
 
+from ..epp.learning import ENGINE, Requests, learn
 from .api_requests import COUNT, KINDS
+from .engines import MODEL_NAME
 from .pairs import Moved, Pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-
-PROMPTS = [200 + 150 * i for i in range(23)] * 2
-"""Tokens of each prompt, up to 3,500."""
-PREFILL_SECONDS = "vllm:request_prefill_time_seconds"
-
-
-def token_ids(length: int, first: int) -> list[int]:
-    """A prompt of `length` tokens whose first block no other has."""
-    return [3 + (first * 7919 + i * i) % 200 for i in range(length)]
 
 
 async def timing_of(
@@ -68,24 +60,23 @@ async def test_an_engine_that_serves_alone_is_reported(
     assert stream.prompt is None
 
 
-async def test_a_fit_of_the_reports_predicts_the_engines_own_prefill_times(
-    pair: Pair, http: aiohttp.ClientSession
+async def test_the_epp_learns_the_engines_own_prefill_times_from_a_sidecar(
+    pair: Pair, tmp_path: Path
 ) -> None:
-    """One request at a time without hits: what the sidecar sees contains what vLLM measures."""
-    moved = Moved(http, pair.prefill.url("/metrics"))
-    fit, truth = PrefillFit(), []
-    for i, length in enumerate(PROMPTS):
-        await moved.begin()
-        body = {"model": "tiny", "prompt": token_ids(length, i), "cache_salt": f"t{i}"}
-        timing = await timing_of(pair, http, "completions", body | {"max_tokens": 2})
-        seconds = await moved.by(f"{PREFILL_SECONDS}_sum")
-        assert await moved.by(f"{PREFILL_SECONDS}_count") == 1
-        assert (timing.prompt, timing.cached, timing.computed) == (length, 0, length)
-        assert timing.leg is not None
-        assert timing.leg >= seconds
-        fit.add(prefill_sample([(length, 0)], timing.leg), float(i))
-        truth.append((length, seconds, timing.leg))
-    error = median(abs(fit.cost.seconds(n) - s) / s for n, s, _ in truth)
-    overhead = median(leg - s for _, s, leg in truth)
-    print(f"\n{len(truth)} prefills: a fit of the sidecar's legs errs by {error:.1%} (median)")
-    print(f"a leg is {overhead * 1e3:.1f} ms longer than vLLM's prefill (median)")
+    backends = [
+        {"name": ENGINE, "url": pair.prefill.url(""), "role": "prefill", "models": [MODEL_NAME]},
+        {"name": "decode", "url": pair.url(""), "role": "decode", "models": [MODEL_NAME]},
+    ]
+    requests = Requests(MODEL_NAME, plugins=("always-disagg-pd-decider",))
+    learned = await learn(tmp_path, pair.prefill.url(""), backends, requests)
+    learned.check()
+
+
+async def test_the_epp_learns_the_engines_own_prefill_times_without_a_sidecar(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """From streams, whose headers vLLM sends at once."""
+    url = pair.prefill.url("")
+    backends = [{"name": ENGINE, "url": url, "role": "unified", "models": [MODEL_NAME]}]
+    learned = await learn(tmp_path, url, backends, Requests(MODEL_NAME, is_stream=True))
+    learned.check()

@@ -1,10 +1,10 @@
 """What an engine's counters say about its speed: differences between two scrapes as samples.
 
-For requests of which no answer tells when its prompt was computed (a pod without a sidecar, and no
-stream), and for what no response tells: ITL, transfers, lengths of answers. The
+For pods without a sidecar, and for what no response tells: ITL, transfers, lengths of answers. The
 engine's counters sum durations over requests, so where prefills overlap the sum counts the same
-seconds more than once. `CounterWindow` therefore takes the summed durations of a period in which
-the engine was mostly idle, and the tokens per second of one in which it was always busy.
+seconds more than once, and a request counts in the window of its end, maybe long after its prefill.
+`CounterWindow` therefore takes prefills only from a window in which few of them ended;
+`own_requests` finds out more.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,7 @@ from typing import Final, Protocol
 from tandem_planner.prefill_fit import PrefillSample
 
 _IDLE_SHARE: Final = 0.5
-"""Seconds of prefill per second up to which prefills hardly overlap."""
-_BUSY_SHARE: Final = 2.0
-"""Seconds of prefill per second from which the engine always has one under way."""
+"""Seconds of prefill per second of a window up to which they hardly overlapped."""
 _MIN_SECONDS: Final = 0.5
 """Seconds of a window at least: a shorter one cuts too many requests in two."""
 _MIN_TOKENS: Final = 16.0
@@ -107,14 +105,10 @@ def _prefill(
     # nothing of how fast it computes a prompt, and keep out what alike pods know of it.
     if requests < 1 or tokens < _MIN_TOKENS * requests or duration <= 0:
         return None
+    if duration > _IDLE_SHARE * seconds:
+        return None
     # As if all had the same length: the quadratic term needs only its size.
-    pairs = tokens * tokens / requests
-    share = duration / seconds
-    if share <= _IDLE_SHARE:
-        return PrefillSample(int(requests), tokens, pairs, duration)
-    if share >= _BUSY_SHARE:
-        return PrefillSample(int(requests), tokens, pairs, seconds)
-    return None
+    return PrefillSample(int(requests), tokens, tokens * tokens / requests, duration)
 
 
 def _transfer(before: Counters, after: Counters) -> tuple[float, float, float] | None:

@@ -3,7 +3,8 @@
 vLLM counts the seconds of prefill over all requests that ended. While the EPP saw exactly as many
 requests end, it knows whose seconds these are. From such a batch follow
 
-    sample      the engine's own duration, if no two of the requests were under way together
+    sample      the engine's own duration, if no two of the requests were under way together, or for
+                a single one: then what others had in its batch is in it, a part of a step or two
     overhead    what is in a leg beyond the engine's queue and prefill: HTTP, tokenization
 
 Requests of other routers, and those that one side counts before a scrape and the other one after
@@ -89,7 +90,8 @@ class OwnRequests:
 
     def advance(self, counters: PrefillCounters, *, is_idle: bool) -> PrefillSample | None:
         """Take in a scrape; `is_idle`: the engine had no request. Returns the engine's own duration
-        of the requests since both sides last agreed, if that is known."""
+        of the requests since both sides last agreed, if that is known. Only a single one may have
+        been beside others."""
         before = self._before
         if before is None:
             self._start(counters)
@@ -114,7 +116,7 @@ class OwnRequests:
             queue = _difference(before.queue_seconds, counters.queue_seconds)
             self._overheads.append((sum(legs) - queue - seconds) / counted)
         tokens = _difference(before.prefill_tokens, counters.prefill_tokens)
-        return _sample(requests, tokens, seconds) if is_serial else None
+        return _sample(requests, tokens, seconds) if is_serial or counted == 1 else None
 
     def _start(self, counters: PrefillCounters | None) -> None:
         self._before = counters

@@ -31,7 +31,7 @@ class PlacedPrompt:
     output: float = 0.0
     """Expected."""
     is_stream: bool = False
-    """Whether the response begins with the first token."""
+    """Whether the answer is a stream: only such a response can begin before its last token."""
 
 
 class RequestLoad:
@@ -73,7 +73,11 @@ class RequestLoad:
         """The response begins; `computing`: the pod that computed the prompt, None: the chosen one.
         Learns from it."""
         self._is_answered = True
-        if self._entry is not None:
+        if self._is_before_first_token(timing):
+            if self._entry is not None:
+                self._entry.has_first_token = False
+                self._computing.changed()
+        elif self._entry is not None:
             self._count(-1)
             self._end_prefill(self._entry, now)
             self._is_decoding = True
@@ -114,6 +118,13 @@ class RequestLoad:
         if self._entry is not None:
             self._end_prefill(self._entry, now)
 
+    def _is_before_first_token(self, timing: Timing) -> bool:
+        """Whether the response begins before the prompt is computed: vLLM sends the headers of a
+        stream at once. Sidecars and Tandem's engine, which report, send them with the first token;
+        after a hand-off the prompt is computed in any case."""
+        is_reported = timing.leg is not None or timing.compute is not None
+        return self._size.is_stream and not self._is_split and not is_reported
+
     def _stop_counting(self) -> None:
         if self._counting is not None:
             self._counting.own.drop()
@@ -140,7 +151,7 @@ class RequestLoad:
         prompt = timing.prompt or size.prompt
         cached = timing.cached if timing.cached is not None else min(size.cached, prompt)
         computed = timing.computed if timing.computed is not None else max(1, prompt - cached)
-        leg = self._leg(timing, now)
+        leg = self._leg(timing)
         # What an answer of many tokens took in all does not tell when its first one came.
         is_exact = leg is not None and (timing.generated or 1) == 1
         self._ended = EndedRequest(computed, cached, leg if is_exact else None)
@@ -152,13 +163,12 @@ class RequestLoad:
             pod.prefill.add(sample, now)
             pod.learned()
 
-    def _leg(self, timing: Timing, now: float) -> float | None:
+    def _leg(self, timing: Timing) -> float | None:
         """Seconds from sending the request to its first token; None: not known."""
-        if timing.leg is not None:
-            step = self._decode.decode.cost.step
-            return max(0.0, timing.leg - max(0, (timing.generated or 1) - 1) * step)
-        # Without a report, only the first token of a stream that one engine serves is seen.
-        return now - self._placed_at if self._size.is_stream and not self._is_split else None
+        if timing.leg is None:
+            return None
+        step = self._decode.decode.cost.step
+        return max(0.0, timing.leg - max(0, (timing.generated or 1) - 1) * step)
 
     def _interval(
         self, pod: PodEstimates, timing: Timing, leg: float | None

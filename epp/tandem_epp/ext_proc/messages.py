@@ -90,7 +90,8 @@ class ResponseHeaders:
     """Envoy's response code details: `via_upstream` for a backend's own response, else why Envoy
     answered itself; None when the gateway does not tell."""
     is_stream: bool = False
-    """Whether the answer is an event stream: its headers then pass with the first token."""
+    """Whether the answer is an event stream: its headers pass with the first token, if a sidecar
+    or Tandem's engine sent them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,10 @@ def test_overlapping_requests_tell_only_what_legs_have_beyond() -> None:
     engine.own.end(EndedRequest(2000, 0.0, 0.3 + OVERHEAD))
     assert engine.scrape() is None
     assert engine.own.overhead == pytest.approx(OVERHEAD)
+    assert engine.scrape() is None
+    engine.own.begin()
     engine.serve(1000, 0.1)
-    assert engine.scrape() is not None
+    assert engine.scrape() is not None, "one alone, beside another that goes on"
 
 
 def test_requests_of_others_tell_nothing_until_the_engine_is_idle() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_epp.backends.engine_page import EngineCounters, Gauges
-from tandem_epp.estimates.kinds import MIN_SAMPLES, fill_in
+from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
 from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, wait_seconds
-from tandem_planner.prefill_fit import PREFILL_PRIOR
+from tandem_planner.prefill_fit import PREFILL_PRIOR, prefill_sample
 
 SIZE = PlacedPrompt(prompt=2000, cached=1000, cached_on_decode=500, output=100.0, is_stream=True)
 PREFILL_SECONDS = PREFILL_PRIOR.seconds(1000, 1000)
@@ -30,12 +30,25 @@ def test_a_request_waits_behind_the_one_before_it() -> None:
     assert wait_seconds(pod.figures(10.0), 10.0) == pytest.approx(PREFILL_SECONDS)
     late = wait_seconds(pod.figures(10.0), 10.0 + PREFILL_SECONDS + 1.0)
     assert late == pytest.approx(LATE_SHARE)
-    load.on_response(10.5)
+    load.on_response(10.5, Timing(leg=0.5))
     figures = pod.figures(10.5)
     assert (wait_seconds(figures, 10.5), pod.decodes) == (0.0, 1)
     assert figures.itl_harm > 0
     load.end(11.0)
     assert (pod.decodes, pod.figures(11.0).itl_harm) == (0, 0.0)
+
+
+def test_a_stream_without_a_report_begins_before_its_first_token() -> None:
+    pod = PodEstimates()
+    load = RequestLoad(pod, None, SIZE, 10.0)
+    load.on_response(10.001)
+    assert wait_seconds(pod.figures(10.001), 10.001) == pytest.approx(PREFILL_SECONDS - 0.001)
+    assert pod.prefill.count == 0
+    # Nothing tells when it is over: the prediction does.
+    after = 10.001 + PREFILL_SECONDS
+    assert wait_seconds(pod.figures(after), after) == 0.0
+    load.end(20.0)
+    assert (pod.decodes, pod.undecoded, len(pod.queue)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("events", [*permutations(("response", "end", "move", "end"))])
@@ -59,7 +72,6 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("timing", "seconds", "expected"),
     [
-        pytest.param(UNKNOWN, 3.0, 3.0, id="a stream's first token"),
         pytest.param(Timing(leg=2.0), 3.0, 2.0, id="the leg"),
         pytest.param(Timing(leg=2.0, queue=0.5, compute=1.0), 3.0, 1.0, id="the engine"),
     ],
@@ -213,3 +225,19 @@ def test_a_split_request_is_counted_by_both_engines() -> None:
         pod.on_counters(counted, Gauges(), None, 6.0)
     assert prefill.own.overhead == pytest.approx(0.1)
     assert (decode.own.overhead, decode.prefill.count) == (None, 0)
+
+
+def test_a_pod_that_has_long_taught_nothing_returns_to_alike_pods() -> None:
+    busy, idle, other = PodEstimates(), PodEstimates(), PodEstimates()
+    sample = prefill_sample([(1000, 0)], 1.0)
+    for pod, at in ((busy, 5000.0), (idle, 5000.0), (other, 5000.0 - STALE_SECONDS - 1)):
+        slowness = 9.0 if pod is other else 1.0
+        pod.prefill.add(sample._replace(seconds=slowness), at)
+    pods = [("a", busy), ("a", idle), ("a", other)]
+    fill_in(pods)
+    assert other.prefill.count == 1
+    fill_in(pods, replaces_stale=True)
+    assert (busy.prefill.count, idle.prefill.count, other.prefill.count) == (1, 1, 0)
+    assert other.prefill.cost == busy.prefill.cost
+    fill_in([("a", busy)], replaces_stale=True)
+    assert busy.prefill.count == 1, "no alike pod knows better"

@@ -56,7 +56,7 @@ class Reports(Enum):
     SIDECAR = auto()
     """What a sidecar sees of vLLM: the duration of the leg, and `usage`."""
     NOTHING = auto()
-    """No sidecar: there is no header."""
+    """No sidecar: there is no header, and no sign of the first token."""
 
 
 @dataclass(frozen=True, slots=True)

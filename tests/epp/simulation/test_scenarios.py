@@ -62,10 +62,19 @@ def test_inferred_caches_are_nearly_as_good_as_exact_ones(picker: Outcome) -> No
     assert picker.hits > exact.hits - 0.05
 
 
-@pytest.mark.parametrize("reports", [Reports.SIDECAR, Reports.NOTHING])
-def test_less_exact_reports_are_enough_to_learn_from(picker: Outcome, reports: Reports) -> None:
-    other = outcome(lambda pods, seed: RealPicker(pods, seed, PickerSettings(reports=reports)))
+def test_a_sidecars_reports_are_enough_to_learn_from(picker: Outcome) -> None:
+    settings = PickerSettings(reports=Reports.SIDECAR)
+    other = outcome(lambda pods, seed: RealPicker(pods, seed, settings))
     assert other.waiting < 2 * picker.waiting + 0.1
+
+
+def test_counters_alone_are_enough_to_wait_less_than_other_policies(picker: Outcome) -> None:
+    """Nothing tells of a first token: queues shrink as predicted."""
+    settings = PickerSettings(reports=Reports.NOTHING)
+    other = outcome(lambda pods, seed: RealPicker(pods, seed, settings))
+    assert other.hits > picker.hits - 0.03
+    for policy in (llmd, LeastLoaded):
+        assert other.waiting < 0.8 * outcome(policy).waiting
 
 
 def test_requests_at_once_that_share_a_prompt_spread() -> None:

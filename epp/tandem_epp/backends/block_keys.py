@@ -8,8 +8,9 @@ because a pod serves one.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, Final
 
 import msgspec
@@ -60,33 +61,35 @@ class TokenizedPrompt:
             keys.append(self.cache_salt)
         return keys
 
-    def keys(self, block_tokens: int) -> list[int]:
-        """The keys of the prompt's full blocks of `block_tokens` tokens.
+    def keys(self, block_tokens: int) -> Iterator[int]:
+        """The keys of the prompt's full blocks of `block_tokens` tokens, each computed when it is
+        asked for: of a prompt that no pod has cached, one is enough.
 
         Raises OverflowError when a token id does not fit in 32 bits unsigned.
         """
-        starts = range(0, len(self.token_ids) - block_tokens + 1, block_tokens)
-        if not (self.adapter or self.cache_salt or self.media):
-            return list(block_keys(ROOT, self.token_ids, block_tokens, ()))
-        extras = [self.extra_keys(start, start + block_tokens) for start in starts]
-        return list(block_keys(ROOT, self.token_ids, block_tokens, extras))
+        extras: Iterable[ExtraKeys] = ()
+        if self.adapter or self.cache_salt or self.media:
+            starts = range(0, len(self.token_ids) - block_tokens + 1, block_tokens)
+            extras = (self.extra_keys(start, start + block_tokens) for start in starts)
+        return block_keys(ROOT, self.token_ids, block_tokens, extras)
 
 
 def block_keys(
     parent: int,
     token_ids: Sequence[int],
     block_tokens: int,
-    extras: Sequence[ExtraKeys | None],
+    extras: Iterable[ExtraKeys | None],
 ) -> Iterator[int]:
     """The key of each full block of `token_ids`, chained to `parent`.
 
-    `extras` holds one entry per block, or nothing. Raises OverflowError when a token id does not
+    `extras` has one entry per block, or none. Raises OverflowError when a token id does not
     fit in 32 bits unsigned.
     """
     digest, view = xxhash.xxh3_64_intdigest, memoryview(array("I", token_ids)).cast("B")
     width, key = 4 * block_tokens, parent
-    for index in range(len(token_ids) // block_tokens):
-        if extras and (extra := extras[index]):
+    indexes = range(len(token_ids) // block_tokens)
+    for index, extra in zip(indexes, chain(extras, repeat(None)), strict=False):
+        if extra:
             key = digest(_pack(tuple(extra)), key)
         key = digest(view[index * width : (index + 1) * width], key)
         yield key

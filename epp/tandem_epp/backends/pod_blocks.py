@@ -161,9 +161,9 @@ class PodBlocks:
                 self._numbers.append(self._retired.pop()[0])
         return bool(self._retired)
 
-    def match(self, keys: Mapping[int, Sequence[int]]) -> BlockMatch:
+    def match(self, keys: Mapping[int, Iterable[int]]) -> BlockMatch:
         """The longest cached prefixes of a prompt whose keys by block size are `keys`; pods with
-        another block size are left out."""
+        another block size are left out. No key is taken behind the first that no pod has."""
         prefixes: dict[str, CachedPrefix] = {}
         for block_tokens, chain in keys.items():
             tables = {
@@ -180,19 +180,19 @@ class PodBlocks:
         return frozenset(table.block_tokens for table in self._pods.values() if table.block_tokens)
 
     def _match_tables(
-        self, tables: Mapping[str, _PodTable], chain: Sequence[int], block_tokens: int
+        self, tables: Mapping[str, _PodTable], chain: Iterable[int], block_tokens: int
     ) -> dict[str, CachedPrefix]:
         """Walk once along `chain`. A pod stays in `present` while it has every block so far."""
         present = gpu = sum(1 << (2 * table.number) for table in tables.values())
         total_ends, gpu_ends = PrefixEnds(), PrefixEnds()
-        for depth, key in enumerate(chain):
+        depth = 0
+        for key in chain:
             if not present or (number := self._holders.get(key)) is None:
                 break
             either, on_gpu = self._sets.views(number)
             present = total_ends.keep(present, either, depth)
             gpu = gpu_ends.keep(gpu, on_gpu, depth)
-        else:
-            depth = len(chain)
+            depth += 1
         # The walk ended for all that are left: at the first block without holders, or at the end.
         total_ends.keep(present, 0, depth)
         gpu_ends.keep(gpu, 0, depth)

@@ -199,3 +199,11 @@ def test_an_event_that_contradicts_itself_stores_nothing(stored: StoredBlocks) -
     with pytest.raises(ValueError, match=r"tokens in|extra keys|token ids"):
         blocks.store("a", Tier.GPU, stored)
     assert blocks.count("a") == 0
+
+
+def test_keys_behind_the_first_unknown_block_are_not_computed() -> None:
+    blocks = PodBlocks()
+    blocks.store("a", Tier.GPU, StoredBlocks([1], None, range(4), 4))
+    keys = TokenizedPrompt([*range(4), *range(90, 110)], cache_salt=None).keys(4)
+    assert blocks.match({4: keys}).prefix("a").total == 4
+    assert len(list(keys)) == 4, "of six keys, that of the cached block and of the next were taken"

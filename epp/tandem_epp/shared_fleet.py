@@ -7,7 +7,6 @@ publisher is the `peers.channel`.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from time import time
 from typing import Final, Protocol
@@ -259,7 +258,7 @@ def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> Co
     size = _size.decode(event.size)
     if event.status:
         # When its first token came is not known: nothing is learned from it.
-        size = replace(size, is_stream=False)
+        size = msgspec.structs.replace(size, is_stream=False)
     request = CountedRequest(
         fleet,
         decode,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from .cost import (
     TIE,
@@ -34,8 +34,7 @@ class Group:
     decodes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """The pods to choose from. `cached` and `alone` have one entry per row of `pods`."""
 
     pods: FigureTable
@@ -53,8 +52,7 @@ class Candidates:
     whose KV is there is not worth a hand-off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The cheapest way to serve a request."""
 
     decodes: Sequence[int]
@@ -93,7 +91,7 @@ def unified_costs(
     """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
     tokens."""
     output, computing = request.output, pods.computing
-    costs = [prefills[i] + computing[i].itl_harm * output for i in which]
+    costs = [prefills[i] + computing[i][5] * output for i in which]
     return _with_preemption(costs, request, pods, cached, which)
 
 
@@ -189,8 +187,7 @@ def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
     return split < sum(unified_terms(request, pod, cached))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(NamedTuple):
     """The cheapest pair of a group."""
 
     cost: float = inf

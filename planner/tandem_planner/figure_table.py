@@ -5,38 +5,30 @@ does not depend on the request is computed when a row is written.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .cost import HANDOFF_SECONDS, MAX_TRANSFER_SHARE, PodFigures
 
+Computing = tuple[float, float, float, float, float, float]
+"""What `prefill_terms` and `unified_terms` depend on:
 
-class ComputingFigures(NamedTuple):
-    """What `prefill_terms` and `unified_terms` depend on."""
+    head_ends   0 without a prefill at the head: the past, of which no share is waited for
+    late_share
+    constant    seconds that no request changes: queued, standing, the fixed part of a prefill
+    per_token   with the stall
+    per_pair    with the stall
+    itl_harm
+"""
+Receiving = tuple[float, float, float, float, float, float]
+"""What `decode_terms` and `is_transfer_too_long` depend on:
 
-    head_ends: float
-    """0 without a prefill at the head of the queue: the past, of which no share is waited for."""
-    late_share: float
-    constant: float
-    """Seconds that the request does not change: `queued`, `standing`, a prefill's fixed part."""
-    per_token: float
-    """With the stall, like the next."""
-    per_pair: float
-    itl_harm: float
-
-
-class ReceivingFigures(NamedTuple):
-    """What `decode_terms` and `is_transfer_too_long` depend on."""
-
-    constant: float
-    """Seconds that the request does not change: latency, hand-off, `standing`."""
-    per_token: float
-    """Seconds of transfer."""
-    itl_harm: float
-    spare: float
-    """Seconds that the transfer may take longer than this share of D's own prefill of the same
-    tokens, which has these two coefficients."""
-    share_per_token: float
-    share_per_pair: float
+    constant    seconds that no request changes: latency, hand-off, standing
+    per_token   of the transfer
+    itl_harm
+    spare       seconds that the transfer may take longer than its share of D's own prefill, of
+                which the next two are the coefficients
+    share_per_token
+    share_per_pair
+"""
 
 
 class FigureTable:
@@ -44,11 +36,13 @@ class FigureTable:
 
     def __init__(self, pods: Sequence[PodFigures] = ()) -> None:
         self.pods = list(pods)
-        self.computing = [_computing(pod) for pod in pods]
-        self.receiving = [_receiving(pod) for pod in pods]
-        self.free_tokens = [pod.free_tokens for pod in pods]
-        self.has_windows = any(pod.kv.long is not None for pod in pods)
+        self.computing: list[Computing] = [(0.0,) * 6] * len(pods)
+        self.receiving: list[Receiving] = [(0.0,) * 6] * len(pods)
+        self.free_tokens = [0.0] * len(pods)
+        self.has_windows = False
         """Whether a row has, or had, a model with sliding windows."""
+        for row, pod in enumerate(pods):
+            self.write(row, pod)
 
     def copy(self) -> "FigureTable":
         """A table with the same rows, to be changed on its own."""
@@ -60,32 +54,20 @@ class FigureTable:
 
     def write(self, row: int, pod: PodFigures) -> None:
         """Replace the figures of one pod."""
+        (
+            head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
+            standing, latency, per_byte, kv,
+        ) = pod  # fmt: skip
+        harmed, share = 1.0 + stall, MAX_TRANSFER_SHARE
         self.pods[row] = pod
-        self.computing[row] = _computing(pod)
-        self.receiving[row] = _receiving(pod)
-        self.free_tokens[row] = pod.free_tokens
-        self.has_windows = self.has_windows or pod.kv.long is not None
-
-
-def _computing(pod: PodFigures) -> ComputingFigures:
-    harmed = 1.0 + pod.stall
-    return ComputingFigures(
-        pod.head_ends if pod.late_share else 0.0,
-        pod.late_share,
-        pod.queued + pod.standing + pod.fixed * harmed,
-        pod.per_token * harmed,
-        pod.per_pair * harmed,
-        pod.itl_harm,
-    )
-
-
-def _receiving(pod: PodFigures) -> ReceivingFigures:
-    latency, share = pod.transfer_latency, MAX_TRANSFER_SHARE
-    return ReceivingFigures(
-        latency + HANDOFF_SECONDS + pod.standing,
-        pod.transfer_per_byte * pod.kv.short,
-        pod.itl_harm,
-        share * pod.fixed - latency,
-        share * pod.per_token,
-        share * pod.per_pair,
-    )
+        self.computing[row] = (
+            head_ends if late_share else 0.0, late_share, queued + standing + fixed * harmed,
+            per_token * harmed, per_pair * harmed, itl_harm,
+        )  # fmt: skip
+        self.receiving[row] = (
+            latency + HANDOFF_SECONDS + standing, per_byte * kv.short, itl_harm,
+            share * fixed - latency, share * per_token, share * per_pair,
+        )  # fmt: skip
+        self.free_tokens[row] = free_tokens
+        if kv.long is not None:
+            self.has_windows = True

@@ -41,10 +41,6 @@ class LearnedCost(Generic[CostT]):
             self._coefficients, self._cost = coefficients, self._make(coefficients)
         return self._cost
 
-    def refit(self) -> None:
-        """Compute the fit now if it is due, rather than when a decision needs it."""
-        self.window.refit()
-
     def set_prior(self, prior: CostT) -> None:
         """Start from another engine's coefficients."""
         self.window.set_prior(tuple(prior))

@@ -51,15 +51,11 @@ class SampleWindow:
     @property
     def coefficients(self) -> tuple[float, ...]:
         """The fit of the samples in the window; the prior without samples."""
-        self.refit()
-        return self._coefficients
-
-    def refit(self) -> None:
-        """Compute the fit if enough samples are new."""
         new, updated_at = self.count - self._fitted, self.updated_at or 0.0
         is_many = new * _REFIT >= min(self.count, WINDOW)
         if new and (is_many or updated_at - self._fitted_at >= _REFIT_SECONDS):
             self._fit()
+        return self._coefficients
 
     @property
     def samples(self) -> Sequence[FitSample]:

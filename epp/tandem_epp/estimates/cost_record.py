@@ -4,8 +4,7 @@ It holds what the choice was made from, not the terms: those are computed on req
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem_contract.trace import CostTrace
 from tandem_planner.cost import (
@@ -25,8 +24,7 @@ _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms
 """Part of a cost → its terms."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostRecord:
+class CostRecord(NamedTuple):
     """A decision by cost. `names`, `pods`, `cached` and `alone` have one entry per pod of the
     fleet; pods are meant by their row."""
 

@@ -66,7 +66,7 @@ def _drop_stale(alike: list[PodEstimates], fits: Sequence[LearnedCost[CostT]]) -
     for pod, fit in zip(alike, fits, strict=True):
         if fit.updated_at is not None and newest - fit.updated_at > STALE_SECONDS:
             fit.window.clear()
-            pod.changed()
+            pod.learned()
 
 
 def _fill_in_prefill(alike: list[PodEstimates]) -> None:
@@ -76,7 +76,7 @@ def _fill_in_prefill(alike: list[PodEstimates]) -> None:
         for pod in alike:
             if not pod.prefill.count and pod.prefill.cost != shared:
                 pod.prefill.set_prior(shared)
-                pod.changed()
+                pod.learned()
 
 
 def _fill_in_decode(alike: list[PodEstimates]) -> None:
@@ -86,10 +86,10 @@ def _fill_in_decode(alike: list[PodEstimates]) -> None:
         for pod in alike:
             if pod.shared_slope != shared.slope:
                 pod.shared_slope = shared.slope
-                pod.changed()
+                pod.learned()
             if not pod.decode.count and pod.decode.cost != shared:
                 pod.decode.set_prior(shared)
-                pod.changed()
+                pod.learned()
 
 
 def _fill_in_transfer(alike: list[PodEstimates]) -> None:
@@ -98,7 +98,7 @@ def _fill_in_transfer(alike: list[PodEstimates]) -> None:
     for pod in alike:
         if costs and not pod.transfer.count:
             pod.transfer.set_prior(TransferCost._make(_medians(costs, TRANSFER_PRIOR, _TRANSFER)))
-            pod.changed()
+            pod.learned()
         if sizes and pod.transfer.bytes_per_token is None:
             pod.transfer.add_size(1.0, median(sizes))
-            pod.changed()
+            pod.learned()

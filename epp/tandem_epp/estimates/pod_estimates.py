@@ -7,7 +7,7 @@ as waiting prefills of average length, or as decodes.
 
 from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tandem_planner.cost import (
     DECODE_RESERVE,
@@ -19,7 +19,7 @@ from tandem_planner.cost import (
 from tandem_planner.decode_fit import DecodeFit
 from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
-from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit
+from tandem_planner.transfer import KV_BYTES_PRIOR, TransferCost, TransferFit
 
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
@@ -94,6 +94,8 @@ class PodEstimates:
         """Called whenever `figures` may return something else than before."""
         self._figures: PodFigures | None = None
         """The result of `figures`, valid until `expires`; None: something changed."""
+        self._rates: _Rates | None = None
+        """What the figures have of the fits; None: they changed."""
         self.expires = _NEVER
         """When the head of the queue ends without a first token to tell it."""
 
@@ -108,14 +110,13 @@ class PodEstimates:
         return self._figures
 
     def changed(self) -> None:
-        """The queue, the decodes, a fit or the pod's health changed."""
+        """The queue, the decodes or the pod's health changed."""
         self._figures = None
         self.on_change()
 
     def learned(self) -> None:
-        """A fit got samples: it is computed now, so that no decision waits for it."""
-        for fit in (self.prefill, self.decode, self.transfer):
-            fit.refit()
+        """A fit or a setting changed. Fits are computed now, so that no decision waits for it."""
+        self._rates = self._make_rates()
         self.changed()
 
     def count_placed(self, seconds: float, tokens: float) -> None:
@@ -148,7 +149,7 @@ class PodEstimates:
         self.own.restart()
         self.observed_at = None
         self._free_tokens, self._placed_tokens = inf, 0.0
-        self.changed()
+        self.learned()
 
     def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
         is_idle = not load.running and not load.waiting
@@ -182,23 +183,37 @@ class PodEstimates:
         if self._answers > _ANSWERS:
             self._generated, self._answers = self._generated / 2, self._answers / 2
 
-    def _make_figures(self) -> PodFigures:
-        queue, cost, transfer = self.queue, self.prefill.cost, self.transfer.cost
-        decodes = self.decodes + self._unknown_running
+    def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
         slope = self.decode.cost.slope if self.shared_slope is None else self.shared_slope
+        return _Rates(self.prefill.cost, DECODE_WEIGHT * slope, self.transfer.cost, kv)
+
+    def _make_figures(self) -> PodFigures:
+        queue = self.queue
+        prefill, harm, transfer, kv = self._rates or self._make_rates()
+        decodes = self.decodes + self._unknown_running
         return PodFigures(
             head_ends=queue.head_ends,
             late_share=LATE_SHARE if queue.head is not None else 0.0,
             queued=queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill,
-            fixed=cost.fixed,
-            per_token=cost.per_token,
-            per_pair=cost.per_pair,
+            fixed=prefill.fixed,
+            per_token=prefill.per_token,
+            per_pair=prefill.per_pair,
             stall=STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),
             # By the time of its first token, a request meets those before it in the queue too.
-            itl_harm=DECODE_WEIGHT * slope * (decodes + self.undecoded),
+            itl_harm=harm * (decodes + self.undecoded),
             free_tokens=self._free_tokens - self._placed_tokens,
             transfer_latency=transfer.latency,
             transfer_per_byte=transfer.per_byte,
             kv=kv,
         )
+
+
+class _Rates(NamedTuple):
+    """What does not change with each request."""
+
+    prefill: PrefillCost
+    harm: float
+    """Seconds per output token and decode."""
+    transfer: TransferCost
+    kv: KvSize

@@ -5,8 +5,9 @@ decode pod from then on. Each count is taken once and returned once, in whatever
 come.
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from tandem_contract.timing import UNKNOWN, Timing
 
@@ -18,8 +19,7 @@ _LEAST_SHARE: Final = 0.1
 """Share of a leg that is taken for the prefill at least, whatever overhead others had."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPrompt:
+class PlacedPrompt(msgspec.Struct, frozen=True):
     """A request's size when it was placed, in tokens."""
 
     prompt: int = 0

@@ -19,6 +19,7 @@ A request that one engine must serve alone has that rule's reason and the path u
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import Candidates, Choice, choose, would_split
@@ -50,8 +51,7 @@ class CostSettings:
     """False: never split."""
 
 
-@dataclass(frozen=True, slots=True)
-class CostChoice:
+class CostChoice(NamedTuple):
     """The chosen pods, the path, and what the choice was made from."""
 
     decision: PathDecision
@@ -210,7 +210,7 @@ class CostScheduler:
             estimates.is_decode = serves_decode and self._fleet.is_disaggregated(pod)
             known = (settings.kv[model] for model in models if model in settings.kv)
             estimates.kv = next(known, None) if models else only
-            estimates.changed()
+            estimates.learned()
 
 
 def _with_adapter(

@@ -7,9 +7,8 @@ Errors: `decider.NoBackend`, `decider.SplitImpossible`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem_contract.paths import RoutingPath
 
@@ -31,8 +30,7 @@ PREFILL_CANDIDATES: Final = 3
 _UNKNOWN_SIZE: Final = PlacedPrompt()
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulingResult:
+class SchedulingResult(NamedTuple):
     """The chosen pods and the path."""
 
     decision: PathDecision
@@ -81,7 +79,7 @@ class Scheduler:
             result = self._without_decode(ready)
         else:
             result = self._schedule_by_scores(ready, context, model, subset)
-        return replace(result, size=self._cost.size(context, result.decode[0], result.prefill))
+        return result._replace(size=self._cost.size(context, result.decode[0], result.prefill))
 
     def _schedule_by_scores(
         self,
@@ -143,7 +141,7 @@ class Scheduler:
                 can_split=False,
                 can_fall_back=True,
             )
-            return replace(alone or choice, decision=choice.decision)
+            return (alone or choice)._replace(decision=choice.decision)
         return choice
 
     def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:

@@ -30,7 +30,7 @@ def fleet_of(names: str) -> Fleet:
 
 def expected(pod: Pod, now: float) -> PodFigures:
     """The figures of `pod`, computed from nothing."""
-    pod.estimates.changed()
+    pod.estimates.learned()
     figures = pod.estimates.figures(now)
     return figures._replace(standing=FAILURE_SECONDS * pod.health.failure_rate)
 

@@ -19,6 +19,10 @@ from typing import Final, NamedTuple
 RIDGE: Final = 0.003
 """Weight of the prior's shape, in samples. Too low: a coefficient that no sample determines follows
 the noise, and long prompts are predicted wrongly. Too high: the shape is learned slowly."""
+SPREAD: Final = 3.0
+"""Distance of a θ from the others, as a multiple of them, beyond which RIDGE holds it less and less,
+as a Cauchy prior does. Only samples that determine a θ move it that far: engines differ by two
+orders of magnitude in how attention's term compares with the linear one."""
 OUTLIER: Final = 2.0
 """Relative error from which a sample counts less, as a multiple of the median error."""
 MIN_ERROR: Final = 0.05
@@ -108,11 +112,12 @@ def _reweighted(table: _Table, factors: Sequence[float], power: int) -> list[flo
         for age, p, error in zip(table.ages, predictions, errors, strict=True)
     ]
     matrix, vector = [], []
-    for i, column in enumerate(columns):
+    for i, (factor, column) in enumerate(zip(factors, columns, strict=True)):
         weighted = list(map(mul, weights, column))
+        hold = ridge / (1.0 + ((factor / scale - 1.0) / SPREAD) ** 2)
         matrix.append([sum(map(mul, weighted, other)) for other in columns])
-        matrix[i][i] += ridge
-        vector.append(ridge + sum(map(mul, weighted, seconds)) / scale)
+        matrix[i][i] += hold
+        vector.append(hold + sum(map(mul, weighted, seconds)) / scale)
     return [scale * factor for factor in _solve_non_negative(matrix, vector)]
 
 

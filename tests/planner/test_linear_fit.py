@@ -85,3 +85,20 @@ def test_samples_of_an_hour_ago_weigh_little_beside_new_ones() -> None:
     as_new = [sample._replace(at=3600.0) for sample in old]
     fixed, per_token = robust_fit([*as_new, *new], prior)
     assert fixed + 1000 * per_token == pytest.approx(0.105, rel=0.1)
+
+
+def test_a_shape_far_from_the_priors_is_learned_where_samples_show_it() -> None:
+    """Attention's term may weigh fifty times more than assumed, as for a small model on a CPU."""
+    prior, true = (0.005, 1e-4, 5e-10), (0.005, 1e-5, 2.4e-8)
+    random = Random(5)
+    measured = []
+    for n in random.sample(range(200, 3501, 66), 50):
+        features = (1.0, float(n), float(n * n))
+        seconds = sum(c * x for c, x in zip(true, features, strict=True))
+        measured.append(FitSample(features, seconds * random.uniform(0.95, 1.05)))
+    fit = robust_fit(measured, prior)
+    errors = [
+        abs(sum(c * x for c, x in zip(fit, sample.features, strict=True)) / sample.seconds - 1)
+        for sample in measured
+    ]
+    assert max(errors) < 0.2

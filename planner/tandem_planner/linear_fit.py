@@ -20,9 +20,9 @@ RIDGE: Final = 0.003
 """Weight of the prior's shape, in samples. Too low: a coefficient that no sample determines follows
 the noise, and long prompts are predicted wrongly. Too high: the shape is learned slowly."""
 SPREAD: Final = 3.0
-"""Distance of a θ from the others, as a multiple of them, beyond which RIDGE holds it less and less,
-as a Cauchy prior does. Only samples that determine a θ move it that far: engines differ by two
-orders of magnitude in how attention's term compares with the linear one."""
+"""Distance of a θ from the others, as a multiple of them, beyond which RIDGE holds it less and
+less, as a Cauchy prior does. Only samples that determine a θ move it that far: engines differ by
+two orders of magnitude in how attention's term compares with the linear one."""
 OUTLIER: Final = 2.0
 """Relative error from which a sample counts less, as a multiple of the median error."""
 MIN_ERROR: Final = 0.05

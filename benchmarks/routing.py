@@ -276,6 +276,7 @@ def _half_speed(runs: Runs) -> list[Figure]:
         share, over_all, over_others = ([trial[i] for trial in trials] for i in range(3))
         name = f"a pod at half speed, {speed:g} ×: {{}}".format
         figures += [
+            at_most(name("its work over that at full speed"), share, "ratio", 0.7),
             at_least(name("its work over that at full speed"), share, "ratio", 0.3),
             at_most(name("p99 waiting over that without the pod"), over_others, "ratio", 1.2),
             without_target(name("p99 waiting over that at full speed"), over_all, "ratio"),

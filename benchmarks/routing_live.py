@@ -17,7 +17,8 @@ import os
 import signal
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -152,21 +153,31 @@ class _Display:
             progress(f"  {self._name}: {at.finished} of {self._requests} requests answered")
 
 
-async def prediction(options: Options) -> list[Figure]:
-    """The error of the predicted TTFT, with 1 prefill and 2 decode pods."""
-    progress("1 prefill pod and 2 decode pods: starting")
+@asynccontextmanager
+async def _learned(
+    prefills: int, decodes: int, options: Options
+) -> AsyncIterator[tuple[LiveStack, Sender, float]]:
+    """A stack whose EPP has learned, its sender, and the requests per second that it answers."""
+    progress(f"{prefills} prefill and {decodes} decode pods: starting")
     with tempfile.TemporaryDirectory(prefix="tandem-live-") as name:
-        pools = Pools(Path(name), 1, 2, is_paced=options.engine == "paced")
+        pools = Pools(Path(name), prefills, decodes, is_paced=options.engine == "paced")
         async with tandem_up(pools) as stack:
             sender = Sender(stack, options)
             capacity = await sender.capacity(options.learn)
             rate = options.load * capacity
             progress(f"  {capacity:.3g} requests/s at most; sending {rate:.3g} per second")
             await sender.send("learning", options.learn, rate)
-            before = await stack.epp_metrics()
-            repeat, decisions = await sender.send("measuring", options.requests, rate)
-            after = await stack.epp_metrics()
-            equal = await sender.equal_requests()
+            yield stack, sender, capacity
+
+
+async def prediction(options: Options) -> list[Figure]:
+    """The error of the predicted TTFT, with 1 prefill and 2 decode pods."""
+    async with _learned(1, 2, options) as (stack, sender, capacity):
+        before = await stack.epp_metrics()
+        rate = options.load * capacity
+        repeat, decisions = await sender.send("measuring", options.requests, rate)
+        after = await stack.epp_metrics()
+        equal = await sender.equal_requests()
     if options.records is not None:
         options.records.write_bytes(msgspec.json.encode(decisions))
     figures = [
@@ -211,24 +222,17 @@ def _error_figures(decisions: Decisions) -> list[Figure]:
 
 async def comparison(options: Options) -> list[Figure]:
     """The default cost beside random routing, with 2 prefill and 4 decode pods."""
-    progress("2 prefill pods and 4 decode pods: starting")
     routers = {"by cost": BY_COST, "random": RANDOM}
     trials: dict[str, list[Latencies]] = {name: [] for name in routers}
-    with tempfile.TemporaryDirectory(prefix="tandem-live-") as name:
-        pools = Pools(Path(name), 2, 4, is_paced=options.engine == "paced")
-        async with tandem_up(pools) as stack:
-            sender = Sender(stack, options)
-            capacity = await sender.capacity(options.learn)
-            rate = options.load * capacity
-            progress(f"  {capacity:.3g} requests/s at most; sending {rate:.3g} per second")
-            await sender.send("learning", options.learn, rate)
-            for number in range(options.rounds):
-                # The order alternates, so that neither always meets the warmer machine.
-                for router in sorted(routers, reverse=bool(number % 2)):
-                    await stack.route(routers[router])
-                    run = f"round {number + 1} of {options.rounds}, {router}"
-                    _, decisions = await sender.send(run, options.requests, rate)
-                    trials[router].append(latencies(decisions))
+    async with _learned(2, 4, options) as (stack, sender, capacity):
+        rate = options.load * capacity
+        for number in range(options.rounds):
+            # The order alternates, so that neither always meets the warmer machine.
+            for router in sorted(routers, reverse=bool(number % 2)):
+                await stack.route(routers[router])
+                run = f"round {number + 1} of {options.rounds}, {router}"
+                _, decisions = await sender.send(run, options.requests, rate)
+                trials[router].append(latencies(decisions))
     figures = [without_target("capacity of 2 + 4 pods", capacity, "req/s")]
     for router, measured in trials.items():
         figures += _latency_figures(router, measured)

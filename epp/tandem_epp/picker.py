@@ -37,7 +37,8 @@ from .request import InferenceRequest, is_json, kind_of, parse_request, read_mod
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
 from .scheduling.profile import ScoringContext
-from .scheduling.scheduler import Scheduler, SchedulingResult, in_subset
+from .scheduling.result import SchedulingResult
+from .scheduling.scheduler import Scheduler, in_subset
 
 PLAN_SECONDS: Final = 120.0
 """Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of

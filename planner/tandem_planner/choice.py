@@ -23,7 +23,10 @@ from .cost import (
     preemption_seconds,
     unified_terms,
 )
-from .figure_table import FigureTable
+from .figure_table import ITL_HARM, FigureTable
+
+PREFILL_CANDIDATES: Final = 3
+"""Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def unified_costs(
     """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
     tokens."""
     output, computing = request.output, pods.computing
-    costs = [prefills[i] + computing[i][5] * output for i in which]
+    costs = [prefills[i] + computing[i][ITL_HARM] * output for i in which]
     return _with_preemption(costs, request, pods, cached, which)
 
 
@@ -197,10 +200,6 @@ class _Pair(NamedTuple):
     """Decode pods to which the transfer would take too long."""
 
 
-_PREFILLS: Final = 3
-"""Prefill pods named: the choice and two retries, as many as a sidecar makes by default."""
-
-
 def _cheapest_pair(
     group: Group, prefills: list[float], decodes: list[float], random: Random, count: int
 ) -> _Pair:
@@ -211,7 +210,7 @@ def _cheapest_pair(
     first = _cheapest(decodes, group.decodes, count, random)
     if not first or not prefills:
         return _Pair(too_long=too_long)
-    ranking = _cheapest(prefills, group.prefills, _PREFILLS, random)
+    ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random)
     return _Pair(min(prefills) + min(decodes), first, ranking, too_long)
 
 

@@ -5,6 +5,7 @@ does not depend on the request is computed when a row is written.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from .cost import HANDOFF_SECONDS, MAX_TRANSFER_SHARE, PodFigures
 
@@ -29,6 +30,10 @@ Receiving = tuple[float, float, float, float, float, float]
     share_per_token
     share_per_pair
 """
+
+
+ITL_HARM: Final = 5
+"""Index in `Computing`."""
 
 
 class FigureTable:

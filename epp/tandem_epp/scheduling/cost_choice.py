@@ -19,7 +19,6 @@ A request that one engine must serve alone has that rule's reason and the path u
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
 
 from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import Candidates, Choice, choose, would_split
@@ -36,6 +35,7 @@ from .candidate_layout import CandidateLayout, make_layout
 from .decider import TAIL_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
+from .result import SchedulingResult
 from .unseen import UnseenPlacements, with_unseen
 
 
@@ -49,21 +49,6 @@ class CostSettings:
     """Addresses in the destination header: the decode pod and its alternates."""
     split: bool = True
     """False: never split."""
-
-
-class CostChoice(NamedTuple):
-    """The chosen pods, the path, and what the choice was made from."""
-
-    decision: PathDecision
-    decode: Sequence[Pod]
-    """The choice, then its alternates."""
-    prefill: Sequence[Pod]
-    """The choice, then the retries; empty without a split."""
-    cached_tokens: int
-    """Prompt tokens believed to be cached on the decode pod."""
-    record: CostRecord
-    size: PlacedPrompt
-    """What the request is predicted to take."""
 
 
 class CostScheduler:
@@ -86,7 +71,7 @@ class CostScheduler:
         *,
         can_split: bool,
         can_fall_back: bool,
-    ) -> CostChoice | None:
+    ) -> SchedulingResult | None:
         """Choose among `ready`, which are all or some of the fleet's ready pods for `model`; None
         when none of them may decode. `can_split`: the configuration allows a split;
         `can_fall_back`: or one pod instead of a split. Raises SplitImpossible; NoBackend when no
@@ -129,7 +114,7 @@ class CostScheduler:
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
-        return CostChoice(decision, decode, prefill, cached, record, size)
+        return SchedulingResult(decision, decode, prefill, cached, record, size)
 
     def size(self, context: ScoringContext, decode: Pod, prefill: Sequence[Pod]) -> PlacedPrompt:
         """What the request is predicted to take on pods that were not chosen by cost."""

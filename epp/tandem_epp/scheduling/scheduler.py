@@ -8,42 +8,19 @@ Errors: `decider.NoBackend`, `decider.SplitImpossible`.
 
 from collections.abc import Sequence
 from random import Random
-from typing import Final, NamedTuple
 
 from tandem_contract.paths import RoutingPath
+from tandem_planner.choice import PREFILL_CANDIDATES
 
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
-from ..estimates.cost_record import CostRecord
-from ..estimates.request_load import PlacedPrompt
 from .config import Routing
-from .cost_choice import CostChoice, CostScheduler, CostSettings
+from .cost_choice import CostScheduler, CostSettings
 from .decider import DeciderInputs, NoBackend, PathDecision, decide_path, is_split
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
-
-PREFILL_CANDIDATES: Final = 3
-"""Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
-
-
-_UNKNOWN_SIZE: Final = PlacedPrompt()
-
-
-class SchedulingResult(NamedTuple):
-    """The chosen pods and the path."""
-
-    decision: PathDecision
-    decode: Sequence[Pod]
-    """The choice, then its alternates."""
-    prefill: Sequence[Pod] = ()
-    """The choice, then the retries; empty without a split."""
-    cached_tokens: int = 0
-    """Prompt tokens believed to be cached on the decode pod."""
-    costs: CostRecord | None = None
-    """What a choice by cost was made from; None: scorers chose."""
-    size: PlacedPrompt = _UNKNOWN_SIZE
-    """What the request is predicted to take."""
+from .result import SchedulingResult
 
 
 class Scheduler:
@@ -68,14 +45,7 @@ class Scheduler:
         if (cost := self.routing.scheduling.cost) is not None:
             choice = self._choose_by_cost(ready, context, model, cost, now)
             if choice is not None:
-                return SchedulingResult(
-                    choice.decision,
-                    choice.decode,
-                    choice.prefill,
-                    choice.cached_tokens,
-                    choice.record,
-                    choice.size,
-                )
+                return choice
             result = self._without_decode(ready)
         else:
             result = self._schedule_by_scores(ready, context, model, subset)
@@ -118,7 +88,7 @@ class Scheduler:
         model: str | None,
         settings: CostSettings,
         now: float,
-    ) -> CostChoice | None:
+    ) -> SchedulingResult | None:
         """None: no pod may decode."""
         serving = self.routing.serving
         choice = self._cost.schedule(

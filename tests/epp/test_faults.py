@@ -90,6 +90,6 @@ def test_without_a_finite_cost_the_client_is_told_to_try_again() -> None:
     setup = PickerSetup(d="decode")
     estimates = setup["d"].estimates
     estimates.prefill.set_prior(PrefillCost(inf, 1e-4, 0.0))
-    estimates.changed()
+    estimates.learned()
     status, answer = setup.refusal(b'{"prompt": "hi"}')
     assert (status, answer["retry-after"]) == (503, "1")

@@ -12,6 +12,8 @@ from typing import Final, Protocol
 
 from tandem_planner.prefill_fit import PrefillSample
 
+from .own_requests import PrefillCounters, difference
+
 _IDLE_SHARE: Final = 0.5
 """Seconds of prefill per second of a window up to which they hardly overlapped."""
 _MIN_SECONDS: Final = 0.5
@@ -20,17 +22,9 @@ _MIN_TOKENS: Final = 16.0
 """Computed tokens per request from which a window says how long prefills take."""
 
 
-class Counters(Protocol):
+class Counters(PrefillCounters, Protocol):
     """`backends.engine_page.EngineCounters`."""
 
-    @property
-    def prefill_seconds(self) -> float | None: ...
-    @property
-    def prefills(self) -> float | None: ...
-    @property
-    def prefill_tokens(self) -> float | None: ...
-    @property
-    def queue_seconds(self) -> float | None: ...
     @property
     def computed_tokens(self) -> float | None: ...
     @property
@@ -83,13 +77,13 @@ class CounterWindow:
         if (seconds := now - self._at) < _MIN_SECONDS:
             return None
         self._counters, self._at = counters, now
-        requests = _difference(before.prefills, counters.prefills)
-        generated = _difference(before.generated_tokens, counters.generated_tokens)
-        itls = _difference(before.itls, counters.itls)
+        requests = difference(before.prefills, counters.prefills)
+        generated = difference(before.generated_tokens, counters.generated_tokens)
+        itls = difference(before.itls, counters.itls)
         return CounterSamples(
             _prefill(before, counters, requests, seconds),
-            _difference(before.itl_seconds, counters.itl_seconds) / itls if itls > 0 else None,
-            _difference(before.computed_tokens, counters.computed_tokens) / seconds,
+            difference(before.itl_seconds, counters.itl_seconds) / itls if itls > 0 else None,
+            difference(before.computed_tokens, counters.computed_tokens) / seconds,
             generated,
             requests,
             _transfer(before, counters),
@@ -99,8 +93,8 @@ class CounterWindow:
 def _prefill(
     before: Counters, after: Counters, requests: float, seconds: float
 ) -> PrefillSample | None:
-    tokens = _difference(before.prefill_tokens, after.prefill_tokens)
-    duration = _difference(before.prefill_seconds, after.prefill_seconds)
+    tokens = difference(before.prefill_tokens, after.prefill_tokens)
+    duration = difference(before.prefill_seconds, after.prefill_seconds)
     # On a decode pod most prompts come from elsewhere but for their last token: they would say
     # nothing of how fast it computes a prompt, and keep out what alike pods know of it.
     if requests < 1 or tokens < _MIN_TOKENS * requests or duration <= 0:
@@ -112,12 +106,7 @@ def _prefill(
 
 
 def _transfer(before: Counters, after: Counters) -> tuple[float, float, float] | None:
-    transfers = _difference(before.transfers, after.transfers)
-    count = _difference(before.transfer_bytes, after.transfer_bytes)
-    seconds = _difference(before.transfer_seconds, after.transfer_seconds)
+    transfers = difference(before.transfers, after.transfers)
+    count = difference(before.transfer_bytes, after.transfer_bytes)
+    seconds = difference(before.transfer_seconds, after.transfer_seconds)
     return (transfers, count, seconds) if transfers > 0 and count > 0 and seconds > 0 else None
-
-
-def _difference(before: float | None, after: float | None) -> float:
-    """0 where one is not reported, or where a counter went back."""
-    return max(0.0, after - before) if before is not None and after is not None else 0.0

@@ -28,7 +28,7 @@ _TOKENS_DIFFER: Final = 1.5
 
 
 class PrefillCounters(Protocol):
-    """Those of `engine_counters.Counters` that describe prefills."""
+    """The counters of an engine that describe prefills."""
 
     @property
     def prefill_seconds(self) -> float | None: ...
@@ -49,6 +49,11 @@ class EndedRequest:
     cached: float
     leg: float | None = None
     """Seconds from sending the request to its first token; None: not known."""
+
+
+def difference(before: float | None, after: float | None) -> float:
+    """By how much a counter moved; 0 where one is not reported, or where it went back."""
+    return max(0.0, after - before) if before is not None and after is not None else 0.0
 
 
 class OwnRequests:
@@ -96,7 +101,7 @@ class OwnRequests:
         if before is None:
             self._start(counters)
             return None
-        counted, ended = round(_difference(before.prefills, counters.prefills)), self._ended[:]
+        counted, ended = round(difference(before.prefills, counters.prefills)), self._ended[:]
         if counted != len(ended):
             # At rest both sides have counted all that they ever will.
             is_final = is_idle and not self._open
@@ -108,14 +113,14 @@ class OwnRequests:
         is_serial = self._is_serial
         self._start(counters)
         requests = [request for request in ended if request is not None]
-        seconds = _difference(before.prefill_seconds, counters.prefill_seconds)
+        seconds = difference(before.prefill_seconds, counters.prefill_seconds)
         if len(requests) < counted or seconds <= 0:
             return None
         legs = [request.leg for request in requests if request.leg is not None]
         if len(legs) == counted:
-            queue = _difference(before.queue_seconds, counters.queue_seconds)
+            queue = difference(before.queue_seconds, counters.queue_seconds)
             self._overheads.append((sum(legs) - queue - seconds) / counted)
-        tokens = _difference(before.prefill_tokens, counters.prefill_tokens)
+        tokens = difference(before.prefill_tokens, counters.prefill_tokens)
         return _sample(requests, tokens, seconds) if is_serial or counted == 1 else None
 
     def _start(self, counters: PrefillCounters | None) -> None:
@@ -137,8 +142,3 @@ def _sample(ended: Sequence[EndedRequest], tokens: float, seconds: float) -> Pre
         uncached = request.uncached * factor
         prompts.append((uncached, max(0.0, request.uncached + request.cached - uncached)))
     return prefill_sample(prompts, seconds)
-
-
-def _difference(before: float | None, after: float | None) -> float:
-    """0 where one is not reported, or where a counter went back."""
-    return max(0.0, after - before) if before is not None and after is not None else 0.0

@@ -94,8 +94,8 @@ class PodEstimates:
         """Called whenever `figures` may return something else than before."""
         self._figures: PodFigures | None = None
         """The result of `figures`, valid until `expires`; None: something changed."""
-        self._rates: _Rates | None = None
-        """What the figures have of the fits; None: they changed."""
+        self._rates = self._make_rates()
+        """What the figures have of the fits, as of the latest `learned`."""
         self.expires = _NEVER
         """When the head of the queue ends without a first token to tell it."""
 
@@ -190,7 +190,7 @@ class PodEstimates:
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue
-        prefill, harm, transfer, kv = self._rates or self._make_rates()
+        prefill, harm, transfer, kv = self._rates
         decodes = self.decodes + self._unknown_running
         return PodFigures(
             head_ends=queue.head_ends,

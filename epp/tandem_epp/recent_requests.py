@@ -1,6 +1,6 @@
 """Which requests this replica placed lately, and where: an access log may speak of these alone.
 
-Anybody who reaches the gRPC port can send log entries. An entry counts only if it names the id of a
+Any client of the gRPC port can send log entries. An entry counts only if it names the id of a
 request that this replica placed, and the backend that served it; and once per request.
 """
 

@@ -63,7 +63,7 @@ class ReplicatedStack:
             return msgspec.json.decode(await response.read(), type=list[PodReport])
 
     async def counted(self, replica: Epp) -> int:
-        """Requests in flight on all pods as a replica knows them, whoever placed them."""
+        """Requests in flight on all pods as a replica knows them, its own and those of others."""
         return sum(pod.in_flight for pod in await self.pods(replica))
 
     async def all_count(self, requests: int) -> bool:

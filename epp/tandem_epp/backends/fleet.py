@@ -41,8 +41,9 @@ class Fleet:
         self.figures = FleetFigures()
         """What requests are predicted to take on each pod."""
         self.token_scales = TokenScales()
-        self.overheads = FirstTokenOverheads()
         """How many tokens texts have, per model."""
+        self.overheads = FirstTokenOverheads()
+        """What first tokens take beyond the terms of the cost, per path."""
         self._backends: dict[str, Members] = {}
         """By backend name."""
         self._pods: dict[str, Pod] = {}

@@ -1,6 +1,6 @@
 """What first tokens take beyond the terms of the cost: HTTP, the steps of proxies, the first decode
 step after a hand-off. The same for all pods of a path, and learned for each path from the latest
-requests; the median, because a request that had to wait for what nobody foresaw says nothing.
+requests; the median, because a request that waited unexpectedly says nothing.
 
     overhead = measured - queue - compute - transfer - handoff    by the engines' own report
     overhead = measured - terms                                   without one

@@ -10,7 +10,7 @@ from .errors import PeerGone
 
 class HandshakeLimit:
     """Admits every connection, and ends others for it: of the address that has most of them, the
-    oldest. So nobody without a key keeps peers out by connecting."""
+    oldest. So clients without a key cannot keep peers out."""
 
     def __init__(self, most: int, seconds: float) -> None:
         """`most`: connections at a time; `seconds`: what each may take."""

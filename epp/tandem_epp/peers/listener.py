@@ -28,7 +28,7 @@ Envoy and the pods do not need the EPP for them. Too low: the pods look idle whe
 too high: pods that have finished these requests get none."""
 MAX_HANDSHAKES: Final = 64
 """Connections that have not sent their first frame; see `HandshakeLimit`. Too low: replicas that
-start together disturb each other; too high: memory for whoever connects to the port."""
+start together disturb each other; too high: memory for clients without a key."""
 MAX_CONNECTIONS: Final = 256
 """Authenticated connections; further ones are refused."""
 
@@ -125,7 +125,7 @@ class Listener:
                 return session, session.frames.open(await receive(socket, HANDSHAKE_SECONDS))
         except PeerGone:
             # Not worth a log: a dialer that finds itself, or a peer that it is connected to
-            # already, sends no frame. Anybody may connect and be silent.
+            # already, sends no frame. Any client may connect and be silent.
             if request.transport is not None:
                 request.transport.abort()
             return None

@@ -40,10 +40,10 @@ async def test_a_joining_replica_is_informed_once_every_snapshot_is_complete() -
 
 
 async def test_replicas_that_cannot_be_reached_or_refuse_do_not_delay() -> None:
-    address, nobody, other = (new_address() for _ in range(3))
+    address, unused, other = (new_address() for _ in range(3))
     async with (
         replica(other, keys=OTHER_KEYS) as _,
-        replica(address, address, nobody, other) as one,
+        replica(address, address, unused, other) as one,
     ):
         await until(lambda: one.channel.is_informed)
 

@@ -28,12 +28,12 @@ from .counted_request import NO_CHAIN, CountedRequest
 from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
-from .kv_events.collector import PreciseMatch
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
+from .preparation import parse, preparation_of
 from .prompt_key import PromptForm
-from .request import InferenceRequest, is_json, kind_of, parse_request, read_model
+from .request import InferenceRequest, is_json, kind_of, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
 from .scheduling.profile import ScoringContext
@@ -124,13 +124,13 @@ class EndpointPicker:
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
-            kind = kind_of(request)
-            parsed = parse_request(kind, body) if kind is not None else None
+            prepared = preparation_of(request)
+            parsed = prepared.parsed or parse(request, body)
             decision.model = parsed.model if parsed is not None else read_model(body)
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
-            context = ScoringContext(parsed, self._fleet.prefixes, _precise(request, parsed))
+            context = ScoringContext(parsed, self._fleet.prefixes, prepared.precise_of(parsed))
             result = self._scheduler.schedule(
                 context, decision.model, request.subset, decision.decided_at
             )
@@ -260,15 +260,6 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
     if parsed is not None:
         return parsed.needs_sidecar
     return request.method not in ("GET", "HEAD")
-
-
-def _precise(request: HttpRequest, parsed: InferenceRequest | None) -> PreciseMatch | None:
-    """What the precise index found, which also tells the prompt's true length."""
-    match = request.preparation
-    if not isinstance(match, PreciseMatch) or parsed is None:
-        return None
-    parsed.set_length(match.prompt_tokens)
-    return match
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

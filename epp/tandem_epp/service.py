@@ -7,7 +7,8 @@ cluster and no cluster is configured.
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from time import time
 from typing import TYPE_CHECKING, Final
@@ -25,14 +26,18 @@ from .debug import routes
 from .ext_proc.grpc_server import GrpcServer
 from .ext_proc.messages import HttpRequest
 from .history import History
+from .kv_events.collector import PreciseMatch
 from .metrics import Metrics
 from .peers.channel import PeerChannel, PeerSettings
 from .peers.metrics import PeerMetrics
+from .peers.turns import Turns
 from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
+from .preparation import Preparation, read_ahead
 from .request import kind_of
 from .settings import Settings
 from .shared_fleet import SharedFleet
+from .turn_taking import TurnMetrics, TurnTaker
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
@@ -58,6 +63,8 @@ class Service:
         )
         self._picker.plan_keys = plan_keys
         self._shared = SharedFleet(self._fleet)
+        self._turns: TurnTaker | None = None
+        """None: there is one replica."""
         self._channel = self._share(plan_keys)
         self._warm_ups = WarmUps(
             self._fleet,
@@ -74,14 +81,16 @@ class Service:
 
     def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
         """The channel to the other replicas, which are told of this one's placements."""
-        metrics = PeerMetrics(self._metrics.registry)
+        registry = self._metrics.registry
         settings = PeerSettings(peers=self._settings.peers, listen=self._settings.peer_listen)
-        channel = PeerChannel(settings, self._shared, metrics)
+        channel = PeerChannel(settings, self._shared, PeerMetrics(registry))
         channel.use_keys(plan_keys)
         # Without peers too: it tells which entries of an access log count.
         self._picker.observer = self._shared
         if settings.peers:
             self._shared.publisher = channel
+            self._shared.turns = turns = Turns(channel, asyncio.get_running_loop().call_later)
+            self._turns = TurnTaker(self._fleet, channel, turns, TurnMetrics(registry))
         return channel
 
     async def run(self) -> None:
@@ -117,8 +126,21 @@ class Service:
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
 
-    async def prepare(self, request: HttpRequest, body: bytes) -> object:
-        """What the precise index knows of a request's prompt; raises nothing."""
+    @asynccontextmanager
+    async def prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
+        """What is known of a request's prompt before the pick; among replicas, it is this one's
+        turn to pick until the context ends."""
+        precise = await self._match_precisely(request, body)
+        if self._turns is None:
+            yield Preparation(precise=precise)
+            return
+        # Outside of the turn: it takes longer than the pick.
+        parsed = read_ahead(request, body)
+        async with self._turns.turn():
+            yield Preparation(parsed, precise)
+
+    async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:
+        """Raises nothing."""
         with self._metrics.faults.contained("prepare"):
             kind = kind_of(request) if self._precise.is_on else None
             return await self._precise.prepare(kind, body) if kind is not None else None

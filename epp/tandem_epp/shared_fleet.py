@@ -18,7 +18,6 @@ from tandem_contract.timing import parse_timing
 from .backends.fleet import Fleet
 from .backends.health import OutcomeCounts
 from .backends.pods import Pod
-from .backends.replica_order import ReplicaOrder
 from .counted_request import CountedRequest
 from .estimates.request_load import PlacedPrompt
 from .estimates.shared_samples import add_samples, samples_of
@@ -36,9 +35,12 @@ from .peers.frames import (
     RequestEnded,
     RequestStarted,
     TextsCounted,
+    TurnAsked,
+    TurnGranted,
     pack,
     unpack,
 )
+from .peers.turns import Turns
 from .placement import Placement
 from .recent_requests import RecentRequests
 from .verdicts import judge_broken
@@ -64,10 +66,6 @@ class Publisher(Protocol):
     def has_peers(self) -> bool:
         """Whether a replica is connected."""
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """This replica's rank among the connected ones, from 0, and their number."""
-
     def publish(self, event: Event) -> None:
         """Send `event` to all connected replicas; never waits."""
 
@@ -79,10 +77,11 @@ class SharedFleet:
         """`clock` returns Unix seconds."""
         self.publisher: Publisher | None = None
         """None: events go nowhere."""
+        self.turns: Turns | None = None
+        """None: this replica is the only one."""
         self._fleet, self._clock = fleet, clock
         self._is_leaving = False
         fleet.ejections.on_ejected = self._on_ejected
-        fleet.replica_order = self._order
         self._numbers = count(1)
         self._own: dict[int, Placement] = {}
         """Number → placement of this replica that has not ended."""
@@ -143,9 +142,6 @@ class SharedFleet:
     def _publisher(self) -> Publisher | None:
         # Without peers no event is made: the chains of long prompts take time.
         return self.publisher if self.publisher is not None and self.publisher.has_peers else None
-
-    def _order(self) -> ReplicaOrder:
-        return ReplicaOrder() if self.publisher is None else ReplicaOrder(*self.publisher.order)
 
     # What others do: `peers.channel.Knowledge`.
 
@@ -209,6 +205,8 @@ class SharedFleet:
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached():
                 if (pod := self._find(peer, event.pod)) is not None:
                     _learn(self._fleet, pod, event, now)
+            case TurnAsked() | TurnGranted() if self.turns is not None:
+                self.turns.receive(peer, event)
             case TextsCounted(model, assumed, counted):
                 self._fleet.token_scales.take_over(model or None, assumed, counted)
             case _:

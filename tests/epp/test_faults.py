@@ -11,6 +11,7 @@ from tandem_epp.configuration import load
 from tandem_epp.estimates.request_load import RequestLoad
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.precise import PrecisePrefixes
+from tandem_epp.preparation import Preparation
 from tandem_epp.service import Service
 from tandem_epp.settings import Settings
 from tandem_planner.prefill_fit import PrefillCost
@@ -80,7 +81,9 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     file.write_text("backends: [{name: d, url: 'http://10.0.0.1:8000', role: decode}]")
     service = Service(Settings(config=file), load(file, {}), {})
     for _ in range(2):
-        assert await service.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}") is None
+        request = HttpRequest("POST", "/v1/completions", {})
+        async with service.prepare(request, b"{}") as preparation:
+            assert preparation == Preparation()
     (record,) = caplog.records
     assert "task prepare" in record.getMessage()
     assert "word word" not in record.getMessage()

@@ -150,6 +150,23 @@ async def test_two_replicas_spread_requests_like_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_two_replicas_spread_a_burst_like_one(tmp_path: Path, mode: BodyMode) -> None:
+    """Requests of one moment, which both replicas decide on: in turn."""
+    async with two_epps(tmp_path, mode) as stack:
+        sent = [asyncio.create_task(stack.post(number, slow=True)) for number in range(60)]
+        await stack.until_received(60)
+        assert min([await each.in_flight() for each in stack.epps]) > 0, "Envoy uses both replicas"
+        # All but the first ones, which met nothing before.
+        fewest = min(len(backend.received) for backend in stack.backends)
+        assert fewest >= 27
+        figures = [await each.figures() for each in stack.epps]
+        assert sum(each["tandem_epp_turn_wait_seconds_count"] for each in figures) >= 40
+        assert sum(each["tandem_epp_turns_expired_total"] for each in figures) == 0
+        stack.release()
+        assert await asyncio.gather(*sent) == [b"first last"] * 60
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
 async def test_a_killed_replica(tmp_path: Path, mode: BodyMode) -> None:
     """Nothing is lost in BUFFERED mode. In FULL_DUPLEX_STREAMED Envoy 1.40 resets the answers in
     progress whose stream the killed EPP held, and no others."""

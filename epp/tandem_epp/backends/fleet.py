@@ -13,7 +13,6 @@ from .members import Members, pods_by_name
 from .pairing import can_hand_off, can_prefill_for, is_kv_compatible, pairing_key
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
-from .replica_order import ReplicaOrder
 from .token_scales import TokenScales
 
 REMOVED_MODEL_SECONDS: Final = 600.0
@@ -67,8 +66,6 @@ class Fleet:
         """What depends on which backends there are, ready or not."""
         self.members_version = 0
         """Changes with the members of any view: with the backends, their health and their pairs."""
-        self.replica_order: Callable[[], ReplicaOrder] = ReplicaOrder
-        """Which of the EPP's replicas this one is."""
         self.ejections = Ejections(self, self.invalidate_views, self.invalidate_scores)
 
     def __iter__(self) -> Iterator[Pod]:

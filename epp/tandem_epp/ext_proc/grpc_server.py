@@ -4,7 +4,8 @@ Errors: `ListenError` when the server cannot listen at its address.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import time
 from typing import Final
@@ -28,8 +29,9 @@ _OVERWRITE: Final = 2
 """`HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`."""
 
 
-Preparer = Callable[[messages.HttpRequest, bytes], Awaitable[object]]
-"""Finds out about a body what the pick needs and cannot wait for. Must end by itself, soon."""
+Preparer = Callable[[messages.HttpRequest, bytes], AbstractAsyncContextManager[object]]
+"""Entered before the pick and left after it; must begin by itself, soon. Its value is what the pick
+needs to know about the body and cannot wait for."""
 
 
 class ListenError(OSError):
@@ -61,7 +63,7 @@ class GrpcServer:
         time."""
         self._picker, self._listen, self._body_limit = picker, listen, body_limit
         self.prepare: Preparer | None = None
-        """Called with each request and its body before the pick; None: nothing needs it."""
+        """Called with each request that has a body; None: picks wait for nothing."""
         self._open: set[_OpenStream] = set()
         self._is_stopping = False
         self._server = grpc.aio.server(
@@ -121,10 +123,7 @@ class GrpcServer:
         try:
             async for request in requests:
                 open_stream.is_reading = False
-                message = read_message(request)
-                if self.prepare is not None and (complete := stream.complete_body(message)):
-                    stream.prepare(await self.prepare(*complete))
-                for answer in stream.receive(message, time()):
+                for answer in await self._answers(stream, read_message(request)):
                     await context.write(write_answer(answer))
                 open_stream.is_reading = True
                 if self._is_stopping and stream.is_placed:
@@ -137,6 +136,15 @@ class GrpcServer:
             # Whatever ended the gRPC stream, the request's count on its pods ends with it.
             stream.close(time())
             self._open.discard(open_stream)
+
+    async def _answers(
+        self, stream: ExtProcStream, message: messages.Input
+    ) -> Sequence[messages.Answer]:
+        if self.prepare is not None and (complete := stream.complete_body(message)):
+            async with self.prepare(*complete) as preparation:
+                stream.prepare(preparation)
+                return stream.receive(message, time())
+        return stream.receive(message, time())
 
 
 def read_message(message: pb.ProcessingRequest) -> messages.Input:

@@ -3,6 +3,7 @@
     frames       the protocol: events, frames and their order; read this first
     handshake    mutual authentication by the plan keys, and the MAC of each message
     handshake_limit   how many connections may be under way without a proof
+    turns        when a replica may decide, so that each decision knows those before it
     outbox       events that wait for one peer, bounded; the snapshot
     inbox        frames of one peer: order and idempotence
     dialer       a connection to one peer: handshake, sending, reconnecting

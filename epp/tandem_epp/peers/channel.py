@@ -85,6 +85,11 @@ class PeerChannel:
         metrics.states, metrics.off_reason = self._states, self._off_reason
 
     @property
+    def instance(self) -> str:
+        """The name of this process among its peers: random."""
+        return self._instance
+
+    @property
     def connected(self) -> frozenset[str]:
         """Instances of the peers that are connected in both directions."""
         return frozenset(self._local.connected.keys() & self._listener.peers)
@@ -114,13 +119,6 @@ class PeerChannel:
         self._listener.is_open = True
         self._opened = min(self._opened, monotonic())
 
-    @property
-    def order(self) -> tuple[int, int]:
-        """This replica's rank among the connected ones, in the order of their instances, from 0,
-        and their number."""
-        peers = self._local.connected
-        return sum(peer < self._instance for peer in peers), 1 + len(peers)
-
     def publish(self, event: Event) -> None:
         """Tell all connected peers; never waits."""
         if self.has_peers:
@@ -128,6 +126,11 @@ class PeerChannel:
             encoded = encode_event(event)
             for dialer in self._local.connected.values():
                 dialer.put(encoded)
+
+    def tell(self, peer: str, event: Event) -> None:
+        """Tell one peer at once, after what it was told before; dropped if it is not connected."""
+        if (dialer := self._local.connected.get(peer)) is not None:
+            dialer.put(encode_event(event), is_urgent=True)
 
     def use_keys(self, keys: Mapping[str, bytes]) -> None:
         """Authenticate with `keys` from now on. A connection ends when its key is removed."""

@@ -154,6 +154,19 @@ class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
     """`pack`ed."""
 
 
+class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
+    """The peer asks for the turn to decide, as `turns` says."""
+
+    number: int
+
+
+class TurnGranted(msgspec.Struct, frozen=True, array_like=True):
+    """The receiver may decide, as far as the peer is concerned."""
+
+    number: int
+    """That it asked with."""
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestAnswered
@@ -165,6 +178,8 @@ Event: TypeAlias = (
     | BrokenLogged
     | PodFailed
     | TextsCounted
+    | TurnAsked
+    | TurnGranted
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -178,6 +193,8 @@ _KINDS: Final[dict[type, int]] = {
     BrokenLogged: 8,
     PodFailed: 9,
     TextsCounted: 10,
+    TurnAsked: 11,
+    TurnGranted: 12,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

@@ -22,8 +22,6 @@ class CandidateLayout:
 
     rows: tuple[int, ...]
     """All of these pods."""
-    turns: tuple[int, ...]
-    """Their positions in the order of names, which is the same in all replicas."""
     decodes: tuple[int, ...]
     """Those that may decode."""
     groups: tuple[Group, ...]
@@ -43,12 +41,8 @@ class CandidateLayout:
             )
             for group in self.groups
         )
-        which = [
-            (row, turn) for row, turn in zip(self.rows, self.turns, strict=True) if row in allowed
-        ]
         return CandidateLayout(
-            tuple(row for row, _ in which),
-            tuple(turn for _, turn in which),
+            tuple(row for row in self.rows if row in allowed),
             tuple(row for row in self.decodes if row in allowed),
             groups,
             *_members(groups),
@@ -73,10 +67,8 @@ def make_layout(fleet: Fleet, ready: tuple[Pod, ...], model: str | None) -> Cand
             )
         members.setdefault(prefills, []).append(row_of[decode])
     groups = _groups(members.items())
-    names = {name: turn for turn, name in enumerate(sorted(pod.name for pod in ready))}
     return CandidateLayout(
         tuple(row_of[pod] for pod in ready),
-        tuple(names[pod.name] for pod in ready),
         tuple(row_of[pod] for pod in decodes),
         groups,
         *_members(groups),

@@ -36,7 +36,6 @@ from .decider import TAIL_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .result import SchedulingResult
-from .unseen import UnseenPlacements, with_unseen
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class CostScheduler:
         self._layouts: dict[str | None, CandidateLayout] = {}
         """Model → layout, as of `_version`."""
         self._version: object = None
-        self._unseen = UnseenPlacements()
 
     def schedule(
         self,
@@ -86,11 +84,6 @@ class CostScheduler:
         may_split = can_split and settings.split and refusal is None
         # First: it brings the rows up to date.
         table = self._fleet.figures.at(now)
-        if (order := self._fleet.replica_order()).replicas > 1:
-            placed = self._unseen.count_decision(now)
-            table = with_unseen(
-                table, self._fleet.figures, layout.rows, layout.turns, order, placed
-            )
         if model is not None and self._fleet.is_adapter(model):
             table = _with_adapter(table, self._fleet.figures.pods, layout.rows, model)
         tokens = prompt_tokens(context, self._fleet.figures)

@@ -330,8 +330,3 @@ async def test_a_burst_beyond_the_queue_arrives_as_a_snapshot() -> None:
         await two.notes.until(lambda: two.notes.remote == {7})
         assert one.figure("tandem_epp_peer_events_dropped_total") > 0
         assert two.figure("tandem_epp_peer_events_received_total", result="applied") < 300_000
-
-
-async def test_each_replica_has_its_own_place_in_one_order() -> None:
-    async with mesh(3) as replicas:
-        assert sorted(each.channel.order for each in replicas) == [(0, 3), (1, 3), (2, 3)]

@@ -1,6 +1,6 @@
 """What a router is to the simulation, and policies to compare the picker with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -22,12 +22,26 @@ class Choice(NamedTuple):
     """None: the decode pod computes the prompt."""
 
 
+Decide = Callable[[float, Callable[[], object]], None]
+"""Takes the time from which on a request may be decided, and what to call when it is."""
+
+
+At = Callable[[float, Callable[[], None]], None]
+"""Plans an action for a time."""
+
+
 class Router(Protocol):
     """Chooses pods and learns from what it can see in reality. Times are simulated seconds."""
 
     @property
     def replicas(self) -> int:
         """Processes that decide, each on one request at a time."""
+
+    def start(self, at: At) -> None:
+        """The simulation begins."""
+
+    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
+        """A request met `replica`: call `decide` when it may be decided, now or later."""
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The pods for a request that met `replica`."""
@@ -42,10 +56,21 @@ class Router(Protocol):
         """The metrics pages of all pods arrive."""
 
 
-class Policy:
-    """A router that learns nothing."""
+class OneProcess:
+    """A router that decides on each request as it comes."""
 
     replicas = 1
+
+    def start(self, at: At) -> None:
+        """Nothing."""
+
+    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
+        """Decide now."""
+        decide(now, lambda: None)
+
+
+class Policy(OneProcess):
+    """A router that learns nothing."""
 
     def __init__(self, engines: Sequence[Engine], seed: int) -> None:
         self.engines, self.random = engines, Random(seed)

@@ -26,7 +26,7 @@ from tandem_epp.scheduling.config import load_scheduling
 
 from .block_pool import BLOCK
 from .engine import Engine
-from .policies import Choice
+from .policies import Choice, OneProcess
 from .work import Work
 from .workload import body
 
@@ -89,11 +89,9 @@ class ExactPrefixes(PrefixTree[Pod]):
         return PrefixMatch([((pod,), tokens[int(pod.name)]) for pod in self._pods], placed)
 
 
-class RealPicker:
+class RealPicker(OneProcess):
     """The picker over a fleet with one pod for each engine. It sees what passes Envoy (bodies,
     response headers, ends of streams) and metrics pages."""
-
-    replicas = 1
 
     def __init__(
         self, engines: Sequence[Engine], seed: int, settings: PickerSettings | None = None

@@ -2,19 +2,24 @@
 
 import heapq
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Final
+
+from prometheus_client import CollectorRegistry
 
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.peers.channel import Knowledge
 from tandem_epp.peers.frames import Event, decode_frame, encode_event
 from tandem_epp.peers.inbox import Inbox
 from tandem_epp.peers.outbox import Outbox
+from tandem_epp.peers.turns import Turns
 from tandem_epp.shared_fleet import SharedFleet
+from tandem_epp.turn_taking import TurnMetrics, TurnTaker
 
 from .engine import Engine
-from .policies import Choice
+from .policies import At, Choice, Decide
 from .real_picker import PickerSettings, RealPicker
 from .work import Work
 
@@ -34,6 +39,8 @@ class LoopbackMesh:
         """`delay` is the median, in seconds; infinite: a partition."""
         self.delay = delay
         self.now = 0.0
+        self.at: At = lambda time, action: None
+        """Calls for `advance` when something arrives; without it, events wait for the next call."""
         self._random = random or Random(0)
         self._latest: dict[tuple[int, int], float] = {}
         """Source and target → when its last frame arrives."""
@@ -59,6 +66,11 @@ class LoopbackMesh:
                 outbox.put(encoded)
                 self._send(source, target)
 
+    def tell(self, source: int, target: int, event: Event) -> None:
+        """Send `event` of `source` to one other."""
+        self._outboxes[source][target].put(encode_event(event))
+        self._send(source, target)
+
     def advance(self, now: float) -> None:
         """Deliver what arrives until `now`."""
         self.now = now
@@ -76,6 +88,7 @@ class LoopbackMesh:
             self._latest[source, target] = arrival
             entry = (arrival, next(self._order), lambda f=frame: inbox.receive(f))
             heapq.heappush(self._flying, entry)
+            self.at(arrival, partial(self.advance, arrival))
 
     def _outbox(self, source: Knowledge, epochs: "count[int]") -> Outbox:
         return Outbox(epochs, lambda: map(encode_event, source.snapshot()))
@@ -88,11 +101,16 @@ class LoopbackChannel:
 
     def __init__(self, mesh: LoopbackMesh, source: int) -> None:
         self._mesh, self._source = mesh, source
-        self.order = source, mesh.replicas
+        self.instance = str(source)
+        self.connected = frozenset(map(str, range(mesh.replicas))) - {self.instance}
 
     def publish(self, event: Event) -> None:
         """Send `event` to the others."""
         self._mesh.publish(self._source, event)
+
+    def tell(self, peer: str, event: Event) -> None:
+        """Send `event` to one of the others."""
+        self._mesh.tell(self._source, int(peer), event)
 
 
 class ReplicatedPicker:
@@ -109,13 +127,44 @@ class ReplicatedPicker:
     ) -> None:
         self.replicas = replicas
         self.pickers = [RealPicker(engines, seed + i, settings) for i in range(replicas)]
+        self._takers: list[TurnTaker] = []
+        self._turns: list[Turns] = []
         shared = [SharedFleet(picker.fleet, lambda: self.mesh.now) for picker in self.pickers]
         self.mesh = LoopbackMesh(shared, delay, Random(seed))
         for i, (picker, knowledge) in enumerate(zip(self.pickers, shared, strict=True)):
-            knowledge.publisher = self.mesh.channel(i)
+            knowledge.publisher = channel = self.mesh.channel(i)
+            knowledge.turns = turns = Turns(channel, self._later)
             picker.picker.observer = knowledge
+            metrics = TurnMetrics(CollectorRegistry())
+            self._takers.append(TurnTaker(picker.fleet, channel, turns, metrics))
+            self._turns.append(turns)
         self._placed: dict[int, RealPicker] = {}
         """Request → the replica that it met."""
+
+    def start(self, at: At) -> None:
+        """Events between replicas arrive by themselves."""
+        self.mesh.at = at
+
+    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
+        """Decide in turn with the other replicas."""
+        self.mesh.advance(now)
+        if not self._takers[replica].needs_turn(now):
+            decide(now, lambda: None)
+            return
+        turns = self._turns[replica]
+
+        def begin() -> None:
+            decide(self.mesh.now, partial(turns.leave, begin))
+
+        turns.enter(begin)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        time = self.mesh.now + seconds
+        self.mesh.at(time, partial(self._expire, time, action))
+
+    def _expire(self, time: float, action: Callable[[], None]) -> None:
+        self.mesh.advance(time)
+        action()
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What `replica` decides."""

@@ -154,6 +154,7 @@ class Simulation:
     def run(self, *, tick: float | None = None) -> Result:
         """Simulate until every request has ended. `tick`: seconds between two moments at which
         events of the pods can cause others there (hand-offs, closed loops)."""
+        self.router.start(self.at)
         # The EPP is not ready before it has scraped every pod once.
         self.router.on_scrape([_page(pod) for pod in self.pods], 0.0)
         self._scrape(0.0)
@@ -179,9 +180,14 @@ class Simulation:
     def _arrive(self, request: Request, now: float) -> None:
         replica = self._random.randrange(self.router.replicas)
         seconds = DECISION_SECONDS + request.prompt_tokens * DECISION_SECONDS_PER_TOKEN
-        decided = max(now, self._busy.get(replica, 0.0)) + seconds
-        self._busy[replica] = decided
-        self.at(decided, lambda: self._place(request, replica, now, decided))
+
+        def decide(begin: float, done: Callable[[], object]) -> None:
+            decided = max(begin, self._busy.get(replica, 0.0)) + seconds
+            self._busy[replica] = decided
+            self.at(decided, lambda: self._place(request, replica, now, decided))
+            self.at(decided, done)
+
+        self.router.take_turn(replica, now, decide)
 
     def _place(self, request: Request, replica: int, sent: float, now: float) -> None:
         work = request.work(len(self.served), now)

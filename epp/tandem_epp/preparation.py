@@ -1,0 +1,52 @@
+"""What is found out about a request's body before the pick, because it takes time or must wait."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from .body_fields import BadBody
+from .ext_proc.messages import HttpRequest
+from .kv_events.collector import PreciseMatch
+from .request import InferenceRequest, kind_of, parse_request
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The value of `HttpRequest.preparation`."""
+
+    parsed: InferenceRequest | None = None
+    """None: not read."""
+    precise: PreciseMatch | None = None
+    """What the precise index found; None: nothing, or it is off."""
+
+    def precise_of(self, parsed: InferenceRequest | None) -> PreciseMatch | None:
+        """`precise`, which also tells the true length of the prompt in `parsed`."""
+        if self.precise is None or parsed is None:
+            return None
+        parsed.set_length(self.precise.prompt_tokens)
+        return self.precise
+
+
+def preparation_of(request: HttpRequest) -> Preparation:
+    """What was found out about the body of `request`."""
+    return request.preparation if isinstance(request.preparation, Preparation) else _NOTHING
+
+
+def parse(request: HttpRequest, body: bytes) -> InferenceRequest | None:
+    """What a pick reads of the body; None for a request whose body is not read. Raises BadBody."""
+    kind = kind_of(request)
+    return parse_request(kind, body) if kind is not None else None
+
+
+def read_ahead(request: HttpRequest, body: bytes) -> InferenceRequest | None:
+    """The same, and hashed; None too for a body that the pick will refuse."""
+    try:
+        parsed = parse(request, body)
+    except BadBody:
+        return None
+    if parsed is not None:
+        # Computed on first use and kept.
+        parsed.chain  # noqa: B018
+    return parsed
+
+
+_NOTHING: Final = Preparation()

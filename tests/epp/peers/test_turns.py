@@ -1,0 +1,197 @@
+"""Replicas that decide one after the other."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_epp.peers.frames import TurnAsked, TurnGranted
+from tandem_epp.peers.turns import LONGEST_WAIT, Turns, Waiter
+
+Told = TurnAsked | TurnGranted | int
+"""An int stands for a placement: the number of the decision."""
+
+
+@dataclass
+class Replica:
+    """One replica, and what it has heard of others' decisions."""
+
+    network: "Network"
+    instance: str
+    connected: set[str]
+    heard: set[int] = field(default_factory=set)
+    deciding: list[Waiter] = field(default_factory=list)
+    entered: int = 0
+    decided: int = 0
+    expired: int = 0
+    alarms: list[Callable[[], None]] = field(default_factory=list)
+    """Due after LONGEST_WAIT."""
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self, self._later)
+        self.turns.on_expired = self._count_expired
+
+    def tell(self, peer: str, event: Told) -> None:
+        self.network.channels[self.instance, peer].append(event)
+
+    def enter(self) -> None:
+        self.entered += 1
+
+        def begin() -> None:
+            self.deciding.append(begin)
+
+        self.turns.enter(begin)
+
+    def decide(self) -> None:
+        """Decide on a request whose turn it is: all others hear of it."""
+        self.network.decisions += 1
+        self.heard.add(self.network.decisions)
+        for peer in self.connected:
+            self.tell(peer, self.network.decisions)
+        self.decided += 1
+        self.turns.leave(self.deciding.pop(0))
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        assert seconds == LONGEST_WAIT
+        self.alarms.append(action)
+
+    def _count_expired(self) -> None:
+        self.expired += 1
+
+
+class Network:
+    """Replicas, and channels between them that keep their order."""
+
+    def __init__(self, count: int) -> None:
+        names = [chr(ord("a") + i) for i in range(count)]
+        self.channels: dict[tuple[str, str], deque[Told]] = {
+            (a, b): deque() for a in names for b in names
+        }
+        self.decisions = 0
+        self.replicas = {name: Replica(self, name, set(names) - {name}) for name in names}
+
+    def deliver(self, channel: tuple[str, str]) -> None:
+        """The next event of a channel arrives."""
+        source, target = channel
+        event = self.channels[channel].popleft()
+        receiver = self.replicas[target]
+        if isinstance(event, int):
+            receiver.heard.add(event)
+        else:
+            receiver.turns.receive(source, event)
+
+    @property
+    def busy(self) -> list[tuple[str, str]]:
+        return [channel for channel, events in self.channels.items() if events]
+
+    def settle(self) -> None:
+        """Deliver everything, and decide whatever has its turn."""
+        while True:
+            if busy := self.busy:
+                self.deliver(busy[0])
+            elif ready := [r for r in self.replicas.values() if r.deciding]:
+                ready[0].decide()
+            else:
+                return
+
+
+@given(
+    count=st.integers(2, 4),
+    steps=st.lists(st.tuples(st.sampled_from("edd>>>>"), st.integers(0, 11)), max_size=120),
+)
+def test_one_replica_decides_at_a_time_and_knows_all_before(
+    count: int, steps: list[tuple[str, int]]
+) -> None:
+    network = Network(count)
+    replicas = list(network.replicas.values())
+    for action, number in steps:
+        replica = replicas[number % count]
+        if action == "e":
+            replica.enter()
+        elif action == "d" and replica.deciding:
+            # Of every earlier decision, wherever it was made.
+            assert replica.heard == set(range(1, network.decisions + 1))
+            replica.decide()
+        elif action == ">" and (busy := network.busy):
+            network.deliver(busy[number % len(busy)])
+        assert sum(bool(each.deciding) for each in replicas) <= 1
+    network.settle()
+    # Nobody waits forever, and nobody was done without.
+    assert [each.decided for each in replicas] == [each.entered for each in replicas]
+    assert sum(each.expired for each in replicas) == 0
+
+
+def test_a_replica_that_is_alone_decides_at_once() -> None:
+    network = Network(1)
+    (replica,) = network.replicas.values()
+    for _ in range(3):
+        replica.enter()
+        assert len(replica.deciding) == 1
+        replica.decide()
+
+
+def test_requests_that_come_during_a_turn_wait_for_the_next_one() -> None:
+    network = Network(2)
+    first, second = network.replicas.values()
+    first.enter()
+    network.deliver(("a", "b"))
+    network.deliver(("b", "a"))
+    second.enter()
+    network.deliver(("b", "a"))
+    first.enter()
+    assert (len(first.deciding), len(second.deciding)) == (1, 0)
+    first.decide()
+    # The other one asked before: it goes first.
+    while ("a", "b") in network.busy:
+        network.deliver(("a", "b"))
+    assert (len(first.deciding), len(second.deciding)) == (0, 1)
+
+
+def test_a_replica_that_does_not_answer_is_done_without_until_it_is_heard_again() -> None:
+    network = Network(3)
+    first, _, third = network.replicas.values()
+    first.enter()
+    network.deliver(("a", "b"))
+    network.deliver(("b", "a"))
+    assert not first.deciding
+    first.alarms.pop()()
+    assert (len(first.deciding), first.expired) == (1, 1)
+    first.decide()
+    network.channels["a", "c"].clear()
+    # Asks only the one that answered.
+    first.enter()
+    assert not network.channels["a", "c"]
+    network.settle()
+    assert first.decided == 2
+    third.enter()
+    network.settle()
+    first.enter()
+    assert TurnAsked in [type(event) for event in network.channels["a", "c"]]
+    network.settle()
+    assert (first.decided, third.decided, first.expired) == (3, 1, 1)
+
+
+def test_an_alarm_of_an_earlier_turn_does_nothing() -> None:
+    network = Network(2)
+    first, _ = network.replicas.values()
+    first.enter()
+    alarm = first.alarms.pop()
+    network.settle()
+    first.enter()
+    alarm()
+    assert (len(first.deciding), first.expired) == (0, 0)
+    network.settle()
+    assert first.decided == 2
+
+
+def test_a_request_that_gives_up_passes_the_turn_on() -> None:
+    network = Network(2)
+    first, second = network.replicas.values()
+    never: list[str] = []
+    first.turns.enter(never.clear)
+    first.turns.leave(never.clear)
+    second.enter()
+    network.settle()
+    assert second.decided == 1

@@ -14,9 +14,11 @@ from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError
 from tandem_epp.configuration import FileWatch
 from tandem_local.errors import SetupError, StartFailed
-from tandem_local.pool_files import read_pool_sets
+from tandem_local.pool_files import read_documents, read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack
+from tandem_operator.resources.pools import Pools
 
+from .epp_configs import check_epp_configs
 from .options import command, files_option, port_option, run_dir_option
 
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -70,7 +72,7 @@ def up(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         stack = Stack(
-            read_pool_sets(paths),
+            _read(paths),
             port=port,
             run_dir=run_dir,
             console=Console(),
@@ -84,10 +86,17 @@ def up(
         fail(str(err))
 
 
+def _read(paths: tuple[Path, ...]) -> Pools:
+    """The pools in the files. Raises DocumentError, also for what the EPP would refuse."""
+    pool_sets = read_pool_sets(paths)
+    check_epp_configs(read_documents(paths))
+    return pool_sets
+
+
 def _update_routing(stack: Stack, paths: tuple[Path, ...]) -> None:
     """Apply changed files as far as that needs no other pods."""
     try:
-        is_applied = stack.update_routing(read_pool_sets(paths))
+        is_applied = stack.update_routing(_read(paths))
     except DocumentError as err:
         click.echo(f"The changed pools are not used: {err}", err=True)
         return

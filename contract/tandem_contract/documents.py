@@ -44,6 +44,14 @@ class Document:
         dotted = path if isinstance(path, str) else dotted_path(path)
         return DocumentError(f"{self.where(path)}: {dotted + ': ' if dotted else ''}{message}")
 
+    def part(self, path: str | Path_) -> "Document":
+        """The value at `path` as a document of its own, whose errors keep their lines; None as
+        `data` where there is none."""
+        data, marks = self.data, self._marks
+        for step in steps(path):
+            data, marks = _child(data, step), _child(marks, step)
+        return Document(self.file, data, marks)
+
     def _line(self, path: Path_) -> int:
         node, line = self._marks, getattr(getattr(self._marks, "lc", None), "line", 0) or 0
         for step in path:
@@ -97,6 +105,14 @@ def parse_documents(text: str, file: str) -> list[Document]:
 def _line_of(err: MarkedYAMLError) -> str:
     mark = err.problem_mark or err.context_mark
     return f":{mark.line + 1}" if mark else ""
+
+
+def _child(node: Any, step: str | int) -> Any:
+    """The value of a key or an index; None where there is none."""
+    if isinstance(node, dict):
+        return node.get(step)
+    is_item = isinstance(node, list) and isinstance(step, int) and step < len(node)
+    return node[step] if is_item else None
 
 
 def steps(path: str | Path_) -> list[str | int]:

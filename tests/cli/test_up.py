@@ -127,6 +127,10 @@ async def test_split_off_applies_while_the_stack_runs(
     await line_of(up, "The changed pools need other pods")
     file.write_text(f"{on}  replicas: many\n")
     assert "pools.yaml:" in await line_of(up, "The changed pools are not used")
+    used = (tmp_path / "run/router.yaml").read_bytes()
+    file.write_text(f"{on}  routing: {{epp: {{config: {{plugins: [{{type: no-such}}]}}}}}}\n")
+    assert "unknown plugin 'no-such'" in await line_of(up, "The changed pools are not used")
+    assert (tmp_path / "run/router.yaml").read_bytes() == used
     assert groups(tmp_path) == running, "no process was started or stopped"
 
 

@@ -58,6 +58,17 @@ def test_a_value_has_the_line_it_stands_on_or_its_parents(path: Any, line: int) 
     assert parsed(POOL).where(path) == f"f.yaml:{line}"
 
 
+def test_a_part_keeps_its_lines() -> None:
+    part = parsed(POOL).part("spec.backends[1]")
+    assert part.data == {"name": "b", "role": "decode"}
+    assert str(part.error("role", "wrong")) == "f.yaml:11: role: wrong"
+
+
+@pytest.mark.parametrize("path", ["spec.missing.deeper", "spec.backends[2]", "spec.model.name[0]"])
+def test_a_part_that_is_not_there_holds_nothing(path: str) -> None:
+    assert parsed(POOL).part(path).data is None
+
+
 def test_an_error_says_file_line_path_and_what() -> None:
     error = parsed(POOL).error(["spec", "backends", 1, "role"], "is odd")
     assert str(error) == "f.yaml:11: spec.backends[1].role: is odd"

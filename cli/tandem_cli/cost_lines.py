@@ -26,7 +26,7 @@ def first_token(trace: DecisionTrace) -> str:
     """The measured time to the first token beside the predicted one; empty without either."""
     measured, predicted = trace.measured_ttft, trace.predicted_ttft
     if measured is None:
-        return "" if predicted is None else f"first token predicted after {seconds(predicted)}"
+        return "" if predicted is None else f"predicted  first token after {seconds(predicted)}"
     text = f"first token after {seconds(measured)}"
     if predicted is None or measured <= 0:
         return text

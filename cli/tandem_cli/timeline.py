@@ -18,6 +18,7 @@ from tandem_contract.timing import Timing
 from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
 
 from .cost_lines import cost_lines, first_token, seconds
+from .reasons import REASONS
 
 _MAX_CLOCK_SKEW: Final = 1.0
 """Seconds by which the clocks of two nodes may differ."""
@@ -149,11 +150,13 @@ def _follows(record: SidecarRecord, decision: EppRecord) -> bool:
 
 
 def _events(history: RequestHistory) -> Iterator[Event]:
+    plan = None
     if history.decision is not None:
+        plan = history.decision.trace
         yield from _decision_events(history.decision)
     for record in history.sidecar_records:
         # A record never stands before its decision, even if the clocks of the nodes differ.
-        yield from _sidecar_events(record, max(0.0, record.trace.received - history.started))
+        yield from _sidecar_events(record, max(0.0, record.trace.received - history.started), plan)
 
 
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
@@ -162,8 +165,9 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
     if trace.path is None:
         yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return
-    prompt = f"about {trace.prompt_tokens} prompt tokens, {trace.cached_tokens} cached there"
-    yield 0.0, f"decided    {trace.path} ({trace.reason}): {prompt}; {duration}"
+    yield 0.0, f"decided    {trace.path} ({trace.reason}): {_prompt(trace)}; {duration}"
+    if reason := REASONS.get(trace.reason):
+        yield 0.0, f"  because  {reason}"
     for phase, ranked in (("decode", trace.decode), ("prefill", trace.prefill)):
         if ranked:
             others = [f"then {candidate.name}" for candidate in ranked[1:]]
@@ -171,8 +175,8 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
     for line in cost_lines(trace.costs):
         yield 0.0, line
     if line := first_token(trace):
-        # A prediction without a measurement stands at its predicted time.
-        yield trace.measured_ttft or trace.predicted_ttft or 0.0, line
+        # A prediction without a measurement belongs to the costs that it follows from.
+        yield trace.measured_ttft or 0.0, line
     if trace.ended is not None:
         served = f" from {trace.served}" if trace.served else ""
         head = f"status {trace.status}" if trace.status is not None else "no answer"
@@ -180,7 +184,17 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
         yield trace.ended, seen + _timing(trace.timing)
 
 
-def _sidecar_events(record: SidecarRecord, at: float) -> Iterator[Event]:
+def _prompt(trace: DecisionTrace) -> str:
+    if not trace.prompt_tokens:
+        return "prompt not read"
+    pod = trace.decode[0].name if trace.decode else "the decode pod"
+    return f"about {trace.prompt_tokens} prompt tokens, {trace.cached_tokens} cached on {pod}"
+
+
+def _sidecar_events(
+    record: SidecarRecord, at: float, plan: DecisionTrace | None
+) -> Iterator[Event]:
+    """`plan` is the decision that the sidecar followed."""
     trace = record.trace
     yield at, f"received   by {record.pod}: {trace.kind} {trace.target}"
     for leg in trace.legs:
@@ -189,7 +203,9 @@ def _sidecar_events(record: SidecarRecord, at: float) -> Iterator[Event]:
         yield at + trace.first_byte, "first byte to the client"
     if trace.ended is not None:
         status = f"status {trace.status}" if trace.status is not None else "no status"
-        path = f", {trace.path} ({trace.reason})" if trace.path else ""
+        # The plan's reason stands above, and does not explain a path that the plan did not have.
+        reason = f" ({trace.reason})" if plan is None or trace.reason != plan.reason else ""
+        path = f", {trace.path}{reason}" if trace.path else ""
         yield at + trace.ended, f"ended      {trace.outcome}, {status}{path}"
 
 

@@ -27,6 +27,9 @@ _MAX_FALLBACKS: Final = 0.01
 """Fallbacks above this share of all requests are a warning."""
 _MIN_WAITING: Final = 4.0
 """Requests waiting for one role, while the other role is idle, that are a warning."""
+_READ_LOG: Final = (
+    "read its log: kubectl logs POD -c {0}; of tandem up: pods/POD/{0}.log in the run directory"
+)
 
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:
@@ -73,7 +76,7 @@ def _has_no_partner(engine: Engine, others: Sequence[Engine]) -> bool:
 
 def _check_engine(engine: Engine) -> Iterator[Finding]:
     if engine.error is not None:
-        fix = "read the engine's log; on a cluster: kubectl logs POD -c engine"
+        fix = _READ_LOG.format("engine")
         yield Finding(_BROKEN, "reachable", engine.pod, engine.error, fix)
         return
     yield Finding(_OK, "reachable", engine.pod, f"answers at {engine.address}")
@@ -203,7 +206,7 @@ def _rate_fix(engine: Engine) -> str:
 
 def _check_sidecar(sidecar: Sidecar) -> Iterator[Finding]:
     if sidecar.error is not None:
-        fix = "kubectl logs POD -c sidecar; a sidecar that restarts logs the reason last"
+        fix = f"{_READ_LOG.format('sidecar')}; a sidecar that restarts logs the reason last"
         yield Finding(_BROKEN, "sidecar", sidecar.pod, sidecar.error, fix)
         return
     if sidecar.not_ready is not None:

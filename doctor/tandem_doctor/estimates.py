@@ -1,11 +1,17 @@
 """Checks what EPPs estimate of their pods: where the figures come from, their age, and slow pods.
 Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from tandem_contract.pod_reports import PREFILL_RATE, Estimate, PodReport, Source
+from tandem_contract.pod_reports import (
+    PREFILL_RATE,
+    PREFILL_TOKENS,
+    Estimate,
+    PodReport,
+    Source,
+)
 
 from .facts import EppReport
 from .findings import Finding, Severity
@@ -18,6 +24,22 @@ _MIN_SAMPLES: Final = 10
 """Samples from which a rate is compared with others."""
 _OLD: Final = 3600.0
 """Age in seconds from which an estimate of a pod with requests is a warning."""
+_UNITS: Final[Mapping[str, str]] = {
+    PREFILL_RATE: f"tokens/s for a prompt of {PREFILL_TOKENS:,}",
+    "gigabytes_per_second": "GB/s",
+    "kv_bytes_per_token": "bytes of KV per token",
+}
+"""Figure → what stands behind its number."""
+_PER: Final[Mapping[str, str]] = {
+    "seconds_per_request": "per request",
+    "seconds_per_token": "per token",
+    "seconds_per_pair": "per pair of tokens",
+    "seconds_per_step": "per decode step",
+    "seconds_per_step_and_decode": "more per decode in the step",
+    "seconds_per_transfer": "per transfer",
+}
+"""Figure in seconds → what it is counted per."""
+_DURATIONS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
@@ -32,7 +54,7 @@ def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
 
 
 def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> Finding:
-    figures = ", ".join(f"{key} {_number(value)}" for key, value in estimate.figures.items())
+    figures = ", ".join(_figure(name, value) for name, value in estimate.figures.items())
     detail = f"{name} {_origin(estimate)}: {figures}"
     severity, fix = Severity.OK, ""
     if estimate.source is Source.PRIOR:
@@ -74,11 +96,24 @@ def _origin(estimate: Estimate) -> str:
         assumed = {Source.PRIOR: "assumed", Source.ALIKE: "taken over from alike pods"}
         return assumed[estimate.source]
     age = "" if estimate.age is None else f", newest {_age(estimate.age)} ago"
-    return f"learned from {estimate.samples} samples{age}"
+    plural = "" if estimate.samples == 1 else "s"
+    return f"learned from {estimate.samples} sample{plural}{age}"
 
 
 def _age(age: float) -> str:
     return f"{age:.0f} s" if age < 120 else f"{age / 60:.0f} min"
+
+
+def _figure(name: str, value: float) -> str:
+    """The figure with a suitable unit; one that an EPP of another version sends, as it is."""
+    if name in _PER:
+        return f"{_duration(value)} {_PER[name]}"
+    return f"{_number(value)} {_UNITS[name]}" if name in _UNITS else f"{name} {_number(value)}"
+
+
+def _duration(value: float) -> str:
+    size, unit = next((d for d in _DURATIONS if value >= d[0]), _DURATIONS[-1])
+    return f"{_number(value / size)} {unit}"
 
 
 def _number(value: float) -> str:

@@ -25,6 +25,8 @@ def read_gpus() -> tuple[Gpu, ...]:
     """The GPUs, and how near each is to the others. Raises NvmlUnavailable."""
     try:
         pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound as err:
+        raise NvmlUnavailable("no NVIDIA driver: its library NVML is not installed") from err
     except pynvml.NVMLError as err:
         raise NvmlUnavailable(f"NVML: {err}") from err
     try:

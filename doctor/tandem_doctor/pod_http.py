@@ -3,6 +3,7 @@
 Errors: `NoAnswer`.
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,9 @@ def direct(http: aiohttp.ClientSession, base: str) -> Get:
                 body = await answer.read()
         except TimeoutError:
             raise NoAnswer(path, f"no answer within {TIMEOUT.total:.0f} s") from None
+        except aiohttp.ClientConnectorError as err:
+            # Its own text holds aiohttp's notation of the address and of the TLS setting.
+            raise NoAnswer(path, f"cannot connect to {err.host}:{err.port}: {_why(err)}") from err
         except aiohttp.ClientError as err:
             raise NoAnswer(path, str(err)) from err
         if answer.status != 200:
@@ -51,6 +55,12 @@ def direct(http: aiohttp.ClientSession, base: str) -> Get:
         return body
 
     return get
+
+
+def _why(err: aiohttp.ClientConnectorError) -> str:
+    """The system's words for the error, such as `Connection refused`; a name that does not resolve
+    has none."""
+    return os.strerror(err.errno) if err.errno and err.errno > 0 else str(err.os_error)
 
 
 def proxied(api: "Api", namespace: str, pod: str, port: int) -> Get:

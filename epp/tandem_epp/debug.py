@@ -6,8 +6,8 @@
     GET /debug/pods                      load, health and estimates of every pod
 
 Each answer is a JSON list: of `tandem_contract.trace.DecisionTrace`, newest last, or of
-`tandem_contract.pod_reports.PodReport`. An unknown id is an empty list with status 404. No answer
-holds prompt text.
+`tandem_contract.pod_reports.PodReport`, indented for people, who ask it with curl. An unknown id is
+an empty list with status 404. No answer holds prompt text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ def routes(history: History, fleet: Iterable[Pod]) -> list[web.RouteDef]:
         if request_id is None:
             limit = request.query.get("limit", str(LATEST))
             if not limit.isdecimal() or len(limit) > _DIGITS:
-                raise web.HTTPBadRequest(text="limit is a number of decisions")
+                raise web.HTTPBadRequest(text="limit takes a number of decisions, as in ?limit=5\n")
             return _answer(history.latest(int(limit)), status=200)
         return _answer(history.find(request_id))
 
@@ -62,6 +62,6 @@ def _answer(
 ) -> web.Response:
     return web.Response(
         status=status or (200 if records else 404),
-        body=msgspec.json.encode(records),
+        body=msgspec.json.format(msgspec.json.encode(records)) + b"\n",
         content_type="application/json",
     )

@@ -25,7 +25,7 @@ def test_the_first_token_beside_its_prediction() -> None:
         return first_token(trace)
 
     assert text(None, None) == ""
-    assert text(0.5, None) == "first token predicted after 500.0 ms"
+    assert text(0.5, None) == "predicted  first token after 500.0 ms"
     assert text(None, 0.5) == "first token after 500.0 ms"
     assert text(0.5, 1.0) == "first token after 1.00 s; predicted 500.0 ms (50% too low)"
     learned = DecisionTrace("r", 1.0, 0.1, predicted_ttft=0.75, measured_ttft=0.5, overhead=0.02)

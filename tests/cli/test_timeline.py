@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from tandem_cli.reasons import REASONS
 from tandem_cli.timeline import (
     EppRecord,
     NoReply,
@@ -80,7 +81,8 @@ def test_events_of_one_request_are_in_order() -> None:
     assert list(lines("r", records)) == [
         "Request r, 1970-01-01 00:16:40.000+00:00",
         "       0.0 ms  decided    prefill_then_decode (worth_it): about 500 prompt tokens,"
-        " 16 cached there; epp took 0.5 ms",
+        " 16 cached on d-0; epp took 0.5 ms",
+        f"       0.0 ms    because  {REASONS['worth_it']}",
         "       0.0 ms    decode   d-0 (2 in flight, 1 waiting, 25% of its KV cache in use)",
         "       0.0 ms    prefill  p-0 (0 in flight), then p-1",
         "       2.0 ms  received   by d-0: completions /v1/completions",
@@ -90,7 +92,7 @@ def test_events_of_one_request_are_in_order() -> None:
         "    1003.0 ms  decode     on d-0: answered after 899.0 ms, status 200,"
         " first byte after 199.0 ms [KV transfer 125.0 ms, KV bytes 4096]",
         "    1252.0 ms  first byte to the client",
-        "    1902.0 ms  ended      answered, status 200, prefill_then_decode (worth_it)",
+        "    1902.0 ms  ended      answered, status 200, prefill_then_decode",
         "    2000.0 ms  closed     status 200, as epp saw it [queue 1.0 ms]",
         "",
     ]
@@ -133,6 +135,20 @@ def test_the_costs_follow_the_choice_and_the_first_token_its_prediction() -> Non
     ) in text
     assert "     200.0 ms  first token after 200.0 ms; predicted 250.0 ms (25% too high)" in text
     assert "    2000.0 ms  closed     status 200 from d:1, as epp saw it [queue 1.0 ms]" in text
+
+
+def test_a_prediction_without_a_measurement_follows_the_costs() -> None:
+    costs = (CostTrace("d-0", "unified", 0.25, {"prefill": 0.25}, chosen=True),)
+    trace = replace(DECISION, costs=costs, predicted_ttft=0.25)
+    text = list(lines("r", Records((EppRecord("epp", trace),))))
+    after_costs = text.index("       0.0 ms  predicted  first token after 250.0 ms")
+    assert text[after_costs - 1].endswith("cost 250.0 ms = prefill 250.0 ms")
+
+
+def test_a_reason_that_differs_from_the_plans_is_shown() -> None:
+    fallback = replace(SIDECAR_TRACE, path=RoutingPath.FALLBACK, reason="no_plan", legs=())
+    records = Records((EppRecord("epp", DECISION),), (SidecarRecord("d-0", fallback),))
+    assert any(line.endswith("status 200, fallback (no_plan)") for line in lines("r", records))
 
 
 def test_a_refused_request_and_a_running_request() -> None:

@@ -3,12 +3,15 @@
 import msgspec
 import pytest
 
+from tandem_contract.paths import Role
 from tandem_contract.pod_reports import PREFILL_RATE, Estimate, PodReport, Source
 from tandem_doctor.estimates import check_estimates
 from tandem_doctor.facts import EppReport
 from tandem_doctor.findings import Finding, Severity
 from tandem_doctor.gather import gather_estimates
 from tandem_doctor.pod_http import NoAnswer
+from tandem_epp.estimates.pod_estimates import PodEstimates
+from tandem_epp.pod_reports import fit_reports
 
 
 def pod(name: str, estimate: Estimate, in_flight: int = 0) -> PodReport:
@@ -32,11 +35,38 @@ def test_each_estimate_says_where_it_comes_from_and_how_old_it_is() -> None:
         Severity.OK,
         "estimates",
         "epp-0: p-0",
-        "prefill learned from 210 samples, newest 2 min ago: tokens_per_second 9,800",
+        "prefill learned from 210 samples, newest 2 min ago: 9,800 tokens/s for a prompt of 1,000",
     )
     [taken_over] = findings(pod("p-0", Estimate(Source.ALIKE, figures={PREFILL_RATE: 12.5})))
     assert taken_over.severity is Severity.OK
-    assert taken_over.detail == "prefill taken over from alike pods: tokens_per_second 12.5"
+    assert taken_over.detail == (
+        "prefill taken over from alike pods: 12.5 tokens/s for a prompt of 1,000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "text"),
+    [
+        ("seconds_per_request", 2.5, "2.5 s per request"),
+        ("seconds_per_transfer", 0.0828, "82.8 ms per transfer"),
+        ("seconds_per_step_and_decode", 1.3e-5, "13 µs more per decode in the step"),
+        ("seconds_per_pair", 4.89e-10, "0.489 ns per pair of tokens"),
+        ("seconds_per_token", 0.0, "0 ns per token"),
+        ("gigabytes_per_second", 13.7, "13.7 GB/s"),
+        ("kv_bytes_per_token", 2053.4, "2,053 bytes of KV per token"),
+        ("of_a_later_version", 3.0, "of_a_later_version 3"),
+    ],
+)
+def test_a_figure_has_a_unit(figure: str, value: float, text: str) -> None:
+    [finding] = findings(pod("p-0", Estimate(Source.LEARNED, 1, 3.0, {figure: value})))
+    assert finding.detail == f"prefill learned from 1 sample, newest 3 s ago: {text}"
+
+
+def test_every_figure_of_the_epp_has_a_unit() -> None:
+    fits = PodEstimates()
+    for estimate in fit_reports(fits, Role.DECODE, 1.0).values():
+        [finding] = findings(pod("p-0", estimate))
+        assert "_" not in finding.detail
 
 
 def test_an_assumed_figure_is_unknown() -> None:

@@ -47,6 +47,12 @@ async def test_the_decisions_for_any_id(client: Client) -> None:
         assert msgspec.json.decode(await answer.read(), type=list[DecisionTrace]) == [trace]
 
 
+async def test_answers_are_indented_for_people(client: Client) -> None:
+    async with client.get(DEBUG_PODS) as answer:
+        lines = (await answer.text()).splitlines()
+    assert lines[:3] == ["[", "  {", '    "name": "d",']
+
+
 async def test_an_unknown_id_is_an_empty_list(client: Client) -> None:
     assert await traces(client, trace_path("unknown")) == (404, [])
     async with client.get(DEBUG_DECISIONS, params={"request_id": "unknown"}) as answer:
@@ -63,7 +69,8 @@ async def test_a_limit_says_how_many_come(client: Client) -> None:
     status, latest = await traces(client, f"{DEBUG_DECISIONS}?limit=2")
     assert (status, [trace.decided for trace in latest]) == (200, [LATEST, LATEST + 1.0])
     async with client.get(DEBUG_DECISIONS, params={"limit": "many"}) as answer:
-        assert (answer.status, await answer.text()) == (400, "limit is a number of decisions")
+        assert answer.status == 400
+        assert await answer.text() == "limit takes a number of decisions, as in ?limit=5\n"
 
 
 async def test_every_pod_is_reported(client: Client) -> None:

@@ -20,13 +20,11 @@ import msgspec
 
 from tandem_contract import endpoints, headers, metrics
 from tandem_contract.pod_reports import Estimate, PodReport, Source
-from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 from tandem_operator.routing.envoy.clusters import Json
 from tandem_planner.prefill_fit import PrefillCost, PrefillFit, prefill_sample
 
 from ..sidecar.real.page import figure, figures
-from .real import Epp, envoy, epp, until
+from .real import Epp, envoy, envoy_settings, epp, until
 
 ENGINE: Final = "engine"
 """Name of the backend whose engine computes all prompts."""
@@ -160,14 +158,7 @@ async def _routing(
             host["response_headers_to_remove"] = [headers.TIMING]
 
     async with epp(config) as picker:
-        settings = EnvoySettings(
-            epp_address="127.0.0.1",
-            epp_port=picker.grpc,
-            fallback=("127.0.0.1:1",),
-            listen_address="127.0.0.1",
-            listen_port=free_port("127.0.0.1"),
-            admin_port=free_port("127.0.0.1"),
-        )
+        settings = envoy_settings(picker.grpc)
         async with envoy(directory, settings, change=drop_timing) as url:
             yield picker, f"{url}/v1/completions"
 

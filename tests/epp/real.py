@@ -20,6 +20,7 @@ from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 from tandem_operator.routing.envoy.clusters import EPP, Json, socket_address
+from tandem_operator.routing.envoy.http_filters import BodyMode
 
 DEADLINE = 20.0
 
@@ -195,6 +196,26 @@ async def epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Ep
     async with starting_epp(config, *flags, **environment) as started:
         await until(started.ready)
         yield started
+
+
+def envoy_settings(
+    epp_port: int,
+    fallback: Sequence[str] = ("127.0.0.1:1",),
+    body_mode: BodyMode = "BUFFERED",
+    body_limit: int = 16 << 20,
+) -> EnvoySettings:
+    """Everything on loopback, on free ports. The fallback answers nothing where none is given;
+    `body_limit` is in bytes."""
+    return EnvoySettings(
+        epp_address="127.0.0.1",
+        epp_port=epp_port,
+        fallback=tuple(fallback),
+        listen_address="127.0.0.1",
+        listen_port=free_port("127.0.0.1"),
+        admin_port=free_port("127.0.0.1"),
+        body_mode=body_mode,
+        body_limit=body_limit,
+    )
 
 
 @asynccontextmanager

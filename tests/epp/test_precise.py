@@ -12,11 +12,10 @@ import aiohttp
 import pytest
 
 from tandem_contract import ports
-from tandem_local.addresses import allocate, free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
+from tandem_local.addresses import allocate
 
 from ..engine.engines import tiny_model
-from .real import Epp, envoy, epp, process, until
+from .real import Epp, envoy, envoy_settings, epp, process, until
 
 # Four starts of an engine, each of which imports torch.
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
@@ -94,15 +93,8 @@ def _config(urls: dict[str, str]) -> str:
 
 @asynccontextmanager
 async def _envoy(directory: Path, picker: Epp, fallback: str) -> AsyncIterator[str]:
-    settings = EnvoySettings(
-        epp_address="127.0.0.1",
-        epp_port=picker.grpc,
-        fallback=(fallback.removeprefix("http://"),),
-        listen_address="127.0.0.1",
-        listen_port=free_port("127.0.0.1"),
-        admin_port=free_port("127.0.0.1"),
-        body_mode="FULL_DUPLEX_STREAMED",
-    )
+    address = fallback.removeprefix("http://")
+    settings = envoy_settings(picker.grpc, [address], "FULL_DUPLEX_STREAMED")
     async with envoy(directory, settings) as url:
         yield url
 

@@ -13,12 +13,10 @@ from aiohttp import web
 
 from tandem_contract import endpoints
 from tandem_contract import headers as wire
-from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 
 from ..sidecar.processes import sidecar
 from .backends.engine_pages import VllmPage
-from .real import envoy, epp, until
+from .real import envoy, envoy_settings, epp, until
 
 pytestmark = pytest.mark.component
 
@@ -125,16 +123,7 @@ async def test_each_leg_reaches_the_rank_that_was_chosen(tmp_path: Path) -> None
         )
         picker = await parts.enter_async_context(epp(config, "--plan-key-dir", str(keys)))
         await until(lambda: picker.serves("p_dp0", "p_dp1", "d_dp0", "d_dp1"))
-        settings = EnvoySettings(
-            epp_address="127.0.0.1",
-            epp_port=picker.grpc,
-            fallback=(str(proxy.listen),),
-            listen_address="127.0.0.1",
-            listen_port=free_port("127.0.0.1"),
-            admin_port=free_port("127.0.0.1"),
-            body_mode="BUFFERED",
-            body_limit=1 << 20,
-        )
+        settings = envoy_settings(picker.grpc, [str(proxy.listen)])
         url = await parts.enter_async_context(envoy(tmp_path, settings))
         session = await parts.enter_async_context(aiohttp.ClientSession())
         prompts = [f"{number} " + "word " * 200 for number in range(REQUESTS)]

@@ -15,10 +15,9 @@ import pytest
 from tandem_contract.endpoints import DEBUG_PODS
 from tandem_contract.pod_reports import PodReport
 from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
-from .real import Backend, Epp, envoy, epp, serving, until
+from .real import Backend, Epp, envoy, envoy_settings, epp, serving, until
 
 pytestmark = pytest.mark.component
 
@@ -111,15 +110,8 @@ async def two_epps(
         epps = [
             await parts.enter_async_context(epp(config, *flags, *address)) for address in listening
         ]
-        settings = EnvoySettings(
-            epp_address=HOST,
-            epp_port=epps[0].grpc,
-            fallback=tuple(f"{HOST}:{backend.port}" for backend in backends),
-            listen_address=HOST,
-            listen_port=free_port(HOST),
-            admin_port=free_port(HOST),
-            body_mode=mode,
-        )
+        fallback = [f"{HOST}:{backend.port}" for backend in backends]
+        settings = envoy_settings(epps[0].grpc, fallback, mode)
         url = await parts.enter_async_context(envoy(directory, settings, [epps[1].grpc]))
         client = await parts.enter_async_context(aiohttp.ClientSession())
 

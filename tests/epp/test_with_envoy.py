@@ -15,12 +15,10 @@ import pytest_asyncio
 from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import load_keys, verify
-from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 from tandem_operator.routing.envoy.clusters import Json
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
-from .real import Backend, Epp, envoy, epp, serving, until
+from .real import Backend, Epp, envoy, envoy_settings, epp, serving, until
 
 pytestmark = [
     pytest.mark.component,
@@ -70,16 +68,8 @@ async def running(
         config.write_text(router_yaml(decode, prefill, plugins))
         flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20))
         picker = await parts.enter_async_context(epp(config, *flags))
-        settings = EnvoySettings(
-            epp_address="127.0.0.1",
-            epp_port=picker.grpc,
-            fallback=tuple(f"127.0.0.1:{backend.port}" for backend in decode),
-            listen_address="127.0.0.1",
-            listen_port=free_port("127.0.0.1"),
-            admin_port=free_port("127.0.0.1"),
-            body_mode=mode,
-            body_limit=4 << 20,
-        )
+        fallback = [f"127.0.0.1:{backend.port}" for backend in decode]
+        settings = envoy_settings(picker.grpc, fallback, mode, 4 << 20)
         url = await parts.enter_async_context(
             envoy(directory, settings, change=lambda bootstrap: change(bootstrap, decode))
         )

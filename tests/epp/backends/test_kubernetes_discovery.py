@@ -22,12 +22,10 @@ from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.configuration import load
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
-from tandem_local.addresses import free_port
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 
 from ...cluster.control_plane import ControlPlane
 from ...kube.apis import proxied
-from ..real import Backend, Epp, envoy, epp, serving, starting_epp, until
+from ..real import Backend, Epp, envoy, envoy_settings, epp, serving, starting_epp, until
 
 pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
@@ -141,14 +139,7 @@ async def stack(folder: Path, namespace: str, kubeconfig: Path) -> AsyncIterator
         options = (*flags(namespace), "--plan-key-dir", str(keys))
         started = epp(config_file(folder), *options, KUBECONFIG=str(kubeconfig))
         picker = await parts.enter_async_context(started)
-        settings = EnvoySettings(
-            epp_address="127.0.0.1",
-            epp_port=picker.grpc,
-            fallback=("127.0.0.1:1",),
-            listen_address="127.0.0.1",
-            listen_port=free_port("127.0.0.1"),
-            admin_port=free_port("127.0.0.1"),
-        )
+        settings = envoy_settings(picker.grpc)
         url = await parts.enter_async_context(envoy(folder, settings))
         session = await parts.enter_async_context(
             aiohttp.ClientSession(headers={"content-type": "application/json"})

@@ -117,6 +117,18 @@ async def serving(*backends: Backend) -> AsyncIterator[None]:
             await runner.cleanup()
 
 
+@asynccontextmanager
+async def serving_app(app: web.Application) -> AsyncIterator[str]:
+    """Serve `app` on a free port of loopback; yields its URL without a path."""
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 @dataclass
 class Epp:
     """A running `tandem-epp`."""

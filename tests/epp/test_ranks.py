@@ -16,7 +16,7 @@ from tandem_contract import headers as wire
 
 from ..sidecar.processes import sidecar
 from .backends.engine_pages import VllmPage
-from .real import envoy, envoy_settings, epp, until
+from .real import envoy, envoy_settings, epp, serving_app, until
 
 pytestmark = pytest.mark.component
 
@@ -76,15 +76,11 @@ async def serving(engine: FakeRankedEngine) -> AsyncIterator[str]:
     app.router.add_get(endpoints.METRICS, engine.metrics)
     app.router.add_get("/health", engine.health)
     app.router.add_post("/v1/completions", engine.generate)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        engine.everyone.set()
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        try:
+            yield url.removeprefix("http://")
+        finally:
+            engine.everyone.set()
 
 
 async def post(session: aiohttp.ClientSession, url: str, prompt: str) -> dict[str, str]:

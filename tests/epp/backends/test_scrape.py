@@ -14,7 +14,7 @@ from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.scrape import Scraper
 
-from ..real import Backend, serving, until
+from ..real import Backend, serving, serving_app, until
 from .engine_pages import VllmPage
 
 CHAIN = text_chain(bytes(640))
@@ -97,11 +97,7 @@ async def test_figures_fade_while_a_backend_answers_no_scrape(
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with serving_app(app) as url:
         pods.apply([DiscoveredBackend(BackendConfig("a", url))])
         scraper.sync()
         (pod,) = pods
@@ -109,9 +105,6 @@ async def test_figures_fade_while_a_backend_answers_no_scrape(
         assert pod.ready, "late figures count less; they do not make a backend unhealthy"
         release.set()
         await until(lambda: holds(pod.gauges == Gauges(running=8)))
-    finally:
-        release.set()
-        await runner.cleanup()
 
 
 async def holds(condition: bool) -> bool:

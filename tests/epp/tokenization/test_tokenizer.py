@@ -19,6 +19,7 @@ from tandem_epp.tokenization import TokenizerUnusable, tokenizer
 from tandem_epp.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
 
 from ...engine.engines import tiny_model
+from ..real import serving_app
 
 COMPLETIONS, CHAT = RequestKind.COMPLETIONS, RequestKind.CHAT
 MESSAGES = [{"role": "user", "content": "Which ship finds harbour?"}]
@@ -167,13 +168,8 @@ async def fake_render(answer: Callable[[str, Any], Awaitable[Any]]) -> AsyncIter
 
     app = web.Application()
     app.router.add_post("/{path:.*}", serve)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url:
+        yield url
 
 
 @pytest.mark.component

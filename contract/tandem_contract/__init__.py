@@ -6,7 +6,7 @@ Contents:
     requests              request_kinds, request_ids, single_engine (when not to split), prefix,
                           chat_templates
     hand-off              paths (routing paths), plan (signed decision), transfer_params,
-                          concurrent_params, timing, connectors
+                          concurrent_params, timing, connectors, fabric_classes
     configuration         config (router file), custom_resources, documents (YAML with line
                           numbers), durations, commandline
     for people            trace (`tandem trace`), openai_errors, otlp

@@ -17,6 +17,7 @@ import msgspec
 
 from .documents import Document, DocumentError, load_documents
 from .durations import parse_duration
+from .labels import FABRIC_DOMAIN
 from .paths import Role
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -52,6 +53,9 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     fallback_to_unified: bool = True
     """Serve a request on one engine when a split is impossible; false: answer with an error."""
     default_external_storage: ExternalStorage | None = None
+    domain_label: str = FABRIC_DOMAIN
+    """Label that tells the fabric domain of Kubernetes pods without the label of the default. One
+    that few pods have: transfers within a domain are taken for transfers beyond it."""
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +71,11 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names of the models it serves; empty: any model."""
     compat: str | None = None
     """KV compatibility hash: hand-offs take place only between backends with the same value."""
+    node: str | None = None
+    """Name of the machine that it runs on; None: not known."""
+    domain: str | None = None
+    """Name of the fabric domain of that machine, such as a rack or an RDMA island; None: not
+    known."""
 
     @property
     def address(self) -> str:

@@ -19,6 +19,11 @@ DRAINING: Final = f"{GROUP}/draining"
 LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role under llm-d's label name, so that llm-d's EPP finds Tandem's pods."""
 
+FABRIC_DOMAIN: Final = f"{GROUP}/fabric-domain"
+"""On pods, or among the node labels that they select: the domain within which KV is transferred
+faster than beyond it, such as a rack. User → EPP; the configuration may name another label for
+pods without this one, which the operator sets to `placement.topologyKey`."""
+
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"

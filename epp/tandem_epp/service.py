@@ -214,7 +214,7 @@ class Service:
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is not None:
-            return self._discovery.backends
+            return self._discovery.backends(self._configuration.routing.serving.domain_label)
         return [DiscoveredBackend(backend) for backend in self._configuration.router.backends]
 
     def _file_watches(self) -> list[FileWatch]:

@@ -105,6 +105,18 @@ def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
     assert {b.external_storage for b in config.backends} == {None}
 
 
+def test_where_backends_run_and_which_label_tells_it(tmp_path: Path) -> None:
+    text = MINIMAL + "    node: node-1\n    domain: rack-1\n"
+    text = text.replace("enabled: true", "enabled: true\n  domain_label: example.com/rack")
+    config = loaded(tmp_path, text)
+    assert [(b.node, b.domain) for b in config.backends] == [
+        (None, None), (None, None), ("node-1", "rack-1"),
+    ]  # fmt: skip
+    assert config.disaggregated_serving.domain_label == "example.com/rack"
+    default = loaded(tmp_path, MINIMAL).disaggregated_serving.domain_label
+    assert default == "tandem.dev/fabric-domain"
+
+
 @pytest.mark.parametrize("text", ["{}", "disaggregated_serving:\nbackends:\n"])
 def test_an_omitted_or_null_field_takes_its_default(tmp_path: Path, text: str) -> None:
     assert loaded(tmp_path, text) == RouterConfig()

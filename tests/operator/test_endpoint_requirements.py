@@ -38,6 +38,25 @@ def test_the_longest_timeouts_and_the_strictest_fallback_count() -> None:
     assert requirements.drain_timeout == 120.0
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ((None, "zone"), "zone"),
+        (("zone", "zone"), "zone"),
+        (("zone", "rack"), None),
+        ((None,), None),
+    ],
+)
+def test_the_epp_reads_the_label_of_the_topology_that_the_pools_name(
+    keys: tuple[str | None, ...], expected: str | None
+) -> None:
+    decodes = [
+        decode(f"d-{i}", **({"placement": {"topologyKey": key}} if key else {}))
+        for i, key in enumerate(keys)
+    ]
+    assert together(*decodes).disaggregated_serving.get("domain_label") == expected
+
+
 def test_nothing_is_split_without_a_pool_that_splits() -> None:
     without_split = decode("a", routing={"split": "off"})
     assert together(without_split, unified()).disaggregated_serving["enabled"] is False

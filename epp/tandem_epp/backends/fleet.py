@@ -10,7 +10,14 @@ from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .fleet_figures import FleetFigures
 from .members import Members, pods_by_name
-from .pairing import can_hand_off, can_prefill_for, is_kv_compatible, pairing_key
+from .pairing import (
+    can_hand_off,
+    can_prefill_for,
+    domains_of_nodes,
+    is_kv_compatible,
+    pairing_key,
+    place_of,
+)
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
 from .token_scales import TokenScales
@@ -235,6 +242,9 @@ class Fleet:
         for pod in {*before.values()} - {*self._pods.values()}:
             pod.has_left = True
             self.prefixes.remove_pod(pod)
+        domains = domains_of_nodes(pod.backend for pod in self)
+        for pod in self:
+            pod.place = place_of(pod.backend, domains)
         self.figures.set_pods(self)
 
     def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:

@@ -17,7 +17,7 @@ from tandem_kube.client import Api
 from tandem_kube.reflector import Key, Reflector
 from tandem_kube.resources import PODS, Object
 
-from .pod_backend import InvalidPod, PodSelection, pod_backend
+from .pod_backend import InvalidPod, PodSelection, pod_backend, with_domain
 from .pods import DiscoveredBackend
 
 _log: Final = logging.getLogger(__name__)
@@ -46,10 +46,14 @@ class KubernetesDiscovery(Collector):
         """Set once the pods have been listed for the first time."""
         return self._pods.synced
 
-    @property
-    def backends(self) -> list[DiscoveredBackend]:
-        """The selected pods that can be read, as last listed or watched."""
-        return [pod for pod in self._pods.items.values() if isinstance(pod, DiscoveredBackend)]
+    def backends(self, domain_label: str) -> list[DiscoveredBackend]:
+        """The selected pods that can be read, as last listed or watched. `domain_label` tells the
+        fabric domain of pods without Tandem's own label."""
+        return [
+            with_domain(pod, domain_label)
+            for pod in self._pods.items.values()
+            if isinstance(pod, DiscoveredBackend)
+        ]
 
     async def run(self) -> NoReturn:
         """List and watch the pods until cancelled."""

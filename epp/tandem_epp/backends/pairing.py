@@ -1,6 +1,12 @@
-"""Which pods may serve one request together: role, model and KV layout. Pure."""
+"""Which pods may serve one request together, by role, model and KV layout, and how close they are.
+Pure."""
 
+from collections.abc import Iterable, Mapping
+
+from tandem_contract.config import Backend
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
+from tandem_planner.fabrics import Place, fabric_class
 
 from .pods import Pod
 
@@ -35,6 +41,29 @@ def pairing_key(decode: Pod) -> object:
     partners."""
     backend = decode.backend
     return (backend.role, backend.compat, backend.models)
+
+
+def known_fabric(pod: Pod, decode: Pod) -> FabricClass | None:
+    """The fabric class of a pair; None if it is not known where one of both runs."""
+    if Place() in (pod.place, decode.place):
+        return None
+    return fabric_class(pod.place, decode.place)
+
+
+def domains_of_nodes(backends: Iterable[Backend]) -> Mapping[str, str]:
+    """Node → its domain, as any of its backends tells; the first by name if they disagree."""
+    told = {
+        (backend.node, backend.domain) for backend in backends if backend.node and backend.domain
+    }
+    return dict(sorted(told, reverse=True))
+
+
+def place_of(backend: Backend, domains: Mapping[str, str]) -> Place:
+    """Where a backend runs; `domains` is what `domains_of_nodes` returns. A backend that tells no
+    domain has that of its node, so pods of one node are in one domain."""
+    # An empty name, as a template may leave it, tells nothing.
+    domain = domains.get(backend.node or "", backend.domain)
+    return Place(backend.node or None, domain or None)
 
 
 def _share_a_model(pod: Pod, decode: Pod) -> bool:

@@ -7,12 +7,15 @@ The operator's pods carry all of these; other pods need only what differs from t
     models    annotation tandem.dev/served-models, else label tandem.dev/model; default: any
     compat    label tandem.dev/kv-compat: KV is handed off only between pods with the same value,
               or between pods that both have none
+    node      spec.nodeName
+    domain    label tandem.dev/fabric-domain, else the label that the configuration names; a label
+              of nodes that the pod selects (spec.nodeSelector) counts as its own
     serving   condition Ready is true, the pod is not being deleted and not labelled
               tandem.dev/draining
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +60,7 @@ class InvalidPod:
 def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend | InvalidPod | None:
     """The backend in a pod object; None while it has no address, and once its containers ended."""
     metadata, status = pod["metadata"], pod.get("status") or {}
+    spec = pod.get("spec") or {}
     address = status.get("podIP")
     # A pod that ended keeps its IP in the status, while the address may belong to another pod.
     if not address or status.get("phase") in ("Succeeded", "Failed"):
@@ -69,13 +73,24 @@ def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend 
             role=_role(pod_labels),
             models=_models(pod_labels, annotations),
             compat=pod_labels.get(labels.KV_COMPAT),
+            node=spec.get("nodeName"),
         )
     except ValueError as err:
         return InvalidPod(str(err))
     # The operator labels a pod that it drains before it deletes it.
     is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
     serving = _is_ready(status) and not is_terminating
-    return DiscoveredBackend(backend, metadata["uid"], serving=serving)
+    # Kept whole, because the configuration may name another label later.
+    all_labels = {**(spec.get("nodeSelector") or {}), **pod_labels}
+    return DiscoveredBackend(backend, metadata["uid"], serving=serving, labels=all_labels)
+
+
+def with_domain(discovered: DiscoveredBackend, label: str) -> DiscoveredBackend:
+    """`discovered` with its fabric domain: that of Tandem's own label, else that of `label`."""
+    domain = discovered.labels.get(labels.FABRIC_DOMAIN) or discovered.labels.get(label) or None
+    if domain == discovered.backend.domain:
+        return discovered
+    return replace(discovered, backend=msgspec.structs.replace(discovered.backend, domain=domain))
 
 
 def _role(pod_labels: Mapping[str, str]) -> Role:

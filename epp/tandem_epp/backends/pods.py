@@ -4,12 +4,14 @@
 scraper, discovery and the picker change them between two awaits, so there are no locks.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import count
 from typing import Final
 
 from tandem_contract.config import Backend
+from tandem_planner.fabrics import Place
 
 from ..estimates.pod_estimates import PodEstimates
 from .adapters import PodAdapters
@@ -38,6 +40,8 @@ class DiscoveredBackend:
     Empty for a backend from the configuration file."""
     serving: bool = True
     """False for a pod that exists and must not be chosen: it is not Ready, or it is terminating."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The Kubernetes pod's labels, and those of nodes that it selects: one is its domain."""
 
 
 class Pod:
@@ -57,6 +61,8 @@ class Pod:
         self.name = backend.name if rank is None else f"{backend.name}_dp{rank}"
         """As in plans, metrics and response headers: the backend's name, with vLLM's suffix for a
         rank."""
+        self.place = Place()
+        """Where it runs. Set by the fleet, which knows the domains of all nodes."""
         self.number = next(_NUMBERS)
         """No other pod of this process has it, before or after."""
         self.has_left = False

@@ -7,7 +7,7 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.pod_backend import InvalidPod, pod_backend
+from tandem_epp.backends.pod_backend import InvalidPod, pod_backend, with_domain
 from tandem_epp.backends.pods import DiscoveredBackend
 
 
@@ -129,3 +129,27 @@ def test_an_invalid_pod_names_the_label_or_annotation(
     invalid = pod_backend(body, 8000)
     assert isinstance(invalid, InvalidPod)
     assert reason in invalid.reason
+
+
+def test_the_node_and_the_domain() -> None:
+    body = pod()
+    body["spec"] = {"nodeName": "node-1", "nodeSelector": {"rack": "r1", "gpu": "h100"}}
+    body["metadata"]["labels"] = {"zone": "z1"}
+    found = parsed(body)
+    assert (found.backend.node, found.backend.domain) == ("node-1", None)
+
+    def domain(label: str) -> str | None:
+        return with_domain(found, label).backend.domain
+
+    assert domain("zone") == "z1"
+    assert domain("rack") == "r1", "all nodes that it selects have it"
+    assert domain("other") is None
+    body["metadata"]["labels"][labels.FABRIC_DOMAIN] = "island-1"
+    assert with_domain(parsed(body), "zone").backend.domain == "island-1"
+
+
+def test_a_pods_label_comes_before_its_node_selector() -> None:
+    body = pod()
+    body["spec"] = {"nodeSelector": {"rack": "r1"}}
+    body["metadata"]["labels"] = {"rack": "r2"}
+    assert with_domain(parsed(body), "rack").backend.domain == "r2"

@@ -71,7 +71,12 @@ def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
     if not specs:
         return {"enabled": split}
     sidecars = [spec.sidecar for spec in specs]
+    # A pod that its node selector binds to a domain, or that Kubernetes labels with the topology of
+    # its node, tells the EPP where it runs.
+    topology_keys = {spec.placement.topology_key for spec in specs if spec.placement}
+    domain = {"domain_label": topology_keys.pop()} if len(topology_keys) == 1 else {}
     return {
+        **domain,
         "enabled": split,
         "prefill_timeout": format_duration(max(s.prefill_timeout for s in sidecars)),
         "kv_transfer_timeout": format_duration(max(s.kv_transfer_timeout for s in sidecars)),

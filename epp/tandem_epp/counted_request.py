@@ -9,6 +9,7 @@ from tandem_contract.prefix import Chain
 from tandem_contract.timing import UNKNOWN, Timing
 
 from .backends.fleet import Fleet
+from .backends.pairing import known_fabric
 from .backends.pods import Pod
 from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import ResponseHeaders
@@ -71,7 +72,8 @@ class CountedRequest:
         if not self.is_judged:
             self._pods.start(self.fleet)
         computing = prefill[0].estimates if prefill else None
-        self._load = RequestLoad(decode.estimates, computing, self.size, self.placed)
+        fabric = known_fabric(prefill[0], decode) if prefill else None
+        self._load = RequestLoad(decode.estimates, computing, self.size, self.placed, fabric)
         # Before the answer, so that requests arriving now with this prefix go to the same pods.
         self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
 
@@ -88,8 +90,9 @@ class CountedRequest:
             self._pods.judge_response(self.fleet, response, now)
         self._entries.on_response_headers(response)
         if response.status // 100 == 2:
-            computing = self._computing_pod(response.prefill).estimates
-            self._load.on_response(now, report, computing)
+            pod = self._computing_pod(response.prefill)
+            fabric = known_fabric(pod, self.decode) if pod is not self.decode else None
+            self._load.on_response(now, report, pod.estimates, fabric)
         else:
             self._load.end(now)
         if self.assumed_tokens and report.prompt_tokens is not None:
@@ -143,7 +146,8 @@ class CountedRequest:
             self.decode = pod
             self._pods = replace(self._pods, decode=pod)
             self._entries.move_decode(pod)
-            self._load.move_decode(pod.estimates)
+            fabric = known_fabric(self.prefill[0], pod) if self.prefill else None
+            self._load.move_decode(pod.estimates, fabric)
 
     def _computing_pod(self, prefill: str | None) -> Pod:
         """The pod that computed the prompt."""

@@ -1,17 +1,16 @@
 """The cheapest pods for a request, by the predicted cost that `cost` defines. Pure.
 
-The functions ending in `_costs` compute for many pods the sums of the terms that `cost` names for
-one: they run for every pod and request, so each is one pass over plain floats that are prepared in
-a `FigureTable`. Costs that differ by less than `cost.TIE` are equal, and the choice among them is
-drawn.
+Costs that differ by less than `cost.TIE` are equal, and the choice among them is drawn: first the
+decode pod, by the cost of its cheapest pair, then the prefill pod, by the cost of its pair with it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from math import inf
 from random import Random
 from typing import Final, NamedTuple
+
+from tandem_contract.fabric_classes import FabricClass
 
 from .cost import (
     TIE,
@@ -20,21 +19,20 @@ from .cost import (
     decode_terms,
     idle_prefill_seconds,
     is_transfer_too_long,
-    preemption_seconds,
     unified_terms,
 )
-from .figure_table import ITL_HARM, FigureTable
+from .figure_table import FigureTable
+from .groups import Group, Neighbours
+from .pod_costs import (
+    decode_costs,
+    pair_costs,
+    prefill_costs,
+    transfer_costs,
+    unified_costs,
+)
 
 PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Pods that can exchange KV, by row: each of `prefills` may prefill for each of `decodes`."""
-
-    prefills: Sequence[int]
-    decodes: Sequence[int]
 
 
 class Candidates(NamedTuple):
@@ -68,92 +66,16 @@ class Choice(NamedTuple):
     """Seconds of the cheapest way with the other answer to the question of a split; inf: none."""
     is_transfer_too_long: bool = False
     """Whether the transfer to the chosen pod ruled a split out."""
-
-
-def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
-    """The terms of `split(P, D)` that depend on P, for every pod as P."""
-    now = request.now
-    n, cached = _at_least_one(request, cached)
-    return [
-        (ends - now if ends > now else (now - ends) * late)
-        + constant
-        + (n - hit) * (per_token + per_pair * (n + hit))
-        for (ends, late, constant, per_token, per_pair, _), hit in zip(
-            pods.computing, cached, strict=True
-        )
-    ]
-
-
-def unified_costs(
-    request: RequestFigures,
-    pods: FigureTable,
-    cached: Sequence[int],
-    which: Sequence[int],
-    prefills: Sequence[float],
-) -> list[float]:
-    """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
-    tokens."""
-    output, computing = request.output, pods.computing
-    costs = [prefills[i] + computing[i][ITL_HARM] * output for i in which]
-    return _with_preemption(costs, request, pods, cached, which)
-
-
-def decode_costs(
-    request: RequestFigures, pods: FigureTable, cached: Sequence[int], which: Sequence[int]
-) -> list[float]:
-    """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which`; inf
-    where the transfer takes too long for a split."""
-    output = request.output
-    if pods.has_windows:
-        # Transfers are not linear: term by term.
-        return [
-            inf
-            if is_transfer_too_long(request, pods.pods[i], cached[i])
-            else sum(decode_terms(request, pods.pods[i], cached[i]))
-            for i in which
-        ]
-    n, cached = _at_least_one(request, cached)
-    costs = [
-        constant + (n - hit) * per_token + itl_harm * output
-        if (n - hit) * (per_token - share_token - share_pair * (n + hit)) <= spare
-        else inf
-        for (constant, per_token, itl_harm, spare, share_token, share_pair), hit in zip(
-            map(pods.receiving.__getitem__, which), map(cached.__getitem__, which), strict=True
-        )
-    ]
-    return _with_preemption(costs, request, pods, cached, which)
-
-
-def _at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Length of the prompt, at least 1, and `cached` such that one token is always computed."""
-    n = max(1, request.prompt)
-    if max(cached, default=0) >= n:
-        cached = [min(hit, n - 1) for hit in cached]
-    return n, cached
-
-
-def _with_preemption(
-    costs: list[float],
-    request: RequestFigures,
-    pods: FigureTable,
-    cached: Sequence[int],
-    which: Sequence[int],
-) -> list[float]:
-    """`costs` of the pods in `which`, with the term `preemption`."""
-    most = max(1, request.prompt) + request.output
-    # Seldom true: spares most requests the rest.
-    if min(pods.free_tokens) < most:
-        for at, i in enumerate(which):
-            if pods.free_tokens[i] < most:
-                costs[at] += preemption_seconds(request, pods.pods[i], cached[i])
-    return costs
+    fabric: FabricClass = FabricClass.ELSEWHERE
+    """The class of the chosen pair; of no meaning without one."""
 
 
 def choose(
     request: RequestFigures, candidates: Candidates, random: Random, *, count: int = 1
 ) -> Choice:
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
-    prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods."""
+    prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods that
+    are equally close to it."""
     pods, alone, which = candidates.pods, candidates.alone, candidates.decodes
     if not which:
         return Choice(())
@@ -165,14 +87,12 @@ def choose(
     groups = () if unified < inf and rest <= candidates.tail else candidates.groups
     pairs = []
     for group in groups:
-        decodes = decode_costs(request, pods, candidates.cached, group.decodes)
-        pairs.append(
-            _cheapest_pair(group, [prefills[i] for i in group.prefills], decodes, random, count)
-        )
+        of_group = [prefills[i] for i in group.prefills]
+        pairs.append(_cheapest_pair(request, candidates, group, of_group, random, count))
     split = min((pair.cost for pair in pairs), default=inf)
     if split < unified:
         best = random.choice([pair for pair in pairs if pair.cost <= split + TIE])
-        return Choice(best.decodes, best.prefills, split, unified)
+        return Choice(best.decodes, best.prefills, split, unified, fabric=best.fabric)
     if unified == inf:
         return Choice(())
     chosen = _cheapest(costs, which, count, random)
@@ -198,20 +118,73 @@ class _Pair(NamedTuple):
     prefills: Sequence[int] = ()
     too_long: Sequence[int] = ()
     """Decode pods to which the transfer would take too long."""
+    fabric: FabricClass = FabricClass.ELSEWHERE
 
 
-def _cheapest_pair(
-    group: Group, prefills: list[float], decodes: list[float], random: Random, count: int
+def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
+    request: RequestFigures,
+    candidates: Candidates,
+    group: Group,
+    prefills: Sequence[float],
+    random: Random,
+    count: int,
 ) -> _Pair:
-    """`prefills`, `decodes`: the costs of the group's pods."""
+    """`prefills`: the costs of the group's pods that prefill."""
+    if group.neighbours is not None:
+        return _cheapest_neighbours(
+            request, candidates, group, group.neighbours, prefills, random, count
+        )
+    which = group.decodes
+    decodes = decode_costs(request, candidates.pods, candidates.cached, which, group.fabric)
     too_long: Sequence[int] = ()
     if inf in decodes:
-        too_long = [i for i, cost in zip(group.decodes, decodes, strict=True) if cost == inf]
-    first = _cheapest(decodes, group.decodes, count, random)
+        too_long = [i for i, cost in zip(which, decodes, strict=True) if cost == inf]
+    first = _cheapest(decodes, which, count, random)
     if not first or not prefills:
         return _Pair(too_long=too_long)
     ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random)
-    return _Pair(min(prefills) + min(decodes), first, ranking, too_long)
+    return _Pair(min(prefills) + min(decodes), first, ranking, too_long, group.fabric)
+
+
+def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
+    request: RequestFigures,
+    candidates: Candidates,
+    group: Group,
+    neighbours: Neighbours,
+    prefills: Sequence[float],
+    random: Random,
+    count: int,
+) -> _Pair:
+    """The same where pairs are of several fabric classes. Retries and alternates are the next
+    cheapest with the chosen decode and prefill pod, so they may be of another class."""
+    pods, cached, which = candidates.pods, candidates.cached, group.decodes
+    nearest = neighbours.cheapest_prefills(prefills)
+    costs = pair_costs(request, pods, cached, which, nearest)
+    too_long: Sequence[int] = ()
+    if inf in costs:
+        cheapest = map(min, *nearest)
+        too_long = [i for i, p, cost in zip(which, cheapest, costs, strict=True) if p < cost == inf]
+    if not (first := _cheapest(costs, range(len(which)), 1, random)):
+        return _Pair(too_long=too_long)
+    [decode] = first
+    fabrics = neighbours.classes_to(decode)
+    of_decode = transfer_costs(request, pods, cached, which[decode])
+    pairs = [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)]
+    ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random)
+    if count > 1:
+        of_all = [decode_costs(request, pods, cached, which, fabric) for fabric in FabricClass]
+        from_prefill = neighbours.classes_from(ranking[0])
+        others = [of_all[fabric][at] for at, fabric in enumerate(from_prefill)]
+        # The choice stays the first one, whatever others cost with its prefill pod.
+        others[decode] = -inf
+        first = _cheapest(others, range(len(which)), count, random)
+    return _Pair(
+        min(costs),
+        [which[at] for at in first],
+        [group.prefills[at] for at in ranking],
+        too_long,
+        fabrics[ranking[0]],
+    )
 
 
 def _cheapest(

@@ -2,14 +2,15 @@
 
     unified(D)  = wait(D) + prefill(D) + stall(D) + decode(D) + preemption(D) + standing(D)
     split(P, D) = wait(P) + prefill(P) + stall(P) + standing(P)
-                + transfer(D) + handoff + decode(D) + preemption(D) + standing(D)
+                + transfer(P, D) + handoff + decode(D) + preemption(D) + standing(D)
 
     wait        seconds of prefill work ahead in the pod's queue
     prefill     a + b n + c (n² + 2 n cached), n uncached tokens on the pod that computes them
     stall       STALL_WEIGHT × prefill × decodes running on that pod: each decode step that the
                 prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
                 for those that it was set up to serve
-    transfer    KV bytes of the tokens not on D ÷ D's measured rate
+    transfer    KV bytes of the tokens not on D ÷ D's measured rate for transfers from pods as close
+                as P: the fabric class of the pair
     handoff     a constant for the two extra round trips
     decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens: what they
                 slow this request down, and what it slows them down
@@ -18,17 +19,20 @@
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
 wait + prefill + transfer + handoff are the seconds until the first token; the rest is harm and
-risk. Where transfer(D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D, there is no
-split. The terms of P and those of D are independent within a group of pods that can exchange KV, so
-the best pair is the best P and the best D: `choice` is O(P + D).
+risk. Where transfer(P, D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D, there is
+no split. Among pods that can exchange KV, the terms of P and those of D are independent within a
+fabric class, so the best P of a class is the same for all D that are equally close: `choice` is
+O(P + D).
 """
 
 from math import inf
 from typing import Final, NamedTuple
 
+from tandem_contract.fabric_classes import FabricClass
+
 from .kv_size import KvSize
 from .prefill_fit import PREFILL_PRIOR
-from .transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR
+from .transfer import KV_BYTES_PRIOR, TRANSFERS_PRIOR, Transfers
 
 STALL_WEIGHT: Final = 0.03
 """Seconds of harm per second of prefill and running decode. At 1 a decode's delay would count as
@@ -73,8 +77,7 @@ class PodFigures(NamedTuple):
     """Tokens for which the KV cache has room."""
     standing: float = 0.0
     """Seconds per request, whatever its prompt."""
-    transfer_latency: float = TRANSFER_PRIOR.latency
-    transfer_per_byte: float = TRANSFER_PRIOR.per_byte
+    transfers: Transfers = TRANSFERS_PRIOR
     kv: KvSize = KvSize(KV_BYTES_PRIOR)
 
 
@@ -138,10 +141,16 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
     )
 
 
-def decode_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
-    """The terms of `split(P, D)` that depend on D, which has `cached` tokens of the prompt."""
+def decode_terms(
+    request: RequestFigures,
+    pod: PodFigures,
+    cached: int,
+    fabric: FabricClass = FabricClass.ELSEWHERE,
+) -> CostTerms:
+    """The terms of `split(P, D)` that depend on D, which has `cached` tokens of the prompt, for the
+    pods P that form pairs of the class `fabric` with it."""
     return CostTerms(
-        transfer=_transfer_seconds(request, pod, cached),
+        transfer=_transfer_seconds(request, pod, cached, fabric),
         handoff=HANDOFF_SECONDS,
         decode=pod.itl_harm * request.output,
         preemption=preemption_seconds(request, pod, cached),
@@ -149,10 +158,16 @@ def decode_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostT
     )
 
 
-def is_transfer_too_long(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
-    """Whether the transfer to `pod`, which has `cached` tokens of the prompt, rules a split out."""
+def is_transfer_too_long(
+    request: RequestFigures,
+    pod: PodFigures,
+    cached: int,
+    fabric: FabricClass = FabricClass.ELSEWHERE,
+) -> bool:
+    """Whether the transfer to `pod`, which has `cached` tokens of the prompt, rules out a split
+    with the pods that form pairs of the class `fabric` with it."""
     longest = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pod, cached)
-    return _transfer_seconds(request, pod, cached) > longest
+    return _transfer_seconds(request, pod, cached, fabric) > longest
 
 
 def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
@@ -162,9 +177,12 @@ def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) 
     return _prefill(pod, uncached, max(1, request.prompt) - uncached)
 
 
-def _transfer_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
+def _transfer_seconds(
+    request: RequestFigures, pod: PodFigures, cached: int, fabric: FabricClass
+) -> float:
     size = pod.kv.bytes(_uncached(request, cached))
-    return pod.transfer_latency + pod.transfer_per_byte * size
+    latency, per_byte = pod.transfers[fabric]
+    return latency + per_byte * size
 
 
 def preemption_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:

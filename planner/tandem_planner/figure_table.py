@@ -7,6 +7,8 @@ does not depend on the request is computed when a row is written.
 from collections.abc import Sequence
 from typing import Final
 
+from tandem_contract.fabric_classes import FabricClass
+
 from .cost import HANDOFF_SECONDS, MAX_TRANSFER_SHARE, PodFigures
 
 Computing = tuple[float, float, float, float, float, float]
@@ -20,7 +22,7 @@ Computing = tuple[float, float, float, float, float, float]
     itl_harm
 """
 Receiving = tuple[float, float, float, float, float, float]
-"""What `decode_terms` and `is_transfer_too_long` depend on:
+"""What `decode_terms` and `is_transfer_too_long` depend on in one fabric class:
 
     constant    seconds that no request changes: latency, hand-off, standing
     per_token   of the transfer
@@ -42,7 +44,10 @@ class FigureTable:
     def __init__(self, pods: Sequence[PodFigures] = ()) -> None:
         self.pods = list(pods)
         self.computing: list[Computing] = [(0.0,) * 6] * len(pods)
-        self.receiving: list[Receiving] = [(0.0,) * 6] * len(pods)
+        self.receiving: tuple[list[Receiving], ...] = tuple(
+            [(0.0,) * 6] * len(pods) for _ in FabricClass
+        )
+        """One list per `FabricClass`."""
         self.free_tokens = [0.0] * len(pods)
         self.has_windows = False
         """Whether a row has, or had, a model with sliding windows."""
@@ -53,7 +58,8 @@ class FigureTable:
         """A table with the same rows, to be changed on its own."""
         copied = FigureTable()
         copied.pods, copied.free_tokens = self.pods.copy(), self.free_tokens.copy()
-        copied.computing, copied.receiving = self.computing.copy(), self.receiving.copy()
+        copied.computing = self.computing.copy()
+        copied.receiving = tuple(rows.copy() for rows in self.receiving)
         copied.has_windows = self.has_windows
         return copied
 
@@ -61,7 +67,7 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, latency, per_byte, kv,
+            standing, transfers, kv,
         ) = pod  # fmt: skip
         harmed, share = 1.0 + stall, MAX_TRANSFER_SHARE
         self.pods[row] = pod
@@ -69,10 +75,21 @@ class FigureTable:
             head_ends if late_share else 0.0, late_share, queued + standing + fixed * harmed,
             per_token * harmed, per_pair * harmed, itl_harm,
         )  # fmt: skip
-        self.receiving[row] = (
-            latency + HANDOFF_SECONDS + standing, per_byte * kv.short, itl_harm,
-            share * fixed - latency, share * per_token, share * per_pair,
+        near, around, far = self.receiving
+        constant, spare = HANDOFF_SECONDS + standing, share * fixed
+        share_token, share_pair = share * per_token, share * per_pair
+        latency, per_byte = transfers[-1]
+        near[row] = around[row] = far[row] = (
+            latency + constant, per_byte * kv.short, itl_harm,
+            spare - latency, share_token, share_pair,
         )  # fmt: skip
+        # Where little is known, all are the same object.
+        if not transfers[0] is transfers[1] is transfers[2]:
+            for rows, (latency, per_byte) in zip((near, around), transfers, strict=False):
+                rows[row] = (
+                    latency + constant, per_byte * kv.short, itl_harm,
+                    spare - latency, share_token, share_pair,
+                )  # fmt: skip
         self.free_tokens[row] = free_tokens
         if kv.long is not None:
             self.has_windows = True

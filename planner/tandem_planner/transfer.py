@@ -35,6 +35,10 @@ TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / ASSUMED_RATE[Fabric.RDMA])
 """Assumed before anything is measured: RDMA. The first transfers correct an assumption that is too
 low; one that is too high would prevent them."""
 
+Transfers = tuple[TransferCost, TransferCost, TransferCost]
+"""The figures of one decode engine for each `FabricClass`."""
+TRANSFERS_PRIOR: Final[Transfers] = (TRANSFER_PRIOR, TRANSFER_PRIOR, TRANSFER_PRIOR)
+
 
 class TransferFit(LearnedCost[TransferCost]):
     """The fit of one decode engine."""

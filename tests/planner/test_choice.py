@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.choice import (
     Candidates,
     Choice,
-    Group,
     choose,
-    decode_costs,
-    prefill_costs,
-    unified_costs,
     would_split,
 )
 from tandem_planner.cost import (
@@ -29,10 +26,14 @@ from tandem_planner.cost import (
     unified_terms,
 )
 from tandem_planner.figure_table import FigureTable
+from tandem_planner.groups import Group
 from tandem_planner.kv_size import KvSize
+from tandem_planner.pod_costs import decode_costs, prefill_costs, unified_costs
+from tandem_planner.transfer import TransferCost
 
 NOW = 100.0
 TIMES = st.floats(0.0, 5.0)
+TRANSFERS = st.builds(TransferCost, st.floats(0.0, 0.2), st.floats(0.0, 1e-9))
 PODS = st.builds(
     PodFigures,
     head_ends=st.floats(NOW - 5, NOW + 5),
@@ -45,8 +46,7 @@ PODS = st.builds(
     itl_harm=st.floats(0.0, 0.01),
     free_tokens=st.sampled_from([0.0, 1000.0, inf]),
     standing=TIMES,
-    transfer_latency=st.floats(0.0, 0.2),
-    transfer_per_byte=st.floats(0.0, 1e-9),
+    transfers=st.tuples(TRANSFERS, TRANSFERS, TRANSFERS),
     kv=st.sampled_from([KvSize(1e5)] * 5 + [KvSize(1e5, 1e8, 2e4)]),
 )
 REQUESTS = st.builds(RequestFigures, st.integers(0, 20_000), st.floats(1.0, 500.0), st.just(NOW))
@@ -95,6 +95,23 @@ def test_a_row_that_is_written_again_has_the_new_figures(
     table.write(row, changed)
     assert table.pods == [*pods[:row], changed, *pods[row + 1 :]]
     _check_sums(request, table, cached)
+
+
+@pytest.mark.parametrize("fabric", FabricClass)
+@given(request=REQUESTS, fleet=FLEETS)
+def test_a_pass_over_decode_pods_is_of_one_fabric_class(
+    fabric: FabricClass, request: RequestFigures, fleet: list[tuple[PodFigures, int]]
+) -> None:
+    pods, cached = zip(*fleet, strict=True)
+    costs = decode_costs(request, FigureTable(pods), cached, range(len(pods)), fabric)
+    assert costs == pytest.approx(
+        [
+            inf
+            if is_transfer_too_long(request, *pod, fabric)
+            else sum(decode_terms(request, *pod, fabric))
+            for pod in fleet
+        ]
+    )
 
 
 def _check_sums(request: RequestFigures, table: FigureTable, cached: Sequence[int]) -> None:
@@ -172,7 +189,7 @@ def test_a_long_prompt_is_split_and_a_short_one_is_not() -> None:
 
 
 def test_a_transfer_of_more_than_half_the_prefill_rules_a_split_out() -> None:
-    slow = DECODE._replace(transfer_per_byte=1e-8)
+    slow = DECODE._replace(transfers=(TransferCost(0.002, 1e-8),) * 3)
     request = RequestFigures(4000, 10.0, NOW)
     made = choice(request, some([PREFILL, slow], [0, 0], (1,), PAIR))
     assert (made.prefills, made.is_transfer_too_long) == ((), True)

@@ -14,6 +14,7 @@ from tandem_planner.cost import (
     wait_seconds,
 )
 from tandem_planner.kv_size import KvSize
+from tandem_planner.transfer import TransferCost
 
 REQUEST = RequestFigures(prompt=1000, output=100.0, now=50.0)
 POD = PodFigures(fixed=0.01, per_token=1e-4, per_pair=1e-9)
@@ -67,7 +68,7 @@ def test_preemption(free: float, share: float) -> None:
 
 
 def test_a_split_transfers_what_the_decode_pod_lacks() -> None:
-    pod = POD._replace(transfer_latency=0.1, transfer_per_byte=1e-6, kv=KvSize(10.0))
+    pod = POD._replace(transfers=(TransferCost(0.1, 1e-6),) * 3, kv=KvSize(10.0))
     terms = decode_terms(REQUEST, pod, 400)
     assert terms.transfer == pytest.approx(0.1 + 600 * 10e-6)
     assert terms.handoff == HANDOFF_SECONDS

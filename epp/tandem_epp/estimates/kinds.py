@@ -10,10 +10,11 @@ from operator import mul
 from statistics import median
 from typing import Final
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost
 from tandem_planner.learned_cost import CostT, LearnedCost
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
-from tandem_planner.transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR, TransferCost
+from tandem_planner.transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR, TransferCost, TransferFit
 
 from .pod_estimates import PodEstimates
 
@@ -46,9 +47,12 @@ def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, replaces_stale: bo
             _drop_stale(alike, [pod.prefill for pod in alike])
             _drop_stale(alike, [pod.decode for pod in alike])
             _drop_stale(alike, [pod.transfer for pod in alike])
+            _drop_stale_classes(alike)
         _fill_in_prefill(alike)
         _fill_in_decode(alike)
         _fill_in_transfer(alike)
+        for fabric in {fabric for pod in alike for fabric in pod.fabrics.fits}:
+            _fill_in_costs(alike, [pod.fabrics.fit(fabric) for pod in alike])
 
 
 def _medians(
@@ -67,6 +71,22 @@ def _drop_stale(alike: list[PodEstimates], fits: Sequence[LearnedCost[CostT]]) -
         if fit.updated_at is not None and newest - fit.updated_at > STALE_SECONDS:
             fit.window.clear()
             pod.learned()
+
+
+def _drop_stale_classes(alike: list[PodEstimates]) -> None:
+    """Forget a fabric class of which no alike pod has a sample as new as those of other classes:
+    pairs that once seemed slow, and are not chosen because of that, are tried again."""
+    newest: dict[FabricClass, float] = {}
+    for pod in alike:
+        for fabric, fit in pod.fabrics.fits.items():
+            newest[fabric] = max(newest.get(fabric, 0.0), fit.updated_at or 0.0)
+    for fabric, at in newest.items():
+        if at < max(newest.values()) - STALE_SECONDS:
+            for pod in alike:
+                pod.fabrics.forget(fabric)
+                pod.learned()
+        else:
+            _drop_stale(alike, [pod.fabrics.fit(fabric) for pod in alike])
 
 
 def _fill_in_prefill(alike: list[PodEstimates]) -> None:
@@ -93,12 +113,23 @@ def _fill_in_decode(alike: list[PodEstimates]) -> None:
 
 
 def _fill_in_transfer(alike: list[PodEstimates]) -> None:
-    costs = [pod.transfer.cost for pod in alike if pod.transfer.count >= MIN_SAMPLES]
+    _fill_in_costs(alike, [pod.transfer for pod in alike])
     sizes = [size for pod in alike if (size := pod.transfer.bytes_per_token) is not None]
     for pod in alike:
-        if costs and not pod.transfer.count:
-            pod.transfer.set_prior(TransferCost._make(_medians(costs, TRANSFER_PRIOR, _TRANSFER)))
-            pod.learned()
         if sizes and pod.transfer.bytes_per_token is None:
             pod.transfer.add_size(1.0, median(sizes))
+            pod.learned()
+
+
+def _fill_in_costs(alike: list[PodEstimates], fits: Sequence[TransferFit]) -> None:
+    """Give each of `fits` without samples, one per pod, the medians of those with samples."""
+    if all(fit.count for fit in fits):
+        return
+    costs = [fit.cost for fit in fits if fit.count >= MIN_SAMPLES]
+    if not costs:
+        return
+    shared = TransferCost._make(_medians(costs, TRANSFER_PRIOR, _TRANSFER))
+    for pod, fit in zip(alike, fits, strict=True):
+        if not fit.count and fit.cost != shared:
+            fit.set_prior(shared)
             pod.learned()

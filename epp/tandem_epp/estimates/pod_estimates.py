@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.cost import (
     DECODE_RESERVE,
     DECODE_WEIGHT,
@@ -19,10 +20,11 @@ from tandem_planner.cost import (
 from tandem_planner.decode_fit import DecodeFit
 from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
-from tandem_planner.transfer import KV_BYTES_PRIOR, TransferCost, TransferFit
+from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit, Transfers
 
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
+from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
 from .prefill_queue import PrefillQueue
 
@@ -58,6 +60,10 @@ class PodEstimates:
         self.queue = PrefillQueue()
         prior = PrefillCost(*(c / weight for c in PREFILL_PRIOR))
         self.prefill, self.decode, self.transfer = PrefillFit(prior), DecodeFit(), TransferFit()
+        """Of these the last one is that of all transfers to the pod."""
+        self.fabrics = FabricFits(self.transfer)
+        """The transfers of each fabric class."""
+        self.placed_transfers = PlacedTransfers()
         self.busy = BusyPeriod()
         self.kv: KvSize | None = None
         """From the model's config.json; None: learned from transfers, else assumed."""
@@ -125,6 +131,15 @@ class PodEstimates:
         self._placed_tokens += tokens
         self.changed()
 
+    def add_transfers(
+        self, sample: tuple[float, float, float], now: float, fabric: FabricClass | None
+    ) -> None:
+        """Learn from transfers to the pod: their number, bytes, and seconds of all of them.
+        `fabric`: their class; None: several, or not known."""
+        self.transfer.add(*sample, now)
+        if fabric is not None:
+            self.fabrics.fit(fabric).add(*sample, now)
+
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
     ) -> None:
@@ -145,6 +160,7 @@ class PodEstimates:
         self.prefill.restart()
         self.decode.restart()
         self.transfer.restart()
+        self.fabrics.restart()
         self._counters.restart()
         self.own.restart()
         self.observed_at = None
@@ -161,6 +177,7 @@ class PodEstimates:
         samples = self._counters.advance(counters, now)
         if samples is None:
             return
+        fabric = self.placed_transfers.take()
         if samples.prefill is not None and not is_observed and not self._has_exact:
             self.prefill.add(samples.prefill, now)
         self._has_exact = False
@@ -170,7 +187,7 @@ class PodEstimates:
             decodes = (load.running + self._running) / 2
             self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
         if samples.transfer is not None:
-            self.transfer.add(*samples.transfer, now)
+            self.add_transfers(samples.transfer, now, fabric)
         self._count_answers(samples.generated, samples.answers)
 
     def _count_answers(self, generated: float, answers: float) -> None:
@@ -186,11 +203,11 @@ class PodEstimates:
     def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
         slope = self.decode.cost.slope if self.shared_slope is None else self.shared_slope
-        return _Rates(self.prefill.cost, DECODE_WEIGHT * slope, self.transfer.cost, kv)
+        return _Rates(self.prefill.cost, DECODE_WEIGHT * slope, self.fabrics.costs, kv)
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue
-        prefill, harm, transfer, kv = self._rates
+        prefill, harm, transfers, kv = self._rates
         decodes = self.decodes + self._unknown_running
         return PodFigures(
             head_ends=queue.head_ends,
@@ -203,8 +220,7 @@ class PodEstimates:
             # By the time of its first token, a request meets those before it in the queue too.
             itl_harm=harm * (decodes + self.undecoded),
             free_tokens=self._free_tokens - self._placed_tokens,
-            transfer_latency=transfer.latency,
-            transfer_per_byte=transfer.per_byte,
+            transfers=transfers,
             kv=kv,
         )
 
@@ -215,5 +231,5 @@ class _Rates(NamedTuple):
     prefill: PrefillCost
     harm: float
     """Seconds per output token and decode."""
-    transfer: TransferCost
+    transfers: Transfers
     kv: KvSize

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.timing import UNKNOWN, Timing
 
 from .own_requests import EndedRequest
@@ -38,11 +39,18 @@ class RequestLoad:
     """Counts one request."""
 
     def __init__(
-        self, decode: PodEstimates, prefill: PodEstimates | None, size: PlacedPrompt, now: float
+        self,
+        decode: PodEstimates,
+        prefill: PodEstimates | None,
+        size: PlacedPrompt,
+        now: float,
+        fabric: FabricClass | None = None,
     ) -> None:
-        """`prefill`: the prefill pod; None: the decode pod computes the prompt."""
+        """`prefill`: the prefill pod; None: the decode pod computes the prompt. `fabric`: the class
+        of the pair; None: not known."""
         self._decode, self._size, self._placed_at = decode, size, now
-        self._is_split = prefill is not None
+        self._is_split = self._is_transferring = prefill is not None
+        self._fabric = fabric
         self._computing = prefill if prefill is not None else decode
         self._is_decoding = False
         self._entry: QueuedPrefill | None = None
@@ -54,6 +62,8 @@ class RequestLoad:
         """What the engine will count; None: not known."""
         self._is_answered = False
         self._computing.own.begin()
+        if self._is_transferring:
+            decode.placed_transfers.begin(fabric)
         if size.prompt:
             self._place(now)
 
@@ -68,11 +78,21 @@ class RequestLoad:
             decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)
 
     def on_response(
-        self, now: float, timing: Timing = UNKNOWN, computing: PodEstimates | None = None
+        self,
+        now: float,
+        timing: Timing = UNKNOWN,
+        computing: PodEstimates | None = None,
+        fabric: FabricClass | None = None,
     ) -> None:
-        """The response begins; `computing`: the pod that computed the prompt, None: the chosen one.
-        Learns from it."""
+        """The response begins; `computing`: the pod that computed the prompt, None: the chosen one;
+        `fabric`: the class of its pair with the decode pod, None: not known. Learns from it."""
         self._is_answered = True
+        self._end_transfer()
+        if computing is None:
+            fabric = self._fabric
+        elif self._is_split and fabric not in (None, self._fabric):
+            # A retry on a pod that is nearer or farther than the chosen one.
+            self._decode.placed_transfers.add(fabric)
         if self._is_before_first_token(timing):
             if self._entry is not None:
                 self._entry.has_first_token = False
@@ -95,16 +115,20 @@ class RequestLoad:
             self._decode.own.begin()
         if timing.transfer and timing.bytes:
             transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
-            self._decode.transfer.add(1, timing.bytes, timing.transfer, now)
+            self._decode.add_transfers((1, timing.bytes, timing.transfer), now, fabric)
             self._decode.transfer.add_size(transferred, timing.bytes)
             self._decode.learned()
 
-    def move_decode(self, decode: PodEstimates) -> None:
-        """Another pod than the chosen one serves the request."""
+    def move_decode(self, decode: PodEstimates, fabric: FabricClass | None = None) -> None:
+        """Another pod than the chosen one serves the request; `fabric`: the class of the chosen
+        prefill pod's pair with it."""
         if self._counting is self._decode:
             self._stop_counting()
         self._count(-1)
-        self._decode = decode
+        if self._is_transferring:
+            self._decode.placed_transfers.end(self._fabric)
+            decode.placed_transfers.begin(fabric)
+        self._decode, self._fabric = decode, fabric
         self._count(1)
 
     def end(self, now: float) -> None:
@@ -113,6 +137,7 @@ class RequestLoad:
             self._counting.own.end(self._ended)
             self._counting = None
         self._stop_counting()
+        self._end_transfer()
         self._count(-1)
         self._is_decoding = False
         if self._entry is not None:
@@ -124,6 +149,11 @@ class RequestLoad:
         after a hand-off the prompt is computed in any case."""
         is_reported = timing.leg is not None or timing.compute is not None
         return self._size.is_stream and not self._is_split and not is_reported
+
+    def _end_transfer(self) -> None:
+        if self._is_transferring:
+            self._decode.placed_transfers.end(self._fabric)
+            self._is_transferring = False
 
     def _stop_counting(self) -> None:
         if self._counting is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.sample_window import SampleWindow
 
 from .pod_estimates import PodEstimates
@@ -28,6 +29,9 @@ def samples_of(estimates: PodEstimates) -> Samples:
 def add_samples(estimates: PodEstimates, samples: Samples, now: float) -> None:
     """Take over samples for the fits that have none yet; `now` is Unix seconds. Fits of unknown
     names, and samples of another form, are ignored."""
+    for fabric in FabricClass:
+        if _name(fabric) in samples:
+            estimates.fabrics.fit(fabric)
     for name, window in _windows(estimates).items():
         if window.count:
             continue
@@ -46,4 +50,9 @@ def _windows(estimates: PodEstimates) -> dict[str, SampleWindow]:
         "prefill": estimates.prefill.window,
         "decode": estimates.decode.window,
         "transfer": estimates.transfer.window,
+        **{_name(fabric): fit.window for fabric, fit in estimates.fabrics.fits.items()},
     }
+
+
+def _name(fabric: FabricClass) -> str:
+    return f"transfer_{fabric.word}"

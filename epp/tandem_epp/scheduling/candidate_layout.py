@@ -1,15 +1,18 @@
-"""The pods that may serve a model, and which can exchange KV, as rows of the fleet's figures.
+"""The pods that may serve a model, which of them can exchange KV, and over which fabric class, as
+rows of the fleet's figures.
 
 A layout is computed once per change of the pods, and narrowed for a request that may go to some of
 them only, as with a gateway's subset hint.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
-from tandem_planner.choice import Group
+from tandem_planner.fabrics import Place
+from tandem_planner.groups import Group, make_group
 
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off, pairing_key
@@ -31,22 +34,29 @@ class CandidateLayout:
     """Decode pods that are in a group."""
     is_decode: tuple[bool, ...]
     """Of each row of the fleet, whether other pods are there to prefill for it."""
+    fabrics: Mapping[int, tuple[FabricClass, ...]]
+    """Decode pod in a group → the classes of its pairs; empty if no pair is nearer than others."""
+    places: tuple[Place, ...] | None
+    """Of each row of the fleet; None: not known of any."""
 
     def within(self, allowed: AbstractSet[int]) -> "CandidateLayout":
         """The same for those of the pods that are `allowed`."""
-        groups = _groups(
+        pairs = (
             (
                 [row for row in group.prefills if row in allowed],
                 [row for row in group.decodes if row in allowed],
             )
             for group in self.groups
         )
+        groups = _groups(pairs, self.places)
         return CandidateLayout(
             tuple(row for row in self.rows if row in allowed),
             tuple(row for row in self.decodes if row in allowed),
             groups,
             *_members(groups),
             self.is_decode,
+            _fabrics(groups),
+            self.places,
         )
 
 
@@ -66,19 +76,25 @@ def make_layout(fleet: Fleet, ready: tuple[Pod, ...], model: str | None) -> Cand
                 if pod in allowed and can_hand_off(pod, decode)
             )
         members.setdefault(prefills, []).append(row_of[decode])
-    groups = _groups(members.items())
+    places = tuple(pod.place for pod in fleet)
+    known = places if any(place != Place() for place in places) else None
+    groups = _groups(members.items(), known)
     return CandidateLayout(
         tuple(row_of[pod] for pod in ready),
         tuple(row_of[pod] for pod in decodes),
         groups,
         *_members(groups),
         tuple(pod.estimates.is_decode for pod in fleet),
+        _fabrics(groups),
+        known,
     )
 
 
-def _groups(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[Group, ...]:
+def _groups(
+    pairs: Iterable[tuple[Sequence[int], Sequence[int]]], places: Sequence[Place] | None
+) -> tuple[Group, ...]:
     return tuple(
-        Group(tuple(prefills), tuple(decodes))
+        make_group(tuple(prefills), tuple(decodes), places)
         for prefills, decodes in pairs
         if prefills and decodes
     )
@@ -90,3 +106,13 @@ def _members(groups: tuple[Group, ...]) -> tuple[tuple[int, ...], frozenset[int]
         tuple(sorted({row for group in groups for row in group.prefills})),
         frozenset(row for group in groups for row in group.decodes),
     )
+
+
+def _fabrics(groups: tuple[Group, ...]) -> Mapping[int, tuple[FabricClass, ...]]:
+    """Decode pod → the classes of its pairs; empty if all pairs are ELSEWHERE."""
+    fabrics = {
+        row: classes
+        for group in groups
+        for row, classes in zip(group.decodes, group.pair_classes(), strict=True)
+    }
+    return fabrics if {*fabrics.values()} - {(FabricClass.ELSEWHERE,)} else {}

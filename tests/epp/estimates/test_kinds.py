@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_epp.estimates.kinds import fill_in
+from tandem_contract.fabric_classes import FabricClass
+from tandem_epp.estimates.kinds import STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_planner.prefill_fit import PrefillCost, prefill_sample
+from tandem_planner.transfer import TRANSFER_PRIOR
 
 TRUTH = PrefillCost(0.02, 2e-4, 2e-9)
 
@@ -47,7 +49,60 @@ def test_every_prior_that_is_passed_on_is_positive(seed: int, lengths: list[int]
             seconds = TRUTH.seconds(length) * random.uniform(0.2, 5.0)
             donor.prefill.add(prefill_sample([(length, 0)], seconds), float(number))
             donor.decode.add(1 + length % 50, seconds, float(number))
-            donor.transfer.add(1, length, seconds, float(number))
+            fabric = random.choice(list(FabricClass))
+            donor.add_transfers((1, length, seconds), float(number), fabric)
     fill_in([("kind", pod), *(("kind", donor) for donor in donors)])
-    for cost in (pod.prefill.cost, pod.decode.cost, pod.transfer.cost):
+    for cost in (pod.prefill.cost, pod.decode.cost, pod.transfer.cost, *pod.fabrics.costs):
         assert min(cost) > 0
+
+
+NODE, DOMAIN, ELSEWHERE = FabricClass
+
+
+def received(**classes: tuple[float, float]) -> PodEstimates:
+    """Per class, bytes per second and the time of ten transfers of 1 GB."""
+    pod = PodEstimates()
+    for name, (rate, at) in classes.items():
+        for _ in range(10):
+            pod.add_transfers((1.0, 1e9, 1e9 / rate), at, FabricClass[name])
+    return pod
+
+
+def rates(pod: PodEstimates) -> list[float]:
+    return [1e9 / cost.seconds(1e9) for cost in pod.fabrics.costs]
+
+
+def test_a_fabric_class_is_taken_over_from_alike_pods() -> None:
+    donor, pod = received(SAME_NODE=(4e10, 1.0), ELSEWHERE=(1e9, 1.0)), PodEstimates()
+    fill_in([("kind", donor), ("kind", pod)])
+    assert rates(pod)[NODE] == pytest.approx(4e10, rel=0.1)
+    assert rates(pod)[ELSEWHERE] == pytest.approx(1e9, rel=0.1)
+    assert [pod.fabrics.fit(fabric).count for fabric in FabricClass] == [0, 0, 0]
+    other = PodEstimates()
+    fill_in([("kind", donor), ("other kind", other)])
+    assert other.fabrics.costs == (TRANSFER_PRIOR,) * 3
+
+
+def test_an_own_measurement_of_a_class_counts_more_than_alike_pods() -> None:
+    donor, pod = received(SAME_NODE=(4e10, 1.0)), received(SAME_NODE=(2e9, 1.0))
+    fill_in([("kind", donor), ("kind", pod)])
+    assert rates(pod)[NODE] == pytest.approx(2e9, rel=0.1)
+
+
+def test_a_class_that_is_not_chosen_any_more_is_tried_again() -> None:
+    late = 1.0 + STALE_SECONDS + 1
+    pods = [received(SAME_NODE=(4e10, late), ELSEWHERE=(1e7, 1.0)) for _ in range(2)]
+    pods.append(received(ELSEWHERE=(1e7, 1.0)))
+    alike = [("kind", pod) for pod in pods]
+    fill_in(alike)
+    assert all(rates(pod)[ELSEWHERE] < 2e7 for pod in pods)
+    fill_in(alike, replaces_stale=True)
+    assert not any(pod.fabrics.is_known(ELSEWHERE) for pod in pods)
+    assert all(pod.fabrics.costs[ELSEWHERE] == pod.transfer.cost for pod in pods)
+
+
+def test_a_pod_that_learned_long_ago_takes_over_what_alike_pods_know_of_a_class() -> None:
+    late = 1.0 + STALE_SECONDS + 1
+    new, old = received(ELSEWHERE=(1e9, late)), received(ELSEWHERE=(1e7, 1.0))
+    fill_in([("kind", new), ("kind", old)], replaces_stale=True)
+    assert rates(old)[ELSEWHERE] == pytest.approx(1e9, rel=0.1)

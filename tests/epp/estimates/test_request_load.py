@@ -4,6 +4,7 @@ from itertools import permutations
 
 import pytest
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
@@ -12,6 +13,7 @@ from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
 from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, wait_seconds
 from tandem_planner.prefill_fit import PREFILL_PRIOR, prefill_sample
 
+NODE, DOMAIN, ELSEWHERE = FabricClass
 SIZE = PlacedPrompt(prompt=2000, cached=1000, cached_on_decode=500, output=100.0, is_stream=True)
 PREFILL_SECONDS = PREFILL_PRIOR.seconds(1000, 1000)
 
@@ -105,6 +107,56 @@ def test_transfers_are_learned_on_the_decode_pod() -> None:
     load.on_response(1.0, Timing(transfer=0.5, bytes=1_500_000), prefill)
     assert decode.transfer.bytes_per_token == 1000.0
     assert decode.transfer.cost.seconds(1.5e6) == pytest.approx(0.5)
+
+
+def test_a_reported_transfer_is_of_the_class_of_its_pair() -> None:
+    decode, prefill, retried = PodEstimates(), PodEstimates(), PodEstimates()
+    report = Timing(transfer=0.5, bytes=1_500_000)
+    RequestLoad(decode, prefill, SIZE, 0.0, NODE).on_response(1.0, report)
+    RequestLoad(decode, prefill, SIZE, 2.0, NODE).on_response(3.0, report, retried, ELSEWHERE)
+    RequestLoad(decode, prefill, SIZE, 4.0).on_response(5.0, report, prefill)
+    assert [decode.fabrics.fit(fabric).count for fabric in FabricClass] == [1, 0, 1]
+    assert decode.transfer.count == 3
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        pytest.param((NODE,), [1, 0, 0], id="one class"),
+        pytest.param((ELSEWHERE,), [0, 0, 0], id="two classes"),
+        pytest.param((None,), [0, 0, 0], id="a class that is not known"),
+    ],
+)
+def test_counted_transfers_are_of_a_class_if_all_that_were_placed_are(
+    others: tuple[FabricClass | None, ...], expected: list[int]
+) -> None:
+    decode, prefill = PodEstimates(), PodEstimates()
+    counters = EngineCounters(transfer_bytes=0.0, transfer_seconds=0.0, transfers=0.0)
+    decode.on_counters(counters, Gauges(), None, 0.0)
+    for fabric in (NODE, *others):
+        load = RequestLoad(decode, prefill, SIZE, 0.5, fabric)
+        load.on_response(0.7)
+        load.end(0.9)
+    counted = EngineCounters(transfer_bytes=2e9, transfer_seconds=0.2, transfers=2.0)
+    decode.on_counters(counted, Gauges(), None, 1.0)
+    assert [decode.fabrics.fit(fabric).count for fabric in FabricClass] == expected
+    assert decode.transfer.count == 1
+
+
+def test_a_retry_or_another_decode_pod_is_of_another_class() -> None:
+    decode, other, prefill = PodEstimates(), PodEstimates(), PodEstimates()
+    load = RequestLoad(decode, prefill, SIZE, 0.0, NODE)
+    load.on_response(1.0, UNKNOWN, PodEstimates(), ELSEWHERE)
+    assert decode.placed_transfers.take() is None
+    load = RequestLoad(decode, prefill, SIZE, 0.0, NODE)
+    load.move_decode(other, ELSEWHERE)
+    load.on_response(1.0, Timing(transfer=0.5, bytes=1_500_000))
+    load.end(2.0)
+    assert other.placed_transfers.take() is ELSEWHERE
+    assert [other.fabrics.fit(fabric).count for fabric in FabricClass] == [0, 0, 1]
+    for pod in (decode, other):
+        pod.placed_transfers.take()
+        assert pod.placed_transfers.take() is None, "nothing is under way"
 
 
 def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:

@@ -1,5 +1,6 @@
 """Samples that one replica gives to another."""
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.shared_samples import MOST_SAMPLES, add_samples, samples_of
 from tandem_planner.prefill_fit import prefill_sample
@@ -9,10 +10,11 @@ def measured(seconds_per_token: float, samples: int = 20) -> PodEstimates:
     estimates = PodEstimates()
     for i in range(samples):
         tokens = 500.0 + 100 * i
-        sample = prefill_sample([(tokens, 0.0)], tokens * seconds_per_token)
-        estimates.prefill.add(sample, now=float(i))
+        prefill = prefill_sample([(tokens, 0.0)], tokens * seconds_per_token)
+        estimates.prefill.add(prefill, now=float(i))
         estimates.decode.add(1.0 + i, 0.02 + 0.001 * i, now=float(i))
-        estimates.transfer.add(1, 1e9 + 1e8 * i, 0.3 + 0.03 * i, now=float(i))
+        sample = (1.0, 1e9 + 1e8 * i, 0.3 + 0.03 * i)
+        estimates.add_transfers(sample, float(i), FabricClass.SAME_DOMAIN)
     return estimates
 
 
@@ -22,6 +24,8 @@ def test_another_replica_gets_the_same_fits() -> None:
     assert there.prefill.cost == here.prefill.cost
     assert there.decode.cost == here.decode.cost
     assert there.transfer.cost == here.transfer.cost
+    assert there.fabrics.costs == here.fabrics.costs
+    assert [there.fabrics.fit(fabric).count for fabric in FabricClass] == [0, 20, 0]
     assert there.prefill.updated_at == 19.0, "no younger than where it was measured"
     late = PodEstimates()
     add_samples(late, samples_of(here), now=5.0)

@@ -1,0 +1,95 @@
+"""What transfers to one pod take in each fabric class, learned.
+
+A class learns from transfers of which the pair is known: those that answers report, and those that
+the engine counted while all that may have been under way to the pod were of one class
+(`PlacedTransfers`). The fit of all transfers, whatever their class, is the pod's `transfer`. It
+stands in for a class of which nothing is known, neither here nor from alike pods.
+
+If only pairs that are farther apart are measured, a class is assumed to be no slower than before
+anything was measured: otherwise a slow network would rule transfers within a node out untried.
+"""
+
+from collections import Counter
+from typing import Final
+
+from tandem_contract.fabric_classes import FabricClass
+from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost, TransferFit, Transfers
+
+_PRIOR: Final = tuple(TRANSFER_PRIOR)
+
+
+class FabricFits:
+    """One fit per fabric class, as soon as there is something to learn from."""
+
+    def __init__(self, overall: TransferFit) -> None:
+        """`overall`: the fit of all transfers of the pod."""
+        self._overall = overall
+        self.fits: dict[FabricClass, TransferFit] = {}
+
+    def fit(self, fabric: FabricClass) -> TransferFit:
+        """The fit of a class, to add to."""
+        if (fit := self.fits.get(fabric)) is None:
+            fit = self.fits[fabric] = TransferFit()
+        return fit
+
+    def is_known(self, fabric: FabricClass) -> bool:
+        """Whether the class is measured, here or on alike pods."""
+        fit = self.fits.get(fabric)
+        return fit is not None and (bool(fit.count) or fit.window.prior != _PRIOR)
+
+    @property
+    def costs(self) -> Transfers:
+        """What a transfer takes in each class."""
+        if not self.fits:
+            overall = self._overall.cost
+            return (overall, overall, overall)
+        node, domain, elsewhere = map(self._cost, FabricClass)
+        return (node, domain, elsewhere)
+
+    def _cost(self, fabric: FabricClass) -> TransferCost:
+        if self.is_known(fabric):
+            return self.fits[fabric].cost
+        overall = self._overall.cost
+        if any(self.is_known(other) for other in FabricClass if other > fabric):
+            return TransferCost(*map(min, overall, TRANSFER_PRIOR))
+        return overall
+
+    def forget(self, fabric: FabricClass) -> None:
+        """Return to what is assumed without a measurement."""
+        self.fits.pop(fabric, None)
+
+    def restart(self) -> None:
+        """The engine's process was replaced: start again."""
+        for fit in self.fits.values():
+            fit.restart()
+
+
+class PlacedTransfers:
+    """Which fabric classes the transfers to one pod may have had since its counters were read.
+
+    Classes are None where it is not known. The transfers of other routers are not seen.
+    """
+
+    def __init__(self) -> None:
+        self._open: Counter[FabricClass | None] = Counter()
+        """Of the requests that wait for their transfer."""
+        self._possible: set[FabricClass | None] = set()
+
+    def begin(self, fabric: FabricClass | None) -> None:
+        """A request was placed whose KV will be transferred to the pod."""
+        self._open[fabric] += 1
+        self._possible.add(fabric)
+
+    def end(self, fabric: FabricClass | None) -> None:
+        """The transfer of such a request is over, or will not take place."""
+        self._open[fabric] -= 1
+
+    def add(self, fabric: FabricClass | None) -> None:
+        """A transfer of another class than was expected took place."""
+        self._possible.add(fabric)
+
+    def take(self) -> FabricClass | None:
+        """The class of all transfers since the last call; None: several, or not known."""
+        [fabric, *others] = self._possible or {None}
+        self._possible = {fabric for fabric, count in self._open.items() if count}
+        return None if others else fabric

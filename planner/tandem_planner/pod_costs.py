@@ -1,0 +1,161 @@
+"""The costs that `cost` defines, for many pods at once. Pure.
+
+Each function computes for many pods the sum of the terms that `cost` names for one: they run for
+every pod and request, so each is one pass over plain floats that are prepared in a `FigureTable`.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from tandem_contract.fabric_classes import FabricClass
+
+from .cost import RequestFigures, preemption_seconds
+from .figure_table import ITL_HARM, FigureTable
+from .kv_size import KvSize
+
+
+def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
+    """The terms of `split(P, D)` that depend on P, for every pod as P."""
+    now = request.now
+    n, cached = _at_least_one(request, cached)
+    return [
+        (ends - now if ends > now else (now - ends) * late)
+        + constant
+        + (n - hit) * (per_token + per_pair * (n + hit))
+        for (ends, late, constant, per_token, per_pair, _), hit in zip(
+            pods.computing, cached, strict=True
+        )
+    ]
+
+
+def unified_costs(
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+    prefills: Sequence[float],
+) -> list[float]:
+    """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
+    tokens."""
+    output, computing = request.output, pods.computing
+    costs = [prefills[i] + computing[i][ITL_HARM] * output for i in which]
+    return _with_preemption(costs, request, pods, cached, which)
+
+
+def decode_costs(
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+    fabric: FabricClass = FabricClass.ELSEWHERE,
+) -> list[float]:
+    """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
+    pairs of the class `fabric`; inf where the transfer takes too long for a split."""
+    if pods.has_windows:
+        no_prefills = [[0.0 if each is fabric else inf] * len(which) for each in FabricClass]
+        return pair_costs(request, pods, cached, which, no_prefills)
+    output = request.output
+    n, cached = _at_least_one(request, cached)
+    costs = [
+        constant + (n - hit) * per_token + itl_harm * output
+        if (n - hit) * (per_token - share_token - share_pair * (n + hit)) <= spare
+        else inf
+        for (constant, per_token, itl_harm, spare, share_token, share_pair), hit in zip(
+            map(pods.receiving[fabric].__getitem__, which),
+            map(cached.__getitem__, which),
+            strict=True,
+        )
+    ]
+    return _with_preemption(costs, request, pods, cached, which)
+
+
+def pair_costs(
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+    prefills: Sequence[Sequence[float]],
+) -> list[float]:
+    """`split(P, D)` for each pod D in `which` and the cheapest of some pods P; inf where the
+    transfer takes too long from each of them. `prefills`: per class of the pair, the cost of one P
+    for each D; inf: none."""
+    n, cached = _at_least_one(request, cached)
+    output = request.output
+    sizes: Sequence[float]
+    sizes = uncached = [n - cached[i] for i in which]
+    if pods.has_windows:
+        # The cost is linear in tokens, but for the KV of long prompts.
+        sizes = [_linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
+    node_rows, domain_rows, far_rows = pods.receiving
+    costs = []
+    # All classes in one pass: three passes take half as long again.
+    for (
+        left, size, (on_node, node_token, itl_harm, node_spare, share_token, share_pair),
+        (in_domain, domain_token, _, domain_spare, _, _), (afar, far_token, _, far_spare, _, _),
+        node_prefill, domain_prefill, far_prefill,
+    ) in zip(
+        uncached, sizes, map(node_rows.__getitem__, which),
+        map(domain_rows.__getitem__, which), map(far_rows.__getitem__, which),
+        *prefills, strict=True,
+    ):  # fmt: skip
+        longest, least = left * (share_token + share_pair * (2 * n - left)), inf
+        if (seconds := size * node_token) <= longest + node_spare:
+            least = node_prefill + on_node + seconds
+        if (seconds := size * domain_token) <= longest + domain_spare and (
+            cost := domain_prefill + in_domain + seconds
+        ) < least:
+            least = cost
+        if (seconds := size * far_token) <= longest + far_spare and (
+            cost := far_prefill + afar + seconds
+        ) < least:
+            least = cost
+        costs.append(least + itl_harm * output)
+    return _with_preemption(costs, request, pods, cached, which)
+
+
+def transfer_costs(
+    request: RequestFigures, pods: FigureTable, cached: Sequence[int], row: int
+) -> list[float]:
+    """What of `decode_costs` the class of a pair changes, for one pod and per class; inf where the
+    transfer takes too long."""
+    n = max(1, request.prompt)
+    hit = min(cached[row], n - 1)
+    size = _linear_tokens(pods.pods[row].kv, n - hit)
+    return [
+        constant + size * per_token
+        if size * per_token <= spare + (n - hit) * (share_token + share_pair * (n + hit))
+        else inf
+        for constant, per_token, _, spare, share_token, share_pair in (
+            of_class[row] for of_class in pods.receiving
+        )
+    ]
+
+
+def _linear_tokens(kv: KvSize, tokens: float) -> float:
+    """Tokens whose KV would have the size of that of `tokens`, were there no windows."""
+    return tokens if kv.long is None else kv.bytes(tokens) / kv.short
+
+
+def _at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
+    """Length of the prompt, at least 1, and `cached` such that one token is always computed."""
+    n = max(1, request.prompt)
+    if max(cached, default=0) >= n:
+        cached = [min(hit, n - 1) for hit in cached]
+    return n, cached
+
+
+def _with_preemption(
+    costs: list[float],
+    request: RequestFigures,
+    pods: FigureTable,
+    cached: Sequence[int],
+    which: Sequence[int],
+) -> list[float]:
+    """`costs` of the pods in `which`, with the term `preemption`."""
+    most = max(1, request.prompt) + request.output
+    # Seldom true: spares most requests the rest.
+    if min(pods.free_tokens) < most:
+        for at, i in enumerate(which):
+            if pods.free_tokens[i] < most:
+                costs[at] += preemption_seconds(request, pods.pods[i], cached[i])
+    return costs

@@ -5,10 +5,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.trace import CostTrace, DecisionTrace
 
 SHOWN: Final = 3
 """Candidates shown of each part; all are in the JSON output."""
+_NEAR: Final = {
+    FabricClass.SAME_NODE.word: "on the same node",
+    FabricClass.SAME_DOMAIN.word: "in the same domain",
+    FabricClass.ELSEWHERE.word: "elsewhere",
+}
+"""Fabric class → where the prefill pod of such a pair runs."""
 
 
 def cost_lines(costs: Sequence[CostTrace]) -> Iterator[str]:
@@ -45,8 +52,10 @@ def seconds(value: float) -> str:
 def _cost(candidate: CostTrace) -> str:
     chosen = "chosen, " if candidate.chosen else ""
     cached = f", {candidate.cached_tokens} tokens cached" if candidate.cached_tokens else ""
+    # A word that this version does not know is better than none.
+    near = f", prefill {_NEAR.get(candidate.fabric, candidate.fabric)}" if candidate.fabric else ""
     terms = " + ".join(f"{name} {seconds(value)}" for name, value in candidate.terms.items())
-    return f"{candidate.pod}: {chosen}cost {seconds(candidate.cost)} = {terms or 0}{cached}"
+    return f"{candidate.pod}: {chosen}cost {seconds(candidate.cost)} = {terms or 0}{cached}{near}"
 
 
 def _direction(error: float) -> str:

@@ -58,7 +58,13 @@ class PodReport(msgspec.Struct, frozen=True, omit_defaults=True):
     wait: float | None = None
     """Predicted wait of a request that came now; None: no cost is predicted."""
     estimates: Mapping[str, Estimate] = {}
-    """`prefill`, `decode`, `transfer`: the fits that the cost is computed from."""
+    """`prefill`, `decode`, `transfer`: the fits that the cost is computed from. `transfer` is that
+    of all transfers; `transfer_same_node` and so on, one for each fabric class (`fabric_classes`)
+    of which something is measured, are those of the class."""
+    node: str = ""
+    """The machine that it runs on; empty: not known."""
+    domain: str = ""
+    """The fabric domain of that machine; empty: not known."""
 
 
 PREFILL_RATE = "tokens_per_second"

@@ -97,6 +97,9 @@ class CostTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens believed to be cached there."""
     chosen: bool = False
+    fabric: str = ""
+    """Of the part `decode`: the fabric class of the pairs that have this cost, a word of
+    `fabric_classes`. Empty if it is not known of any pod where it runs, or all are far apart."""
 
 
 class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):

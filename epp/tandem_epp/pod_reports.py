@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     PREFILL_RATE,
@@ -17,6 +18,7 @@ from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillFit
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
 
 from .backends.pods import Pod
+from .estimates.fabric_fits import FabricFits
 
 _GIGABYTE: Final = 1e9
 
@@ -30,6 +32,8 @@ class Fits(Protocol):
     def decode(self) -> DecodeFit: ...
     @property
     def transfer(self) -> TransferFit: ...
+    @property
+    def fabrics(self) -> FabricFits: ...
 
 
 class _Fit(Protocol):
@@ -56,6 +60,8 @@ def pod_report(pod: Pod, now: float) -> PodReport:
         kv_usage=gauges.kv_usage if gauges else None,
         wait=wait_seconds(pod.estimates.figures(now), now),
         estimates=fit_reports(pod.estimates, pod.backend.role, now),
+        node=pod.place.node or "",
+        domain=pod.place.domain or "",
     )
 
 
@@ -67,6 +73,8 @@ def fit_reports(fits: Fits, role: Role, now: float) -> Mapping[str, Estimate]:
     if role is Role.DECODE:
         # Only these receive KV.
         reports["transfer"] = _transfer(fits.transfer, now)
+        for fabric in filter(fits.fabrics.is_known, FabricClass):
+            reports[f"transfer_{fabric.word}"] = _transfer(fits.fabrics.fit(fabric), now)
     return reports
 
 

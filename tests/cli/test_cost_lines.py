@@ -7,14 +7,14 @@ from tandem_contract.trace import CostTrace, DecisionTrace
 def test_the_cheapest_and_the_chosen_of_each_part_are_shown() -> None:
     costs = [CostTrace(f"p-{i}", "prefill", float(i), {"wait": float(i)}) for i in range(5)]
     costs.append(CostTrace("p-9", "prefill", 9.0, {"wait": 9.0}, chosen=True))
-    costs.append(CostTrace("d-0", "decode", 0.012, {"handoff": 0.012}))
+    costs.append(CostTrace("d-0", "decode", 0.012, {"handoff": 0.012}, fabric="same_node"))
     assert list(cost_lines(costs)) == [
         "  prefill  p-0: cost 0.0 ms = wait 0.0 ms",
         "  prefill  p-1: cost 1.00 s = wait 1.00 s",
         "  prefill  p-2: cost 2.00 s = wait 2.00 s",
         "  prefill  p-9: chosen, cost 9.00 s = wait 9.00 s",
         "  prefill  2 more cost more; --json prints them",
-        "  decode   d-0: cost 12.0 ms = handoff 12.0 ms",
+        "  decode   d-0: cost 12.0 ms = handoff 12.0 ms, prefill on the same node",
     ]
     assert len(list(cost_lines(costs[:SHOWN]))) == SHOWN
 

@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from tandem_contract.config import Backend
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import PREFILL_RATE, PodReport, Source
 from tandem_epp.backends.engine_page import Gauges
+from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.estimates.fabric_fits import FabricFits
 from tandem_epp.pod_reports import fit_reports, pod_report
 from tandem_planner.decode_fit import DecodeFit
 from tandem_planner.prefill_fit import PrefillCost, PrefillFit, prefill_sample
@@ -23,6 +27,7 @@ class Measured:
     prefill: PrefillFit = field(default_factory=PrefillFit)
     decode: DecodeFit = field(default_factory=DecodeFit)
     transfer: TransferFit = field(default_factory=TransferFit)
+    fabrics: FabricFits = field(default_factory=lambda: FabricFits(TransferFit()))
 
 
 def test_a_pod_before_and_after_its_first_scrape() -> None:
@@ -65,6 +70,24 @@ def test_measurements_are_counted_and_have_an_age() -> None:
     assert all(estimate.source is Source.LEARNED for estimate in reports.values())
     assert [(e.samples, e.age) for e in reports.values()] == [(2, 10.0), (1, 5.0), (1, 2.0)]
     assert reports["transfer"].figures["kv_bytes_per_token"] == 1e5
+
+
+def test_fabric_classes_are_reported_once_they_are_measured() -> None:
+    measured = Measured()
+    measured.fabrics.fit(FabricClass.SAME_NODE).add(1.0, 1e9, 0.1, NOW - 2)
+    reports = fit_reports(measured, Role.DECODE, NOW)
+    assert list(reports) == ["prefill", "decode", "transfer", "transfer_same_node"]
+    near = reports["transfer_same_node"]
+    assert (near.source, near.samples, near.age) == (Source.LEARNED, 1, 2.0)
+    assert near.figures["gigabytes_per_second"] == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_report_says_where_the_pod_runs() -> None:
+    setup = PickerSetup()
+    place = Backend("d", "http://10.0.0.1:8000", node="n", domain="rack")
+    setup.fleet.apply([DiscoveredBackend(place)])
+    report = pod_report(setup["d"], NOW)
+    assert (report.node, report.domain) == ("n", "rack")
 
 
 def test_only_the_fits_of_the_role_are_reported() -> None:

@@ -4,8 +4,10 @@ It holds what the choice was made from, not the terms: those are computed on req
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.trace import CostTrace
 from tandem_planner.cost import (
     CostTerms,
@@ -19,9 +21,8 @@ from tandem_planner.cost import (
 _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms]]] = {
     "unified": unified_terms,
     "prefill": prefill_terms,
-    "decode": decode_terms,
 }
-"""Part of a cost → its terms."""
+"""Part of a cost, for which no other pod matters → its terms."""
 
 
 class CostRecord(NamedTuple):
@@ -42,6 +43,10 @@ class CostRecord(NamedTuple):
     """The chosen pod."""
     prefill: int | None
     """The chosen prefill pod; None: no split."""
+    fabric: FabricClass = FabricClass.ELSEWHERE
+    """The class of the chosen pair; of no meaning without a split."""
+    fabrics: Mapping[int, tuple[FabricClass, ...]] = MappingProxyType({})
+    """Decode pod → the classes of its pairs; empty if no pair is nearer than others."""
 
     @property
     def first_token(self) -> float:
@@ -50,7 +55,7 @@ class CostRecord(NamedTuple):
             return self._terms("unified", self.decode).first_token
         return (
             self._terms("prefill", self.prefill).first_token
-            + self._terms("decode", self.decode).first_token
+            + self._decode_terms(self.decode, self.fabric).first_token
         )
 
     @property
@@ -61,32 +66,56 @@ class CostRecord(NamedTuple):
         return self._terms("prefill", self.prefill).prefill
 
     def traces(self) -> Sequence[CostTrace]:
-        """Every candidate with its terms, the cheapest of each part first."""
+        """Every candidate with its terms, the cheapest of each part first. A pod that may decode is
+        there once for each fabric class of its pairs."""
         is_split = self.prefill is not None
-        parts = [("unified", self.decodes, None if is_split else self.decode)]
+        chosen = None if is_split else self.decode
+        parts = [[self._alone("unified", row, is_chosen=row == chosen) for row in self.decodes]]
         if self.prefills:
-            parts.append(("prefill", self.prefills, self.prefill))
-            parts.append(("decode", self.decodes, self.decode if is_split else None))
-        traces: list[CostTrace] = []
-        for part, which, chosen in parts:
-            of_part = [self._trace(part, row, is_chosen=row == chosen) for row in which]
-            traces += sorted(of_part, key=lambda trace: trace.cost)
-        return traces
+            parts.append(
+                [
+                    self._alone("prefill", row, is_chosen=row == self.prefill)
+                    for row in self.prefills
+                ]
+            )
+            chosen_pair = (self.decode, self.fabric) if is_split else None
+            parts.append([
+                self._decode(row, fabric, is_chosen=(row, fabric) == chosen_pair)
+                for row in self.decodes
+                for fabric in self.fabrics.get(row, (FabricClass.ELSEWHERE,))
+            ])  # fmt: skip
+        return [trace for part in parts for trace in sorted(part, key=lambda trace: trace.cost)]
 
     def _terms(self, part: str, row: int) -> CostTerms:
-        return _TERMS[part](self.request, self.pods[row], self._cached(part, row))
+        return _TERMS[part](self.request, self.pods[row], self.alone[row])
 
-    def _cached(self, part: str, row: int) -> int:
-        """Tokens of the prompt that count as cached on the pod in this part."""
-        return (self.cached if part == "decode" else self.alone)[row]
+    def _decode_terms(self, row: int, fabric: FabricClass) -> CostTerms:
+        return decode_terms(self.request, self.pods[row], self.cached[row], fabric)
 
-    def _trace(self, part: str, row: int, *, is_chosen: bool) -> CostTrace:
-        cost = self._terms(part, row)
-        return CostTrace(
+    def _alone(self, part: str, row: int, *, is_chosen: bool) -> CostTrace:
+        terms = self._terms(part, row)
+        return _trace(self.names[row], part, terms, self.alone[row], is_chosen=is_chosen)
+
+    def _decode(self, row: int, fabric: FabricClass, *, is_chosen: bool) -> CostTrace:
+        return _trace(
             self.names[row],
-            part,
-            sum(cost),
-            {name: seconds for name, seconds in cost._asdict().items() if seconds},
-            self._cached(part, row),
-            chosen=is_chosen,
+            "decode",
+            self._decode_terms(row, fabric),
+            self.cached[row],
+            fabric.word if self.fabrics else "",
+            is_chosen=is_chosen,
         )
+
+
+def _trace(
+    name: str, part: str, terms: CostTerms, cached: int, fabric: str = "", *, is_chosen: bool
+) -> CostTrace:
+    return CostTrace(
+        name,
+        part,
+        sum(terms),
+        {term: seconds for term, seconds in terms._asdict().items() if seconds},
+        cached,
+        chosen=is_chosen,
+        fabric=fabric,
+    )

@@ -105,6 +105,7 @@ class CostScheduler:
             figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
             candidates.alone, layout.decodes, layout.prefills if may_split else (),
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
+            choice.fabric, layout.fabrics,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
         return SchedulingResult(decision, decode, prefill, cached, record, size)

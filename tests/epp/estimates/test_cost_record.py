@@ -2,9 +2,11 @@
 
 import pytest
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.trace import CostTrace
 from tandem_epp.estimates.cost_record import CostRecord
 from tandem_planner.cost import HANDOFF_SECONDS, PodFigures, RequestFigures
+from tandem_planner.transfer import TransferCost
 
 from ..test_picker import PickerSetup
 
@@ -48,6 +50,22 @@ def test_the_terms_are_named_and_add_up() -> None:
 def test_the_chosen_pods_are_marked(prefill: int | None, chosen: set[tuple[str, str]]) -> None:
     traces = named(record(3, prefill))
     assert {key for key, trace in traces.items() if trace.chosen} == chosen
+
+
+def test_a_decode_pod_is_listed_for_each_class_of_its_pairs() -> None:
+    node, _, elsewhere = FabricClass
+    fast, slow = TransferCost(0.001, 1e-11), TransferCost(0.002, 1e-10)
+    pods = (*PODS[:2], *(DECODE._replace(transfers=(fast, slow, slow)),) * 2)
+    fabrics = {2: (node, elsewhere), 3: (elsewhere,)}
+    made = record(2, 0)._replace(pods=pods, cached=(0,) * 4, fabric=node, fabrics=fabrics)
+    decodes = [trace for trace in made.traces() if trace.part == "decode"]
+    assert [(t.pod, t.fabric, t.chosen) for t in decodes] == [
+        ("d-0", "same_node", True), ("d-0", "elsewhere", False), ("d-1", "elsewhere", False),
+    ]  # fmt: skip
+    near, far = (trace.terms["transfer"] for trace in decodes[:2])
+    assert made.first_token == pytest.approx(
+        made._replace(fabric=elsewhere).first_token - far + near
+    )
 
 
 def test_a_placed_request_is_explained_without_its_prompt() -> None:

@@ -4,51 +4,167 @@ import json
 from dataclasses import fields
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
-from tandem_contract.paths import RoutingPath
+from tandem_contract.fabric_classes import FabricClass
+from tandem_contract.paths import Role, RoutingPath
 from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pairing import can_hand_off, known_fabric
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.placement import Placement
 from tandem_epp.scheduling.candidate_layout import CandidateLayout, make_layout
+from tandem_planner.fabrics import fabric_class
 from tests.epp.test_picker import LONG, NOW, PickerSetup, backend
 
 PODS = st.lists(
     st.tuples(
-        st.sampled_from(["prefill", "decode", "unified"]), st.sampled_from("12"), st.booleans()
+        st.sampled_from(["prefill", "decode", "unified"]),
+        st.sampled_from("12"),
+        st.booleans(),
+        st.sampled_from([(None, None), ("n", "r"), ("m", "r"), ("o", None)]),
     ),
     min_size=1,
     max_size=8,
 )
-"""Role, compat hash, and whether the gateway allows the pod."""
+"""Role, compat hash, whether the gateway allows the pod, and its node and domain."""
+Described = tuple[str, str, bool, tuple[str | None, str | None]]
 
 
-def fleet_of(pods: list[tuple[str, str, bool]]) -> Fleet:
+def fleet_of(pods: list[Described]) -> Fleet:
     setup = PickerSetup()
-    setup.fleet.apply([backend(f"pod-{i}", role, hash_) for i, (role, hash_, _) in enumerate(pods)])
+    setup.fleet.apply(
+        at(backend(f"pod-{i}", role, hash_), *place)
+        for i, (role, hash_, _, place) in enumerate(pods)
+    )
     return setup.fleet
+
+
+def at(
+    discovered: DiscoveredBackend, node: str | None, domain: str | None = None
+) -> DiscoveredBackend:
+    return DiscoveredBackend(msgspec.structs.replace(discovered.backend, node=node, domain=domain))
 
 
 def comparable(layout: CandidateLayout) -> dict[str, object]:
     values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-    values["groups"] = {(group.prefills, group.decodes) for group in layout.groups}
+    values["groups"] = {
+        (group.prefills, group.decodes, group.fabric, (*group.pair_classes(),))
+        for group in layout.groups
+    }
     return values
 
 
 @given(pods=PODS)
-def test_a_layout_within_a_subset_is_that_of_the_subset(pods: list[tuple[str, str, bool]]) -> None:
+def test_a_layout_within_a_subset_is_that_of_the_subset(pods: list[Described]) -> None:
     fleet = fleet_of(pods)
     ready = tuple(fleet)
-    some = tuple(pod for pod, (_, _, allowed) in zip(fleet, pods, strict=True) if allowed)
+    some = tuple(pod for pod, (_, _, allowed, _) in zip(fleet, pods, strict=True) if allowed)
     within = make_layout(fleet, ready, None).within(
         frozenset(fleet.figures.rows[pod] for pod in some)
     )
     assert comparable(within) == comparable(make_layout(fleet, some, None))
+
+
+@given(pods=PODS)
+def test_a_layout_knows_the_class_of_every_pair(pods: list[Described]) -> None:
+    fleet = fleet_of(pods)
+    layout = make_layout(fleet, tuple(fleet), None)
+    expected = {}
+    for row, decode in enumerate(fleet):
+        partners = [pod for pod in fleet if can_hand_off(pod, decode)]
+        if partners and decode.backend.role.serves(Role.DECODE):
+            classes = {fabric_class(pod.place, decode.place) for pod in partners}
+            expected[row] = tuple(sorted(classes))
+    is_any_near = {*expected.values()} - {(FabricClass.ELSEWHERE,)}
+    assert layout.fabrics == (expected if is_any_near else {})
+
+
+def fabric_setup(**rates: float) -> PickerSetup:
+    """Two nodes in one rack and one elsewhere, each with a pod of both roles. `rates`: bytes per
+    second of transfers per class."""
+    places = {"1": ("n1", "r"), "2": ("n2", "r"), "3": ("n3", None)}
+    setup = PickerSetup()
+    setup.fleet.apply(
+        at(backend(f"{role[0]}{number}", role), *place)
+        for number, place in places.items()
+        for role in ("prefill", "decode")
+    )
+    for pod in setup.fleet:
+        for name, rate in rates.items():
+            pod.estimates.add_transfers((1.0, 1e9, 1e9 / rate), NOW, FabricClass[name])
+        pod.estimates.learned()
+    return setup
+
+
+RATES = {"SAME_NODE": 5e10, "SAME_DOMAIN": 1e10, "ELSEWHERE": 3e9}
+VERY_LONG = "word " * 20_000
+
+
+def test_requests_stay_on_a_node_while_its_prefill_pod_is_free() -> None:
+    setup = fabric_setup(**RATES)
+    plans = [setup.place_alone(f"{i} {VERY_LONG}") for i in range(12)]
+    pairs = {(plan.prefill[0].name, plan.decode.name) for plan in plans}
+    assert pairs == {("p1", "d1"), ("p2", "d2"), ("p3", "d3")}
+    assert all(len(plan.prefill) == 3 for plan in plans), "retries are on other nodes"
+
+
+def test_a_queue_sends_the_prefill_to_another_node_of_the_domain() -> None:
+    setup = fabric_setup(**RATES)
+    setup["p1"].estimates.queue.add(60.0, NOW, has_first_token=True)
+    setup["p1"].estimates.changed()
+    for name in ("d2", "d3", "p3"):
+        setup.down(name)
+    _, plan = setup.place(VERY_LONG)
+    assert (plan.prefill[0].name, plan.decode.name) == ("p2", "d1")
+
+
+def test_the_explanation_names_the_class_of_the_chosen_pair() -> None:
+    setup = fabric_setup(**RATES)
+    placement, _ = setup.place(VERY_LONG)
+    [trace] = setup.history.find("r")
+    decodes = [cost for cost in trace.costs if cost.part == "decode"]
+    near = ["elsewhere", "same_domain", "same_node"]
+    classes = {
+        name: sorted(cost.fabric for cost in decodes if cost.pod == name)
+        for name in ("d1", "d2", "d3")
+    }
+    assert classes == {"d1": near, "d2": near, "d3": ["elsewhere", "same_node"]}
+    [chosen] = [cost for cost in decodes if cost.chosen]
+    assert (chosen.pod, chosen.fabric) == (placement.decode.name, "same_node")
+    of_pod = {cost.fabric: cost.terms["transfer"] for cost in decodes if cost.pod == chosen.pod}
+    assert of_pod["same_node"] < of_pod["elsewhere"]
+    first_token = ("wait", "prefill", "transfer", "handoff")
+    both = [cost for cost in trace.costs if cost.chosen]
+    seconds = [cost.terms.get(name, 0.0) for cost in both for name in first_token]
+    assert trace.predicted_ttft == pytest.approx(sum(seconds))
+
+
+def test_a_placed_request_teaches_the_class_of_its_pair() -> None:
+    setup = fabric_setup()
+    placement, plan = setup.place(VERY_LONG)
+    fabric = known_fabric(setup[plan.prefill[0].name], placement.decode)
+    response = ResponseHeaders("transfer=0.1;bytes=1000", prefill=plan.prefill[0].name)
+    placement.on_response_headers(response, NOW + 1.0)
+    assert fabric is not None
+    counts = [placement.decode.estimates.fabrics.fit(fabric).count for fabric in FabricClass]
+    assert counts == [int(each is fabric) for each in FabricClass]
+
+
+def test_where_nothing_is_known_of_places_no_class_is_named_or_learned() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    placement, _ = setup.place(VERY_LONG)
+    [trace] = setup.history.find("r")
+    assert {cost.fabric for cost in trace.costs} == {""}
+    response = ResponseHeaders("transfer=0.1;bytes=1000", prefill="p")
+    placement.on_response_headers(response, NOW + 1.0)
+    estimates = placement.decode.estimates
+    assert (estimates.transfer.count, estimates.fabrics.fits) == (1, {})
 
 
 def adapter_setup() -> PickerSetup:

@@ -4,7 +4,9 @@
 
 The pods have requests in flight, prompts in the prefix index, and gauges that change between two
 requests, as under load. What is measured is `Scheduler.schedule`, which also looks the prompt up in
-the index, with 100 unified pods and with 50 prefill and 50 decode pods.
+the index, with 100 unified pods and with 50 prefill and 50 decode pods: first nothing is known of
+where they run, then each of 50 nodes in 5 fabric domains has one of both, and transfers take as
+long as they do within a node, within a domain and beyond.
 """
 
 import gc
@@ -19,6 +21,7 @@ import click
 
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
@@ -28,6 +31,7 @@ from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.config import Routing, load_scheduling
 from tandem_epp.scheduling.profile import ScoringContext
 from tandem_epp.scheduling.scheduler import Scheduler
+from tandem_planner.fabrics import ASSUMED_RATE, Fabric
 
 from .figures import Figure, at_most, progress, report, without_target
 
@@ -37,14 +41,33 @@ _PROMPT_BYTES = 16_000
 _SHARED_BYTES = 12_000
 
 
-def _fleet(roles: Sequence[Role]) -> Fleet:
+_RATES = {
+    FabricClass.SAME_NODE: Fabric.NVLINK,
+    FabricClass.SAME_DOMAIN: Fabric.RDMA,
+    FabricClass.ELSEWHERE: Fabric.TCP,
+}
+_PODS_PER_NODE, _PODS_PER_DOMAIN = 2, 20
+
+
+def _fleet(roles: Sequence[Role], *, has_nodes: bool) -> Fleet:
     fleet = Fleet()
     fleet.apply(
         DiscoveredBackend(
-            Backend(name=f"pod-{i}", url=f"http://10.0.0.{i + 1}:8000", role=role, models=("m",))
+            Backend(
+                name=f"pod-{i}",
+                url=f"http://10.0.0.{i + 1}:8000",
+                role=role,
+                models=("m",),
+                node=f"node-{i // _PODS_PER_NODE}" if has_nodes else None,
+                domain=f"rack-{i // _PODS_PER_DOMAIN}" if has_nodes else None,
+            )
         )
         for i, role in enumerate(roles)
     )
+    for pod in fleet if has_nodes else ():
+        for fabric, name in _RATES.items():
+            pod.estimates.add_transfers((1, 1e9, 1e9 / ASSUMED_RATE[name]), 0.0, fabric)
+        pod.estimates.learned()
     return fleet
 
 
@@ -70,9 +93,9 @@ class Seconds(NamedTuple):
     """Mean CPU time: other processes lengthen it less, and refits and full tables count."""
 
 
-def _decision_seconds(roles: Sequence[Role], seed: int) -> Seconds:
+def _decision_seconds(roles: Sequence[Role], seed: int, *, has_nodes: bool) -> Seconds:
     random, now = Random(seed), 1000.0
-    fleet = _fleet(roles)
+    fleet = _fleet(roles, has_nodes=has_nodes)
     pods = list(fleet)
     serving = DisaggregatedServing(enabled=Role.PREFILL in roles)
     scheduling = load_scheduling(parse_documents("{}", "router.yaml")[0], {}, serving)
@@ -108,12 +131,14 @@ def main(rounds: int, file: Path | None) -> None:
     """Measure decisions."""
     figures: list[Figure] = []
     gc.freeze()
-    for name, roles in (
-        ("unified", [Role.UNIFIED] * PODS),
-        ("50 prefill, 50 decode", [Role.PREFILL, Role.DECODE] * (PODS // 2)),
+    disaggregated = [Role.PREFILL, Role.DECODE] * (PODS // 2)
+    for name, roles, has_nodes in (
+        ("unified", [Role.UNIFIED] * PODS, False),
+        ("50 prefill, 50 decode", disaggregated, False),
+        ("50 prefill, 50 decode on 50 nodes", disaggregated, True),
     ):
         progress(f"{PODS} pods: {name}, {rounds} rounds")
-        seconds = [_decision_seconds(roles, seed) for seed in range(rounds)]
+        seconds = [_decision_seconds(roles, seed, has_nodes=has_nodes) for seed in range(rounds)]
         micros = [1e6 * each.median for each in seconds]
         figures.append(at_most(f"decision at {PODS} pods, {name}", micros, "µs", 150))
         micros = [1e6 * each.cpu for each in seconds]

@@ -1,11 +1,12 @@
 """The `x-tandem-timing` header: durations and token counts known with the response headers.
 
-    queue=0.0012;compute=0.2310;cached=512;computed=1024;transfer=0.0130;bytes=2097152;leg=0.2334
+    queue=0.0012;compute=0.2310;cached=512;computed=1024;transfer=0.0130;leg=0.2334;inflight=2
 
 Tandem's torch engine reports its own leg; vLLM sends no such header. The sidecar writes the header
 of every generation that a router sent, for the EPP: what both engines report (queue and compute of
-the prefill, transfer of the decode), completed by what the sidecar itself measures and reads in the
-answer's `usage`. Unknown values are left out, and unknown names are ignored; `-`: nothing is known.
+the prefill, transfer of the decode), completed by what the sidecar itself measures, by the answer's
+`usage`, and by what else was in flight. Unknown values are left out, and unknown names are ignored;
+`-`: nothing is known.
 A figure that no request can have, for instance a day, makes the whole header unusable: its sender
 counts in other units, or is broken.
 """
@@ -42,6 +43,12 @@ class Timing:
     generated: int | None = None
     """Tokens generated within `leg` by the answer's `usage`; left out for a prefill leg, which
     generates one."""
+    inflight: int | None = None
+    """Other prompts that this sidecar had under way at the same engine (the same data-parallel
+    rank, where the plan names one) at some time during `leg`: from sending the request to the end
+    of its leg. Written by the sidecar, read by the EPP, which knows so whether requests that it did
+    not place took a part of the engine's time. Other sidecars, and other workers of this one, may
+    have more under way there. See `overlaps`."""
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -74,6 +81,8 @@ MAX_TOKENS: Final = 1 << 31
 """Limit of a number of tokens."""
 MAX_BYTES: Final = 1 << 50
 """Limit of a number of bytes: 1 PiB."""
+MAX_REQUESTS: Final = 1 << 20
+"""Limit of a number of requests: more connections than one process can have."""
 
 
 _TYPES = {
@@ -86,11 +95,11 @@ _TYPES = {
     "leg": float,
     "prompt": int,
     "generated": int,
+    "inflight": int,
 }
-_LIMITS: Final = {
-    name: MAX_SECONDS if kind is float else MAX_BYTES if name == "bytes" else MAX_TOKENS
-    for name, kind in _TYPES.items()
-}
+_LIMITS: Final[dict[str, float]] = {
+    name: MAX_SECONDS if kind is float else MAX_TOKENS for name, kind in _TYPES.items()
+} | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS}
 _TEMPLATES: Final = tuple(
     (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in _TYPES.items()
 )

@@ -88,4 +88,8 @@ class Harness:
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
     async with AsyncExitStack() as stack:
-        yield Harness(stack)
+        running = Harness(stack)
+        yield running
+        # However a request ended: a prompt that stays would make every later report wrong.
+        if not running.sidecar.lifecycle.work:
+            assert not len(running.sidecar.overlaps)

@@ -5,11 +5,12 @@ it refuses new work, waits for the rest, and ends what is left when the drain ti
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from tandem_contract.overlaps import Overlaps
 from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.parse import Body
@@ -104,6 +105,8 @@ class SidecarContext:
     lifecycle: Lifecycle
     breakers: Breakers
     liveness: LivenessMonitor
+    overlaps: Overlaps = field(default_factory=Overlaps)
+    """The prompts that engines compute for this process, by engine address and rank."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):

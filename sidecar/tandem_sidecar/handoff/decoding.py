@@ -4,6 +4,7 @@ import asyncio
 from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.overlaps import Overlap
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN, Timing
 
@@ -112,6 +113,8 @@ class DecodeLeg:
         self._rewriter: UsageRewriter | None = None
         self._chunks: EventChunks | None = None
         self._reads_kv = False
+        self._overlap: Overlap | None = None
+        """The prompt that the engine computes; None: it reads the KV."""
         self._forwarding = False
         self._aborted = False
         self._first_bytes = b""
@@ -123,13 +126,22 @@ class DecodeLeg:
         self._liveness = context.liveness.watch(engine, self)
 
     def send(
-        self, method: bytes, request: bytes, *, reads_kv: bool, first_byte_timeout: float | None
+        self,
+        method: bytes,
+        request: bytes,
+        *,
+        reads_kv: bool,
+        rank: int | None,
+        first_byte_timeout: float | None,
     ) -> None:
         """Send the leg. One that reads KV is sent only once: a second read could come after the
         producer freed the blocks and gave them to another prompt.
 
-        `first_byte_timeout`: seconds, for an engine that might wait for KV without limit.
+        `rank`: the data-parallel rank that `request` names. `first_byte_timeout`: seconds, for an
+        engine that might wait for KV without limit.
         """
+        if not reads_kv:
+            self._overlap = self._context.overlaps.begin((self._engine, rank))
         if first_byte_timeout is not None:
             self._first_byte_timer = self._loop.call_later(
                 first_byte_timeout, self._expire, first_byte_timeout
@@ -157,6 +169,7 @@ class DecodeLeg:
         self._leg.end(result, self._loop.time(), status=status)
         self._liveness.unwatch(self)
         self._cancel_first_byte_timer()
+        self._end_overlap()
         if self._call is not None:
             self._call.abort()
             self._call = None
@@ -164,6 +177,7 @@ class DecodeLeg:
     def start_forwarding(self) -> ResponseHead | None:
         """Send bytes to the listener from now on. Returns the answer's head, if it has arrived."""
         self._forwarding = True
+        self._end_overlap()
         if self._rewrite_usage and self.answer is not None:
             # Created only now: with concurrent legs the prefill's answer, which has the count, may
             # come after this leg's head.
@@ -176,7 +190,8 @@ class DecodeLeg:
         status = self._leg.status or 0
         failed = status >= 400 or self._leg.result is Result.ERROR
         seconds = None if failed else self._loop.time() - self._leg.started
-        return measure_leg(self.timing, seconds, self._first_bytes)
+        inflight = None if self._overlap is None else self._overlap.others
+        return measure_leg(self.timing, seconds, self._first_bytes, inflight=inflight)
 
     def flush_early_bytes(self) -> bool:
         """Send the held bytes. Returns whether they were the whole answer."""
@@ -239,6 +254,7 @@ class DecodeLeg:
         self._leg.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
         self._liveness.unwatch(self)
         self._cancel_first_byte_timer()
+        self._end_overlap()
         self._call = None
         lost = DecodeLost(f"decode failed: {detail}", failure is Failure.STALE)
         self._listener.on_decode_event(lost)
@@ -251,6 +267,11 @@ class DecodeLeg:
         self.abort()
         lost = DecodeLost(f"decode failed: {detail}", engine_may_be_healthy=True)
         self._listener.on_decode_event(lost)
+
+    def _end_overlap(self) -> None:
+        """The engine computes this prompt no longer."""
+        if self._overlap is not None:
+            self._overlap.end()
 
     def _cancel_first_byte_timer(self) -> None:
         if self._first_byte_timer is not None:

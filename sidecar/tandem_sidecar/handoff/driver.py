@@ -222,7 +222,11 @@ class HandoffDriver:
         may_wait = reads_kv and connector.core.decode_may_wait_forever
         timeout = generation.settings.push_timeout if may_wait else None
         self._decode.send(
-            generation.request.method, request, reads_kv=reads_kv, first_byte_timeout=timeout
+            generation.request.method,
+            request,
+            reads_kv=reads_kv,
+            rank=rank,
+            first_byte_timeout=timeout,
         )
         if self._client_is_slow:
             self._decode.pause()

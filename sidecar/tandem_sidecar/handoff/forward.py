@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.overlaps import Overlap
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import UNKNOWN
 
@@ -219,6 +220,17 @@ class SingleEngineGeneration(Forward):
         """`routed`: a router sent the request and reads the timing from the answer."""
         super().__init__(context, client, request, record)
         self._routed = routed
+        self._overlap: Overlap
+
+    def start(
+        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
+    ) -> None:
+        self._overlap = self.context.overlaps.begin((engine, rank))
+        super().start(engine, backend, body, rank=rank)
+
+    def end(self, outcome: Outcome) -> None:
+        self._overlap.end()
+        super().end(outcome)
 
     def header_lines(self) -> bytes:
         leg, path = self.leg, self.record.path or RoutingPath.UNIFIED
@@ -230,7 +242,8 @@ class SingleEngineGeneration(Forward):
         begins_with_error = starts_with_error(head, data)
         failed = head.status >= 400 or begins_with_error
         seconds = None if failed else self._loop.time() - self.leg.started
-        self.record.timing = measure_leg(engine, seconds, data)
+        self.record.timing = measure_leg(engine, seconds, data, inflight=self._overlap.others)
+        self._overlap.end()
         if head.status >= 500:
             self._count_error(
                 f"decode by {self.leg.backend}: answered with an error ({head.status})"

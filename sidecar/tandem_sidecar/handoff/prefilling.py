@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Protocol
 
+from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import ParamsUnusable
 
@@ -127,6 +128,8 @@ class PrefillLeg:
             Phase.PREFILL, candidate.name, attempt_id, now
         )
         self._call: Call | None = None
+        self._overlap: Overlap | None = None
+        """The prompt that the pod computes; None before the leg is sent."""
         self._querying = False
         self._aborting = False
         self._reported = False
@@ -181,6 +184,7 @@ class PrefillLeg:
         if self._querying or connector.concurrent is not None or not self._call.forbid_resend():
             self._call.abort()
             self._call = None
+            self._end_overlap()
             return
         self._aborting = True
         lifecycle, settings = self._context.lifecycle, self._attempts.generation.settings
@@ -252,6 +256,7 @@ class PrefillLeg:
         generation, connector = self._attempts.generation, self._context.connector
         body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
         address, leg, rank = self.attempt.prefill, self._leg_record, self._rank
+        self._overlap = self._context.overlaps.begin((address, rank))
         self._call = self._context.pool.send(
             address,
             generation.request.method,
@@ -267,6 +272,7 @@ class PrefillLeg:
 
     def _take_answer(self, answer: Answer | NoAnswer) -> None:
         self._call = None
+        inflight = self._end_overlap()
         read_kv_hold = partial(self._context.connector.core.kv_hold, self.attempt)
         event = prefill_event(answer, read_kv_hold, self._backend, time.time())
         # `abort` has settled record and breaker. All that is left is KV that this answer names.
@@ -282,14 +288,21 @@ class PrefillLeg:
             # Kept before the event: within it the driver may forward this very answer.
             self._attempts.answer = answer
             self._leg_record.timing = engine = read_timing(answer.head)
-            self._attempts.timing = self._measure(engine, answer)
+            self._attempts.timing = self._measure(engine, answer, inflight)
         self._attempts.listener.on_prefill_event(event)
 
-    def _measure(self, engine: Timing, answer: Answer) -> Timing:
+    def _measure(self, engine: Timing, answer: Answer, inflight: int | None) -> Timing:
         leg = self._leg_record
         is_answered = leg.result is Result.ANSWERED and leg.ended is not None
         seconds = leg.ended - leg.started if is_answered and leg.ended is not None else None
-        return measure_leg(engine, seconds, answer.body, prefill=True)
+        return measure_leg(engine, seconds, answer.body, inflight=inflight, prefill=True)
+
+    def _end_overlap(self) -> int | None:
+        """The pod computes no longer; returns how many other prompts it was given meanwhile."""
+        if self._overlap is None:
+            return None
+        self._overlap.end()
+        return self._overlap.others
 
     def _record_result(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
         """Record the result of the leg, and report it to the pod's circuit breaker."""
@@ -326,6 +339,7 @@ class PrefillLeg:
 
     def _finish_abort(self) -> None:
         self._call = None
+        self._end_overlap()
         if self._abort_timer is not None:
             self._abort_timer.cancel()
         self._context.lifecycle.remove(self)

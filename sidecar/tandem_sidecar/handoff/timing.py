@@ -1,13 +1,13 @@
 """What the sidecar tells the router of a generation with the answer's head: `x-tandem-timing`.
 
-    measure_leg(engine, seconds, answer)    one leg: the engine's report, completed
-    merge_timing(prefill, decode)           both legs of a hand-off
-    complete_timing(timing, end)            with the usage that ends a stream, too late for the head
+    measure_leg(engine, seconds, answer, inflight=n)    one leg: the engine's report, completed
+    merge_timing(prefill, decode)                       both legs of a hand-off
+    complete_timing(timing, end)                        with the usage that ends a stream
 
-vLLM reports nothing of its own, so the sidecar adds how long the leg took and what the answer's
-`usage` counts. The head of a stream is not delayed: what is not known yet is left out of it. A
-`usage` that ends the stream goes to the request's record (`GET /requests/ID`) and to the counter
-`tandem_sidecar_prompt_tokens_total`.
+vLLM reports nothing of its own, so the sidecar adds how long the leg took, what the answer's
+`usage` counts, and how many other prompts the engine had from this sidecar meanwhile. The head of a
+stream is not delayed: what is not known yet is left out of it. A `usage` that ends the stream goes
+to the request's record (`GET /requests/ID`) and to the counter `tandem_sidecar_prompt_tokens_total`.
 """
 
 from dataclasses import replace
@@ -29,13 +29,19 @@ def read_timing(head: ResponseHead) -> Timing:
 
 
 def measure_leg(
-    engine: Timing, seconds: float | None, answer: bytes, *, prefill: bool = False
+    engine: Timing,
+    seconds: float | None,
+    answer: bytes,
+    *,
+    inflight: int | None = None,
+    prefill: bool = False,
 ) -> Timing:
     """The timing of a leg that computed the prompt.
 
     `engine`: what the engine reports itself. `seconds`: the leg's duration; None if the leg failed,
     because a failure takes no time that says anything of the engine. `answer`: the body, or its
-    first bytes. `prefill`: a prefill leg, of which `generated` is left out.
+    first bytes. `inflight`: prompts that were under way beside it. `prefill`: a prefill leg, of
+    which `generated` is left out.
     """
     if seconds is None:
         return engine
@@ -50,6 +56,7 @@ def measure_leg(
         leg=seconds,
         prompt=_prompt(engine, counts),
         generated=None if prefill else counts.generated,
+        inflight=inflight,
     )
 
 
@@ -80,6 +87,7 @@ def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
         bytes=decode.bytes,
         leg=prefill.leg,
         prompt=prefill.prompt,
+        inflight=prefill.inflight,
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.overlaps import Overlaps
 
 from ..handoff.context import Lifecycle
 from ..http.server import Server
@@ -39,6 +40,8 @@ class RunningSidecar:
     admin: HostPort
     lifecycle: Lifecycle
     health: EngineHealth
+    overlaps: Overlaps
+    """The prompts that engines compute; none is left once no request runs."""
     apply: Callable[[Settings], None]
     """Use other settings from the next request on, as far as `reload.LIVE` allows."""
 
@@ -160,6 +163,7 @@ async def start(
             bound_address(settings.admin, for_admin),
             components.lifecycle,
             components.health,
+            components.overlaps,
             components.apply,
         )
 

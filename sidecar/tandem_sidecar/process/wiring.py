@@ -59,6 +59,7 @@ class Components:
             self._breakers,
             self._liveness,
         )
+        self.overlaps = self._context.overlaps
         self.server = Server(Proxy(self._context, keys), settings.limits)
         _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
         self.health = EngineHealth(pool, settings.engine)

@@ -186,3 +186,68 @@ def test_the_end_of_a_stream_adds_what_its_head_lacked() -> None:
     end = b'data: {"usage":{"prompt_tokens":16}}\n\ndata: [DONE]\n\n'
     assert complete_timing(Timing(leg=1.0), end) == Timing(leg=1.0, prompt=16)
     assert complete_timing(Timing(leg=1.0, cached=7), b"data: [DONE]\n\n").cached == 7
+
+
+class FakeSlowVllm:
+    """Holds its answers to prompts until the test lets them go, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def __call__(self, turn: Turn) -> None:
+        go = asyncio.Event()
+        self.waiting.put_nowait(go)
+        await go.wait()
+        if "kv_transfer_params" in turn.request.json:
+            await vllm_prefill(turn)
+        else:
+            turn.answer(200, TEXT.encode())
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["here", "on a prefill pod"])
+async def test_what_else_was_in_flight(harness: Harness, keys: PlanKeys, is_split: bool) -> None:
+    engine = FakeSlowVllm()
+    await harness.prefill(engine)
+    await harness.start(FakeVllm() if is_split else engine, keys=keys)
+    path = RoutingPath.PREFILL_THEN_DECODE if is_split else RoutingPath.UNIFIED
+    headers = planned(harness, keys, path)
+
+    async def send() -> tuple[asyncio.Task[str | None], asyncio.Event]:
+        task = asyncio.create_task(ask(harness, headers))
+        return task, await asyncio.wait_for(engine.waiting.get(), 10)
+
+    async def inflight(sent: tuple[asyncio.Task[str | None], asyncio.Event]) -> int | None:
+        sent[1].set()
+        return parse_timing(await sent[0] or "").inflight
+
+    alone = await send()
+    assert await inflight(alone) == 0
+    first, second = await send(), await send()
+    assert await inflight(first) == 1, "the one that came later counts"
+    third = await send()
+    assert await inflight(second) == 2, "so do those before and after it"
+    assert await inflight(third) == 1, "the first one had ended"
+
+
+async def test_prompts_of_another_engine_are_not_in_flight_here(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    """Legs that read KV, and prompts of other engines, take no time of this one's prompts."""
+    producer, decode = FakeSlowVllm(), FakeSlowVllm()
+    await harness.prefill(producer)
+    await harness.start(decode, keys=keys)
+    split = asyncio.create_task(
+        ask(harness, planned(harness, keys, RoutingPath.PREFILL_THEN_DECODE))
+    )
+    prefill = await asyncio.wait_for(producer.waiting.get(), 10)
+    here = planned(harness, keys, RoutingPath.UNIFIED)
+    alone = asyncio.create_task(ask(harness, here))
+    (await asyncio.wait_for(decode.waiting.get(), 10)).set()
+    assert parse_timing(await alone or "").inflight == 0, "the prefill pod computes"
+    prefill.set()
+    reading = await asyncio.wait_for(decode.waiting.get(), 10)
+    alone = asyncio.create_task(ask(harness, here))
+    (await asyncio.wait_for(decode.waiting.get(), 10)).set()
+    assert parse_timing(await alone or "").inflight == 0, "the other leg reads its KV"
+    reading.set()
+    assert parse_timing(await split or "").inflight == 0

@@ -240,6 +240,7 @@ def _timing(timing: Timing | None) -> str:
         "prompt tokens": timing.prompt,
         "tokens computed": timing.computed,
         "tokens cached": timing.cached,
+        "other prompts in flight": timing.inflight or None,
     }
     figures = [f"{name} {seconds(value)}" for name, value in times.items() if value is not None]
     figures += [f"{name} {count}" for name, count in counts.items() if count is not None]

@@ -94,6 +94,7 @@ class Pod:
         """True until a scrape fails: a backend can serve before its first scrape."""
         self.estimates = PodEstimates(backend.weight)
         """What requests are predicted to take here."""
+        self.estimates.sidecar = backend.address
         self.health = Health()
         """What the outcomes of requests say about it. Changed by `ejections.Ejections`."""
         self.unwarmed_prefills: set[Pod] = set()

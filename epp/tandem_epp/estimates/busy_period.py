@@ -3,6 +3,9 @@
 An engine computes prompts in batches, so the durations of two prefills that overlap count the same
 seconds twice. Prefills that overlap are joined: their tokens took the time from the first start to
 the last end. While they keep overlapping, a sample is taken every SAMPLE_TOKENS tokens.
+
+Prompts that another router placed take a part of that time too, and what they have computed is not
+known. So no sample is taken of prefills that overlap with one beside which such prompts ran.
 """
 
 from typing import Final
@@ -23,12 +26,22 @@ class BusyPeriod:
         self._tokens = 0.0
         self._is_cut = False
         """Whether the period began in the middle of a busy one: a short one says little."""
+        self._is_known = True
+        """Whether all prompts that ran in the period are in it."""
 
     def add(
-        self, start: float, end: float, uncached: float, cached: float, *, is_last: bool
+        self,
+        start: float,
+        end: float,
+        uncached: float,
+        cached: float,
+        *,
+        is_last: bool,
+        is_known: bool = True,
     ) -> list[PrefillSample]:
-        """A prefill ran from `start` to `end`; `is_last`: no other one is under way. Returns the
-        samples that are complete now."""
+        """A prefill ran from `start` to `end`; `is_last`: no other one is under way; `is_known`:
+        no prompt ran beside it that is not added here. Returns the samples that are complete
+        now."""
         samples = []
         if self._prompts and start >= self._end:
             samples += self._close()
@@ -38,6 +51,7 @@ class BusyPeriod:
             self._is_cut = start < self._end
         if not self._prompts:
             self._start = max(start, self._end)
+        self._is_known = self._is_known and is_known
         self._prompts.append((uncached, cached))
         self._tokens += uncached
         self._end = max(end, self._end)
@@ -47,6 +61,7 @@ class BusyPeriod:
 
     def _close(self) -> list[PrefillSample]:
         sample = prefill_sample(self._prompts, self._end - self._start)
-        is_usable = sample.seconds > 0 and (not self._is_cut or self._tokens >= SAMPLE_TOKENS)
-        self._prompts, self._tokens = [], 0.0
+        is_long = not self._is_cut or self._tokens >= SAMPLE_TOKENS
+        is_usable = sample.seconds > 0 and is_long and self._is_known
+        self._prompts, self._tokens, self._is_known = [], 0.0, True
         return [sample] if is_usable else []

@@ -10,6 +10,7 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from tandem_contract.fabric_classes import FabricClass
+from tandem_contract.overlaps import Overlaps
 from tandem_planner.cost import (
     DECODE_RESERVE,
     DECODE_WEIGHT,
@@ -65,6 +66,11 @@ class PodEstimates:
         """The transfers of each fabric class."""
         self.placed_transfers = PlacedTransfers()
         self.busy = BusyPeriod()
+        self.overlaps = Overlaps()
+        """The prompts that this EPP and its replicas know to be under way here, by the sidecar that
+        sends them to the engine."""
+        self.sidecar = ""
+        """Address of the pod's sidecar, if it has one; its data-parallel ranks share it."""
         self.kv: KvSize | None = None
         """From the model's config.json; None: learned from transfers, else assumed."""
         self.decodes = 0

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from tandem_contract.fabric_classes import FabricClass
+from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import UNKNOWN, Timing
 
 from .own_requests import EndedRequest
@@ -61,6 +62,8 @@ class RequestLoad:
         self._ended: EndedRequest | None = None
         """What the engine will count; None: not known."""
         self._is_answered = False
+        self._overlap: Overlap | None = None
+        """The prompt while it is under way; None for a request that is not read."""
         self._computing.own.begin()
         if self._is_transferring:
             decode.placed_transfers.begin(fabric)
@@ -72,6 +75,7 @@ class RequestLoad:
         uncached = max(1, size.prompt - size.cached)
         seconds = computing.prefill.cost.seconds(uncached, size.cached)
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
+        self._overlap = computing.overlaps.begin(decode.sidecar)
         computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))
         decode.undecoded += 1
         if self._is_split:
@@ -108,6 +112,7 @@ class RequestLoad:
         if not self._size.prompt:
             return
         self._learn(pod, timing, now)
+        self._end_overlap()
         if self._is_split and self._counting is self._computing:
             # The prefill engine is done; the decode engine counts the request at its end.
             self._counting.own.end(self._ended)
@@ -130,6 +135,10 @@ class RequestLoad:
             decode.placed_transfers.begin(fabric)
         self._decode, self._fabric = decode, fabric
         self._count(1)
+        if self._overlap is not None:
+            # Its sidecar has sent the prompt.
+            self._overlap.end()
+            self._overlap = self._computing.overlaps.begin(decode.sidecar)
 
     def end(self, now: float) -> None:
         """The request ended, answered or not."""
@@ -138,6 +147,7 @@ class RequestLoad:
             self._counting = None
         self._stop_counting()
         self._end_transfer()
+        self._end_overlap()
         self._count(-1)
         self._is_decoding = False
         if self._entry is not None:
@@ -168,6 +178,11 @@ class RequestLoad:
             self._decode.undecoded += requests
         self._decode.changed()
 
+    def _end_overlap(self) -> None:
+        if self._overlap is not None:
+            self._overlap.end()
+            self._overlap = None
+
     def _end_prefill(self, entry: QueuedPrefill, now: float) -> None:
         self._entry = None
         self._computing.queue.remove(entry, now)
@@ -187,11 +202,23 @@ class RequestLoad:
         self._ended = EndedRequest(computed, cached, leg if is_exact else None)
         if (interval := self._interval(pod, timing, leg)) is None:
             return
-        pod.observed_at = now
+        is_known = self._is_all_known(pod, timing.inflight)
+        if is_known:
+            pod.observed_at = now
         is_last = not len(pod.queue)
-        for sample in pod.busy.add(*interval, computed, cached, is_last=is_last):
+        samples = pod.busy.add(*interval, computed, cached, is_last=is_last, is_known=is_known)
+        for sample in samples:
             pod.prefill.add(sample, now)
             pod.learned()
+
+    def _is_all_known(self, pod: PodEstimates, inflight: int | None) -> bool:
+        """Whether this EPP knows all prompts that the sidecar had under way at the pod beside this
+        one. It counts a prompt for longer than the sidecar does, from placement to response, so it
+        counts fewer only if another router placed some."""
+        if inflight is None or self._overlap is None:
+            return True
+        # Of a pod that took over after a failure, it is not known what was beside the prompt there.
+        return inflight <= (self._overlap.others if pod is self._computing else 0)
 
     def _leg(self, timing: Timing) -> float | None:
         """Seconds from sending the request to its first token; None: not known."""

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from tandem_contract.fabric_classes import FabricClass
-from tandem_contract.timing import UNKNOWN, Timing
+from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
@@ -293,3 +293,78 @@ def test_a_pod_that_has_long_taught_nothing_returns_to_alike_pods() -> None:
     assert other.prefill.cost == busy.prefill.cost
     fill_in([("a", busy)], replaces_stale=True)
     assert busy.prefill.count == 1, "no alike pod knows better"
+
+
+def report(leg: float, inflight: int | None = None) -> Timing:
+    """As a sidecar writes it for a prompt of 1000 tokens of vLLM."""
+    seen = "" if inflight is None else f";inflight={inflight}"
+    return parse_timing(f"leg={leg};prompt=1000;cached=0;computed=1000{seen}")
+
+
+def test_a_prompt_beside_one_of_another_router_does_not_teach_half_the_speed() -> None:
+    """The engine computes both in 2 s; this EPP knows of one."""
+    pod, size = PodEstimates(), PlacedPrompt(1000, 0, 0, 10.0, is_stream=True)
+    for i in range(8):
+        inflight = i % 2
+        load = RequestLoad(pod, None, size, 10.0 * i)
+        load.on_response(10.0 * i + 1.0 + inflight, report(1.0 + inflight, inflight))
+        load.end(10.0 * i + 5.0)
+    assert pod.prefill.cost.seconds(1000) == pytest.approx(1.0, rel=0.01)
+
+
+def test_prompts_that_this_epp_placed_beside_each_other_teach_together() -> None:
+    pod, size = PodEstimates(), PlacedPrompt(1000, 0, 0, 10.0, is_stream=True)
+    for i in range(4):
+        now = 10.0 * i
+        loads = [RequestLoad(pod, None, size, now) for _ in range(2)]
+        for load in loads:
+            load.on_response(now + 2.0, report(2.0, inflight=1))
+            load.end(now + 5.0)
+    assert pod.prefill.count == 3
+    assert pod.prefill.cost.seconds(1000) == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_unknown_prompt_spoils_all_that_ran_beside_it() -> None:
+    pod, size = PodEstimates(), PlacedPrompt(1000, 0, 0, 10.0, is_stream=True)
+    first, second = RequestLoad(pod, None, size, 0.0), RequestLoad(pod, None, size, 1.0)
+    first.on_response(2.0, report(2.0, inflight=1))
+    second.on_response(4.0, report(3.0, inflight=2))
+    assert (pod.prefill.count, pod.observed_at) == (0, 2.0)
+    learn(pod, report(1.0, inflight=0), seconds=1.0, size=size)
+    assert pod.prefill.cost.seconds(1000) == pytest.approx(1.0, rel=0.01)
+
+
+def test_what_another_decode_pod_sent_is_not_what_this_sidecar_saw() -> None:
+    """Two decode pods use one prefill pod, and so does an unknown router through the first."""
+    prefill, size = PodEstimates(), PlacedPrompt(1000, 0, 0, 10.0)
+    decodes = [PodEstimates(), PodEstimates()]
+    for number, decode in enumerate(decodes):
+        decode.sidecar = f"10.0.0.{number}:8000"
+    loads = [RequestLoad(decode, prefill, size, 0.0) for decode in decodes]
+    loads[0].on_response(3.0, report(3.0, inflight=1), prefill)
+    loads[1].on_response(3.0, report(3.0, inflight=0), prefill)
+    assert prefill.prefill.count == 0
+    # Data-parallel ranks of one decode pod share its sidecar.
+    decodes[1].sidecar = decodes[0].sidecar
+    for now in (10.0, 20.0):
+        for load in [RequestLoad(decode, prefill, size, now) for decode in decodes]:
+            load.on_response(now + 2.0, report(2.0, inflight=1), prefill)
+            load.end(now + 2.0)
+    assert prefill.prefill.cost.seconds(1000) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("events", [*permutations(("response", "end", "move", "end"))])
+def test_no_prompt_stays_under_way(events: tuple[str, ...]) -> None:
+    decode, other, prefill = PodEstimates(), PodEstimates(), PodEstimates()
+    other.sidecar = "10.0.0.2:8000"
+    load = RequestLoad(decode, prefill, SIZE, 0.0)
+    assert len(prefill.overlaps) == 1
+    for event in events:
+        match event:
+            case "response":
+                load.on_response(1.0, UNKNOWN, prefill)
+            case "end":
+                load.end(2.0)
+            case "move":
+                load.move_decode(other)
+    assert not len(prefill.overlaps)

@@ -34,6 +34,27 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     """Name with its unit → value."""
 
 
+class Reporter(StrEnum):
+    """Who tells how much of the prompts was cached."""
+
+    EPP = "epp"
+    """The EPP's prefix index, when it chose the pod."""
+    ENGINE = "engine"
+    """The engine's counters of prompt tokens: all its prompts, streams too."""
+    ANSWERS = "answers"
+    """The `usage` of answers whose headers come after it, for an engine without such counters."""
+
+
+class HitReport(msgspec.Struct, frozen=True):
+    """Cached share of the prompts that a pod computed lately."""
+
+    ratio: float
+    """0 to 1, of all their tokens."""
+    prompt_tokens: float
+    """Tokens of these prompts; those before the latest million count less."""
+    reported_by: Reporter
+
+
 class PodReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """One pod, as one EPP sees it."""
 
@@ -65,6 +86,8 @@ class PodReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The machine that it runs on; empty: not known."""
     domain: str = ""
     """The fabric domain of that machine; empty: not known."""
+    hits: Mapping[str, HitReport] = {}
+    """`estimated`: as the choices predicted it; `measured`. Absent before the first prompt."""
 
 
 PREFILL_RATE = "tokens_per_second"
@@ -72,4 +95,12 @@ PREFILL_RATE = "tokens_per_second"
 PREFILL_TOKENS = 1000
 
 
-__all__ = ["PREFILL_RATE", "PREFILL_TOKENS", "Estimate", "PodReport", "Source"]
+__all__ = [
+    "PREFILL_RATE",
+    "PREFILL_TOKENS",
+    "Estimate",
+    "HitReport",
+    "PodReport",
+    "Reporter",
+    "Source",
+]

@@ -11,6 +11,7 @@ from tandem_contract.timing import UNKNOWN, Timing
 from .backends.fleet import Fleet
 from .backends.pairing import known_fabric
 from .backends.pods import Pod
+from .estimates.prompt_hits import HandOver
 from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import ResponseHeaders
 from .prompt_entries import PromptEntries
@@ -55,6 +56,7 @@ class CountedRequest:
     _entries: PromptEntries = field(init=False)
     _pods: PlacedPods = field(init=False)
     _load: RequestLoad = field(init=False)
+    _hand_over: HandOver | None = field(init=False)
     _prefill_in_flight: Pod | None = field(init=False)
     """The prefill pod on which the request counts; None once that count is returned."""
 
@@ -74,6 +76,7 @@ class CountedRequest:
         computing = prefill[0].estimates if prefill else None
         fabric = known_fabric(prefill[0], decode) if prefill else None
         self._load = RequestLoad(decode.estimates, computing, self.size, self.placed, fabric)
+        self._hand_over = decode.hits.hand_over(self.size.prompt) if prefill else None
         # Before the answer, so that requests arriving now with this prefix go to the same pods.
         self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
 
@@ -85,14 +88,18 @@ class CountedRequest:
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
         self._correct_decode(response.served)
-        if not self.is_judged:
+        is_first = not self.is_judged
+        if is_first:
             self.is_judged = True
             self._pods.judge_response(self.fleet, response, now)
         self._entries.on_response_headers(response)
+        computing = self._computing_pod(response.prefill)
+        self._settle_hand_over(response.status, computing, report)
         if response.status // 100 == 2:
-            pod = self._computing_pod(response.prefill)
-            fabric = known_fabric(pod, self.decode) if pod is not self.decode else None
-            self._load.on_response(now, report, pod.estimates, fabric)
+            fabric = known_fabric(computing, self.decode) if computing is not self.decode else None
+            self._load.on_response(now, report, computing.estimates, fabric)
+            if is_first:
+                self._count_hits(computing, report)
         else:
             self._load.end(now)
         if self.assumed_tokens and report.prompt_tokens is not None:
@@ -115,6 +122,23 @@ class CountedRequest:
         # Without effect on entries that were confirmed.
         self._entries.withdraw()
         self._load.end(now)
+        if self._hand_over is not None:
+            self._hand_over.settle(None)
+
+    def _count_hits(self, computing: Pod, report: Timing) -> None:
+        """Count what of the prompt was cached on the pod that computed it."""
+        prompt, size = report.prompt_tokens, self.size
+        chosen = self.prefill[0] if self.prefill else self.decode
+        if computing is chosen:
+            computing.hits.estimated.add(size.prompt, min(size.cached, size.prompt))
+        if prompt is not None and report.cached is not None:
+            computing.hits.on_answer(prompt, report.cached)
+
+    def _settle_hand_over(self, status: int, computing: Pod, report: Timing) -> None:
+        if self._hand_over is not None:
+            is_handed_over = status // 100 == 2 and computing is not self.decode
+            prompt = self.size.prompt if report.prompt_tokens is None else report.prompt_tokens
+            self._hand_over.settle(prompt if is_handed_over else 0)
 
     def _learn_scale(self, prompt_tokens: int) -> None:
         """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
@@ -145,6 +169,9 @@ class CountedRequest:
             self._count(pod, 1)
             self.decode = pod
             self._pods = replace(self._pods, decode=pod)
+            if self._hand_over is not None:
+                self._hand_over.settle(0)
+                self._hand_over = pod.hits.hand_over(self.size.prompt)
             self._entries.move_decode(pod)
             fabric = known_fabric(self.prefill[0], pod) if self.prefill else None
             self._load.move_decode(pod.estimates, fabric)

@@ -12,6 +12,7 @@ from tandem_contract import metrics as names
 from .backends.fleet import Fleet
 from .faults import Faults
 from .health_metrics import HealthCollector
+from .hit_metrics import HitCollector
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TOKENIZATION_SECONDS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2)
@@ -28,6 +29,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(HealthCollector(fleet))
+        self.registry.register(HitCollector(fleet))
         self.decisions = Counter(
             "tandem_epp_decisions_total",
             "Requests by routing path and reason. Path refused: the EPP answered with an error; "
@@ -52,7 +54,9 @@ class Metrics:
         self._hit_ratio = Histogram(
             "tandem_epp_prefix_hit_ratio",
             "Cached share of a prompt, 0 to 1, on the pod that computes it. Source estimated: as "
-            "the choice predicted it; measured: as the engine reported it.",
+            "the choice predicted it; measured: as the headers of the answer tell it, which of "
+            "vLLM's streams is known only after a hand-off. tandem_epp_cached_prompt_tokens_total "
+            "has all requests.",
             ("source",),
             buckets=_TENTHS,
             registry=self.registry,

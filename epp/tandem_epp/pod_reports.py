@@ -9,7 +9,9 @@ from tandem_contract.pod_reports import (
     PREFILL_RATE,
     PREFILL_TOKENS,
     Estimate,
+    HitReport,
     PodReport,
+    Reporter,
     Source,
 )
 from tandem_planner.cost import wait_seconds
@@ -19,6 +21,7 @@ from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
 
 from .backends.pods import Pod
 from .estimates.fabric_fits import FabricFits
+from .estimates.prompt_hits import PromptHits
 
 _GIGABYTE: Final = 1e9
 
@@ -62,7 +65,17 @@ def pod_report(pod: Pod, now: float) -> PodReport:
         estimates=fit_reports(pod.estimates, pod.backend.role, now),
         node=pod.place.node or "",
         domain=pod.place.domain or "",
+        hits=_hit_reports(pod.hits),
     )
+
+
+def _hit_reports(hits: PromptHits) -> Mapping[str, HitReport]:
+    reporter, measured = hits.measured
+    reports = {
+        "estimated": hits.estimated.report(Reporter.EPP),
+        "measured": measured.report(reporter),
+    }
+    return {name: report for name, report in reports.items() if report is not None}
 
 
 def fit_reports(fits: Fits, role: Role, now: float) -> Mapping[str, Estimate]:

@@ -8,8 +8,8 @@ import pytest
 from tandem_contract.config import Backend
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
-from tandem_contract.pod_reports import PREFILL_RATE, PodReport, Source
-from tandem_epp.backends.engine_page import Gauges
+from tandem_contract.pod_reports import PREFILL_RATE, HitReport, PodReport, Reporter, Source
+from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.estimates.fabric_fits import FabricFits
 from tandem_epp.pod_reports import fit_reports, pod_report
@@ -42,6 +42,24 @@ def test_a_pod_before_and_after_its_first_scrape() -> None:
     after = pod_report(pod, NOW)
     assert (after.running, after.waiting, after.kv_usage, after.in_flight) == (2.0, 1.0, 0.5, 3)
     assert msgspec.json.decode(msgspec.json.encode(after), type=PodReport) == after
+
+
+def test_hits_are_reported_with_their_source() -> None:
+    pod = PickerSetup(d="decode")["d"]
+    assert pod_report(pod, NOW).hits == {}
+    pod.hits.estimated.add(1000, 250)
+    pod.hits.on_answer(1000, 500)
+    hits = pod_report(pod, NOW).hits
+    assert hits == {
+        "estimated": HitReport(0.25, 1000, Reporter.EPP),
+        "measured": HitReport(0.5, 1000, Reporter.ANSWERS),
+    }
+    for tokens in (0.0, 400.0):
+        counters = EngineCounters(prompt_tokens=tokens, computed_tokens=tokens / 4)
+        pod.apply_scrape(ScrapeResult(Gauges(), b"", counters=counters), NOW)
+    report = pod_report(pod, NOW)
+    assert report.hits["measured"] == HitReport(0.75, 400, Reporter.ENGINE)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=PodReport) == report
 
 
 def test_nothing_measured_is_a_prior() -> None:

@@ -24,7 +24,7 @@ class EngineCounters:
     """What the engine counted since it started; None where the page does not report it.
 
     vLLM observes `prefill_seconds`, `prefill_tokens` and `queue_seconds` when a request ends, and
-    counts `computed_tokens` when its prompt is complete. So only the former three describe the same
+    counts prompt tokens when a prompt is complete. So only the former three describe the same
     requests between two scrapes, except on a prefill pod, whose requests end with their prompt.
     """
 
@@ -36,6 +36,10 @@ class EngineCounters:
     """Prompt tokens computed for the requests in `prefill_seconds`."""
     computed_tokens: float | None = None
     """Prompt tokens computed: neither cached nor transferred."""
+    prompt_tokens: float | None = None
+    """Tokens of all prompts that got their first token."""
+    external_tokens: float | None = None
+    """Those of them whose KV came from elsewhere: another engine, or a cache outside the engine."""
     queue_seconds: float | None = None
     """Seconds in the engine's queue, over all requests that ended."""
     queued: float | None = None

@@ -12,7 +12,7 @@ the number of lines changed or a line is not there.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Final
@@ -48,7 +48,7 @@ _COUNTERS: Final = {
     f"{names.ENGINE_PREFILL_SECONDS}_sum": "prefill_seconds",
     f"{names.ENGINE_PREFILL_SECONDS}_count": "prefills",
     f"{names.ENGINE_PREFILL_TOKENS}_sum": "prefill_tokens",
-    names.ENGINE_PROMPT_BY_SOURCE: "computed_tokens",
+    names.ENGINE_PROMPT_TOKENS: "prompt_tokens",
     f"{names.ENGINE_QUEUE_SECONDS}_sum": "queue_seconds",
     f"{names.ENGINE_QUEUE_SECONDS}_count": "queued",
     f"{names.ENGINE_ITL_SECONDS}_sum": "itl_seconds",
@@ -59,30 +59,31 @@ _COUNTERS: Final = {
     names.ENGINE_GENERATION_TOKENS: "generated_tokens",
     names.ENGINE_PREEMPTIONS: "preemptions",
 }
-_PROMPT_TOKENS: Final = {
-    names.ENGINE_PROMPT_TOKENS: "prompt",
-    names.ENGINE_PREFIX_HITS: "hits",
-    names.ENGINE_EXTERNAL_HITS: "external",
+_SOURCES: Final = {
+    "computed_tokens": names.PromptSource.COMPUTED,
+    "external_tokens": names.PromptSource.EXTERNAL,
 }
-"""From these the computed tokens follow where the page does not split prompt tokens by source."""
+"""Figure → source of prompt tokens."""
+_LOOKUPS: Final = {names.ENGINE_PREFIX_HITS: "hits", names.ENGINE_EXTERNAL_HITS: "external"}
+"""From these follow the tokens by source where the page does not tell them."""
 _CONFIG: Final = "config"
 _STARTED: Final = "started"
 _ADAPTERS: Final = "adapters"
-_FIGURES: Final[Mapping[bytes, str]] = {
-    name.encode(): figure
+_FIGURES: Final[Sequence[tuple[bytes, str]]] = [
+    (name.encode(), figure)
     for name, figure in (
         *_GAUGES.items(),
         *_COUNTERS.items(),
-        *_PROMPT_TOKENS.items(),
+        *((names.ENGINE_PROMPT_BY_SOURCE, figure) for figure in _SOURCES),
+        *_LOOKUPS.items(),
         (names.ENGINE_CACHE_CONFIG, _CONFIG),
         (names.PROCESS_START_TIME, _STARTED),
         (names.ENGINE_ADAPTERS, _ADAPTERS),
     )
-}
+]
 _REQUIRED_LABEL: Final[Mapping[str, bytes]] = {
-    "computed_tokens": f'source="{names.PromptSource.COMPUTED}"'.encode(),
-    "deferred": b'reason="deferred"',
-}
+    figure: f'source="{source}"'.encode() for figure, source in _SOURCES.items()
+} | {"deferred": b'reason="deferred"'}
 """Figure → the label that a sample needs to count."""
 _COUNTER_FIELDS: Final = frozenset(field.name for field in fields(EngineCounters))
 
@@ -183,7 +184,7 @@ def _number(text: bytes) -> float | None:
 
 def _search(page: bytes) -> list[_Sample]:
     """The needed lines of a page, in the page's order; those without a number are left out."""
-    samples = [s for name, figure in _FIGURES.items() for s in _search_name(page, name, figure)]
+    samples = [s for name, figure in _FIGURES for s in _search_name(page, name, figure)]
     return sorted(samples, key=lambda sample: sample.offset)
 
 
@@ -259,9 +260,11 @@ def _result(samples: Iterable[tuple[_Sample, float]]) -> ScrapeResult:
 
 def _counters(sums: Mapping[str, float]) -> EngineCounters:
     counters = {figure: value for figure, value in sums.items() if figure in _COUNTER_FIELDS}
-    if "computed_tokens" not in counters and "prompt" in sums:
-        cached = sums.get("hits", 0.0) + sums.get("external", 0.0)
-        counters["computed_tokens"] = max(0.0, sums["prompt"] - cached)
+    if "computed_tokens" not in counters and "prompt_tokens" in sums:
+        external = sums.get("external", 0.0)
+        cached = sums.get("hits", 0.0) + external
+        counters["computed_tokens"] = max(0.0, sums["prompt_tokens"] - cached)
+        counters["external_tokens"] = external
     return EngineCounters(**counters)
 
 

@@ -12,8 +12,10 @@ from typing import Final
 
 from tandem_contract.config import Backend
 from tandem_planner.fabrics import Place
+from tandem_contract.paths import Role
 
 from ..estimates.pod_estimates import PodEstimates
+from ..estimates.prompt_hits import PromptHits
 from .adapters import PodAdapters
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
@@ -95,6 +97,8 @@ class Pod:
         self.estimates = PodEstimates(backend.weight)
         """What requests are predicted to take here."""
         self.estimates.sidecar = backend.address
+        self.hits = PromptHits()
+        """How much of the prompts that it computed it had cached."""
         self.health = Health()
         """What the outcomes of requests say about it. Changed by `ejections.Ejections`."""
         self.unwarmed_prefills: set[Pod] = set()
@@ -145,6 +149,7 @@ class Pod:
             self.adapters.clear()
             self.health.on_new_process()
             self.estimates.restart()
+            self.hits.restart()
         self.block_tokens = result.block_tokens or self.block_tokens
         if result.blocks:
             # The index forgets when the engine's own KV cache would: both hold as many tokens. The
@@ -158,6 +163,7 @@ class Pod:
         self.scraped_at = now
         room = result.blocks * self.block_tokens if result.blocks else None
         self.estimates.on_counters(result.counters, result.gauges, room, now)
+        self.hits.on_counters(result.counters, receives_kv=self.backend.role is Role.DECODE)
         return self.health.on_scrape() or changed
 
     def fade(self, staleness: float) -> None:

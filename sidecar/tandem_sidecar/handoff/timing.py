@@ -7,7 +7,7 @@
 vLLM reports nothing of its own, so the sidecar adds how long the leg took, what the answer's
 `usage` counts, and how many other prompts the engine had from this sidecar meanwhile. The head of a
 stream is not delayed: what is not known yet is left out of it. A `usage` that ends the stream goes
-to the request's record (`GET /requests/ID`) and to the counter `tandem_sidecar_prompt_tokens_total`.
+to the record of the request (`GET /requests/ID`) and to `tandem_sidecar_prompt_tokens_total`.
 """
 
 from dataclasses import replace

@@ -56,6 +56,8 @@ def test_the_counters_of_a_page() -> None:
     page.itl.labels(*labels).observe(0.125)
     page.by_source.labels(*labels, names.PromptSource.COMPUTED).inc(1000)
     page.by_source.labels(*labels, names.PromptSource.CACHED).inc(50)
+    page.by_source.labels(*labels, names.PromptSource.EXTERNAL).inc(150)
+    page.prompt.labels(*labels).inc(1200)
     page.generated.labels(*labels).inc(70)
     page.preemptions.labels(*labels).inc(2)
     assert read_page(page.body()).counters == EngineCounters(
@@ -63,6 +65,8 @@ def test_the_counters_of_a_page() -> None:
         prefills=2.0,
         prefill_tokens=900.0,
         computed_tokens=1000.0,
+        prompt_tokens=1200.0,
+        external_tokens=150.0,
         queue_seconds=0.25,
         queued=1.0,
         itl_seconds=0.125,
@@ -72,12 +76,14 @@ def test_the_counters_of_a_page() -> None:
     )
 
 
-def test_computed_tokens_follow_from_hits_where_sources_are_not_told_apart() -> None:
+def test_tokens_by_source_follow_from_hits_where_sources_are_not_told_apart() -> None:
     page = VllmPage()
     page.prompt.labels(page.model, "0").inc(1000)
     page.hits.labels(page.model, "0").inc(300)
     page.external_hits.labels(page.model, "0").inc(200)
-    assert read_page(page.body()).counters.computed_tokens == 500
+    counters = read_page(page.body()).counters
+    assert counters.computed_tokens == 500
+    assert (counters.prompt_tokens, counters.external_tokens) == (1000, 200)
 
 
 def test_each_rank_has_its_own_figures() -> None:

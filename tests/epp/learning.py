@@ -99,7 +99,7 @@ async def learn(
     lengths = [SHORTEST + i * (LONGEST - SHORTEST) // (REQUESTS - 1) for i in range(REQUESTS)]
     Random(1).shuffle(lengths)
     truth = []
-    async with _routing(directory, backends, requests) as (picker, url), _session() as http:
+    async with routing(directory, backends, requests) as (picker, url), _session() as http:
         for i, length in enumerate(lengths):
             before = await _counted(engine)
             async with http.post(url, json=requests.body(length, i)) as answer:
@@ -136,7 +136,7 @@ async def _estimate(picker: Epp) -> Estimate:
 
 
 @asynccontextmanager
-async def _routing(
+async def routing(
     directory: Path, backends: Sequence[dict[str, Any]], requests: Requests
 ) -> AsyncIterator[tuple[Epp, str]]:
     """An EPP and Envoy; yields the EPP and the URL for completions."""

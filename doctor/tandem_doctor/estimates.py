@@ -10,6 +10,7 @@ from tandem_contract.pod_reports import (
     PREFILL_TOKENS,
     Estimate,
     PodReport,
+    Reporter,
     Source,
 )
 
@@ -22,6 +23,15 @@ _SLOW: Final = 0.5
 """A prefill rate below this share of the median of alike pods is a warning."""
 _MIN_SAMPLES: Final = 10
 """Samples from which a rate is compared with others."""
+_HITS_DIFFER: Final = 0.2
+"""By how much the estimated share of cached tokens may exceed the measured one."""
+_MIN_PROMPT_TOKENS: Final = 100_000
+"""Prompt tokens from which both shares are compared."""
+_REPORTERS: Final = {
+    Reporter.EPP: "the EPP",
+    Reporter.ENGINE: "the engine's counters",
+    Reporter.ANSWERS: "the usage in answers",
+}
 _OLD: Final = 3600.0
 """Age in seconds from which an estimate of a pod with requests is a warning."""
 _UNITS: Final[Mapping[str, str]] = {
@@ -50,6 +60,7 @@ def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
         for pod in report.pods:
             for name, estimate in pod.estimates.items():
                 yield _check_estimate(report.epp, pod, name, estimate)
+            yield from _check_hits(report.epp, pod)
         yield from _check_speed(report)
 
 
@@ -66,6 +77,25 @@ def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> 
             "check that the EPP can scrape the engine's /metrics, and that its sidecar is Tandem's"
         )
     return Finding(severity, CHECK, f"{epp}: {pod.name}", detail, fix)
+
+
+def _check_hits(epp: str, pod: PodReport) -> Iterator[Finding]:
+    estimated, measured = pod.hits.get("estimated"), pod.hits.get("measured")
+    if estimated is None or measured is None:
+        return
+    detail = (
+        f"cached share of prompts: estimated {estimated.ratio:.0%}, measured {measured.ratio:.0%} "
+        f"(by {_REPORTERS[measured.reported_by]})"
+    )
+    severity, fix = Severity.OK, ""
+    least_tokens = min(estimated.prompt_tokens, measured.prompt_tokens)
+    if estimated.ratio - measured.ratio > _HITS_DIFFER and least_tokens >= _MIN_PROMPT_TOKENS:
+        severity = Severity.WARNING
+        fix = (
+            "check that the engine's prefix cache is on and not reset; with KV events "
+            "(precise-prefix-cache-producer) the EPP knows what is cached"
+        )
+    yield Finding(severity, CHECK, f"{epp}: {pod.name}", detail, fix)
 
 
 def _check_speed(report: EppReport) -> Iterator[Finding]:

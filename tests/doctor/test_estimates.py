@@ -4,7 +4,14 @@ import msgspec
 import pytest
 
 from tandem_contract.paths import Role
-from tandem_contract.pod_reports import PREFILL_RATE, Estimate, PodReport, Source
+from tandem_contract.pod_reports import (
+    PREFILL_RATE,
+    Estimate,
+    HitReport,
+    PodReport,
+    Reporter,
+    Source,
+)
 from tandem_doctor.estimates import check_estimates
 from tandem_doctor.facts import EppReport
 from tandem_doctor.findings import Finding, Severity
@@ -42,6 +49,24 @@ def test_each_estimate_says_where_it_comes_from_and_how_old_it_is() -> None:
     assert taken_over.detail == (
         "prefill taken over from alike pods: 12.5 tokens/s for a prompt of 1,000"
     )
+
+
+@pytest.mark.parametrize(
+    ("estimated", "tokens", "severity"),
+    [(0.62, 1e6, Severity.OK), (0.9, 1e6, Severity.WARNING), (0.9, 50_000, Severity.OK)],
+)
+def test_cached_shares_are_compared(estimated: float, tokens: float, severity: Severity) -> None:
+    hits = {
+        "estimated": HitReport(estimated, tokens, Reporter.EPP),
+        "measured": HitReport(0.6, tokens, Reporter.ENGINE),
+    }
+    [_, finding] = findings(msgspec.structs.replace(pod("p-0", learned(9800.0)), hits=hits))
+    assert finding.severity is severity
+    assert finding.detail == (
+        f"cached share of prompts: estimated {estimated:.0%}, measured 60% "
+        "(by the engine's counters)"
+    )
+    assert bool(finding.fix) == (severity is Severity.WARNING)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 
 from ..sidecar.processes import sidecar
 from .backends.engine_pages import VllmPage
-from .real import Epp, envoy, epp, until
+from .real import Epp, envoy, epp, serving_app, until
 
 pytestmark = [pytest.mark.component, pytest.mark.asyncio]
 
@@ -32,7 +32,6 @@ class FakeVllm:
     and KV parameters are those of vLLM 0.32."""
 
     page: VllmPage = field(default_factory=VllmPage)
-    port: int = 0
     computed_prompts: list[tuple[int, int]] = field(default_factory=list)
     """Tokens of each prompt that it computed, and the cached ones."""
     _prompts: list[list[int]] = field(default_factory=list)
@@ -43,6 +42,13 @@ class FakeVllm:
         self._by_source = {
             source: self.page.by_source.labels(*labels, source) for source in PromptSource
         }
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/health", self.health)
+        app.router.add_post("/v1/completions", self.serve)
+        return app
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=self.page.body())
@@ -98,22 +104,6 @@ def _usage(prompt: list[int], cached: int) -> dict[str, Any]:
     return {"prompt_tokens": len(prompt), "completion_tokens": 1, "prompt_tokens_details": details}
 
 
-@asynccontextmanager
-async def serving(engine: FakeVllm) -> AsyncIterator[FakeVllm]:
-    app = web.Application()
-    app.router.add_get("/metrics", engine.metrics)
-    app.router.add_get("/health", engine.health)
-    app.router.add_post("/v1/completions", engine.serve)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine.port = runner.addresses[0][1]
-        yield engine
-    finally:
-        await runner.cleanup()
-
-
 @dataclass
 class Stack:
     """Envoy and an EPP before fake engines, with or without a sidecar."""
@@ -164,19 +154,19 @@ async def running(directory: Path, *, has_sidecar: bool, is_split: bool) -> Asyn
     keys.mkdir()
     (keys / "k1").write_bytes(b"0123456789abcdef")
     async with AsyncExitStack() as parts:
-        decode = await parts.enter_async_context(serving(FakeVllm()))
-        prefill = await parts.enter_async_context(serving(FakeVllm()))
-        port = decode.port
+        engines = {
+            name: FakeVllm() for name in (["decode", "prefill"] if is_split else ["unified"])
+        }
+        urls = {
+            name: await parts.enter_async_context(serving_app(engine.app()))
+            for name, engine in engines.items()
+        }
+        first = next(iter(urls))
         if has_sidecar:
-            flags = ("--engine", f"http://127.0.0.1:{port}", "--plan-key-dir", str(keys))
-            port = (await parts.enter_async_context(sidecar(*flags))).listen.port
-        ports = {"decode" if is_split else "unified": port}
-        engines = {"decode" if is_split else "unified": decode}
-        if is_split:
-            ports["prefill"], engines["prefill"] = prefill.port, prefill
+            flags = ("--engine", urls[first], "--plan-key-dir", str(keys))
+            urls[first] = (await parts.enter_async_context(sidecar(*flags))).url("")
         backends = [
-            {"name": name, "url": f"http://127.0.0.1:{port}", "role": name, "models": ["m"]}
-            for name, port in ports.items()
+            {"name": name, "url": url, "role": name, "models": ["m"]} for name, url in urls.items()
         ]
         config = directory / "router.yaml"
         config.write_text(
@@ -189,11 +179,11 @@ async def running(directory: Path, *, has_sidecar: bool, is_split: bool) -> Asyn
             )
         )
         picker = await parts.enter_async_context(epp(config, "--plan-key-dir", str(keys)))
-        await until(lambda: picker.serves(*ports))
+        await until(lambda: picker.serves(*urls))
         settings = EnvoySettings(
             epp_address="127.0.0.1",
             epp_port=picker.grpc,
-            fallback=(f"127.0.0.1:{port}",),
+            fallback=(urls[first].removeprefix("http://"),),
             listen_address="127.0.0.1",
             listen_port=free_port("127.0.0.1"),
             admin_port=free_port("127.0.0.1"),

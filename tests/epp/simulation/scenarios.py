@@ -118,22 +118,39 @@ def retries_that_meet_the_failing_pod(
     return sum(served.status == 500 for served in retried)
 
 
+@dataclass(frozen=True, slots=True)
+class HalfSpeed:
+    """What became of a pod that is slower than it was, and of the requests."""
+
+    work: float
+    """Prompt tokens that the pod computed, over those that it computed at its own speed: speeds
+    differ anyway."""
+    requests: float
+    """Requests that it served, over the mean of all pods."""
+    waiting_over_full: float
+    """p99 waiting over that of the same pods, all at their speed."""
+    waiting_over_without: float
+    """p99 waiting over that of the others alone."""
+
+
 def half_speed(
     requests: Sequence[Request], seed: int, new_router: NewRouter = RealPicker
-) -> tuple[float, float, float]:
-    """One of ten pods at half of its speed: its share of computed prompt tokens over the mean of
-    the others, and p99 waiting over that of the same pods all at their speed, and over that of the
-    nine others alone."""
+) -> HalfSpeed:
+    """One of ten pods at half of its speed."""
     pods = engines(PODS, seed)
     slow = engines(PODS, seed)
     slow[0].speed = slow[0].speed.times(0.5)
     others = engines(PODS, seed)[1:]
     results = [simulate(requests, p, new_router(p, seed)) for p in (slow, pods, others)]
-    work = [pod.counters.computed_tokens or 0.0 for pod in slow]
-    # Speeds differ anyway: the pod's work is compared with what it did at its own speed.
-    share = work[0] / (pods[0].counters.computed_tokens or 1.0)
+    work = [each[0].counters.computed_tokens or 1.0 for each in (slow, pods)]
     waiting = [result.waiting_percentile(99) for result in results]
-    return share, waiting[0] / waiting[1], waiting[0] / waiting[2]
+    served = sum(served.choice.decode == 0 for served in results[0].served)
+    return HalfSpeed(
+        work[0] / work[1],
+        served * PODS / len(requests),
+        waiting[0] / waiting[1],
+        waiting[0] / waiting[2],
+    )
 
 
 @dataclass(frozen=True, slots=True)

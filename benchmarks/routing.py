@@ -155,11 +155,13 @@ def _steady(runs: Runs) -> list[Figure]:
             name = f"p99 waiting at {speed:g} ×, over that with {policy}"
             ratios = _waiting_ratios(picker, runs.router(policy, speed))
             figures.append(at_most(name, ratios, "ratio", target))
-        hits = [
-            own.hit_tokens / other.hit_tokens for own, other in zip(picker, oracle, strict=True)
-        ]
-        name = f"hit tokens at {speed:g} ×, over those with the oracle"
-        figures.append(at_least(name, hits, "ratio", 0.95))
+        # A trace without prefix blocks has no hits.
+        if all(trial.hit_tokens for trial in oracle):
+            hits = [
+                own.hit_tokens / other.hit_tokens for own, other in zip(picker, oracle, strict=True)
+            ]
+            name = f"hit tokens at {speed:g} ×, over those with the oracle"
+            figures.append(at_least(name, hits, "ratio", 0.95))
         name = f"p99 waiting at {speed:g} ×, over that with the oracle"
         figures.append(without_target(name, _waiting_ratios(picker, oracle), "ratio"))
     return figures

@@ -87,6 +87,8 @@ class PodEstimates:
         self._generated = self._answers = 0.0
         """Tokens and answers of the average; old ones are halved again and again."""
         self._counters = CounterWindow()
+        self._warm_ups, self._has_warm_up = 0, False
+        """Warm-ups under way to this pod; whether there was one within the window of the counters."""
         self._has_exact = False
         """Whether the requests of the window taught by themselves."""
         self.mean_prefill = PREFILL_PRIOR.seconds(1000)
@@ -146,6 +148,15 @@ class PodEstimates:
         if fabric is not None:
             self.fabrics.fit(fabric).add(*sample, now)
 
+    def begin_warm_up(self) -> None:
+        """A hand-off to this pod begins that makes the engines' handshake: its transfer takes
+        longer than any later one. To be followed by `end_warm_up`."""
+        self._warm_ups += 1
+        self._has_warm_up = True
+
+    def end_warm_up(self) -> None:
+        self._warm_ups -= 1
+
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
     ) -> None:
@@ -192,7 +203,8 @@ class PodEstimates:
             prefilling = min(0.9, samples.tokens_per_second * self.prefill.cost.per_token)
             decodes = (load.running + self._running) / 2
             self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
-        if samples.transfer is not None:
+        has_warm_up, self._has_warm_up = self._has_warm_up, self._warm_ups > 0
+        if samples.transfer is not None and not has_warm_up:
             self.add_transfers(samples.transfer, now, fabric)
         self._count_answers(samples.generated, samples.answers)
 

@@ -20,7 +20,7 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, verify
 from tandem_engine.tiny import make_tiny_model
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
@@ -255,6 +255,35 @@ def test_a_request_goes_to_a_warm_prefill_pod_if_there_is_one() -> None:
     setup["d"].unwarmed_prefills.add(setup["p2"])
     setup.fleet.invalidate_views()
     assert [target.name for target in setup.place("new " * 400)[1].prefill] == ["p1", "p2"]
+
+
+async def test_the_transfer_of_a_warm_up_teaches_nothing() -> None:
+    """It includes the handshake, which no request will wait for."""
+    sidecar = Sidecar(waits=True)
+    async with pairs(sidecar) as setup:
+        setup.set_pods(d=D, p=P)
+
+        def samples_after(transfers: int, now: float) -> int:
+            counters = EngineCounters(
+                transfers=transfers,
+                transfer_bytes=1e6 * transfers,
+                transfer_seconds=0.1 * transfers,
+            )
+            setup["d"].apply_scrape(ScrapeResult(Gauges(), b"1", counters=counters), now)
+            return setup["d"].estimates.transfer.count
+
+        setup.scrape("d", "p")
+
+        async def is_under_way() -> bool:
+            return bool(sidecar.requests)
+
+        await until(is_under_way)
+        assert samples_after(0, 1000.0) == 0
+        assert samples_after(1, 1010.0) == 0
+        sidecar.may_answer.set()
+        await setup.wait_for("warm", 1)
+        assert samples_after(2, 1020.0) == 0
+        assert samples_after(3, 1030.0) == 1
 
 
 @pytest.mark.component

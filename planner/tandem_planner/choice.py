@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     alternative: float = inf
     """Seconds of the cheapest way with the other answer to the question of a split; inf: none."""
     is_transfer_too_long: bool = False
-    """Whether the transfer to the chosen pod ruled a split out."""
+    """Whether the transfer to the chosen pod rules a split out that would be cheaper without it."""
     fabric: FabricClass = FabricClass.ELSEWHERE
     """The class of the chosen pair; of no meaning without one."""
 
@@ -96,7 +96,10 @@ def choose(
     if unified == inf:
         return Choice(())
     chosen = _cheapest(costs, which, count, random)
-    is_too_long = any(chosen[0] in pair.too_long for pair in pairs)
+    decode = chosen[0]
+    terms = decode_terms(request, pods.pods[decode], candidates.cached[decode])
+    worth = unified - sum(terms) + terms.transfer
+    is_too_long = any(decode in pair.too_long and pair.prefill < worth for pair in pairs)
     return Choice(chosen, (), unified, split, is_too_long)
 
 
@@ -119,6 +122,8 @@ class _Pair(NamedTuple):
     too_long: Sequence[int] = ()
     """Decode pods to which the transfer would take too long."""
     fabric: FabricClass = FabricClass.ELSEWHERE
+    prefill: float = inf
+    """Seconds of the cheapest prefill pod."""
 
 
 def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
@@ -141,9 +146,10 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
         too_long = [i for i, cost in zip(which, decodes, strict=True) if cost == inf]
     first = _cheapest(decodes, which, count, random)
     if not first or not prefills:
-        return _Pair(too_long=too_long)
+        return _Pair(too_long=too_long, prefill=min(prefills, default=inf))
     ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random)
-    return _Pair(min(prefills) + min(decodes), first, ranking, too_long, group.fabric)
+    prefill = min(prefills)
+    return _Pair(prefill + min(decodes), first, ranking, too_long, group.fabric, prefill)
 
 
 def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
@@ -165,7 +171,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
         cheapest = map(min, *nearest)
         too_long = [i for i, p, cost in zip(which, cheapest, costs, strict=True) if p < cost == inf]
     if not (first := _cheapest(costs, range(len(which)), 1, random)):
-        return _Pair(too_long=too_long)
+        return _Pair(too_long=too_long, prefill=min(prefills))
     [decode] = first
     fabrics = neighbours.classes_to(decode)
     of_decode = transfer_costs(request, pods, cached, which[decode])
@@ -184,6 +190,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
         [group.prefills[at] for at in ranking],
         too_long,
         fabrics[ranking[0]],
+        min(prefills),
     )
 
 

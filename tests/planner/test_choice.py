@@ -195,6 +195,13 @@ def test_a_transfer_of_more_than_half_the_prefill_rules_a_split_out() -> None:
     assert (made.prefills, made.is_transfer_too_long) == ((), True)
 
 
+def test_a_long_transfer_is_no_reason_where_the_prefill_pod_costs_too_much() -> None:
+    slow = DECODE._replace(transfers=(TransferCost(0.002, 1e-8),) * 3)
+    failing = PREFILL._replace(standing=30.0)
+    made = choice(RequestFigures(4000, 10.0, NOW), some([failing, slow], [0, 0], (1,), PAIR))
+    assert (made.prefills, made.is_transfer_too_long) == ((), False)
+
+
 def test_no_split_without_an_idle_enough_prefill_pod() -> None:
     busy = PREFILL._replace(queued=30.0)
     request = RequestFigures(4000, 10.0, NOW)

@@ -80,8 +80,17 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
     if made.prefills:
         _check_pair(made, pairs, count, places)
     else:
-        is_too_long = all(pairs[p, made.decodes[0]] == inf for p in which[0])
-        assert made.is_transfer_too_long is is_too_long
+        d = made.decodes[0]
+        is_too_long = all(pairs[p, d] == inf for p in which[0])
+        terms = decode_terms(request, pods[d], cached[d])
+        without_transfer = (
+            sum(terms)
+            - terms.transfer
+            + min(sum(prefill_terms(request, pods[p], cached[p])) for p in which[0])
+        )
+        if abs(without_transfer - alone) > 1e-9:
+            is_worth_it = without_transfer < alone
+            assert made.is_transfer_too_long is (is_too_long and is_worth_it)
 
 
 def _check_pair(made: Choice, pairs: Pairs, count: int, places: Sequence[Place]) -> None:

@@ -88,7 +88,8 @@ class PodEstimates:
         """Tokens and answers of the average; old ones are halved again and again."""
         self._counters = CounterWindow()
         self._warm_ups, self._has_warm_up = 0, False
-        """Warm-ups under way to this pod; whether there was one within the window of the counters."""
+        """Warm-ups under way to this pod; whether there was one since the last samples of the
+        counters."""
         self._has_exact = False
         """Whether the requests of the window taught by themselves."""
         self.mean_prefill = PREFILL_PRIOR.seconds(1000)

@@ -77,7 +77,7 @@ class FleetFigures:
             # A pod of another role may be another machine: it does not replace what was measured.
             fill_in(alike, replaces_stale=is_role_equal)
         self.longest_prefill = max((pod.estimates.mean_prefill for pod in self.pods), default=0.0)
-        outputs = [o for pod in self.pods if (o := pod.estimates.output_tokens) is not None]
+        outputs = [o for pod in self.pods if (o := pod.estimates.answers.average) is not None]
         if outputs:
             self.output_tokens = sum(outputs) / len(outputs)
 

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Final
 
 from tandem_contract.config import Backend
-from tandem_planner.fabrics import Place
 from tandem_contract.paths import Role
+from tandem_planner.fabrics import Place
 
 from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
@@ -94,9 +94,8 @@ class Pod:
         """Those of `in_flight` that other replicas placed."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before its first scrape."""
-        self.estimates = PodEstimates(backend.weight)
+        self.estimates = PodEstimates(backend.weight, backend.address)
         """What requests are predicted to take here."""
-        self.estimates.sidecar = backend.address
         self.hits = PromptHits()
         """How much of the prompts that it computed it had cached."""
         self.health = Health()

@@ -146,11 +146,11 @@ class WarmUps:
                 # Checked here, because the pair may have waited long for its turn.
                 if not (_has_answered(decode) and _has_answered(prefill)):
                     return False
-                decode.estimates.begin_warm_up()
+                decode.estimates.placed_transfers.begin_warm_up()
                 try:
                     result = await self._hand_off(decode, prefill)
                 finally:
-                    decode.estimates.end_warm_up()
+                    decode.estimates.placed_transfers.end_warm_up()
             self._count_result(result)
             if result == "warm":
                 return True

@@ -74,6 +74,8 @@ class PlacedTransfers:
         self._open: Counter[FabricClass | None] = Counter()
         """Of the requests that wait for their transfer."""
         self._possible: set[FabricClass | None] = set()
+        self._warm_ups, self._has_warm_up = 0, False
+        """Warm-ups under way; whether there was one since the last call of `take`."""
 
     def begin(self, fabric: FabricClass | None) -> None:
         """A request was placed whose KV will be transferred to the pod."""
@@ -88,8 +90,20 @@ class PlacedTransfers:
         """A transfer of another class than was expected took place."""
         self._possible.add(fabric)
 
-    def take(self) -> FabricClass | None:
-        """The class of all transfers since the last call; None: several, or not known."""
+    def begin_warm_up(self) -> None:
+        """A hand-off to the pod begins that makes the engines' handshake: its transfer takes longer
+        than any later one."""
+        self._warm_ups += 1
+        self._has_warm_up = True
+
+    def end_warm_up(self) -> None:
+        """It is over."""
+        self._warm_ups -= 1
+
+    def take(self) -> tuple[FabricClass | None, bool]:
+        """The class of all transfers since the last call (None: several, or not known), and whether
+        one of them was a warm-up's."""
         [fabric, *others] = self._possible or {None}
         self._possible = {fabric for fabric, count in self._open.items() if count}
-        return None if others else fabric
+        has_warm_up, self._has_warm_up = self._has_warm_up, self._warm_ups > 0
+        return None if others else fabric, has_warm_up

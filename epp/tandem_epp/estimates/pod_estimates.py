@@ -23,6 +23,7 @@ from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit, Transfers
 
+from .answer_lengths import AnswerLengths
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
 from .fabric_fits import FabricFits, PlacedTransfers
@@ -31,8 +32,6 @@ from .prefill_queue import PrefillQueue
 
 OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""
-_ANSWERS: Final = 100
-"""Answers of which the average length is taken, at most."""
 _WEIGHT: Final = 0.1
 """Weight of the newest value in moving averages."""
 _NEVER: Final = inf
@@ -56,8 +55,9 @@ class Load(Protocol):
 class PodEstimates:
     """The estimates of one pod."""
 
-    def __init__(self, weight: float = 1.0) -> None:
-        """`weight`: how much faster than others the pod is assumed to be until it is measured."""
+    def __init__(self, weight: float = 1.0, sidecar: str = "") -> None:
+        """`weight`: how much faster than others the pod is assumed to be until it is measured;
+        `sidecar`: the address of its sidecar, if it has one."""
         self.queue = PrefillQueue()
         prior = PrefillCost(*(c / weight for c in PREFILL_PRIOR))
         self.prefill, self.decode, self.transfer = PrefillFit(prior), DecodeFit(), TransferFit()
@@ -69,27 +69,21 @@ class PodEstimates:
         self.overlaps = Overlaps()
         """The prompts that this EPP and its replicas know to be under way here, by the sidecar that
         sends them to the engine."""
-        self.sidecar = ""
-        """Address of the pod's sidecar, if it has one; its data-parallel ranks share it."""
+        self.sidecar = sidecar
+        """Address of the pod's sidecar, which its data-parallel ranks share."""
         self.kv: KvSize | None = None
         """From the model's config.json; None: learned from transfers, else assumed."""
         self.decodes = 0
         """Requests of this EPP and its replicas that decode here."""
         self.undecoded = 0
         """Those that will decode here and are still being prefilled."""
-        self.output_tokens: float | None = None
-        """Tokens per answer, on average over the latest; None: not known."""
+        self.answers = AnswerLengths()
         self.own = OwnRequests()
         self.observed_at: float | None = None
         """When an answer last told how long its prefill took: counters are not used then."""
         self.is_decode = False
         """Whether other pods are there to prefill for this one: it is spared from prefills."""
-        self._generated = self._answers = 0.0
-        """Tokens and answers of the average; old ones are halved again and again."""
         self._counters = CounterWindow()
-        self._warm_ups, self._has_warm_up = 0, False
-        """Warm-ups under way to this pod; whether there was one since the last samples of the
-        counters."""
         self._has_exact = False
         """Whether the requests of the window taught by themselves."""
         self.mean_prefill = PREFILL_PRIOR.seconds(1000)
@@ -149,15 +143,6 @@ class PodEstimates:
         if fabric is not None:
             self.fabrics.fit(fabric).add(*sample, now)
 
-    def begin_warm_up(self) -> None:
-        """A hand-off to this pod begins that makes the engines' handshake: its transfer takes
-        longer than any later one. To be followed by `end_warm_up`."""
-        self._warm_ups += 1
-        self._has_warm_up = True
-
-    def end_warm_up(self) -> None:
-        self._warm_ups -= 1
-
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
     ) -> None:
@@ -195,7 +180,7 @@ class PodEstimates:
         samples = self._counters.advance(counters, now)
         if samples is None:
             return
-        fabric = self.placed_transfers.take()
+        fabric, has_warm_up = self.placed_transfers.take()
         if samples.prefill is not None and not is_observed and not self._has_exact:
             self.prefill.add(samples.prefill, now)
         self._has_exact = False
@@ -204,20 +189,9 @@ class PodEstimates:
             prefilling = min(0.9, samples.tokens_per_second * self.prefill.cost.per_token)
             decodes = (load.running + self._running) / 2
             self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
-        has_warm_up, self._has_warm_up = self._has_warm_up, self._warm_ups > 0
         if samples.transfer is not None and not has_warm_up:
             self.add_transfers(samples.transfer, now, fabric)
-        self._count_answers(samples.generated, samples.answers)
-
-    def _count_answers(self, generated: float, answers: float) -> None:
-        # Sums, not a mean per window: an answer's tokens are generated in many windows, of which
-        # only one has its end.
-        self._generated += generated
-        self._answers += answers
-        if self._answers:
-            self.output_tokens = self._generated / self._answers
-        if self._answers > _ANSWERS:
-            self._generated, self._answers = self._generated / 2, self._answers / 2
+        self.answers.add(samples.generated, samples.answers)
 
     def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)

@@ -59,15 +59,15 @@ def test_a_forgotten_class_is_not_known() -> None:
 
 def test_transfers_of_one_class_are_known_to_be() -> None:
     placed = PlacedTransfers()
-    assert placed.take() is None, "of other routers, if any"
+    assert placed.take()[0] is None, "of other routers, if any"
     placed.begin(NODE)
     placed.begin(NODE)
     placed.end(NODE)
-    assert placed.take() is NODE
-    assert placed.take() is NODE, "one is under way"
+    assert placed.take()[0] is NODE
+    assert placed.take()[0] is NODE, "one is under way"
     placed.end(NODE)
-    assert placed.take() is NODE, "it may have been counted since"
-    assert placed.take() is None
+    assert placed.take()[0] is NODE, "it may have been counted since"
+    assert placed.take()[0] is None
 
 
 @pytest.mark.parametrize("other", [ELSEWHERE, None])
@@ -76,7 +76,7 @@ def test_of_several_classes_none_is_known(other: FabricClass | None) -> None:
     placed.begin(NODE)
     placed.begin(other)
     placed.end(other)
-    assert placed.take() is None
-    assert placed.take() is NODE
+    assert placed.take()[0] is None
+    assert placed.take()[0] is NODE
     placed.add(ELSEWHERE)
-    assert placed.take() is None
+    assert placed.take()[0] is None

@@ -12,4 +12,4 @@ def test_the_length_of_answers_counts_the_tokens_of_windows_in_which_none_ends()
         # Ten tokens per second, and an answer every ten seconds.
         counters = EngineCounters(generated_tokens=10.0 * second, prefills=float(second // 10))
         estimates.on_counters(counters, Gauges(running=1.0), None, float(second))
-    assert estimates.output_tokens == pytest.approx(100.0)
+    assert estimates.answers.average == pytest.approx(100.0)

@@ -147,16 +147,16 @@ def test_a_retry_or_another_decode_pod_is_of_another_class() -> None:
     decode, other, prefill = PodEstimates(), PodEstimates(), PodEstimates()
     load = RequestLoad(decode, prefill, SIZE, 0.0, NODE)
     load.on_response(1.0, UNKNOWN, PodEstimates(), ELSEWHERE)
-    assert decode.placed_transfers.take() is None
+    assert decode.placed_transfers.take()[0] is None
     load = RequestLoad(decode, prefill, SIZE, 0.0, NODE)
     load.move_decode(other, ELSEWHERE)
     load.on_response(1.0, Timing(transfer=0.5, bytes=1_500_000))
     load.end(2.0)
-    assert other.placed_transfers.take() is ELSEWHERE
+    assert other.placed_transfers.take()[0] is ELSEWHERE
     assert [other.fabrics.fit(fabric).count for fabric in FabricClass] == [0, 0, 1]
     for pod in (decode, other):
         pod.placed_transfers.take()
-        assert pod.placed_transfers.take() is None, "nothing is under way"
+        assert pod.placed_transfers.take()[0] is None, "nothing is under way"
 
 
 def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:

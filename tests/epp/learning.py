@@ -34,8 +34,8 @@ SHORTEST, LONGEST = 200, 3500
 LIMIT: Final = 0.15
 """Largest median error of the prediction, relative to the engine's own time."""
 _NOISE: Final = 1.3
-"""Error that is allowed as a multiple of that of a fit of the engine's own times: where the machine is
-busy for seconds, that one already exceeds LIMIT."""
+"""Error that is allowed, as a multiple of that of a fit of the engine's own times: where other work
+slows the machine down for seconds, that one already exceeds LIMIT."""
 
 
 @dataclass(frozen=True)

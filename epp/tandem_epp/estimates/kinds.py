@@ -81,7 +81,8 @@ def _drop_stale_classes(alike: list[PodEstimates]) -> None:
         for fabric, fit in pod.fabrics.fits.items():
             newest[fabric] = max(newest.get(fabric, 0.0), fit.updated_at or 0.0)
     for fabric, at in newest.items():
-        if at < max(newest.values()) - STALE_SECONDS:
+        # At 0 it is known from pods of another role alone.
+        if 0.0 < at < max(newest.values()) - STALE_SECONDS:
             for pod in alike:
                 pod.fabrics.forget(fabric)
                 pod.learned()

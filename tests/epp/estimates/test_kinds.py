@@ -101,6 +101,14 @@ def test_a_class_that_is_not_chosen_any_more_is_tried_again() -> None:
     assert all(pod.fabrics.costs[ELSEWHERE] == pod.transfer.cost for pod in pods)
 
 
+def test_what_pods_of_another_role_know_of_a_class_is_kept() -> None:
+    other, pod = received(ELSEWHERE=(1e9, 1.0)), received(SAME_NODE=(4e10, 1e6))
+    for _ in range(2):
+        fill_in([("any role", other), ("any role", pod)])
+        fill_in([("a role", other), ("another", pod)], replaces_stale=True)
+    assert rates(pod) == pytest.approx([4e10, 4e10, 1e9], rel=0.1)
+
+
 def test_a_pod_that_learned_long_ago_takes_over_what_alike_pods_know_of_a_class() -> None:
     late = 1.0 + STALE_SECONDS + 1
     new, old = received(ELSEWHERE=(1e9, late)), received(ELSEWHERE=(1e7, 1.0))

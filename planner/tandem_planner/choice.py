@@ -36,19 +36,20 @@ PREFILL_CANDIDATES: Final = 3
 
 
 class Candidates(NamedTuple):
-    """The pods to choose from. `cached` and `alone` have one entry per row of `pods`."""
+    """The pods to choose from. `cached` and `cached_if_computing` have one
+    entry per row of `pods`."""
 
     pods: FigureTable
     cached: Sequence[int]
     """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
-    alone: Sequence[int]
+    cached_if_computing: Sequence[int]
     """The same, if the pod computes the prompt. Less than `cached` where other requests' KV is
     still to be transferred to the pod."""
     decodes: Sequence[int]
     """Rows of the pods that may decode, and so serve the request alone."""
     groups: Sequence[Group] = ()
     """Which pairs may share the request; empty: none."""
-    tail: int = 32
+    max_unsplit_tokens: int = 32
     """Uncached tokens up to which no request is split, whatever else it costs: the end of a prompt
     whose KV is there is not worth a hand-off."""
 
@@ -62,7 +63,7 @@ class Choice(NamedTuple):
     """The pod to prefill, then the retries; empty: the decode pod serves the request alone."""
     cost: float = inf
     """Seconds."""
-    alternative: float = inf
+    other_path_cost: float = inf
     """Seconds of the cheapest way with the other answer to the question of a split; inf: none."""
     is_transfer_too_long: bool = False
     """Whether the transfer to the chosen pod rules a split out that would be cheaper without it."""
@@ -76,15 +77,16 @@ def choose(
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
     prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods that
     are equally close to it."""
-    pods, alone, which = candidates.pods, candidates.alone, candidates.decodes
+    pods, which = candidates.pods, candidates.decodes
+    cached = candidates.cached_if_computing
     if not which:
         return Choice(())
-    prefills = prefill_costs(request, pods, alone)
-    costs = unified_costs(request, pods, alone, which, prefills)
+    prefills = prefill_costs(request, pods, cached)
+    costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs)
     # A prompt that is cached on the pod which alone is the cheapest is not split.
-    rest = request.prompt - alone[which[costs.index(unified)]]
-    groups = () if unified < inf and rest <= candidates.tail else candidates.groups
+    rest = request.prompt - cached[which[costs.index(unified)]]
+    groups = () if unified < inf and rest <= candidates.max_unsplit_tokens else candidates.groups
     pairs = []
     for group in groups:
         of_group = [prefills[i] for i in group.prefills]

@@ -73,7 +73,7 @@ class Agreement:
                 pod.health.ejections,
                 pytest.approx(pod.health.failure_rate, rel=1e-2),
                 len(pod.estimates.queue),
-                (pod.estimates.decodes, pod.estimates.undecoded),
+                (pod.estimates.decodes, pod.estimates.awaiting_prefill),
                 (fit := pod.estimates.prefill).count,
                 # A pod without samples takes over those of alike pods at a replica's next decision.
                 fit.count and pytest.approx(fit.cost.seconds(1000), rel=1e-3),

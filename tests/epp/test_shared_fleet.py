@@ -293,7 +293,7 @@ def test_a_malformed_size_leaves_no_count() -> None:
     with pytest.raises(msgspec.ValidationError):
         shared.apply("peer", RequestStarted(1, "d", size=size))
     shared.reset("peer")
-    assert (setup["d"].in_flight, setup["d"].estimates.undecoded) == (0, 0)
+    assert (setup["d"].in_flight, setup["d"].estimates.awaiting_prefill) == (0, 0)
 
 
 def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
@@ -390,4 +390,4 @@ def test_nothing_is_left_of_the_requests_of_a_peer_that_is_gone() -> None:
         pod = setup[name]
         assert (pod.in_flight, pod.remote_in_flight) == (0, 0)
         assert (len(pod.estimates.queue), pod.estimates.decodes) == (0, 0)
-        assert pod.estimates.undecoded == 0
+        assert pod.estimates.awaiting_prefill == 0

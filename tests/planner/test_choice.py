@@ -182,10 +182,10 @@ PAIR = [((0,), (1,))]
 def test_a_long_prompt_is_split_and_a_short_one_is_not() -> None:
     long = choice(RequestFigures(4000, 10.0, NOW), some([PREFILL, DECODE], [0, 0], (1,), PAIR))
     assert (long.decodes, long.prefills) == ([1], [0])
-    assert long.cost < long.alternative
+    assert long.cost < long.other_path_cost
     short = choice(RequestFigures(50, 10.0, NOW), some([PREFILL, DECODE], [0, 0], (1,), PAIR))
     assert (short.decodes, short.prefills, short.is_transfer_too_long) == ([1], (), False)
-    assert short.cost < short.alternative < inf
+    assert short.cost < short.other_path_cost < inf
 
 
 def test_a_transfer_of_more_than_half_the_prefill_rules_a_split_out() -> None:

@@ -69,14 +69,19 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
     pods, cached, places = zip(*prefills, *decodes, strict=True)
     which = range(len(prefills)), range(len(prefills), len(pods))
     candidates = Candidates(
-        FigureTable(pods), cached, cached, which[1], [make_group(*which, places)], tail=-inf
+        FigureTable(pods),
+        cached,
+        cached,
+        which[1],
+        [make_group(*which, places)],
+        max_unsplit_tokens=-inf,
     )
     made = choose(request, candidates, Random(seed), count=count)
     pairs = pair_costs(request, candidates, places)
     unified = {d: sum(unified_terms(request, pods[d], cached[d])) for d in which[1]}
     least, alone = min(pairs.values()), min(unified.values())
     assert made.cost == pytest.approx(min(least, alone))
-    assert made.alternative == pytest.approx(max(least, alone)) or abs(least - alone) < 1e-9
+    assert made.other_path_cost == pytest.approx(max(least, alone)) or abs(least - alone) < 1e-9
     if made.prefills:
         _check_pair(made, pairs, count, places)
     else:

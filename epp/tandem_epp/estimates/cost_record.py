@@ -26,14 +26,14 @@ _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms
 
 
 class CostRecord(NamedTuple):
-    """A decision by cost. `names`, `pods`, `cached` and `alone` have one entry per pod of the
-    fleet; pods are meant by their row."""
+    """A decision by cost. `names`, `pods`, `cached` and `cached_if_computing` have one entry per
+    pod of the fleet; pods are meant by their row."""
 
     request: RequestFigures
     names: Sequence[str]
     pods: Sequence[PodFigures]
     cached: Sequence[int]
-    alone: Sequence[int]
+    cached_if_computing: Sequence[int]
     """As in `tandem_planner.choice.Candidates`."""
     decodes: Sequence[int]
     """The pods that could decode."""
@@ -87,14 +87,16 @@ class CostRecord(NamedTuple):
         return [trace for part in parts for trace in sorted(part, key=lambda trace: trace.cost)]
 
     def _terms(self, part: str, row: int) -> CostTerms:
-        return _TERMS[part](self.request, self.pods[row], self.alone[row])
+        return _TERMS[part](self.request, self.pods[row], self.cached_if_computing[row])
 
     def _decode_terms(self, row: int, fabric: FabricClass) -> CostTerms:
         return decode_terms(self.request, self.pods[row], self.cached[row], fabric)
 
     def _alone(self, part: str, row: int, *, is_chosen: bool) -> CostTrace:
         terms = self._terms(part, row)
-        return _trace(self.names[row], part, terms, self.alone[row], is_chosen=is_chosen)
+        return _trace(
+            self.names[row], part, terms, self.cached_if_computing[row], is_chosen=is_chosen
+        )
 
     def _decode(self, row: int, fabric: FabricClass, *, is_chosen: bool) -> CostTrace:
         return _trace(

@@ -75,7 +75,7 @@ class PodEstimates:
         """From the model's config.json; None: learned from transfers, else assumed."""
         self.decodes = 0
         """Requests of this EPP and its replicas that decode here."""
-        self.undecoded = 0
+        self.awaiting_prefill = 0
         """Those that will decode here and are still being prefilled."""
         self.answers = AnswerLengths()
         self.own = OwnRequests()
@@ -211,7 +211,7 @@ class PodEstimates:
             per_pair=prefill.per_pair,
             stall=STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),
             # By the time of its first token, a request meets those before it in the queue too.
-            itl_harm=harm * (decodes + self.undecoded),
+            itl_harm=harm * (decodes + self.awaiting_prefill),
             free_tokens=self._free_tokens - self._placed_tokens,
             transfers=transfers,
             kv=kv,

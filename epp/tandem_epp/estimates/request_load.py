@@ -77,7 +77,7 @@ class RequestLoad:
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         self._overlap = computing.overlaps.begin(decode.sidecar)
         computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))
-        decode.undecoded += 1
+        decode.awaiting_prefill += 1
         if self._is_split:
             decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)
 
@@ -175,7 +175,7 @@ class RequestLoad:
         if self._is_decoding:
             self._decode.decodes += requests
         elif self._entry is not None:
-            self._decode.undecoded += requests
+            self._decode.awaiting_prefill += requests
         self._decode.changed()
 
     def _end_overlap(self) -> None:

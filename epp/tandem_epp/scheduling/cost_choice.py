@@ -32,7 +32,7 @@ from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
 from .candidate_layout import CandidateLayout, make_layout
-from .decider import TAIL_BLOCKS, NoBackend, PathDecision, SplitImpossible
+from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .result import SchedulingResult
@@ -103,7 +103,7 @@ class CostScheduler:
             raise SplitImpossible("no prefill backend is healthy")
         record = CostRecord(
             figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
-            candidates.alone, layout.decodes, layout.prefills if may_split else (),
+            candidates.cached_if_computing, layout.decodes, layout.prefills if may_split else (),
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
             choice.fabric, layout.fabrics,
         )  # fmt: skip
@@ -143,9 +143,9 @@ class CostScheduler:
     ) -> Candidates:
         cached = tokens.placed
         # What is placed on a decode pod may still have to be transferred there.
-        alone = cached
+        if_computing = cached
         if tokens.cached is not cached:
-            alone = [
+            if_computing = [
                 confirmed if is_decode else placed
                 for confirmed, placed, is_decode in zip(
                     tokens.cached, cached, layout.is_decode, strict=True
@@ -155,10 +155,10 @@ class CostScheduler:
         return Candidates(
             table,
             cached,
-            alone,
+            if_computing,
             layout.decodes,
             layout.groups if may_split else (),
-            TAIL_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0),
+            MAX_UNSPLIT_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0),
         )
 
     def _layout(
@@ -219,11 +219,11 @@ def _decide(  # noqa: PLR0917 - the parts of one decision
     if refusal is not None:
         return PathDecision(RoutingPath.UNIFIED, refusal)
     # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
-    if cached and request.prompt - cached <= candidates.tail:
+    if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
         return PathDecision(RoutingPath.FAST_DECODE, "cached")
     row = choice.decodes[0]
     if row not in layout.grouped and would_split(
-        request, candidates.pods.pods[row], candidates.alone[row]
+        request, candidates.pods.pods[row], candidates.cached_if_computing[row]
     ):
         return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
     if choice.is_transfer_too_long:
@@ -235,7 +235,7 @@ def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:
     """What the request is predicted to take on the chosen pods."""
     prompt, output, _ = record.request
     computing = record.decode if record.prefill is None else record.prefill
-    cached = min(prompt, record.alone[computing])
+    cached = min(prompt, record.cached_if_computing[computing])
     on_decode = min(prompt, record.cached[record.decode])
     return PlacedPrompt(prompt, cached, on_decode, output, is_stream=request.is_stream)
 

@@ -2,7 +2,7 @@
 
 no prefill backend is configured, or one engine must serve the request alone  -> unified
 the prompt is shorter than `non_cached_tokens`                                -> unified
-all of it is cached on the decode pod, but for at most TAIL_BLOCKS blocks     -> fast_decode
+all of it is cached on the decode pod, but for at most MAX_UNSPLIT_BLOCKS blocks     -> fast_decode
 fewer than `non_cached_tokens` tokens are left to compute                     -> unified
 no prefill backend is healthy                                                 -> fallback, or error
 otherwise                                                                     -> prefill_then_decode
@@ -13,7 +13,7 @@ from typing import Final
 
 from tandem_contract.paths import RoutingPath
 
-TAIL_BLOCKS: Final = 2
+MAX_UNSPLIT_BLOCKS: Final = 2
 """KV blocks at the prompt's end that may be missing from the cache. The last block is partial, and
 the one before it holds the start of the answer or a closing bracket of the JSON."""
 
@@ -82,7 +82,7 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     if not settings.always:
         if inputs.prompt_tokens < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")
-        if uncached <= TAIL_BLOCKS * inputs.block_tokens:
+        if uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
             return PathDecision(RoutingPath.FAST_DECODE, "cached")
         if uncached < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "mostly_cached")

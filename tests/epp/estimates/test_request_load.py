@@ -50,7 +50,7 @@ def test_a_stream_without_a_report_begins_before_its_first_token() -> None:
     after = 10.001 + PREFILL_SECONDS
     assert wait_seconds(pod.figures(after), after) == 0.0
     load.end(20.0)
-    assert (pod.decodes, pod.undecoded, len(pod.queue)) == (0, 0, 0)
+    assert (pod.decodes, pod.awaiting_prefill, len(pod.queue)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("events", [*permutations(("response", "end", "move", "end"))])
@@ -67,7 +67,7 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
             case "move":
                 load.move_decode(other)
     assert [pod.decodes for pod in (decode, other, prefill)] == [0, 0, 0]
-    assert [pod.undecoded for pod in (decode, other, prefill)] == [0, 0, 0]
+    assert [pod.awaiting_prefill for pod in (decode, other, prefill)] == [0, 0, 0]
     assert [len(pod.queue) for pod in (decode, other, prefill)] == [0, 0, 0]
 
 

@@ -118,7 +118,7 @@ class Oracle(Policy):
         candidates = Candidates(
             pods=FigureTable([_figures(engine) for engine in self.engines]),
             cached=cached,
-            alone=cached,
+            cached_if_computing=cached,
             decodes=everything if work.only is None else [work.only],
         )
         return Choice(choose(request, candidates, self.random).decodes[0])

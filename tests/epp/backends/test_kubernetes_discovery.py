@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract import labels
 from tandem_contract.documents import parse_documents
+from tandem_contract.endpoints import DEBUG_PODS
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
+from tandem_contract.pod_reports import PodReport
 from tandem_epp.backends.pod_backend import pod_backend
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.configuration import load
@@ -58,7 +61,12 @@ class Pods:
         await self.create_plain(backend.name, pod_labels | more, annotations)
 
     async def create_plain(
-        self, name: str, pod_labels: dict[str, str], annotations: dict[str, str] | None = None
+        self,
+        name: str,
+        pod_labels: dict[str, str],
+        annotations: dict[str, str] | None = None,
+        node: str = "none",
+        **spec: object,
     ) -> None:
         body = {
             "apiVersion": "v1",
@@ -70,7 +78,7 @@ class Pods:
                 "annotations": annotations or {},
             },
             # With a node, so that a deletion waits for the kubelet.
-            "spec": {"nodeName": "none", "containers": [{"name": "c", "image": "x"}]},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}], **spec},
         }
         await self._api.create(PODS, body)
         await self.ready(name)
@@ -213,6 +221,34 @@ async def test_existing_pods_serve_without_the_operator(
             figures = await picker.figures()
             assert figures['tandem_epp_discovery_pods{state="serving"}'] == 2
             assert figures['tandem_epp_discovery_pods{state="unusable"}'] == 1
+
+
+async def test_the_node_and_the_fabric_domain_of_pods_are_known(
+    control_plane: ControlPlane, pods: Pods, tmp_path: Path
+) -> None:
+    await pods.create_plain("a", {**ENDPOINT, labels.FABRIC_DOMAIN: "r1"}, node="n1")
+    await pods.create_plain("b", ENDPOINT, node="n1")
+    await pods.create_plain("c", {**ENDPOINT, "rack": "r2"}, node="n2")
+    await pods.create_plain("d", ENDPOINT, node="n3", nodeSelector={"rack": "r2"})
+    config, kubeconfig = config_file(tmp_path), str(control_plane.kubeconfig)
+    async with epp(config, *flags(pods.namespace), KUBECONFIG=kubeconfig) as picker:
+        known = {"a": ("n1", "r1"), "b": ("n1", "r1"), "c": ("n2", ""), "d": ("n3", "")}
+        assert await places(picker) == known
+        config.write_text("disaggregated_serving: {enabled: true, domain_label: rack}\n")
+        known |= {"c": ("n2", "r2"), "d": ("n3", "r2")}
+        await until(lambda: has_places(picker, known))
+
+
+async def places(picker: Epp) -> dict[str, tuple[str, str]]:
+    """Pod → its node and domain, as the EPP reports them."""
+    url = f"http://127.0.0.1:{picker.metrics}{DEBUG_PODS}"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        reports = msgspec.json.decode(await response.read(), type=list[PodReport])
+    return {report.name: (report.node, report.domain) for report in reports}
+
+
+async def has_places(picker: Epp, expected: dict[str, tuple[str, str]]) -> bool:
+    return await places(picker) == expected
 
 
 async def test_the_last_known_pods_serve_while_the_api_is_unreachable(

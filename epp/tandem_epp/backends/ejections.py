@@ -119,14 +119,13 @@ class Ejections:
         healthy."""
         if now < self._next_upkeep:
             return
-        self._next_upkeep = now + UPKEEP_SECONDS
         # A list, because every state must advance: `any` would stop at the first.
         self._watched.intersection_update(self._pods)
         changes = [pod.health.advance(now) for pod in self._watched]
         for pod in self._watched:
             pod.estimates.changed()
         self._watched = {pod for pod in self._watched if pod.health.needs_upkeep}
-        self._schedule(now)
+        self._next_upkeep = self._upkeep_after(now)
         if any(changes):
             self._on_change()
         elif changes:
@@ -135,12 +134,15 @@ class Ejections:
     def _watch(self, pod: "Pod", now: float) -> None:
         if pod.health.needs_upkeep:
             self._watched.add(pod)
-            self._schedule(now)
+            # Never later than it was: outcomes of one pod must not put off the end of another's
+            # pause.
+            self._next_upkeep = min(self._next_upkeep, self._upkeep_after(now))
 
-    def _schedule(self, now: float) -> None:
+    def _upkeep_after(self, now: float) -> float:
+        """When the next upkeep is due, if all that was due `now` is done."""
         ends = [pod.health.until for pod in self._watched if pod.health.until > now]
         upkeep = now + UPKEEP_SECONDS if self._watched else inf
-        self._next_upkeep = min([upkeep, *ends])
+        return min([upkeep, *ends])
 
     def _may_eject(self, pod: "Pod") -> bool:
         if pod.health.is_ejected:

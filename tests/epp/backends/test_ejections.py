@@ -9,7 +9,7 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.ejections import MAX_SHARE, UPKEEP_SECONDS, is_alike
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.health import EJECT_IN_A_ROW
+from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.outcomes import Outcome
 
@@ -172,3 +172,16 @@ def test_the_log_says_whose_decision_an_ejection_is(caplog: pytest.LogCaptureFix
     fleet.ejections.adopt(a, NOW, NOW + 5)
     assert "ejected for 5 s: as another replica decided" in caplog.text
     assert "0%" not in caplog.text
+
+
+def test_outcomes_of_other_pods_do_not_put_off_the_end_of_a_pause() -> None:
+    fleet = decodes(2)
+    busy, failing = fleet
+    fleet.ejections.record(busy, Outcome.BUSY, NOW, NOW, 1.0)
+    fleet.ejections.advance(NOW)
+    for tenth in range(1, 20):
+        now = NOW + tenth / 10
+        # Between two decisions, and just before each.
+        fleet.ejections.record(failing, Outcome.ERROR, now, now)
+        fleet.ejections.advance(now)
+    assert busy.health.state is HealthState.SERVING

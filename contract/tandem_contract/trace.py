@@ -109,12 +109,16 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     decided: float
     """Unix seconds."""
     decision_seconds: float
+    """From the complete body to the decision."""
     model: str = ""
     """Model of the request; empty when it names none."""
     path: RoutingPath | None = None
     """The intended path; None when the request was refused."""
     reason: str = ""
     """Why this path or refusal, one word."""
+    turn_seconds: float = 0.0
+    """The part of `decision_seconds` for which the decision waited for its turn among the EPP's
+    replicas."""
     decode: tuple[CandidateTrace, ...] = ()
     """The chosen decode pod, then the alternatives in order."""
     prefill: tuple[CandidateTrace, ...] = ()

@@ -62,7 +62,9 @@ class Decision:
     decided_at: float
     """Unix seconds."""
     seconds: float = 0.0
-    """Duration of the decision."""
+    """Duration of the decision, from the complete body on."""
+    turn_seconds: float = 0.0
+    """The part of it for which it waited for its turn among the EPP's replicas."""
     path: RoutingPath | None = None
     """None when the EPP answered the request itself."""
     reason: str = ""
@@ -90,11 +92,11 @@ class Decision:
     served: str | None = None
     """`ip:port` of the pod that Envoy used; None if the gateway does not tell."""
     # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.
-    _began: float = field(default_factory=perf_counter)
+    began: float = field(default_factory=perf_counter)
 
     def complete(self) -> float:
         """Record the duration of the decision, now that it is complete; returns it in seconds."""
-        self.seconds = perf_counter() - self._began
+        self.seconds = perf_counter() - self.began
         # The history keeps thousands of these: a client must not choose their size.
         self.model = self.model[:MAX_TEXT] if self.model else None
         return self.seconds
@@ -106,12 +108,12 @@ class Decision:
 
     def record_first_token(self) -> float:
         """Record that the first token passed now; returns the seconds that it took."""
-        self.measured_ttft = perf_counter() - self._began
+        self.measured_ttft = perf_counter() - self.began
         return self.measured_ttft
 
     def end(self) -> None:
         """Record the end of the request."""
-        self.ended = perf_counter() - self._began
+        self.ended = perf_counter() - self.began
 
     def trace(self) -> DecisionTrace:
         """The JSON form that `tandem trace` reads."""
@@ -119,6 +121,7 @@ class Decision:
             request_id=self.request_id,
             decided=self.decided_at,
             decision_seconds=self.seconds,
+            turn_seconds=self.turn_seconds,
             model=self.model or "",
             path=self.path,
             reason=self.reason,

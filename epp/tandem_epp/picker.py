@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from random import Random
+from time import perf_counter
 from typing import Final, Protocol
 
 from tandem_contract import headers as wire
@@ -31,7 +32,7 @@ from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
-from .preparation import parse, preparation_of
+from .preparation import Preparation, parse, preparation_of
 from .prompt_key import PromptForm
 from .request import InferenceRequest, is_json, kind_of, read_model
 from .scheduling.config import Routing
@@ -95,7 +96,7 @@ class EndpointPicker:
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
         self._fleet.ejections.advance(now)
         # Added before the pick, so that a refused request can be traced too.
-        decision = self._history.add(Decision(request_id, now))
+        decision = self._history.add(_new_decision(request_id, now, preparation_of(request)))
         try:
             placement = self._place(request, body, decision)
         except LocalReply as reply:
@@ -260,6 +261,12 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
     if parsed is not None:
         return parsed.needs_sidecar
     return request.method not in ("GET", "HEAD")
+
+
+def _new_decision(request_id: str, now: float, prepared: Preparation) -> Decision:
+    """A decision that began when the body was complete."""
+    began = prepared.began if prepared.began is not None else perf_counter()
+    return Decision(request_id, now, turn_seconds=prepared.turn_seconds, began=began)
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

@@ -17,6 +17,10 @@ class Preparation:
     """None: not read."""
     precise: PreciseMatch | None = None
     """What the precise index found; None: nothing, or it is off."""
+    began: float | None = None
+    """When the body was complete, by `perf_counter`; None: it is not prepared."""
+    turn_seconds: float = 0.0
+    """For which the decision waited for its turn among the replicas."""
 
     def precise_of(self, parsed: InferenceRequest | None) -> PreciseMatch | None:
         """`precise`, which also tells the true length of the prompt in `parsed`."""

@@ -10,7 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from time import time
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Final
 
 from tandem_contract.otlp import is_wanted
@@ -130,14 +130,15 @@ class Service:
     async def prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
         turn to pick until the context ends."""
+        began = perf_counter()
         precise = await self._match_precisely(request, body)
         if self._turns is None:
-            yield Preparation(precise=precise)
+            yield Preparation(None, precise, began)
             return
         # Outside of the turn: it takes longer than the pick.
         parsed = read_ahead(request, body)
-        async with self._turns.turn():
-            yield Preparation(parsed, precise)
+        async with self._turns.turn() as waited:
+            yield Preparation(parsed, precise, began, waited)
 
     async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:
         """Raises nothing."""

@@ -184,6 +184,8 @@ class SharedFleet:
 
     def reset(self, peer: str) -> None:
         self._unknown.pop(peer, None)
+        if self.turns is not None:
+            self.turns.forget(peer)
         for request in self._remote.pop(peer, {}).values():
             request.drop(self._clock())
 

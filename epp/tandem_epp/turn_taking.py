@@ -1,12 +1,17 @@
 """Lets a decision wait until this replica has the turn, where it would meet unseen placements.
 
-Without other replicas, and while requests are far apart, a decision does not wait. It does when
+Replicas that decide from the same figures choose the same pod, and one request then waits for the
+prefill of the other. So a decision waits for its turn when that is expected to take longer than the
+turn:
 
-    unseen placements × seconds of a prefill > TURN_SECONDS
+    unseen × mean prefill > mean wait
 
-since replicas that decide from the same figures choose the same pod, and one request then waits for
-the prefill of the other. As many placements are unseen as this replica made within UNSEEN_SECONDS,
-times the other replicas.
+    unseen        placements of other replicas that this one does not know of yet: as many per
+                  replica as this one made within the last UNSEEN_SECONDS
+    mean prefill  seconds, over the pods
+    mean wait     seconds for which the latest turns were waited for
+
+A replica that is alone, has one pod, or decides rarely, waits for none.
 """
 
 import asyncio
@@ -14,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from time import monotonic, time
+from time import monotonic
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -26,10 +31,10 @@ UNSEEN_SECONDS: Final = 0.005
 """Seconds for which a placement may be unknown to other replicas: two to three times what
 benchmarks/exchange.py measures."""
 TURN_SECONDS: Final = 0.004
-"""Seconds that it takes to get the turn: two messages."""
+"""Seconds that a turn is assumed to be waited for before any was: two messages."""
 _WEIGHT: Final = 0.02
-"""Weight of the newest decision in the average: the first requests of a burst look like any other,
-but met others before."""
+"""Weight of the newest decision in averages: the first requests of a burst look like any other, but
+met others before."""
 _BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -43,7 +48,8 @@ class Crowding:
         """Decisions within UNSEEN_SECONDS before a decision, on average."""
 
     def count_decision(self, now: float) -> float:
-        """A decision is made `now`, in seconds: how many came shortly before, or usually do."""
+        """A decision is made `now`, in monotonic seconds: how many came shortly before, or usually
+        do."""
         recent = self._recent
         while recent and recent[0] <= now - UNSEEN_SECONDS:
             recent.popleft()
@@ -59,14 +65,15 @@ class TurnMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.waits = Histogram(
             "tandem_epp_turn_wait_seconds",
-            "Seconds for which a decision waited for its turn among the replicas of this EPP; "
-            "decisions that are far apart wait for none.",
+            "Seconds for which decisions waited for their turn among the replicas of this EPP; "
+            "those that need none are not counted.",
             buckets=_BUCKETS,
             registry=registry,
         )
         self.expired = Counter(
             "tandem_epp_turns_expired_total",
-            "Turns that began although another replica of this EPP had not granted them in time.",
+            "Turns for which another replica of this EPP was skipped, since it had not granted "
+            "them within 50 ms: it hangs, is throttled, or cannot be reached.",
             registry=registry,
         )
 
@@ -79,27 +86,43 @@ class TurnTaker:
     ) -> None:
         self._fleet, self._channel, self._turns, self._metrics = fleet, channel, turns, metrics
         self._crowding = Crowding()
+        self._mean_wait = TURN_SECONDS
+        """Seconds; returns to TURN_SECONDS while no turn is taken."""
         turns.on_expired = metrics.expired.inc
 
     def needs_turn(self, now: float) -> bool:
-        """Whether a decision that is due `now` (Unix seconds) should wait for a turn."""
+        """Whether a decision that is due `now`, in monotonic seconds, should wait for a turn."""
         placed = self._crowding.count_decision(now)
+        figures = self._fleet.figures
+        if len(figures.pods) < 2:
+            return False
         unseen = placed * len(self._channel.connected)
-        return unseen * self._fleet.figures.longest_prefill > TURN_SECONDS
+        needs = unseen * figures.mean_prefill > self._mean_wait
+        if not needs:
+            self.count_wait(TURN_SECONDS)
+        return needs
+
+    def count_wait(self, seconds: float) -> None:
+        """A turn was waited for."""
+        self._mean_wait += _WEIGHT * (seconds - self._mean_wait)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for the turn, if one is needed, and keep it until the context ends."""
-        if not self.needs_turn(time()):
-            yield
+    async def turn(self) -> AsyncIterator[float]:
+        """Wait for the turn, if one is needed, and keep it until the context ends. The value is the
+        seconds of the wait."""
+        began = monotonic()
+        if not self.needs_turn(began):
+            yield 0.0
             return
-        began, granted = monotonic(), asyncio.get_running_loop().create_future()
+        granted = asyncio.get_running_loop().create_future()
         waiter = partial(_resolve, granted)
         self._turns.enter(waiter)
         try:
             await granted
-            self._metrics.waits.observe(monotonic() - began)
-            yield
+            waited = monotonic() - began
+            self.count_wait(waited)
+            self._metrics.waits.observe(waited)
+            yield waited
         finally:
             self._turns.leave(waiter)
 

@@ -72,7 +72,7 @@ def test_decisions_take_turns_in_bursts_among_replicas(
 
 def test_pods_whose_prefills_take_no_time_need_no_turns() -> None:
     turn_taker, _, _ = taker(FakePeers("b"))
-    turn_taker._fleet.figures.longest_prefill = 1e-4
+    turn_taker._fleet.figures.mean_prefill = 1e-4
     assert not any(turn_taker.needs_turn(NOW + i * 1e-4) for i in range(10))
 
 

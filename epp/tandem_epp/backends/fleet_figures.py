@@ -8,6 +8,7 @@ walk, figures shared between alike pods, is done beside the scrapes (`share`).
 from collections.abc import Iterable
 from functools import partial
 from math import inf
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
@@ -26,8 +27,8 @@ class FleetFigures:
     def __init__(self) -> None:
         self.output_tokens = OUTPUT_PRIOR
         """Tokens of an answer, on average over the pods."""
-        self.longest_prefill = 0.0
-        """Seconds: the greatest `mean_prefill` of a pod since the latest `share`."""
+        self.mean_prefill = 0.0
+        """Seconds of a prefill, on average over the pods as of the latest `share`."""
         self.set_pods(())
 
     def set_pods(self, pods: Iterable["Pod"]) -> None:
@@ -76,7 +77,8 @@ class FleetFigures:
             )
             # A pod of another role may be another machine: it does not replace what was measured.
             fill_in(alike, replaces_stale=is_role_equal)
-        self.longest_prefill = max((pod.estimates.mean_prefill for pod in self.pods), default=0.0)
+        if self.pods:
+            self.mean_prefill = fmean(pod.estimates.mean_prefill for pod in self.pods)
         outputs = [o for pod in self.pods if (o := pod.estimates.answers.average) is not None]
         if outputs:
             self.output_tokens = sum(outputs) / len(outputs)
@@ -87,7 +89,6 @@ class FleetFigures:
         if rate := pod.health.failure_rate:
             figures = figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
         self._table.write(row, figures)
-        self.longest_prefill = max(self.longest_prefill, pod.estimates.mean_prefill)
         if (expires := pod.estimates.expires) == inf:
             self._expiring.pop(row, None)
         else:

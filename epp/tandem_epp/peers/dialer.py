@@ -93,9 +93,10 @@ class Dialer:
         It is not dialed again while that is so."""
 
     def put(self, event: bytes, *, is_urgent: bool = False) -> None:
-        """Send an encoded event soon, or at once; dropped while there is no connection."""
+        """Send an encoded event soon; dropped while there is no connection. `is_urgent`: at once,
+        since a peer waits for it."""
         if self._outbox is not None:
-            self._outbox.put(event)
+            self._outbox.put(event, is_in_snapshot=not is_urgent)
             self._since = self._since or monotonic()
             self._is_waiting.set()
             if is_urgent:

@@ -11,6 +11,8 @@ MAX_QUEUE: Final = 8 << 20
 a peer that pauses for a moment costs a snapshot; too high: memory for every peer that hangs."""
 MAX_FRAME: Final = 256 << 10
 """Bytes of events after which a frame is closed. One event may be larger."""
+_MAX_AFTER_SNAPSHOT: Final = 100
+"""Events that follow a snapshot, at most: two for each turn that is asked for or granted."""
 
 
 class OutgoingFrame(NamedTuple):
@@ -38,6 +40,8 @@ class Outbox:
         self._epochs, self._epoch = epochs, -1
         self._snapshot, self._on_dropped, self._max_queue = snapshot, on_dropped, max_queue
         self._queue: deque[bytes] = deque()
+        self._after_snapshot: list[bytes] = []
+        """Events that follow the snapshot which is still to be taken."""
         self._queue_bytes = 0
         self._number = 0
         """Number of the next frame in this epoch."""
@@ -50,11 +54,12 @@ class Outbox:
         """Whether the next frame would be a heartbeat."""
         return not self._queue and not self._needs_snapshot
 
-    def put(self, event: bytes) -> None:
-        """Add an encoded event."""
-        # A snapshot that is still to be taken will contain the event's effect: what is under way,
-        # and what has been counted.
+    def put(self, event: bytes, *, is_in_snapshot: bool = True) -> None:
+        """Add an encoded event. `is_in_snapshot`: a snapshot that is taken later contains its
+        effect, such as a request under way or something counted."""
         if self._needs_snapshot:
+            if not is_in_snapshot and len(self._after_snapshot) < _MAX_AFTER_SNAPSHOT:
+                self._after_snapshot.append(event)
             return
         self._queue.append(event)
         self._queue_bytes += len(event)
@@ -82,7 +87,8 @@ class Outbox:
             self._epoch = next(self._epochs)
             self._number = 0
             # Not bounded by `max_queue`: the snapshot bounds itself.
-            self._queue = deque(self._snapshot())
+            self._queue = deque((*self._snapshot(), *self._after_snapshot))
+            self._after_snapshot.clear()
             self._queue_bytes = sum(map(len, self._queue))
             self._snapshot_left = len(self._queue)
             self._needs_snapshot = False

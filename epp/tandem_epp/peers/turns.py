@@ -10,8 +10,9 @@ for the turn and decides when all have granted it:
     decides     all requests that wait, when every peer has granted
 
 Events of one replica arrive in order, so with its grant a replica knows what the granting one has
-placed. A grant that does not come in time is done without: then two replicas decide at once, which
-costs waiting behind each other and nothing else.
+placed. A replica whose grant does not come in time is skipped: then two replicas may decide at
+once, which costs waiting behind each other and nothing else. It is asked again after a pause, which
+doubles with each further grant that it fails to send in time.
 
 Source: G. Ricart, A. K. Agrawala, "An Optimal Algorithm for Mutual Exclusion in Computer Networks",
 Communications of the ACM 24 (1981); numbers are the clock of L. Lamport (1978).
@@ -26,6 +27,10 @@ from .frames import TurnAsked, TurnGranted
 LONGEST_WAIT: Final = 0.05
 """Seconds for which a grant is waited for. Too low: in bursts replicas decide at once all the same;
 too high: requests wait as long for a replica that hangs."""
+FIRST_PAUSE: Final = 1.0
+"""Seconds for which a replica is skipped at first."""
+LONGEST_PAUSE: Final = 60.0
+"""Seconds for which it is skipped at most."""
 
 
 class TurnChannel(Protocol):
@@ -58,15 +63,18 @@ class Turns:
         """`later(seconds, action)` runs an action later."""
         self._channel, self._later = channel, later
         self.on_expired: Callable[[], object] = lambda: None
-        """Called when a grant is done without."""
+        """Called when peers are skipped."""
         self._clock = 0
         """The highest number seen."""
         self._asked: int | None = None
         """The number that this replica asked with; None: it does not ask."""
         self._missing: set[str] = set()
         """Peers that have not granted."""
-        self._silent: set[str] = set()
-        """Peers that were done without and have not been heard of since: they are not asked."""
+        self._skipped: set[str] = set()
+        """Peers that are not asked for now."""
+        self._pauses: dict[str, float] = {}
+        """Peer → seconds for which it was skipped the last time; only those that have not granted
+        in time since."""
         self._deferred: dict[str, int] = {}
         """Peer → number that it asked with; granted when this replica has decided."""
         self._waiting: list[Waiter] = []
@@ -90,14 +98,23 @@ class Turns:
     def receive(self, peer: str, event: TurnAsked | TurnGranted) -> None:
         """`peer` told something."""
         self._clock = max(self._clock, event.number)
-        self._silent.discard(peer)
         if isinstance(event, TurnAsked):
             if self._deciding or self._is_before(event.number, peer):
                 self._deferred[peer] = event.number
             else:
                 self._channel.tell(peer, TurnGranted(event.number))
+        # A grant that comes too late is of an earlier number.
         elif event.number == self._asked:
             self._missing.discard(peer)
+            self._pauses.pop(peer, None)
+            self._begin_if_granted()
+
+    def forget(self, peer: str) -> None:
+        """`peer` is gone, or has connected anew."""
+        self._skipped.discard(peer)
+        self._pauses.pop(peer, None)
+        if peer in self._missing:
+            self._missing.remove(peer)
             self._begin_if_granted()
 
     def _is_before(self, number: int, peer: str) -> bool:
@@ -107,7 +124,7 @@ class Turns:
     def _ask(self) -> None:
         self._clock += 1
         self._asked = self._clock
-        self._missing = set(self._channel.connected) - self._silent
+        self._missing = set(self._channel.connected) - self._skipped
         for peer in self._missing:
             self._channel.tell(peer, TurnAsked(self._asked))
         if self._missing:
@@ -116,10 +133,17 @@ class Turns:
 
     def _expire(self, number: int) -> None:
         if number == self._asked:
-            self._silent |= self._missing
+            for peer in self._missing:
+                self._skip(peer)
             self._missing.clear()
             self.on_expired()
             self._begin_if_granted()
+
+    def _skip(self, peer: str) -> None:
+        pause = min(LONGEST_PAUSE, 2.0 * self._pauses.get(peer, FIRST_PAUSE / 2.0))
+        self._pauses[peer] = pause
+        self._skipped.add(peer)
+        self._later(pause, partial(self._skipped.discard, peer))
 
     def _begin_if_granted(self) -> None:
         if self._missing:

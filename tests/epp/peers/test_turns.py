@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_epp.peers.frames import TurnAsked, TurnGranted
-from tandem_epp.peers.turns import LONGEST_WAIT, Turns, Waiter
+from tandem_epp.peers.turns import FIRST_PAUSE, LONGEST_WAIT, Turns, Waiter
 
 Told = TurnAsked | TurnGranted | int
 """An int stands for a placement: the number of the decision."""
@@ -26,8 +26,8 @@ class Replica:
     entered: int = 0
     decided: int = 0
     expired: int = 0
-    alarms: list[Callable[[], None]] = field(default_factory=list)
-    """Due after LONGEST_WAIT."""
+    alarms: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    """Seconds until each is due."""
 
     def __post_init__(self) -> None:
         self.turns = Turns(self, self._later)
@@ -54,8 +54,21 @@ class Replica:
         self.turns.leave(self.deciding.pop(0))
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        assert seconds == LONGEST_WAIT
-        self.alarms.append(action)
+        self.alarms.append((seconds, action))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the alarms run that are due by then."""
+        due = [action for after, action in self.alarms if after <= seconds]
+        self.alarms = [
+            (after - seconds, action) for after, action in self.alarms if after > seconds
+        ]
+        for action in due:
+            action()
+
+    @property
+    def pauses(self) -> list[str]:
+        """The peers that did not grant in time."""
+        return list(self.turns._pauses)
 
     def _count_expired(self) -> None:
         self.expired += 1
@@ -149,35 +162,68 @@ def test_requests_that_come_during_a_turn_wait_for_the_next_one() -> None:
     assert (len(first.deciding), len(second.deciding)) == (0, 1)
 
 
-def test_a_replica_that_does_not_answer_is_done_without_until_it_is_heard_again() -> None:
+def test_a_replica_that_does_not_grant_in_time_is_skipped_for_a_while_that_doubles() -> None:
     network = Network(3)
-    first, _, third = network.replicas.values()
+    first, second, third = network.replicas.values()
+    pause = FIRST_PAUSE
+    for _ in range(3):
+        first.enter()
+        network.deliver(("a", "b"))
+        network.deliver(("b", "a"))
+        assert not first.deciding
+        first.pass_time(LONGEST_WAIT)
+        assert len(first.deciding) == 1
+        first.decide()
+        # The other one grants too late: that ends no pause.
+        network.settle()
+        first.enter()
+        assert not any(isinstance(event, TurnAsked) for event in network.channels["a", "c"])
+        network.settle()
+        first.pass_time(pause)
+        pause *= 2
+    assert first.expired == 3
     first.enter()
-    network.deliver(("a", "b"))
-    network.deliver(("b", "a"))
+    network.settle()
+    assert first.pauses == [], "a grant in time: the next pause is short again"
+    assert (first.decided, second.decided, third.decided) == (7, 0, 0)
+
+
+def test_replicas_that_skip_each_other_ask_again() -> None:
+    network = Network(2)
+    first, second = network.replicas.values()
+    for replica in (first, second):
+        replica.enter()
+    for channel in network.channels.values():
+        channel.clear()
+    for replica in (first, second):
+        replica.pass_time(LONGEST_WAIT)
+        replica.decide()
+        replica.pass_time(FIRST_PAUSE)
+    network.settle()
+    first.enter()
     assert not first.deciding
-    first.alarms.pop()()
-    assert (len(first.deciding), first.expired) == (1, 1)
+    network.settle()
+    assert (first.decided, first.expired) == (2, 1)
+
+
+def test_a_peer_that_is_forgotten_is_neither_waited_for_nor_kept() -> None:
+    network = Network(2)
+    first, _ = network.replicas.values()
+    first.enter()
+    first.turns.forget("b")
+    assert len(first.deciding) == 1
     first.decide()
-    network.channels["a", "c"].clear()
-    # Asks only the one that answered.
     first.enter()
-    assert not network.channels["a", "c"]
-    network.settle()
-    assert first.decided == 2
-    third.enter()
-    network.settle()
-    first.enter()
-    assert TurnAsked in [type(event) for event in network.channels["a", "c"]]
-    network.settle()
-    assert (first.decided, third.decided, first.expired) == (3, 1, 1)
+    first.pass_time(LONGEST_WAIT)
+    first.turns.forget("b")
+    assert first.pauses == []
 
 
 def test_an_alarm_of_an_earlier_turn_does_nothing() -> None:
     network = Network(2)
     first, _ = network.replicas.values()
     first.enter()
-    alarm = first.alarms.pop()
+    [(_, alarm)] = first.alarms
     network.settle()
     first.enter()
     alarm()

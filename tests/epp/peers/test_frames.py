@@ -14,6 +14,7 @@ from tandem_epp.peers.frames import (
     PodEjected,
     RequestEnded,
     RequestStarted,
+    TurnGranted,
     decode_events,
     decode_frame,
     encode_event,
@@ -118,6 +119,15 @@ def test_an_overflow_drops_the_queue_and_begins_an_epoch_with_a_snapshot() -> No
     second = decode_frame(sender.next_frame().data)
     assert (second.is_snapshot, second.epoch > first.epoch, second.number) == (True, True, 0)
     assert list(decode_events(second)) == [RequestStarted(1, "d")]
+    assert sender.is_empty
+
+
+def test_what_no_snapshot_tells_follows_it() -> None:
+    sender, _ = outbox(RequestStarted(1, "d"))
+    sender.put(encode_event(RequestStarted(1, "d")))
+    sender.put(encode_event(TurnGranted(7)), is_in_snapshot=False)
+    frame = decode_frame(sender.next_frame().data)
+    assert list(decode_events(frame)) == [RequestStarted(1, "d"), TurnGranted(7)]
     assert sender.is_empty
 
 

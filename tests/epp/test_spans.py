@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -111,10 +112,16 @@ async def test_errors_are_exported_and_probes_only_in_a_clients_trace() -> None:
     assert (span.status.code, span.status.message) == (2, "no_backend")
 
 
-async def test_requests_are_placed_while_the_collector_is_down() -> None:
-    setup = PickerSetup(d="decode")
+async def test_requests_are_placed_while_the_collector_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    setup, before = PickerSetup(d="decode"), set(threading.enumerate())
     tracer = OtlpTracer("http://127.0.0.1:1/v1/traces")
     setup.picker.tracer = tracer
     assert wire.TRACEPARENT in send(setup, {"model": "m", "prompt": "hi"})
     async with asyncio.timeout(20):
         await tracer.close()
+        # Their last retry would draw random numbers in the middle of another test.
+        for thread in set(threading.enumerate()) - before:
+            await asyncio.to_thread(thread.join)

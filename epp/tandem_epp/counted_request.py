@@ -123,7 +123,9 @@ class CountedRequest:
         self._entries.withdraw()
         self._load.end(now)
         if self._hand_over is not None:
-            self._hand_over.settle(None)
+            # Most clients that leave before the headers leave before the KV is transferred. A
+            # request of a peer that runs on is in the snapshot that follows.
+            self._hand_over.settle(0)
 
     def _count_hits(self, computing: Pod, report: Timing) -> None:
         """Count what of the prompt was cached on the pod that computed it."""

@@ -11,6 +11,7 @@ from tandem_epp.backends.pods import Pod
 from tandem_epp.ext_proc.messages import ResponseHeaders
 
 from .test_picker import LONG, NOW, PickerSetup
+from .test_shared_fleet import Replicas
 
 SPLIT = "plugins: [{type: active-request-scorer}, {type: always-disagg-pd-decider}]"
 STARTED = EngineCounters(prompt_tokens=0.0, computed_tokens=0.0, external_tokens=0.0)
@@ -106,6 +107,44 @@ def test_a_hand_off_that_ends_early_leaves_no_trace(status: int | None) -> None:
         scrape(setup["d"], 0, 0)
     scrape(setup["d"], len(LONG), 100)
     assert tokens(setup, "measured")["d"][0] == pytest.approx(len(LONG), abs=100)
+
+
+def test_a_client_that_leaves_before_the_answer_takes_nothing_from_a_busy_pod() -> None:
+    setup = PickerSetup(SPLIT, d="decode", p="prefill")
+    scrape(setup["d"], 0, 0)
+    for _ in range(10):
+        placement, _ = setup.place()
+        scrape(setup["d"], 1000, 400)
+        placement.end(NOW)
+        scrape(setup["d"], 1000, 400)
+    assert tokens(setup, "measured") == {"d": (20_000, 12_000)}
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 5])
+@pytest.mark.parametrize("is_answered_first", [False, True])
+def test_a_snapshot_hands_no_prompt_over_again(snapshots: int, *, is_answered_first: bool) -> None:
+    replicas = Replicas(d="decode", p="prefill")
+    here, there = replicas.setups
+    pod = there["d"]
+    scrape(pod, 0, 0)
+    placement, _ = here.place(LONG)
+    prompt = placement.pods.size.prompt
+    replicas.mesh.advance(1.0)
+    for is_answered in (False, True):
+        if is_answered:
+            timing = Timing(cached=0, computed=prompt, prompt=prompt).encode()
+            placement.on_response_headers(ResponseHeaders(timing, 200, "p"), NOW)
+            replicas.mesh.advance(2.0)
+        if is_answered == is_answered_first:
+            for _ in range(snapshots):
+                replicas.shared[1].reset("0")
+                for event in replicas.shared[0].snapshot():
+                    replicas.shared[1].apply("0", event)
+    # Of the prompt that was handed over, the decode pod had some.
+    scrape(pod, prompt, 0, external=prompt - 100)
+    for _ in range(10):
+        scrape(pod, 1000, 400)
+    assert tokens(there, "measured")["d"] == (10_000, 6000)
 
 
 def test_a_replica_counts_the_answers_of_an_engine_without_counters() -> None:

@@ -13,10 +13,14 @@ here they are left out:
     cached = prompt - computed
 
 What is handed over is known from the placements, and exactly from the responses, which say how long
-the prompts were. The KV that the pod received is a lower bound of it, for hand-offs of other
-routers. A hand-over is left out from its placement on, before the engine counts it, with room for a
-prompt that is longer than predicted. So the pod's own prompts may count late, but no prompt counts
-for both pods meanwhile.
+the prompts were. A hand-over is left out from its placement on, before the engine counts it, with
+room for a prompt that is longer than predicted. So the pod's own prompts may count late, but no
+prompt counts for both pods meanwhile.
+
+A request whose response is not seen counts as not handed over: most of these ended before their KV
+was transferred. For the others, and for hand-offs of other routers, the KV that the pod received is
+a lower bound of what was handed over. It bounds the sum, so it is the weaker, the more of the
+prompts that were handed over the decode pod had cached itself.
 """
 
 from typing import Final, Protocol
@@ -122,19 +126,19 @@ class HandOver:
     """A prompt that one pod computes for another."""
 
     def __init__(self, engine: "_EngineHits | None", prompt: float) -> None:
-        self._engine, self._prompt, self._reserved = engine, prompt, _RESERVE * prompt
+        self._engine, self._reserved = engine, _RESERVE * prompt
         if engine is not None:
             engine.handed_over += self._reserved
             engine.under_way += 1
 
-    def settle(self, prompt: float | None) -> None:
+    def settle(self, prompt: float) -> None:
         """The response, or the end, has come: `prompt` tokens were handed over; 0: the pod computed
-        the prompt itself, or not at all; None: not known. A second call does nothing."""
+        the prompt itself, or not at all, or there was no response. A second call does nothing."""
         if (engine := self._engine) is not None:
             # A process that was replaced meanwhile has no say any more.
             self._engine = None
             engine.under_way -= 1
-            engine.handed_over += (self._prompt if prompt is None else prompt) - self._reserved
+            engine.handed_over += prompt - self._reserved
 
 
 class _EngineHits:

@@ -141,9 +141,19 @@ def test_a_hand_over_that_the_engine_never_got_is_forgotten_at_rest() -> None:
     hits = PromptHits()
     engine = FakeEngine(hits, receives_kv=True)
     engine.scrape()
-    hits.hand_over(1000).settle(None)
+    hits.hand_over(1000).settle(1000)
     for _ in range(2):
         engine.scrape()
+    engine.serve(500, 100)
+    engine.scrape()
+    assert measured(hits) == (500, 100)
+
+
+def test_a_hand_over_without_a_response_counts_as_what_was_transferred() -> None:
+    hits = PromptHits()
+    engine = FakeEngine(hits, receives_kv=True)
+    engine.scrape()
+    engine.hand_over(1000).settle(0)
     engine.serve(500, 100)
     engine.scrape()
     assert measured(hits) == (500, 100)
@@ -168,7 +178,7 @@ def test_a_restart_loses_and_invents_nothing() -> None:
     handed = [hits.hand_over(1000) for _ in range(3)]
     # The engine dies before a page has the prompts that were handed over.
     hits.restart()
-    for each, prompt in zip(handed, (1000, 0, None), strict=True):
+    for each, prompt in zip(handed, (1000, 0, 500), strict=True):
         each.settle(prompt)
     engine.counters = STARTED
     engine.serve(300, 200)
@@ -222,7 +232,7 @@ def test_metrics_never_fall_and_no_more_is_cached_than_was_asked(
                 under_way.append(hits.hand_over(part))
                 engine.serve(prompt, cached, external=prompt - cached)
             case "settle" if under_way:
-                under_way.pop().settle((None, 0, prompt)[part % 3])
+                under_way.pop().settle((0, prompt)[part % 2])
             case "own":
                 engine.serve(prompt, cached)
             case "unknown router":

@@ -20,7 +20,7 @@ from .backends.health import OutcomeCounts
 from .backends.pods import Pod
 from .counted_request import CountedRequest
 from .estimates.request_load import PlacedPrompt
-from .estimates.shared_samples import add_samples, samples_of
+from .estimates.shared_samples import add_samples, most_samples, samples_of
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
@@ -49,8 +49,7 @@ _size: Final = msgspec.msgpack.Decoder(PlacedPrompt)
 _response: Final = msgspec.msgpack.Decoder(ResponseHeaders)
 SNAPSHOT_BYTES: Final = 4 << 20
 """Bytes of prefix chains in a snapshot; beyond them requests come without their chains, and cached
-prefixes not at all. Less than what the queue of a peer holds (`peers.outbox.MAX_QUEUE`), which
-would overflow otherwise."""
+prefixes not at all. What else is in it grows with the requests under way and with the pods."""
 MAX_UNKNOWN: Final = 1000
 """Names of unknown pods that are remembered of one peer. A pod beyond them gets no snapshot when it
 is discovered."""
@@ -154,12 +153,13 @@ class SharedFleet:
             started = _started(placement, now, left)
             left -= len(started.chain)
             yield started
+        most = most_samples(len(self._fleet))
         for pod in self._fleet:
             if (counts := pod.health.counts(now)) is not None:
                 yield PodFailed(pod.name, *counts)
             if pod.health.is_ejected:
                 yield PodEjected(pod.name, max(0.0, pod.health.until - now))
-            samples = samples_of(pod.estimates)
+            samples = samples_of(pod.estimates, most)
             if samples or pod.token_scale != 1.0:
                 yield PodLearned(pod.name, samples, pod.token_scale)
         for model, assumed, counted in self._fleet.token_scales.sums:

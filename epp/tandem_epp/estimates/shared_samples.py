@@ -14,13 +14,25 @@ Samples = Mapping[str, Sequence[Sequence[float]]]
 measurement."""
 
 MOST_SAMPLES: Final = 32
-"""Samples given of one fit: half of a window, enough to be robust."""
+"""Samples given of one fit at most: half of a window, enough to be robust."""
+LEAST_SAMPLES: Final = 8
+"""Samples given of one fit in the largest fleets. Fewer: one outlier would move the fit."""
+SNAPSHOT_SAMPLES: Final = 16_384
+"""Samples of one kind of fit that all pods together give: about 3 MiB in a snapshot over all kinds.
+In a fleet of more than 512 pods or data-parallel ranks each gives fewer than MOST_SAMPLES, and from
+2048 on LEAST_SAMPLES. Too high: a snapshot of a large fleet takes memory and time; too low: a
+replica that joins starts from worse estimates."""
 
 
-def samples_of(estimates: PodEstimates) -> Samples:
-    """The latest samples of each fit that has any."""
+def most_samples(pods: int) -> int:
+    """How many samples of one fit each of `pods` pods gives at most."""
+    return max(LEAST_SAMPLES, min(MOST_SAMPLES, SNAPSHOT_SAMPLES // max(1, pods)))
+
+
+def samples_of(estimates: PodEstimates, most: int = MOST_SAMPLES) -> Samples:
+    """The latest samples of each fit that has any, `most` of each at most."""
     return {
-        name: [[*s.features, s.seconds, s.at] for s in window.samples[-MOST_SAMPLES:]]
+        name: [[*s.features, s.seconds, s.at] for s in window.samples[-most:]]
         for name, window in _windows(estimates).items()
         if window.count
     }

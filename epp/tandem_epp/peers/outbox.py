@@ -7,8 +7,11 @@ from typing import Final, NamedTuple
 from .frames import encode_frame
 
 MAX_QUEUE: Final = 8 << 20
-"""Bytes of events that wait for a peer; beyond them the queue is replaced by a snapshot. Too low:
-a peer that pauses for a moment costs a snapshot; too high: memory for every peer that hangs."""
+"""Bytes of events that wait for a peer behind the snapshot; beyond them the queue is replaced by
+another one. Too low: a peer that pauses for a moment costs a snapshot; too high: memory for every
+peer that hangs. The rest of a snapshot is not counted: its size is bounded where it is made
+(`shared_fleet.SNAPSHOT_BYTES`), and in a large fleet it alone would overflow the queue, again and
+again. So a queue takes at most these bytes and one snapshot."""
 MAX_FRAME: Final = 256 << 10
 """Bytes of events after which a frame is closed. One event may be larger."""
 _MAX_AFTER_SNAPSHOT: Final = 100
@@ -43,6 +46,7 @@ class Outbox:
         self._after_snapshot: list[bytes] = []
         """Events that follow the snapshot which is still to be taken."""
         self._queue_bytes = 0
+        """Of the events behind the snapshot."""
         self._number = 0
         """Number of the next frame in this epoch."""
         self._needs_snapshot = True
@@ -86,11 +90,11 @@ class Outbox:
         if is_first:
             self._epoch = next(self._epochs)
             self._number = 0
-            # Not bounded by `max_queue`: the snapshot bounds itself.
-            self._queue = deque((*self._snapshot(), *self._after_snapshot))
+            snapshot = list(self._snapshot())
+            self._queue = deque((*snapshot, *self._after_snapshot))
+            self._queue_bytes = sum(map(len, self._after_snapshot))
             self._after_snapshot.clear()
-            self._queue_bytes = sum(map(len, self._queue))
-            self._snapshot_left = len(self._queue)
+            self._snapshot_left = len(snapshot)
             self._needs_snapshot = False
         events: list[bytes] = []
         size = 0
@@ -98,8 +102,10 @@ class Outbox:
             event = self._queue.popleft()
             events.append(event)
             size += len(event)
-        self._queue_bytes -= size
-        self._snapshot_left = max(0, self._snapshot_left - len(events))
+            if self._snapshot_left:
+                self._snapshot_left -= 1
+            else:
+                self._queue_bytes -= len(event)
         is_complete = not self._snapshot_left
         data = encode_frame(
             self._epoch, self._number, events, is_snapshot=is_first, is_complete=is_complete

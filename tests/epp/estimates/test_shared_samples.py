@@ -2,7 +2,14 @@
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.pod_estimates import PodEstimates
-from tandem_epp.estimates.shared_samples import MOST_SAMPLES, add_samples, samples_of
+from tandem_epp.estimates.shared_samples import (
+    LEAST_SAMPLES,
+    MOST_SAMPLES,
+    SNAPSHOT_SAMPLES,
+    add_samples,
+    most_samples,
+    samples_of,
+)
 from tandem_planner.prefill_fit import prefill_sample
 
 
@@ -55,3 +62,13 @@ def test_samples_are_bounded_and_odd_ones_ignored() -> None:
     odd = {"prefill": [[1.0], [1.0, 2.0, 3.0, -1.0, 0.0], [1.0] * 6], "later": [[1.0, 2.0]]}
     add_samples(there, odd, now=1.0)
     assert there.prefill.count == 0
+
+
+def test_the_pods_of_a_large_fleet_give_fewer_samples() -> None:
+    most = {pods: most_samples(pods) for pods in (0, 1, 512, 1000, 1_000_000)}
+    assert list(most.values()) == [MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES, 16, LEAST_SAMPLES]
+    assert 1000 * most[1000] <= SNAPSHOT_SAMPLES
+    here = measured(2e-4, samples=40)
+    few = samples_of(here, 16)
+    assert {len(rows) for rows in few.values()} == {16}
+    assert few["prefill"][-1] == samples_of(here)["prefill"][-1], "the latest ones"

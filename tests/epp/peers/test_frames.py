@@ -23,7 +23,7 @@ from tandem_epp.peers.frames import (
     unpack,
 )
 from tandem_epp.peers.inbox import Inbox, Verdict
-from tandem_epp.peers.outbox import Outbox
+from tandem_epp.peers.outbox import MAX_FRAME, Outbox
 
 
 class Log:
@@ -145,6 +145,33 @@ def test_a_large_snapshot_takes_several_frames() -> None:
     assert frames == 3
     assert log.events == started
     assert log.resets == 1
+
+
+def test_a_snapshot_larger_than_the_queue_completes_between_other_events() -> None:
+    started = [RequestStarted(number, "d", chain=bytes(MAX_FRAME)) for number in range(4)]
+    ended = encode_event(RequestEnded(1))
+    sender, dropped = outbox(*started, max_queue=6 * len(ended))
+    box, log = inbox()
+    for _ in started:
+        assert not box.is_complete
+        assert box.receive(decode_frame(sender.next_frame().data)) is Verdict.APPLIED
+        sender.put(ended)
+    assert (box.is_complete, log.resets, dropped) == (True, 1, [])
+    # The queue is still bounded: these and the four before.
+    for _ in range(3):
+        sender.put(ended)
+    assert dropped == [7]
+
+
+def test_sent_events_make_room_for_others_behind_a_snapshot() -> None:
+    ended = encode_event(RequestEnded(1))
+    sender, dropped = outbox(*[RequestStarted(1, "d")] * 3, max_queue=4 * len(ended))
+    sender.next_frame()
+    for _ in range(10):
+        for _ in range(4):
+            sender.put(ended)
+        sender.next_frame()
+    assert not dropped
 
 
 def test_a_malformed_frame_is_an_error() -> None:

@@ -4,8 +4,9 @@ An engine computes prompts in batches, so the durations of two prefills that ove
 seconds twice. Prefills that overlap are joined: their tokens took the time from the first start to
 the last end. While they keep overlapping, a sample is taken every SAMPLE_TOKENS tokens.
 
-Prompts that another router placed take a part of that time too, and what they have computed is not
-known. So no sample is taken of prefills that overlap with one beside which such prompts ran.
+Prompts that another router placed, or whose clients left, take a part of that time too, and what
+they have computed is not known. So no sample is taken of prefills that overlap with one beside
+which such prompts ran.
 """
 
 from typing import Final

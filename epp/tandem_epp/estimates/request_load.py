@@ -212,9 +212,11 @@ class RequestLoad:
             pod.learned()
 
     def _is_all_known(self, pod: PodEstimates, inflight: int | None) -> bool:
-        """Whether this EPP knows all prompts that the sidecar had under way at the pod beside this
-        one. It counts a prompt for longer than the sidecar does, from placement to response, so it
-        counts fewer only if another router placed some."""
+        """Whether this EPP counts all prompts that the sidecar had under way at the pod beside this
+        one. It counts a prompt from placement to response, longer than the sidecar does; but only
+        to the end if the client leaves, when the sidecar may still wait for the engine. So it
+        counts fewer if another router placed some, or if clients left. Both kinds of prompts take a
+        part of the engine's time, and what they have computed is not known."""
         if inflight is None or self._overlap is None:
             return True
         # Of a pod that took over after a failure, it is not known what was beside the prompt there.

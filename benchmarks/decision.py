@@ -6,7 +6,8 @@ The pods have requests in flight, prompts in the prefix index, and gauges that c
 requests, as under load. What is measured is `Scheduler.schedule`, which also looks the prompt up in
 the index, with 100 unified pods and with 50 prefill and 50 decode pods: first nothing is known of
 where they run, then each of 50 nodes in 5 fabric domains has one of both, and transfers take as
-long as they do within a node, within a domain and beyond.
+long as they do within a node, within a domain and beyond. The last row adds a gateway's subset
+hint of 90 of these pods, the same one with each request.
 """
 
 import gc
@@ -93,10 +94,15 @@ class Seconds(NamedTuple):
     """Mean CPU time: other processes lengthen it less, and refits and full tables count."""
 
 
-def _decision_seconds(roles: Sequence[Role], seed: int, *, has_nodes: bool) -> Seconds:
+def _decision_seconds(
+    roles: Sequence[Role], seed: int, *, has_nodes: bool, hinted: int | None = None
+) -> Seconds:
+    """`hinted`: how many of the pods the gateway's hint allows; None: there is none."""
     random, now = Random(seed), 1000.0
     fleet = _fleet(roles, has_nodes=has_nodes)
     pods = list(fleet)
+    addresses = [pod.address for pod in pods[:hinted] if pod.address is not None]
+    subset = None if hinted is None else frozenset(addresses)
     serving = DisaggregatedServing(enabled=Role.PREFILL in roles)
     scheduling = load_scheduling(parse_documents("{}", "router.yaml")[0], {}, serving)
     scheduler = Scheduler(fleet, Routing(serving, scheduling), random)
@@ -111,7 +117,7 @@ def _decision_seconds(roles: Sequence[Role], seed: int, *, has_nodes: bool) -> S
         fleet.figures.share()
         context = ScoringContext(request, fleet.prefixes)
         cpu_before, began = process_time(), perf_counter()
-        result = scheduler.schedule(context, "m", None, now)
+        result = scheduler.schedule(context, "m", subset, now)
         durations.append(perf_counter() - began)
         cpu += process_time() - cpu_before
         prefill = result.prefill[0].estimates if result.prefill else None
@@ -132,13 +138,17 @@ def main(rounds: int, file: Path | None) -> None:
     figures: list[Figure] = []
     gc.freeze()
     disaggregated = [Role.PREFILL, Role.DECODE] * (PODS // 2)
-    for name, roles, has_nodes in (
-        ("unified", [Role.UNIFIED] * PODS, False),
-        ("50 prefill, 50 decode", disaggregated, False),
-        ("50 prefill, 50 decode on 50 nodes", disaggregated, True),
+    for name, roles, has_nodes, hinted in (
+        ("unified", [Role.UNIFIED] * PODS, False, None),
+        ("50 prefill, 50 decode", disaggregated, False, None),
+        ("50 prefill, 50 decode on 50 nodes", disaggregated, True, None),
+        ("the same, 90 of them in a repeated hint", disaggregated, True, 90),
     ):
         progress(f"{PODS} pods: {name}, {rounds} rounds")
-        seconds = [_decision_seconds(roles, seed, has_nodes=has_nodes) for seed in range(rounds)]
+        seconds = [
+            _decision_seconds(roles, seed, has_nodes=has_nodes, hinted=hinted)
+            for seed in range(rounds)
+        ]
         micros = [1e6 * each.median for each in seconds]
         figures.append(at_most(f"decision at {PODS} pods, {name}", micros, "µs", 150))
         micros = [1e6 * each.cpu for each in seconds]

@@ -62,7 +62,7 @@ def pod_report(pod: Pod, now: float) -> PodReport:
         waiting=gauges.waiting if gauges else None,
         kv_usage=gauges.kv_usage if gauges else None,
         wait=wait_seconds(pod.estimates.figures(now), now),
-        estimates=fit_reports(pod.estimates, pod.backend.role, now),
+        estimates=fit_reports(pod.estimates, pod.backend.role, now, receives_kv=pod.receives_kv),
         node=pod.place.node or "",
         domain=pod.place.domain or "",
         hits=_hit_reports(pod.hits),
@@ -78,13 +78,15 @@ def _hit_reports(hits: PromptHits) -> Mapping[str, HitReport]:
     return {name: report for name, report in reports.items() if report is not None}
 
 
-def fit_reports(fits: Fits, role: Role, now: float) -> Mapping[str, Estimate]:
-    """The estimates that the cost of a pod in `role` is computed from; `now` is Unix seconds."""
+def fit_reports(
+    fits: Fits, role: Role, now: float, *, receives_kv: bool = False
+) -> Mapping[str, Estimate]:
+    """The estimates that the cost of a pod in `role` is computed from; `now` is Unix seconds.
+    `receives_kv`: other pods may prefill for it, as they do for each decode pod."""
     reports = {"prefill": _prefill(fits.prefill, now)}
     if role is not Role.PREFILL:
         reports["decode"] = _decode(fits.decode, now)
-    if role is Role.DECODE:
-        # Only these receive KV.
+    if receives_kv or role is Role.DECODE:
         reports["transfer"] = _transfer(fits.transfer, now)
         for fabric in filter(fits.fabrics.is_known, FabricClass):
             reports[f"transfer_{fabric.word}"] = _transfer(fits.fabrics.fit(fabric), now)

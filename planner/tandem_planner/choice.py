@@ -4,7 +4,7 @@ Costs that differ by less than `cost.TIE` are equal, and the choice among them i
 decode pod, by the cost of its cheapest pair, then the prefill pod, by the cost of its pair with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from math import inf
 from random import Random
@@ -105,13 +105,20 @@ def choose(
     return Choice(chosen, (), unified, split, is_too_long)
 
 
-def would_split(request: RequestFigures, pod: PodFigures, cached: int) -> bool:
+def would_split(
+    request: RequestFigures,
+    pod: PodFigures,
+    cached: int,
+    fabrics: Iterable[FabricClass] = (FabricClass.ELSEWHERE,),
+) -> bool:
     """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
-    as fast as `pod`."""
-    if is_transfer_too_long(request, pod, cached):
-        return False
-    prefill = idle_prefill_seconds(request, pod, cached)
-    split = prefill + sum(decode_terms(request, pod, cached))
+    as fast as `pod` and forms a pair of one of the classes `fabrics` with it."""
+    received = [
+        sum(decode_terms(request, pod, cached, fabric))
+        for fabric in fabrics
+        if not is_transfer_too_long(request, pod, cached, fabric)
+    ]
+    split = idle_prefill_seconds(request, pod, cached) + min(received, default=inf)
     return split < sum(unified_terms(request, pod, cached))
 
 

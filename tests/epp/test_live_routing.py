@@ -38,5 +38,5 @@ async def test_switching_splits_off_and_on_needs_no_restart(tmp_path: Path) -> N
             file.write_text(json.dumps(config))
             await until(condition)
         figures = await stack.epp.figures()
-        assert figures['tandem_epp_decisions_total{path="unified",reason="not_disaggregated"}'] > 0
+        assert figures['tandem_epp_decisions_total{path="unified",reason="split_off"}'] > 0
         assert stack.epp.process.returncode is None

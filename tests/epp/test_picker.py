@@ -178,9 +178,11 @@ def test_a_short_prompt_a_batch_and_a_disabled_split_are_unified() -> None:
     assert setup.place("hi")[1].reason == "cheaper_here"
     assert setup.place([LONG, LONG])[1].reason == "batch"
     assert setup.place(LONG, n=2)[1].reason == "n"
-    assert (
-        PickerSetup(enabled=False, d="decode", p="prefill").place()[1].reason == "not_disaggregated"
-    )
+    off = PickerSetup(enabled=False, d="decode", p="prefill")
+    assert off.place()[1].reason == "split_off"
+    off = PickerSetup(WEIGHTED, enabled=False, d="decode", p="prefill")
+    assert off.place()[1].reason == "split_off"
+    assert PickerSetup(enabled=False, u="unified").place()[1].reason == "not_disaggregated"
     assert PickerSetup(u="unified", v="unified").place()[1].path is RoutingPath.UNIFIED
 
 

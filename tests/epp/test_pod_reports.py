@@ -115,3 +115,25 @@ def test_only_the_fits_of_the_role_are_reported() -> None:
         Role.UNIFIED: ["prefill", "decode"],
         Role.DECODE: ["prefill", "decode", "transfer"],
     }
+
+
+def test_a_unified_pod_that_others_prefill_for_reports_its_transfers() -> None:
+    setup, alone = PickerSetup(p="prefill", u="unified"), PickerSetup(u="unified", v="unified")
+    for each in (setup, alone):
+        each.place()
+    assert "transfer" in pod_report(setup["u"], NOW).estimates
+    assert "transfer" not in pod_report(alone["u"], NOW).estimates
+
+
+@pytest.mark.parametrize(("other", "tokens"), [("prefill", 100), ("unified", 1000)])
+def test_kv_from_prefill_pods_is_no_hit_of_a_unified_pod(other: str, tokens: int) -> None:
+    setup = PickerSetup(u="unified", o=other)
+    setup.place_alone("x")
+    unified = setup["u"]
+    for prompt, computed in ((0.0, 0.0), (1000.0, 100.0)):
+        counters = EngineCounters(
+            prompt_tokens=prompt, computed_tokens=computed, external_tokens=prompt - computed
+        )
+        unified.apply_scrape(ScrapeResult(Gauges(), b"", counters=counters), NOW)
+    measured = pod_report(unified, NOW).hits["measured"]
+    assert measured.prompt_tokens == tokens

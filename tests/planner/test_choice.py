@@ -253,3 +253,12 @@ def test_a_prompt_that_is_cached_is_never_split() -> None:
 @pytest.mark.parametrize(("prompt", "expected"), [(10, False), (4000, True)])
 def test_would_split(prompt: int, expected: bool) -> None:
     assert would_split(RequestFigures(prompt, 10.0, NOW), DECODE, 0) is expected
+
+
+def test_a_split_is_judged_by_the_nearest_class_that_partners_have() -> None:
+    fast, slow = TransferCost(0.0, 1e-12), TransferCost(60.0, 1e-8)
+    request, pod = RequestFigures(4000, 10.0, NOW), DECODE._replace(transfers=(fast, slow, slow))
+    near, far = FabricClass.SAME_NODE, FabricClass.ELSEWHERE
+    assert would_split(request, pod, 0, (near, far))
+    assert not would_split(request, pod, 0, (far,))
+    assert not would_split(request, pod, 0, ())

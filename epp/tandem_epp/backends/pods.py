@@ -134,6 +134,12 @@ class Pod:
             gauges is not None and (gauges.running > 0 or gauges.waiting > 0)
         )
 
+    @property
+    def receives_kv(self) -> bool:
+        """Whether other pods may prefill for this one: for a decode pod, and for a unified one
+        that has prefill pods beside it (known where the cost chooses)."""
+        return self.backend.role is Role.DECODE or self.estimates.is_decode
+
     def apply_scrape(self, result: ScrapeResult, now: float = 0.0) -> bool:
         """Take in a scrape that succeeded at `now` (Unix seconds); returns whether anything
         changed that scorers see."""
@@ -162,7 +168,7 @@ class Pod:
         self.scraped_at = now
         room = result.blocks * self.block_tokens if result.blocks else None
         self.estimates.on_counters(result.counters, result.gauges, room, now)
-        self.hits.on_counters(result.counters, receives_kv=self.backend.role is Role.DECODE)
+        self.hits.on_counters(result.counters, receives_kv=self.receives_kv)
         return self.health.on_scrape() or changed
 
     def fade(self, staleness: float) -> None:

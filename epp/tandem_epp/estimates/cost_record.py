@@ -4,6 +4,7 @@ It holds what the choice was made from, not the terms: those are computed on req
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -47,6 +48,8 @@ class CostRecord(NamedTuple):
     """The class of the chosen pair; of no meaning without a split."""
     fabrics: Mapping[int, tuple[FabricClass, ...]] = MappingProxyType({})
     """Decode pod → the classes of its pairs; empty if no pair is nearer than others."""
+    grouped: AbstractSet[int] = frozenset()
+    """Those of `decodes` for which one of `prefills` could prefill."""
 
     @property
     def first_token(self) -> float:
@@ -67,7 +70,7 @@ class CostRecord(NamedTuple):
 
     def traces(self) -> Sequence[CostTrace]:
         """Every candidate with its terms, the cheapest of each part first. A pod that may decode is
-        there once for each fabric class of its pairs."""
+        there once alone, and once for each fabric class of its pairs."""
         is_split = self.prefill is not None
         chosen = None if is_split else self.decode
         parts = [[self._alone("unified", row, is_chosen=row == chosen) for row in self.decodes]]
@@ -82,6 +85,7 @@ class CostRecord(NamedTuple):
             parts.append([
                 self._decode(row, fabric, is_chosen=(row, fabric) == chosen_pair)
                 for row in self.decodes
+                if row in self.grouped
                 for fabric in self.fabrics.get(row, (FabricClass.ELSEWHERE,))
             ])  # fmt: skip
         return [trace for part in parts for trace in sorted(part, key=lambda trace: trace.cost)]

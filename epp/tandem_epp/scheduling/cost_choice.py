@@ -9,8 +9,8 @@
     cached               fast_decode           a pod that has all of the prompt but its end
     cheaper_here         unified               one pod, cheaper than any pair
     transfer_too_long    unified               one pod: the transfer exceeds half of the prefill
-    split_off            unified               one pod, since the configuration forbids a split
     not_disaggregated    unified               one pod, since no other may prefill for it
+    split_off            unified               one pod, since the configuration forbids a split
     no_prefill_backend   fallback              a pair, but no pod that could prefill is healthy
 
 A request that one engine must serve alone has that rule's reason and the path unified.
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import Candidates, Choice, choose, would_split
 from tandem_planner.cost import RequestFigures
@@ -31,7 +32,7 @@ from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
-from .candidate_layout import CandidateLayout, make_layout
+from .candidate_layout import CandidateLayout, NarrowedLayouts, make_layout, partner_fabrics
 from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
@@ -57,6 +58,10 @@ class CostScheduler:
         self._fleet, self._random = fleet, random
         self._layouts: dict[str | None, CandidateLayout] = {}
         """Model → layout, as of `_version`."""
+        self._narrowed = NarrowedLayouts()
+        """Those of some of the pods, as of `_version`."""
+        self._fabrics: dict[Pod, frozenset[FabricClass]] = {}
+        """What `partner_fabrics` returns, as of `_version`."""
         self._version: object = None
 
     def schedule(
@@ -93,19 +98,19 @@ class CostScheduler:
             raise NoBackend
         pods = self._fleet.figures.pods
         decode, prefill = [pods[i] for i in choice.decodes], [pods[i] for i in choice.prefills]
-        if not (can_split and self._fleet.is_disaggregated(decode[0])):
+        if not self._fleet.is_disaggregated(decode[0]):
             refusal = "not_disaggregated"
-        elif not settings.split:
+        elif not (can_split and settings.split):
             refusal = "split_off"
         cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
-        decision = _decide(layout, candidates, figures, choice, cached, refusal)
+        decision = self._decide(layout, candidates, figures, choice, cached, refusal)
         if decision.path is RoutingPath.FALLBACK and not can_fall_back:
             raise SplitImpossible("no prefill backend is healthy")
         record = CostRecord(
             figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
             candidates.cached_if_computing, layout.decodes, layout.prefills if may_split else (),
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
-            choice.fabric, layout.fabrics,
+            choice.fabric, layout.fabrics, layout.grouped,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
         return SchedulingResult(decision, decode, prefill, cached, record, size)
@@ -161,12 +166,48 @@ class CostScheduler:
             MAX_UNSPLIT_BLOCKS * max(block_tokens, request.last_block_tokens if request else 0),
         )
 
+    def _decide(  # noqa: PLR0917 - the parts of one decision
+        self,
+        layout: CandidateLayout,
+        candidates: Candidates,
+        request: RequestFigures,
+        choice: Choice,
+        cached: int,
+        refusal: str | None,
+    ) -> PathDecision:
+        """The path and the reason of a choice; `cached`: tokens on the chosen decode pod,
+        `refusal`: why a split was out of the question."""
+        if choice.prefills:
+            return PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
+        if refusal is not None:
+            return PathDecision(RoutingPath.UNIFIED, refusal)
+        # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
+        if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
+            return PathDecision(RoutingPath.FAST_DECODE, "cached")
+        row = choice.decodes[0]
+        if row not in layout.grouped and would_split(
+            request,
+            candidates.pods.pods[row],
+            candidates.cached_if_computing[row],
+            self._partner_fabrics(self._fleet.figures.pods[row]),
+        ):
+            return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
+        reason = "transfer_too_long" if choice.is_transfer_too_long else "cheaper_here"
+        return PathDecision(RoutingPath.UNIFIED, reason)
+
+    def _partner_fabrics(self, decode: Pod) -> frozenset[FabricClass]:
+        if (fabrics := self._fabrics.get(decode)) is None:
+            fabrics = self._fabrics[decode] = partner_fabrics(self._fleet, decode)
+        return fabrics
+
     def _layout(
         self, ready: tuple[Pod, ...], model: str | None, settings: CostSettings
     ) -> CandidateLayout:
         version = (self._fleet.members_version, settings)
         if version != self._version:
             self._layouts.clear()
+            self._narrowed.clear()
+            self._fabrics.clear()
             self._version = version
         # Names that no backend lists share one layout: clients cannot grow the table.
         key = self._fleet.model_key(model)
@@ -177,7 +218,7 @@ class CostScheduler:
         if len(ready) == len(layout.rows):
             return layout
         row_of = self._fleet.figures.rows
-        return layout.within(frozenset(row_of[pod] for pod in ready))
+        return self._narrowed.within(key, layout, frozenset([row_of[pod] for pod in ready]))
 
     def _apply_settings(self, pods: Sequence[Pod], settings: CostSettings) -> None:
         # A pod that lists no models serves any: the only entry is then meant for it.
@@ -202,33 +243,6 @@ def _with_adapter(
             figures = table.pods[row]
             changed.write(row, figures._replace(standing=figures.standing + seconds))
     return changed
-
-
-def _decide(  # noqa: PLR0917 - the parts of one decision
-    layout: CandidateLayout,
-    candidates: Candidates,
-    request: RequestFigures,
-    choice: Choice,
-    cached: int,
-    refusal: str | None,
-) -> PathDecision:
-    """The path and the reason of a choice; `cached`: tokens on the chosen decode pod, `refusal`:
-    why a split was out of the question."""
-    if choice.prefills:
-        return PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
-    if refusal is not None:
-        return PathDecision(RoutingPath.UNIFIED, refusal)
-    # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
-    if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
-        return PathDecision(RoutingPath.FAST_DECODE, "cached")
-    row = choice.decodes[0]
-    if row not in layout.grouped and would_split(
-        request, candidates.pods.pods[row], candidates.cached_if_computing[row]
-    ):
-        return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
-    if choice.is_transfer_too_long:
-        return PathDecision(RoutingPath.UNIFIED, "transfer_too_long")
-    return PathDecision(RoutingPath.UNIFIED, "cheaper_here")
 
 
 def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:

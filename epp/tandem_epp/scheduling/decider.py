@@ -55,12 +55,13 @@ class DeciderInputs:
     """The decode pod's KV block size, or that of the prefix index at the prompt's end where it is
     larger, in tokens."""
     is_disaggregated: bool
-    """Whether disaggregation is enabled and some other backend, healthy or not, may prefill for the
-    decode pod."""
+    """Whether some other backend, healthy or not, may prefill for the decode pod."""
     has_prefill_candidate: bool
     """Whether a healthy backend can hand off to the decode pod."""
     single_engine_reason: str | None = None
     """Why one engine must serve the request alone, in one word; None when it may be split."""
+    is_enabled: bool = True
+    """Whether disaggregation is enabled (`routing.split`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,10 @@ def _unified_reason(inputs: DeciderInputs, settings: DeciderSettings) -> str | N
     """Why a split is out of the question, before its cost is looked at."""
     if not inputs.is_disaggregated:
         return "not_disaggregated"
-    if not settings.split or (settings.non_cached_tokens == 0 and not settings.always):
+    if (
+        not inputs.is_enabled
+        or not settings.split
+        or (settings.non_cached_tokens == 0 and not settings.always)
+    ):
         return "split_off"
     return inputs.single_engine_reason

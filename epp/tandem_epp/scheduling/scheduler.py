@@ -65,7 +65,8 @@ class Scheduler:
         prefills = in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)
         can_split = self._has_candidate(model, decode[0], prefills, subset)
         inputs = self._decider_inputs(context, decode[0], can_split)
-        if inputs.is_disaggregated and not inputs.has_prefill_candidate:
+        may_split = inputs.is_enabled and inputs.is_disaggregated
+        if may_split and not inputs.has_prefill_candidate:
             # During a rollout to another compat hash, pods of one hash may have no prefill pod
             # while pods of the other do: a request worth a split goes to the latter.
             with_prefill = in_subset(self._fleet.pods_with_prefill(model), subset)
@@ -167,7 +168,8 @@ class Scheduler:
             cached_tokens=min(prompt_tokens, context.cached_tokens(decode)),
             block_tokens=max(decode.block_tokens, request.last_block_tokens if request else 0),
             # All pods, not only ready ones: without a healthy prefill pod it is a fallback.
-            is_disaggregated=self.routing.serving.enabled and self._fleet.is_disaggregated(decode),
+            is_disaggregated=self._fleet.is_disaggregated(decode),
+            is_enabled=self.routing.serving.enabled,
             has_prefill_candidate=has_prefill_candidate,
             single_engine_reason=request.single_engine_reason if request else "passthrough",
         )

@@ -18,7 +18,10 @@ PODS = (PodFigures(), PodFigures(queued=2.0), DECODE, DECODE)
 
 def record(decode: int, prefill: int | None) -> CostRecord:
     cached = (0, 0, 0, 4_000)
-    return CostRecord(REQUEST, NAMES, PODS, cached, cached, (2, 3), (0, 1), decode, prefill)
+    return CostRecord(
+        REQUEST, NAMES, PODS, cached, cached, (2, 3), (0, 1), decode, prefill,
+        grouped=frozenset({2, 3}),
+    )  # fmt: skip
 
 
 def named(record: CostRecord) -> dict[tuple[str, str], CostTrace]:

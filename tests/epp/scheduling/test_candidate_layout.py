@@ -18,7 +18,12 @@ from tandem_epp.backends.pairing import can_hand_off, known_fabric
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.placement import Placement
-from tandem_epp.scheduling.candidate_layout import CandidateLayout, make_layout
+from tandem_epp.scheduling.candidate_layout import (
+    MAX_NARROWED,
+    CandidateLayout,
+    NarrowedLayouts,
+    make_layout,
+)
 from tandem_planner.fabrics import fabric_class
 from tests.epp.test_picker import LONG, NOW, PickerSetup, backend
 
@@ -165,6 +170,59 @@ def test_where_nothing_is_known_of_places_no_class_is_named_or_learned() -> None
     placement.on_response_headers(response, NOW + 1.0)
     estimates = placement.decode.estimates
     assert (estimates.transfer.count, estimates.fabrics.fits) == (1, {})
+
+
+@pytest.mark.parametrize(("decode", "path"), [("d1", "fallback"), ("d2", "unified")])
+def test_a_lost_prefill_pod_counts_as_close_as_it_was(decode: str, path: str) -> None:
+    """Only where transfers from its node were fast would a request have been split."""
+    setup = PickerSetup()
+    setup.fleet.apply(
+        [at(backend("p", "prefill"), "n1"), at(backend(decode, "decode"), "n" + decode[1])]
+    )
+    estimates = setup[decode].estimates
+    estimates.add_transfers((1.0, 1e9, 0.02), NOW, FabricClass.SAME_NODE)
+    estimates.add_transfers((1.0, 1e9, 50.0), NOW, FabricClass.ELSEWHERE)
+    estimates.learned()
+    setup.down("p")
+    assert setup.place(VERY_LONG)[1].path.value == path
+
+
+def test_a_repeated_subset_hint_is_narrowed_once() -> None:
+    fleet = fleet_of([(role, "1", True, ("n", "r")) for role in ("prefill", "decode", "decode")])
+    whole, narrowed = make_layout(fleet, tuple(fleet), None), NarrowedLayouts()
+    first = narrowed.within("m", whole, frozenset({0, 1}))
+    assert narrowed.within("m", whole, frozenset({1, 0})) is first
+    assert narrowed.within("m", whole, frozenset({0, 2})).decodes == (2,)
+    assert narrowed.within("n", whole, frozenset({0, 1})) is not first
+    for row in range(3, 3 + MAX_NARROWED):
+        narrowed.within("m", whole, frozenset({0, 1, row}))
+    assert narrowed.within("m", whole, frozenset({0, 1})) is not first
+
+
+def test_a_subset_hint_follows_the_pods_health() -> None:
+    setup = PickerSetup(d1="decode", d2="decode", p1="prefill", p2="prefill")
+    subset = frozenset({"10.0.0.1", "10.0.0.3", "10.0.0.4"})
+    request = HttpRequest("POST", "/v1/completions", {wire.REQUEST_ID: "r"}, subset)
+    body = json.dumps({"model": "m", "prompt": LONG}).encode()
+    for lost, prefills in ((None, {"p1", "p2"}), ("p1", {"p2"})):
+        if lost is not None:
+            setup.down(lost)
+        placement = setup.picker.place(request, body, NOW)
+        assert {pod.name for pod in placement.prefill} == prefills
+
+
+def test_a_decode_pod_without_a_partner_is_no_candidate_for_a_split() -> None:
+    setup = PickerSetup()
+    setup.fleet.apply(
+        backend(name, role, hash_)
+        for name, role, hash_ in (
+            ("p", "prefill", "1"), ("d", "decode", "1"), ("other", "decode", "2")
+        )
+    )  # fmt: skip
+    setup.place(VERY_LONG)
+    [trace] = setup.history.find("r")
+    assert {cost.pod for cost in trace.costs if cost.part == "decode"} == {"d"}
+    assert {cost.pod for cost in trace.costs if cost.part == "unified"} == {"d", "other"}
 
 
 def adapter_setup() -> PickerSetup:

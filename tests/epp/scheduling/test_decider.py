@@ -34,6 +34,7 @@ SETTINGS = DeciderSettings(non_cached_tokens=100)
         ({"cached_tokens": 901}, RoutingPath.UNIFIED, "mostly_cached"),
         ({"cached_tokens": 900}, RoutingPath.PREFILL_THEN_DECODE, "worth_it"),
         ({"is_disaggregated": False}, RoutingPath.UNIFIED, "not_disaggregated"),
+        ({"is_enabled": False}, RoutingPath.UNIFIED, "split_off"),
         ({"single_engine_reason": "batch"}, RoutingPath.UNIFIED, "batch"),
         ({"has_prefill_candidate": False}, RoutingPath.FALLBACK, "no_prefill_backend"),
         ({"has_prefill_candidate": False, "cached_tokens": 992}, RoutingPath.FAST_DECODE, "cached"),

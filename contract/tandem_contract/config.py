@@ -76,6 +76,9 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     domain: str | None = None
     """Name of the fabric domain of that machine, such as a rack or an RDMA island; None: not
     known."""
+    labels: dict[str, str] = {}
+    """Labels for the EPP's filters and scorers by label. Of a Kubernetes pod: its own, those that
+    it selects nodes by, and its node's name as `kubernetes.io/hostname`."""
 
     @property
     def address(self) -> str:

@@ -24,6 +24,9 @@ FABRIC_DOMAIN: Final = f"{GROUP}/fabric-domain"
 faster than beyond it, such as a rack. User → EPP; the configuration may name another label for
 pods without this one, which the operator sets to `placement.topologyKey`."""
 
+HOSTNAME: Final = "kubernetes.io/hostname"
+"""Kubernetes' label of nodes with the host's name."""
+
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"

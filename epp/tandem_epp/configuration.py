@@ -15,7 +15,7 @@ from tandem_contract.config import RouterConfig, router_config
 from tandem_contract.documents import DocumentError, load_documents
 from tandem_contract.plan import load_keys
 
-from .scheduling.config import Routing, load_scheduling
+from .scheduling.config import Routing, load_routing
 
 _log: Final = logging.getLogger(__name__)
 
@@ -31,10 +31,13 @@ class Configuration:
     routing: Routing
 
 
-def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True) -> Configuration:
+def load(
+    file: Path, environ: Mapping[str, str], *, lists_backends: bool | None = True
+) -> Configuration:
     """Read and check `file`. Raises DocumentError.
 
-    `lists_backends`: whether it must list the backends (static discovery) or must not.
+    `lists_backends`: whether it must list the backends (static discovery) or must not; None: it
+    may.
     """
     documents = load_documents(file)
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
@@ -43,11 +46,18 @@ def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True)
     router = router_config(documents[0], environ)
     if lists_backends and not router.backends:
         raise documents[0].error("backends", "the list is empty: name at least one backend")
-    if router.backends and not lists_backends:
+    if router.backends and lists_backends is False:
         message = "backends come from the cluster: remove them, or use --discovery static"
         raise documents[0].error("backends", message)
-    scheduling = load_scheduling(documents[0], router.extra, router.disaggregated_serving)
-    return Configuration(router, Routing(router.disaggregated_serving, scheduling))
+    routing = load_routing(documents[0], router.extra, router.disaggregated_serving)
+    return Configuration(router, routing)
+
+
+def log_notices(configuration: Configuration) -> None:
+    """Warn of each part of the file that its user would expect to have an effect."""
+    for notice in configuration.routing.scheduling.notices:
+        if notice.is_lost:
+            _log.warning("%s", notice)
 
 
 class FileWatch:
@@ -83,6 +93,7 @@ def reload(
         _log.error("the configuration was not reloaded, the last good one stays: %s", err)
         return None
     _log.info("%s: reloaded", file)
+    log_notices(configuration)
     return configuration
 
 

@@ -59,6 +59,8 @@ class CountedRequest:
     _hand_over: HandOver | None = field(init=False)
     _prefill_in_flight: Pod | None = field(init=False)
     """The prefill pod on which the request counts; None once that count is returned."""
+    _computing: Pod | None = field(init=False)
+    """The pod on which the uncached tokens count; None once they are returned."""
 
     def __post_init__(self) -> None:
         decode, prefill = self.decode, self.prefill
@@ -66,6 +68,8 @@ class CountedRequest:
         self._prefill_in_flight = prefill[0] if prefill else None
         if self._prefill_in_flight is not None:
             self._count(self._prefill_in_flight, 1)
+        self._computing = self._prefill_in_flight or decode
+        self._computing.tokens_in_flight += self._uncached
         self.fleet.use_adapter(self.model, (decode, *prefill[:1]))
         generated = decode.counters.generated_tokens
         self._pods = PlacedPods(
@@ -87,6 +91,7 @@ class CountedRequest:
         response says about its times."""
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
+        self._return_tokens()
         self._correct_decode(response.served)
         is_first = not self.is_judged
         if is_first:
@@ -119,6 +124,7 @@ class CountedRequest:
         self._count(self.decode, -1)
         # The stream may end before response headers: then the prefill count is still held.
         self._end_prefill()
+        self._return_tokens()
         # Without effect on entries that were confirmed.
         self._entries.withdraw()
         self._load.end(now)
@@ -158,6 +164,15 @@ class CountedRequest:
         if self._prefill_in_flight is not None:
             self._count(self._prefill_in_flight, -1)
             self._prefill_in_flight = None
+
+    @property
+    def _uncached(self) -> int:
+        return max(0, self.size.prompt - self.size.cached)
+
+    def _return_tokens(self) -> None:
+        if self._computing is not None:
+            self._computing.tokens_in_flight -= self._uncached
+            self._computing = None
 
     def _correct_decode(self, served: str | None) -> None:
         """Count the request on the pod at the address `served` from now on, if Envoy used another

@@ -17,7 +17,8 @@ from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
 from .backends.pod_backend import PodSelection
-from .configuration import load
+from .configuration import load, log_notices
+from .scheduling.explain import explain
 from .service import serve
 from .settings import Settings
 
@@ -38,6 +39,18 @@ def _collector(url: str) -> str:
         return traces_url(url) if url else url
     except ValueError as err:
         raise click.BadParameter(str(err)) from err
+
+
+def _check_config(context: click.Context, _param: click.Parameter, file: Path | None) -> None:
+    """Print what `file` would run, and exit: 2 if it cannot be used."""
+    if file is None:
+        return
+    try:
+        configuration = load(file, os.environ, lists_backends=None)
+    except DocumentError as err:
+        fail(str(err), status=2)
+    click.echo(explain(configuration.routing))
+    context.exit()
 
 
 @command("tandem-epp", flags_file=False)
@@ -65,6 +78,16 @@ def _collector(url: str) -> str:
     required=True,
     help="Router configuration in YAML: disaggregated_serving, EndpointPickerConfig, and with "
     "--discovery static the backends. Reloaded when it changes.",
+)
+@click.option(
+    "--check-config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    expose_value=False,
+    is_eager=True,
+    callback=_check_config,
+    help="Check a configuration, such as llm-d's, and exit: print its profiles, decider and index, "
+    "and what of it has no effect and why; 2 with file and line if it cannot be used.",
 )
 @click.option(
     "--discovery",
@@ -189,6 +212,7 @@ def main(
         plan_keys = load_keys(plan_key_dir) if plan_key_dir else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
+    log_notices(configuration)
     try:
         uvloop.run(serve(settings, configuration, plan_keys))
     except NotConfigured as err:

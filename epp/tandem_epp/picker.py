@@ -131,7 +131,13 @@ class EndpointPicker:
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
-            context = ScoringContext(parsed, self._fleet.prefixes, prepared.precise_of(parsed))
+            context = ScoringContext(
+                parsed,
+                self._fleet.prefixes,
+                prepared.precise_of(parsed),
+                request.headers,
+                decision.decided_at,
+            )
             result = self._scheduler.schedule(
                 context, decision.model, request.subset, decision.decided_at
             )
@@ -207,7 +213,8 @@ class EndpointPicker:
             parsed.text_tokens if parsed is not None else 0,
             self.routing.serving.fallback_to_unified,
         )
-        return Placement(mutation, pods, self._metrics, decision, self.observer)
+        sessions = self.routing.scheduling.sessions
+        return Placement(mutation, pods, self._metrics, decision, self.observer, sessions)
 
     def _record(
         self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision

@@ -12,6 +12,7 @@ from .estimates.overheads import overhead_of
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
+from .scheduling.sessions import TokenSession
 
 
 class PlacementObserver(Protocol):
@@ -37,6 +38,8 @@ class Placement:
     metrics: Metrics
     decision: Decision
     observer: PlacementObserver | None = None
+    sessions: Sequence[TokenSession] = ()
+    """The sessions whose tokens the response carries."""
     number: int = field(init=False, default=0)
     """The observer's number for this placement."""
 
@@ -53,6 +56,13 @@ class Placement:
     def prefill(self) -> Sequence[Pod]:
         """The prefill pods: the choice, then the retries."""
         return self.pods.prefill
+
+    @property
+    def response_headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers that the client gets in addition: the tokens of its sessions."""
+        prefill = self.prefill[0] if self.prefill else None
+        headers = (each.response_header(self.decode, prefill) for each in self.sessions)
+        return tuple(header for header in headers if header is not None)
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         """Learn from the response's headers, which passed at `now` (Unix seconds). Raises

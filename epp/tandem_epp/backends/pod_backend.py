@@ -74,23 +74,29 @@ def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend 
             models=_models(pod_labels, annotations),
             compat=pod_labels.get(labels.KV_COMPAT),
             node=spec.get("nodeName"),
+            labels=_all_labels(spec, pod_labels),
         )
     except ValueError as err:
         return InvalidPod(str(err))
     # The operator labels a pod that it drains before it deletes it.
     is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
     serving = _is_ready(status) and not is_terminating
-    # Kept whole, because the configuration may name another label later.
-    all_labels = {**(spec.get("nodeSelector") or {}), **pod_labels}
-    return DiscoveredBackend(backend, metadata["uid"], serving=serving, labels=all_labels)
+    return DiscoveredBackend(backend, metadata["uid"], serving=serving)
 
 
 def with_domain(discovered: DiscoveredBackend, label: str) -> DiscoveredBackend:
     """`discovered` with its fabric domain: that of Tandem's own label, else that of `label`."""
-    domain = discovered.labels.get(labels.FABRIC_DOMAIN) or discovered.labels.get(label) or None
+    all_labels = discovered.backend.labels
+    domain = all_labels.get(labels.FABRIC_DOMAIN) or all_labels.get(label) or None
     if domain == discovered.backend.domain:
         return discovered
     return replace(discovered, backend=msgspec.structs.replace(discovered.backend, domain=domain))
+
+
+def _all_labels(spec: Mapping[str, Any], pod_labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a pod, and those that its node has for certain."""
+    node = {labels.HOSTNAME: spec["nodeName"]} if spec.get("nodeName") else {}
+    return {**node, **(spec.get("nodeSelector") or {}), **pod_labels}
 
 
 def _role(pod_labels: Mapping[str, str]) -> Role:

@@ -4,8 +4,7 @@
 scraper, discovery and the picker change them between two awaits, so there are no locks.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import count
 from typing import Final
@@ -42,8 +41,6 @@ class DiscoveredBackend:
     Empty for a backend from the configuration file."""
     serving: bool = True
     """False for a pod that exists and must not be chosen: it is not Ready, or it is terminating."""
-    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The Kubernetes pod's labels, and those of nodes that it selects: one is its domain."""
 
 
 class Pod:
@@ -92,6 +89,8 @@ class Pod:
         """Requests that this EPP and its other replicas placed here and that have not ended."""
         self.remote_in_flight = 0
         """Those of `in_flight` that other replicas placed."""
+        self.tokens_in_flight = 0
+        """Uncached prompt tokens of requests that were placed here and are not answered yet."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before its first scrape."""
         self.estimates = PodEstimates(backend.weight, backend.address)

@@ -60,6 +60,10 @@ class PlacedRequest(Protocol):
     def mutation(self) -> HeaderMutation:
         """The changes that Envoy makes to the request's headers."""
 
+    @property
+    def response_headers(self) -> tuple[tuple[str, str], ...]:
+        """The headers that the client gets in addition, once the response headers passed."""
+
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         """Response headers passed at `now` (Unix seconds)."""
 
@@ -182,10 +186,12 @@ class ExtProcStream:
                 return (Continue(Part.RESPONSE_TRAILERS),)
 
     def _response_headers(self, message: ResponseHeaders, now: float) -> Answer:
-        if self._placed_request is not None:
-            self._placed_request.on_response_headers(message, now)
         # The timing header is internal: it must not reach the client.
         mutation = None if message.timing is None else _REMOVE_TIMING
+        if self._placed_request is not None:
+            self._placed_request.on_response_headers(message, now)
+            if headers := self._placed_request.response_headers:
+                mutation = HeaderMutation(headers, mutation.remove if mutation else ())
         return Continue(Part.RESPONSE_HEADERS, mutation)
 
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:

@@ -1,15 +1,17 @@
-"""`EndpointPickerConfig` under llm-d's names (llm-d-router 0.8), read from the router's YAML file.
+"""`EndpointPickerConfig` under llm-d's names (llm-d-router 0.10), read from the router's YAML file.
 
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
+    featureGates, dataLayer, requestHandler, flowControl: checked, without effect (`sections`)
 
 Without a plugin that takes part in the choice (scorer, filter, picker, decider, handler), and with
 `predicted-cost`, which stands alone, the predicted cost chooses. Otherwise every profile filters by
 the role of its phase, listed or not. Without `schedulingProfiles`, both phases use every plugin
-listed, with weight 1; prefill-filter and decode-filter apply to their own phase only.
+listed, with weight 1, and with one profile both use that one; prefill-filter and decode-filter
+apply to their own phase only.
 
-A disagg-profile-handler that names no decider turns splitting off. Without a handler, the decider
-that is listed applies, or the default one.
+A disagg-profile-handler that names no decider, or no listed prefill profile, turns splitting off.
+Without a handler, the decider that is listed applies, or the default one.
 
 Errors: `documents.DocumentError`, with file and line. An unknown plugin type comes with the most
 similar known one.
@@ -17,78 +19,58 @@ similar known one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from tandem_contract.config import DisaggregatedServing
-from tandem_contract.documents import Document, steps
+from tandem_contract.documents import Document
 from tandem_contract.paths import Role
 
 from ..kv_events.settings import EventSettings
 from ..tokenization.tokenizer import TokenizerSettings
 from .cost_choice import CostSettings
 from .decider import DeciderSettings
+from .differences import difference_notices
+from .listed_plugins import ListedPlugins
 from .model_configs import load_kv_sizes
-from .parameters import CostParameters, DeciderNames, HandlerParameters, Strict
-from .pickers import MaxScorePicker
-from .profile import Picker, Profile, Scorer
-from .registry import (
-    PLUGINS,
-    PREFIX_DECIDER,
-    REGISTRY,
+from .names import unknown_name
+from .notices import Notice
+from .parameters import CostParameters, DeciderNames, HandlerParameters
+from .picker_config import PickerConfig, read_picker_config
+from .plugin_types import (
     CostType,
     DeciderType,
     FilterType,
     HandlerType,
     PickerType,
-    PluginType,
     PreciseIndexType,
     PreciseScorerType,
     PrefixIndexSettings,
     PrefixIndexType,
     ScorerType,
     TokenizerType,
-    unknown_name,
 )
-from .scorers import RoleFilter
+from .profile import PlacementLearner, Profile
+from .profile_builder import ProfileBuilder, ProfileSummary
+from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
+from .sections import section_notices
+from .sessions import SessionFilter, SessionScorer, TokenSession
 
-KIND: Final = "EndpointPickerConfig"
-API_VERSIONS: Final = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
-S = TypeVar("S", bound=msgspec.Struct)
 _CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
 """Plugins that take part in a choice by scores."""
 
 
-class PluginEntry(Strict, frozen=True):
-    """An entry of `plugins`."""
+@dataclass(frozen=True)
+class Summary:
+    """The plugins of a choice by scores by name, for a reader."""
 
-    type: str
-    name: str = ""
-    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class PluginRef(Strict, frozen=True):
-    """An entry of a profile."""
-
-    pluginRef: str  # noqa: N815 - llm-d's name
-    weight: float = 1.0
-
-
-class SchedulingProfile(Strict, frozen=True):
-    """An entry of `schedulingProfiles`."""
-
-    name: str
-    plugins: tuple[PluginRef, ...] = ()
-
-
-class PickerConfig(Strict, frozen=True):
-    """The document without `disaggregated_serving` and `backends`."""
-
-    apiVersion: str = API_VERSIONS[0]  # noqa: N815 - Kubernetes' name
-    kind: str = KIND
-    plugins: tuple[PluginEntry, ...] = ()
-    schedulingProfiles: tuple[SchedulingProfile, ...] = ()  # noqa: N815 - llm-d's name
+    decode: ProfileSummary
+    prefill: ProfileSummary
+    handler: str
+    """Empty: none is listed."""
+    decider: str
+    """Empty: no request is split."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +87,17 @@ class Scheduling:
     """KV events to follow; None: the approximate index alone answers."""
     tokenizer: TokenizerSettings
     """How prompts are tokenized, where events are followed."""
+    learners: tuple[PlacementLearner, ...] = ()
+    """The plugins that remember where requests went."""
+    sessions: tuple[TokenSession, ...] = ()
+    """The sessions whose tokens responses carry."""
+    is_split_by_handler: bool = False
+    """Whether a handler names a decider: then requests are split although `disaggregated_serving`
+    is silent."""
+    summary: Summary | None = None
+    """None: the cost chooses."""
+    notices: tuple[Notice, ...] = ()
+    """What has no effect."""
 
 
 @dataclass(frozen=True)
@@ -115,98 +108,112 @@ class Routing:
     scheduling: Scheduling
 
 
+def load_routing(
+    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
+) -> Routing:
+    """The routing that `document` configures; `fields` and `serving` are parts of it, as
+    `load_scheduling` takes them. Raises DocumentError."""
+    scheduling = load_scheduling(document, fields, serving)
+    is_silent = document.part("disaggregated_serving.enabled").data is None
+    if is_silent and scheduling.is_split_by_handler:
+        serving = msgspec.structs.replace(serving, enabled=True)
+    return Routing(serving, scheduling)
+
+
 def load_scheduling(
     document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
 ) -> Scheduling:
     """The scheduling that `fields` of `document` configure: all top-level fields but
     `disaggregated_serving` and `backends`. Raises DocumentError."""
-    config = _convert(document, "", dict(fields), PickerConfig)
-    if config.kind != KIND:
-        raise document.error("kind", f"{config.kind!r} is not {KIND}")
-    if config.apiVersion not in API_VERSIONS:
-        raise document.error("apiVersion", f"{config.apiVersion!r} is not {API_VERSIONS[0]}")
+    config = read_picker_config(document, dict(fields))
     return _Builder(document, config, serving.fallback_to_unified).build()
-
-
-@dataclass(frozen=True)
-class _Plugin:
-    """A configured plugin: its registry entry and its parameters."""
-
-    entry: PluginType[Any]
-    parameters: msgspec.Struct
 
 
 class _Builder:
     def __init__(self, document: Document, config: PickerConfig, fallback: bool) -> None:
         self._document, self._config, self._fallback = document, config, fallback
-        self._plugins: dict[str, _Plugin] = {}
-        """Name → plugin."""
-        for i, entry in enumerate(config.plugins):
-            self._add(f"plugins[{i}]", entry)
+        self._plugins = ListedPlugins(document, config.plugins)
 
     def build(self) -> Scheduling:
         # The handler names the profiles and the decider, so it comes first.
         handler = self._handler()
+        self._plugins.prefill_profile = handler.prefill
+        cost = self._cost()
+        profiles = ProfileBuilder(self._document, self._config.schedulingProfiles, self._plugins)
+        decode, of_decode = profiles.build(handler.decode, Role.DECODE)
+        prefill, of_prefill = profiles.build(handler.prefill, Role.PREFILL)
+        decider = self._decider(handler.decider)
+        listed = self._plugins.first(HandlerType)
+        has_handler = listed is not None
+        summary = Summary(
+            of_decode, of_prefill, listed.name if listed is not None else "", handler.decider or ""
+        )
+        if has_handler and not self._has_prefill_profile(handler.prefill):
+            decider = replace(decider, split=False)
         return Scheduling(
-            cost=self._cost(),
-            decode=self._profile(handler.profiles.decode, Role.DECODE),
-            prefill=self._profile(handler.profiles.prefill, Role.PREFILL),
-            decider=self._decider(handler.deciders.prefill or handler.deciderPluginName),
+            cost=cost,
+            decode=decode,
+            prefill=prefill,
+            decider=decider,
             index=self._index(),
             events=self._events(),
             tokenizer=self._tokenizer(),
+            learners=self._learners(),
+            sessions=self._sessions(),
+            is_split_by_handler=has_handler and decider.split,
+            summary=summary if cost is None else None,
+            notices=self._notices((handler.decode, handler.prefill)),
         )
 
-    def _add(self, path: str, entry: PluginEntry) -> None:
-        name = entry.name or entry.type
-        if (plugin_type := REGISTRY.get(entry.type)) is None:
-            message = unknown_name("plugin", entry.type, REGISTRY.keys())
-            raise self._document.error(f"{path}.type", message)
-        if name in self._plugins:
-            message = f"the plugin name {name!r} is taken: names are unique"
-            raise self._document.error(path, message)
-        parameters = _convert(
-            self._document, f"{path}.parameters", entry.parameters, plugin_type.parameters
+    def _notices(self, used: tuple[str, str]) -> tuple[Notice, ...]:
+        notices = (
+            *section_notices(self._document, self._config, self._plugins.names),
+            *difference_notices(self._document, self._config, self._plugins, used),
         )
-        self._plugins[name] = _Plugin(plugin_type, parameters)
+        return tuple(sorted(notices, key=lambda notice: notice.line))
 
     def _handler(self) -> HandlerParameters:
         # Of several handlers the first one listed counts.
-        for plugin in self._plugins.values():
-            if isinstance(plugin.entry, HandlerType):
-                return plugin.entry.factory(plugin.parameters)
-        deciders = (n for n, p in self._plugins.items() if isinstance(p.entry, DeciderType))
-        return HandlerParameters(deciders=DeciderNames(prefill=next(deciders, PREFIX_DECIDER)))
+        plugin = self._plugins.first(HandlerType)
+        if plugin is not None and isinstance(plugin.entry, HandlerType):
+            return plugin.entry.factory(plugin.parameters)
+        decider = self._plugins.first(DeciderType)
+        name = decider.name if decider is not None else PREFIX_DECIDER
+        return HandlerParameters(deciders=DeciderNames(prefill=name))
+
+    def _has_prefill_profile(self, name: str) -> bool:
+        profiles = self._config.schedulingProfiles
+        return not profiles or any(profile.name == name for profile in profiles)
 
     def _cost(self) -> CostSettings | None:
-        choosing = [n for n, p in self._plugins.items() if isinstance(p.entry, _CHOOSING)]
-        for i, plugin in enumerate(self._plugins.values()):
+        choosing = [p.name for p in self._plugins if isinstance(p.entry, _CHOOSING)]
+        for plugin in self._plugins:
             if not isinstance(plugin.entry, CostType):
                 continue
             if choosing:
                 message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
-                raise self._document.error(f"plugins[{i}]", message)
+                raise self._document.error(plugin.path, message)
             parameters: CostParameters = plugin.entry.factory(plugin.parameters)
-            sizes = load_kv_sizes(self._document, f"plugins[{i}]", parameters)
+            sizes = load_kv_sizes(self._document, plugin.path, parameters)
             return CostSettings(sizes, parameters.maxNumOfEndpoints)
         return None if choosing else CostSettings()
 
     def _index(self) -> PrefixIndexSettings:
         # Of several index configurations the first one listed counts.
-        for plugin in self._plugins.values():
+        for plugin in self._plugins:
             if isinstance(plugin.entry, PrefixIndexType):
                 return plugin.entry.factory(plugin.parameters)
         return PrefixIndexSettings()
 
     def _events(self) -> EventSettings | None:
-        for plugin in self._plugins.values():
+        for plugin in self._plugins:
             match plugin.entry:
                 case PreciseIndexType(factory=factory) | PreciseScorerType(index=factory):
                     return factory(plugin.parameters)
         return None
 
     def _tokenizer(self) -> TokenizerSettings:
-        for plugin in self._plugins.values():
+        for plugin in self._plugins:
             if isinstance(plugin.entry, TokenizerType):
                 return plugin.entry.factory(plugin.parameters)
         return TokenizerSettings()
@@ -214,7 +221,7 @@ class _Builder:
     def _decider(self, name: str | None) -> DeciderSettings:
         if name is None:
             return DeciderSettings(split=False, fallback_to_unified=self._fallback)
-        plugin = self._plugins.get(name)
+        plugin = self._plugins.find(name)
         # A decider may be named without being listed: then it has its default parameters.
         entry = plugin.entry if plugin is not None else REGISTRY.get(name)
         if not isinstance(entry, DeciderType):
@@ -223,55 +230,22 @@ class _Builder:
         settings = entry.factory(plugin.parameters if plugin is not None else entry.parameters())
         return replace(settings, fallback_to_unified=self._fallback)
 
-    def _profile(self, name: str, phase: Role) -> Profile:
-        # Always there, listed or not: a pod must not run a phase that its role excludes.
-        scorers: list[tuple[Scorer, float]] = [(RoleFilter(phase), 1.0)]
-        picker: Picker = MaxScorePicker()
-        for path, ref in self._references(name, phase):
-            if ref.weight < 0:
-                raise self._document.error(f"{path}.weight", f"{ref.weight} is below 0")
-            if (plugin := self._plugins.get(ref.pluginRef)) is None:
-                message = unknown_name("plugin reference", ref.pluginRef, self._plugins.keys())
-                raise self._document.error(f"{path}.pluginRef", message)
-            match plugin.entry:
-                case PickerType(factory=factory):
-                    # The last picker of a profile counts: it needs exactly one.
-                    picker = factory(plugin.parameters)
-                case ScorerType(factory=factory):
-                    scorers.append((factory(plugin.parameters), ref.weight))
-                case FilterType(factory=factory):
-                    # A filter's −∞ times a weight of 0 would not be a number.
-                    scorers.append((factory(plugin.parameters), 1.0))
-        return Profile(scorers, picker)
+    def _learners(self) -> tuple[PlacementLearner, ...]:
+        learners: dict[int, PlacementLearner] = {}
+        for part in self._plugins.parts:
+            for each in (part.filter, part.scorer):
+                inner = each.session if isinstance(each, SessionFilter | SessionScorer) else each
+                if isinstance(inner, PlacementLearner):
+                    # Two scorers may use one producer, which sees each request once.
+                    learners[id(inner)] = inner
+        return tuple(learners.values())
 
-    def _references(self, name: str, phase: Role) -> list[tuple[str, PluginRef]]:
-        """The plugins of the profile `name`, each with its path in the document.
-
-        A single profile serves both phases, whatever its name. Without profiles every plugin is
-        used, except a filter for the other phase.
-        """
-        profiles = self._config.schedulingProfiles
-        if not profiles:
-            return [
-                ("plugins", PluginRef(name))
-                for name, plugin in self._plugins.items()
-                if not isinstance(plugin.entry, FilterType) or plugin.entry.phase in (None, phase)
-            ]
-        for i, profile in enumerate(profiles):
-            if profile.name == name or len(profiles) == 1:
-                path = f"schedulingProfiles[{i}].plugins"
-                return [(f"{path}[{j}]", ref) for j, ref in enumerate(profile.plugins)]
-        names = tuple(profile.name for profile in profiles)
-        raise self._document.error("schedulingProfiles", unknown_name("profile", name, names))
-
-
-def _convert(document: Document, path: str, value: Any, to: type[S]) -> S:
-    """`value`, from `path` of the document, as a `to`. Raises DocumentError with the line."""
-    try:
-        return msgspec.convert(value, type=to)
-    except msgspec.ValidationError as err:
-        message, _, inner = str(err).partition(" - at `$")
-        # msgspec ends its message with the path inside `value`, from which the document finds the
-        # line.
-        where = [*steps(path), *steps(inner.rstrip("`").removeprefix("."))]
-        raise document.error(where, message) from err
+    def _sessions(self) -> tuple[TokenSession, ...]:
+        sessions: dict[TokenSession, None] = {}
+        for part in self._plugins.parts:
+            for each in (part.filter, part.scorer):
+                if isinstance(each, SessionFilter | SessionScorer) and isinstance(
+                    each.session, TokenSession
+                ):
+                    sessions[each.session] = None
+        return tuple(sessions)

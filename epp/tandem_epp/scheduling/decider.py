@@ -1,7 +1,7 @@
 """The decider: one request's routing path, from a few figures. Pure. The first line that holds:
 
 no prefill backend is configured, or one engine must serve the request alone  -> unified
-the prompt is shorter than `non_cached_tokens`                                -> unified
+the prompt is shorter than `non_cached_tokens` or `prompt_tokens`             -> unified
 all of it is cached on the decode pod, but for at most MAX_UNSPLIT_BLOCKS blocks     -> fast_decode
 fewer than `non_cached_tokens` tokens are left to compute                     -> unified
 no prefill backend is healthy                                                 -> fallback, or error
@@ -40,6 +40,8 @@ class DeciderSettings:
     `nonCachedTokens`); 0: never split. The default is eight blocks of 16 tokens: to compute fewer
     takes about as long as a hand-off, on small and large models alike. Too low: short prompts pay
     for a transfer. Too high: prompts are computed between other requests' decode steps."""
+    prompt_tokens: int = 0
+    """Length of a prompt, in tokens, from which it may be split at all (llm-d's `promptTokens`)."""
     fallback_to_unified: bool = True
     """Whether a request that cannot be split is served by one engine instead of refused."""
 
@@ -81,7 +83,7 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     # The prompt's length comes before the cache: to compute a short prompt is cheaper than any
     # hand-off, so its reason does not depend on what is cached.
     if not settings.always:
-        if inputs.prompt_tokens < settings.non_cached_tokens:
+        if inputs.prompt_tokens < max(settings.non_cached_tokens, settings.prompt_tokens):
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")
         if uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
             return PathDecision(RoutingPath.FAST_DECODE, "cached")
@@ -91,6 +93,12 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     if inputs.has_prefill_candidate:
         reason = "always" if settings.always else "worth_it"
         return PathDecision(RoutingPath.PREFILL_THEN_DECODE, reason)
+    return without_prefill(settings)
+
+
+def without_prefill(settings: DeciderSettings) -> PathDecision:
+    """The path of a request that should be split where no backend can prefill. Raises
+    SplitImpossible."""
     if not settings.fallback_to_unified:
         raise SplitImpossible("no prefill backend is healthy")
     return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")

@@ -67,7 +67,7 @@ class PreciseIndexParameters(_Section, frozen=True):
 class VllmRender(_Section, frozen=True):
     """vLLM's render endpoint."""
 
-    url: str = ""
+    url: str = "http://localhost:8000"
     timeout: Duration = format_duration(TokenizerSettings().deadline)
     mmTimeout: Duration = format_duration(TokenizerSettings().media_deadline)  # noqa: N815
 
@@ -83,13 +83,21 @@ class TokenizerParameters(_Section, frozen=True):
         ),
     ] = ""
     vllm: Annotated[
-        VllmRender,
+        VllmRender | None,
         Meta(
             description="`url` of an endpoint of vLLM that renders prompts (`vllm serve`, or "
             "`vllm launch render` without a GPU); `timeout` (200ms) and, for media, `mmTimeout` "
             "(2s), after which a request is placed without its tokens"
         ),
-    ] = VllmRender()
+    ] = None
+    estimate: Annotated[
+        dict[str, Any] | None,
+        Meta(description="no tokenizer: prompts are estimated, as without token-producer"),
+    ] = None
+    udsTokenizerConfig: Annotated[  # noqa: N815
+        dict[str, Any] | None,
+        Meta(description="refused: use `vllm`, as llm-d advises, or `path`"),
+    ] = None
     path: Annotated[
         str,
         Meta(
@@ -99,6 +107,12 @@ class TokenizerParameters(_Section, frozen=True):
     cacheBytes: Annotated[  # noqa: N815
         int, Meta(ge=0, description="bytes of cached token ids")
     ] = TokenizerSettings().cache_bytes
+
+    def __post_init__(self) -> None:
+        if self.udsTokenizerConfig is not None:
+            raise ValueError("udsTokenizerConfig: no such tokenizer; use vllm.url, or path")
+        if self.estimate is not None and (self.vllm or self.path):
+            raise ValueError("estimate goes without vllm and path")
 
 
 def event_settings(parameters: PreciseIndexParameters) -> EventSettings:
@@ -112,11 +126,12 @@ def event_settings(parameters: PreciseIndexParameters) -> EventSettings:
 
 def tokenizer_settings(parameters: TokenizerParameters) -> TokenizerSettings:
     """The settings that the parameters stand for."""
+    vllm = parameters.vllm or VllmRender(url="")
     return TokenizerSettings(
         directory=parameters.path,
-        url=parameters.vllm.url,
+        url=vllm.url,
         model=parameters.modelName,
-        deadline=parse_duration(parameters.vllm.timeout),
-        media_deadline=parse_duration(parameters.vllm.mmTimeout),
+        deadline=parse_duration(vllm.timeout),
+        media_deadline=parse_duration(vllm.mmTimeout),
         cache_bytes=parameters.cacheBytes,
     )

@@ -1,10 +1,9 @@
 """A profile: filters, weighted scorers and a picker, for one phase of a request."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from ..backends.pods import Pod
 from ..backends.prefix_tree import PrefixMatch, PrefixTree
@@ -22,6 +21,14 @@ class ScoringContext:
     """The prefix index; None: no pod is known to cache anything."""
     precise: PreciseMatch | None = None
     """What the precise index has of the prompt; None: it is off, or the prompt is not tokenized."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """The client's request headers, names in lower case."""
+    now: float = 0.0
+    """Unix seconds."""
+    peer: Pod | None = None
+    """The decode pod, once it is chosen: the prefill pod is chosen for it."""
+    notes: dict[object, object] = field(default_factory=dict)
+    """Plugin → what it found while it filtered or scored, for its own `on_placed`."""
     _match: PrefixMatch[Pod] | None = None
     """What the index has of the prompt, for all pods; looked up once per request."""
 
@@ -69,8 +76,19 @@ class ScoringContext:
 _NO_MATCH: Final[PrefixMatch[Pod]] = PrefixMatch((), {})
 
 
+class Filter(Protocol):
+    """Rules candidates out."""
+
+    @property
+    def is_steady(self) -> bool:
+        """As `Scorer.is_steady`."""
+
+    def keep(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
+        """The pods that stay, in order; `pods` itself when all of them do."""
+
+
 class Scorer(Protocol):
-    """Rates candidates. A filter is a scorer that answers 0 or −∞."""
+    """Rates candidates."""
 
     @property
     def is_steady(self) -> bool:
@@ -78,7 +96,15 @@ class Scorer(Protocol):
         reuses them until a scrape changes something."""
 
     def score(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[float]:
-        """One score per pod, in order: 0 to 1, higher is better; −∞ rules a pod out."""
+        """One score per pod, in order: 0 to 1, higher is better."""
+
+
+@runtime_checkable
+class PlacementLearner(Protocol):
+    """A filter or scorer that remembers where requests went."""
+
+    def on_placed(self, context: ScoringContext, decode: Pod, prefill: Pod | None) -> None:
+        """The request of `context` goes to these pods; called once per request that was scored."""
 
 
 class Picker(Protocol):
@@ -93,16 +119,24 @@ class Picker(Protocol):
 
 
 class Profile:
-    """Filters and scorers with their weights, and a picker."""
+    """Filters, scorers with their weights, and a picker."""
 
-    def __init__(self, scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> None:
-        # Split once: steady scorers run after a scrape, the others for every request.
+    def __init__(
+        self,
+        filters: Sequence[Filter],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+    ) -> None:
+        # Filters run in their order, as one may keep everything where others left too little. The
+        # steady ones at the beginning run after a scrape, the rest for every request.
+        first = next((i for i, f in enumerate(filters) if not f.is_steady), len(filters))
+        self._steady_filters, self._filters = filters[:first], filters[first:]
         self._steady = [(scorer, weight) for scorer, weight in scorers if scorer.is_steady]
         self._per_request = [(scorer, weight) for scorer, weight in scorers if not scorer.is_steady]
         self._picker = picker
         # The steady totals of one view. The key is the view's identity: a fleet returns the same
         # object until something changes that a scorer can see.
-        self._cache: tuple[Sequence[Pod], list[Pod], list[float]] | None = None
+        self._cache: tuple[Sequence[Pod], Sequence[Pod], list[float]] | None = None
 
     @property
     def max_endpoints(self) -> int:
@@ -113,21 +147,37 @@ class Profile:
         self, pods: Sequence[Pod], context: ScoringContext, count: int, random: Random
     ) -> list[Pod]:
         """The best `count` of `pods`, best first; empty when every pod is ruled out."""
-        # Both lists are the cache's own: `_add_scores` makes a new list and changes neither.
         eligible, steady = self._steady_totals(pods, context)
-        totals = _add_scores(steady, eligible, self._per_request, context)
-        scored = [(t, pod) for t, pod in zip(totals, eligible, strict=True) if t != -inf]
+        kept = _keep(self._filters, eligible, context)
+        if kept is not eligible:
+            # Scorers compare the candidates that are left with each other.
+            steady = _add_scores([0.0] * len(kept), kept, self._steady, context)
+        # `steady` may be the cache's own: `_add_scores` makes a new list and does not change it.
+        totals = _add_scores(steady, kept, self._per_request, context)
+        scored = list(zip(totals, kept, strict=True))
         return self._picker.pick(scored, count, random) if scored else []
 
     def _steady_totals(
         self, pods: Sequence[Pod], context: ScoringContext
-    ) -> tuple[list[Pod], list[float]]:
-        """The pods that no steady filter rules out, and their totals so far."""
+    ) -> tuple[Sequence[Pod], list[float]]:
+        """The pods that no steady filter at the beginning rules out, and their totals so far."""
         if self._cache is None or self._cache[0] is not pods:
-            totals = _add_scores([0.0] * len(pods), pods, self._steady, context)
-            scored = [(pod, t) for pod, t in zip(pods, totals, strict=True) if t != -inf]
-            self._cache = (pods, [pod for pod, _ in scored], [t for _, t in scored])
+            kept = _keep(self._steady_filters, pods, context)
+            totals = _add_scores([0.0] * len(kept), kept, self._steady, context)
+            self._cache = (pods, kept, totals)
         return self._cache[1], self._cache[2]
+
+
+def _keep(filters: Sequence[Filter], pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
+    for each in filters:
+        pods = each.keep(pods, context)
+    return pods
+
+
+def keep_if(pods: Sequence[Pod], is_kept: Callable[[Pod], bool]) -> Sequence[Pod]:
+    """The pods for which `is_kept` holds; `pods` itself if it holds for all."""
+    kept = [pod for pod in pods if is_kept(pod)]
+    return pods if len(kept) == len(pods) else kept
 
 
 def _add_scores(

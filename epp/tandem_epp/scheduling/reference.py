@@ -1,8 +1,8 @@
-"""Writes the table of scheduling plugins in docs/epp.md from the registry.
+"""Writes the tables of scheduling plugins in docs/llm-d.md from the registry.
 
     python -m tandem_epp.scheduling.reference     part of `make generate`
 
-The table stands between two marker lines. A test compares it with `plugin_table()`.
+The tables stand between two marker lines. A test compares them with `plugin_tables()`.
 """
 
 from pathlib import Path
@@ -10,38 +10,56 @@ from typing import Any, Final
 
 import msgspec
 
-from .registry import PLUGINS, AcceptedType, PluginType
+from .plugin_types import AcceptedType, PluginType
+from .registry import PLUGINS
+from .unsupported import REFUSED
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "epp.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "llm-d.md"
 BEGIN: Final = "<!-- plugins: written by make generate -->"
 END: Final = "<!-- end of plugins -->"
 
 
-def plugin_table() -> str:
-    """The table in Markdown, one row per plugin that has an effect, then the names of the rest."""
-    rows = [
-        "| type | kind | what it does | parameters |",
-        "|---|---|---|---|",
-        *(_row(plugin) for plugin in PLUGINS if not isinstance(plugin, AcceptedType)),
-    ]
-    accepted = ", ".join(f"`{p.type_name}`" for p in PLUGINS if isinstance(p, AcceptedType))
-    note = f"Accepted without effect, because the EPP always does what they do: {accepted}."
-    return "\n".join(rows) + f"\n\n{note}\n"
+def plugin_tables() -> str:
+    """The tables in Markdown: every plugin and how it is treated, then the parameters."""
+    return "\n".join(
+        [
+            "| plugin | here | what it does, or why not |",
+            "|---|---|---|",
+            *(_treatment_row(plugin) for plugin in PLUGINS),
+            *(
+                f"| `{name}` | refused | {refused.reason}; nearest: `{refused.nearest}` |"
+                for name, refused in REFUSED.items()
+            ),
+            "",
+            "Parameters, with their defaults:",
+            "",
+            "| plugin | kind | parameters |",
+            "|---|---|---|",
+            *(_parameter_row(plugin) for plugin in PLUGINS if _parameters(plugin.parameters)),
+            "",
+        ]
+    )
 
 
-def with_table(page: str) -> str:
-    """`page` with a current table. Raises ValueError without the two marker lines."""
+def with_tables(page: str) -> str:
+    """`page` with current tables. Raises ValueError without the two marker lines."""
     before, begin, rest = page.partition(BEGIN + "\n")
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name}: the marker lines {BEGIN!r} and {END!r} are missing")
-    return f"{before}{BEGIN}\n{plugin_table()}{END}{after}"
+    return f"{before}{BEGIN}\n{plugin_tables()}{END}{after}"
 
 
-def _row(plugin: PluginType[Any]) -> str:
+def _treatment_row(plugin: PluginType[Any]) -> str:
+    if not isinstance(plugin, AcceptedType):
+        return f"| `{plugin.type_name}` | works | {plugin.help} |"
+    treatment = "accepted without effect" if plugin.is_lost else "accepted, not needed"
+    return f"| `{plugin.type_name}` | {treatment} | {plugin.help} |"
+
+
+def _parameter_row(plugin: PluginType[Any]) -> str:
     parameters = "<br>".join(_parameters(plugin.parameters))
-    cells = (f"`{plugin.type_name}`", plugin.kind, plugin.help)
-    return f"| {' | '.join(cells)} | {parameters} |"
+    return f"| `{plugin.type_name}` | {plugin.kind} | {parameters} |"
 
 
 def _parameters(parameters: type[msgspec.Struct]) -> list[str]:
@@ -50,14 +68,20 @@ def _parameters(parameters: type[msgspec.Struct]) -> list[str]:
     properties = msgspec.json.schema(parameters)["$defs"][parameters.__name__]["properties"]
     for name, schema in properties.items():
         default = schema.get("default")
-        shown = "" if default is None or isinstance(default, dict) else f" ({default})"
+        is_shown = default not in (None, "", [], ()) and not isinstance(default, dict)
+        shown = f" ({_text(default)})" if is_shown else ""
         lines.append(f"`{name}`{shown}: {schema['description']}")
     return lines
 
 
+def _text(default: object) -> str:
+    """As YAML writes it."""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
 def main() -> None:
     """Rewrite the page."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(PAGE)  # noqa: T201 - a command
 
 

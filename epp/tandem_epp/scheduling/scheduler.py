@@ -17,7 +17,14 @@ from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
 from .config import Routing
 from .cost_choice import CostScheduler, CostSettings
-from .decider import DeciderInputs, NoBackend, PathDecision, decide_path, is_split
+from .decider import (
+    DeciderInputs,
+    NoBackend,
+    PathDecision,
+    decide_path,
+    is_split,
+    without_prefill,
+)
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
 from .result import SchedulingResult
@@ -49,6 +56,9 @@ class Scheduler:
             result = self._without_decode(ready)
         else:
             result = self._schedule_by_scores(ready, context, model, subset)
+            prefill = result.prefill[0] if result.prefill else None
+            for learner in self.routing.scheduling.learners:
+                learner.on_placed(context, result.decode[0], prefill)
         return result._replace(size=self._cost.size(context, result.decode[0], result.prefill))
 
     def _schedule_by_scores(
@@ -130,7 +140,11 @@ class Scheduler:
         decision = decide_path(inputs, scheduling.decider)
         ranking: Sequence[Pod] = ()
         if decision.path is RoutingPath.PREFILL_THEN_DECODE:
+            context.peer = decode[0]
             ranking = scheduling.prefill.run(prefills, context, PREFILL_CANDIDATES, self._random)
+            if not ranking:
+                # The filters of the prefill profile ruled all out.
+                decision = without_prefill(scheduling.decider)
             # An alternate of the decode pod must be able to read the same KV.
             decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
         return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)

@@ -39,6 +39,7 @@ class Placement:
     mutation: HeaderMutation
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
+    response_headers: tuple[tuple[str, str], ...] = ()
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         self.timings.append(response.timing)
@@ -164,6 +165,24 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
     stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
     assert stream.receive(RequestBody(b"x" * 10, False), 1.0) == ()
     assert stream.receive(RequestBody(b"x", False), 1.0) == (TOO_LARGE,)
+
+
+def test_the_client_gets_the_headers_of_the_placement() -> None:
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
+    placer.placements[0].response_headers = (("x-session-token", "dA=="),)
+    mutations = [
+        answer.mutation
+        for timing in (None, "queue=1")
+        for answer in stream.receive(ResponseHeaders(timing), 1.0)
+        if isinstance(answer, Continue)
+    ]
+    headers = (("x-session-token", "dA=="),)
+    assert mutations == [
+        HeaderMutation(headers),
+        HeaderMutation(headers, remove=("x-tandem-timing",)),
+    ]
 
 
 def test_the_timing_header_is_read_and_removed() -> None:

@@ -1,6 +1,6 @@
 """EndpointPickerConfig: llm-d's files load, and errors name their line."""
 
-from math import inf
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from textwrap import dedent
@@ -12,12 +12,14 @@ from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling import config as scheduling_config
+from tandem_epp.scheduling import listed_plugins
 from tandem_epp.scheduling.config import Scheduling, load_scheduling
 from tandem_epp.scheduling.cost_choice import CostSettings
 from tandem_epp.scheduling.decider import DeciderSettings
+from tandem_epp.scheduling.parameters import NoParameters
+from tandem_epp.scheduling.plugin_types import FilterType
 from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.registry import REGISTRY, FilterType, NoParameters
+from tandem_epp.scheduling.registry import REGISTRY
 
 LLMD = """
 apiVersion: llm-d.ai/v1alpha1
@@ -202,8 +204,8 @@ class NothingPasses:
 
     is_steady = True
 
-    def score(self, pods: list[Pod], _context: ScoringContext) -> list[float]:
-        return [-inf] * len(pods)
+    def keep(self, _pods: Sequence[Pod], _context: ScoringContext) -> Sequence[Pod]:
+        return ()
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,12 @@ def test_without_profiles_a_filter_applies_to_its_phase_or_to_both(
 ) -> None:
     entry = FilterType(
         type_name="nothing-passes",
-        factory=lambda _: NothingPasses(),
+        factory=lambda *_: NothingPasses(),
         parameters=NoParameters,
         phase=phase,
         help="",
     )
-    monkeypatch.setattr(scheduling_config, "REGISTRY", {**REGISTRY, entry.type_name: entry})
+    monkeypatch.setattr(listed_plugins, "REGISTRY", {**REGISTRY, entry.type_name: entry})
     scheduling = loaded("plugins: [{type: nothing-passes}]")
     context = ScoringContext(None)
     assert len(scheduling.decode.run(pods(), context, 3, Random(0))) == decodes

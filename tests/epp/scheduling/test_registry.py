@@ -9,15 +9,27 @@ from tandem_contract.config import DisaggregatedServing, router_config
 from tandem_contract.documents import parse_documents
 from tandem_epp.scheduling.config import load_scheduling
 from tandem_epp.scheduling.decider import DeciderSettings
-from tandem_epp.scheduling.reference import PAGE, plugin_table, with_table
-from tandem_epp.scheduling.registry import (
-    PLUGINS,
-    REGISTRY,
+from tandem_epp.scheduling.listed_plugins import ListedPlugins
+from tandem_epp.scheduling.plugin_types import (
     AcceptedType,
+    FilterType,
     PluginType,
+    ScorerType,
+    SourceType,
 )
+from tandem_epp.scheduling.reference import PAGE, plugin_tables, with_tables
+from tandem_epp.scheduling.registry import PLUGINS, REGISTRY
+from tandem_epp.scheduling.unsupported import REFUSED
 
-WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType)]
+WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType | SourceType)]
+EPP_PAGE = PAGE.with_name("epp.md")
+REQUIRED: dict[str, dict[str, Any]] = {
+    "by-label": {"label": "tier", "validValues": ["a"]},
+    "header-label-affinity-scorer": {"headerName": "x-tier", "labelKey": "tier"},
+    "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 1}]},
+    "session-id-producer": {"headerName": "x-session"},
+}
+"""Parameters of the plugins that cannot do without."""
 
 
 def by_type_name(plugin: PluginType[Any]) -> str:
@@ -30,12 +42,19 @@ def test_type_names_are_unique() -> None:
 
 @pytest.mark.parametrize("plugin", WITH_EFFECT, ids=by_type_name)
 def test_every_plugin_is_built_from_its_default_parameters(plugin: Any) -> None:
-    assert plugin.factory(plugin.parameters()) is not None
+    parameters = msgspec.convert(REQUIRED.get(plugin.type_name, {}), plugin.parameters)
+    listed = ListedPlugins(parse_documents("{}", "router.yaml")[0], ())
+    uses_others = isinstance(plugin, ScorerType | FilterType)
+    made = plugin.factory(parameters, listed) if uses_others else plugin.factory(parameters)
+    assert made is not None
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=by_type_name)
 def test_every_plugin_loads_from_a_configuration(plugin: PluginType[Any]) -> None:
-    document = parse_documents(f"plugins: [{{type: {plugin.type_name}}}]", "router.yaml")[0]
+    name = plugin.type_name
+    parameters = msgspec.json.encode(REQUIRED.get(name, {})).decode()
+    text = f"plugins: [{{type: {name}, parameters: {parameters}}}]"
+    document = parse_documents(text, "router.yaml")[0]
     load_scheduling(document, document.data, DisaggregatedServing(enabled=True))
 
 
@@ -80,13 +99,13 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
     assert scheduling.decider == DeciderSettings()
 
 
-def test_the_table_in_the_documentation_is_current() -> None:
+def test_the_tables_in_the_documentation_are_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page), "docs/epp.md is stale: run make generate"
+    assert page == with_tables(page), "docs/llm-d.md is stale: run make generate"
 
 
 def test_the_example_in_the_documentation_loads() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("## Scheduling")[2]
+    section = EPP_PAGE.read_text(encoding="utf-8").partition("## Scheduling")[2]
     example = section.split("```yaml\n")[1].split("```")[0]
     document = parse_documents(example, "router.yaml")[0]
     config = router_config(document, {})
@@ -94,8 +113,14 @@ def test_the_example_in_the_documentation_loads() -> None:
     assert scheduling.decider == DeciderSettings(non_cached_tokens=256)
 
 
-def test_the_table_has_a_row_for_every_plugin_with_an_effect() -> None:
-    rows = [line for line in plugin_table().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == [p.type_name for p in WITH_EFFECT]
+def test_the_first_table_has_a_row_for_every_plugin() -> None:
+    rows = [line for line in plugin_tables().splitlines() if line.startswith("| `")]
+    names = [*(plugin.type_name for plugin in PLUGINS), *REFUSED]
+    assert [row.split("`")[1] for row in rows[: len(names)]] == names
     with pytest.raises(ValueError, match="marker lines"):
-        with_table("no markers")
+        with_tables("no markers")
+
+
+def test_a_refused_plugin_is_none_that_works_and_names_one_that_does() -> None:
+    assert not REFUSED.keys() & REGISTRY.keys()
+    assert all(refused.nearest in REGISTRY for refused in REFUSED.values())

@@ -1,7 +1,5 @@
 """Every scorer's range, direction, ties and missing data, as its docstring says."""
 
-from math import inf
-
 import pytest
 
 from tandem_contract.config import Backend
@@ -14,11 +12,12 @@ from tandem_epp.scheduling.profile import Scorer, ScoringContext
 from tandem_epp.scheduling.scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
+    LoadAwareScorer,
     LoraAffinityScorer,
     PrefixCacheScorer,
     QueueScorer,
-    RoleFilter,
     RunningRequestsSizeScorer,
+    TokenLoadScorer,
 )
 
 NOTHING = ScoringContext(None)
@@ -31,12 +30,6 @@ def pod(gauges: Gauges | None = None, *, weight: int = 1, role: Role = Role.UNIF
     if gauges is not None:
         scored_pod.apply_scrape(ScrapeResult(gauges, b""))
     return scored_pod
-
-
-def test_roles() -> None:
-    pods = [pod(role=role) for role in (Role.UNIFIED, Role.PREFILL, Role.DECODE)]
-    assert RoleFilter(Role.DECODE).score(pods, NOTHING) == [0, -inf, 0]
-    assert RoleFilter(Role.PREFILL).score(pods, NOTHING) == [0, 0, -inf]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +68,57 @@ def test_in_flight_is_relative_to_the_highest_count() -> None:
     for busy, count in zip(pods, (0, 4, 4), strict=True):
         busy.in_flight = count
     assert scorer.score(pods, NOTHING) == [1, 0, 0.5]
+
+
+def test_idle_backends_score_best_and_busy_ones_below_a_limit() -> None:
+    pods = [pod() for _ in range(4)]
+    for each, count in zip(pods, (0, 2, 3, 6), strict=True):
+        each.in_flight = count
+    scorer = ActiveRequestScorer(idle_threshold=2, max_busy_score=0.5)
+    assert scorer.score(pods, NOTHING) == [1, 1, 0.25, 0]
+    assert scorer.score(pods[:2], NOTHING) == [1, 1]
+
+
+def test_load_aware_scores_do_not_depend_on_the_other_backends() -> None:
+    scorer = LoadAwareScorer(threshold=8)
+    pods = [pod(Gauges(waiting=waiting)) for waiting in (0.0, 2.0, 8.0, 100.0)]
+    assert scorer.score(pods, NOTHING) == [0.5, 0.375, 0, 0]
+    assert scorer.score(pods[1:2], NOTHING) == [0.375]
+    assert scorer.score([pod(None), pod(Gauges(waiting=4.0), weight=2)], NOTHING) == [0.5, 0.375]
+    assert LoadAwareScorer().score([pod(Gauges(waiting=64.0))], NOTHING) == [0.25]
+
+
+def test_token_load_counts_what_is_to_be_computed_with_this_request() -> None:
+    request = InferenceRequest("m", b"x" * 4 * 64)
+    pods = [pod(), pod(), pod(weight=2)]
+    pods[1].tokens_in_flight, pods[2].tokens_in_flight = 96, 64
+    scorer = TokenLoadScorer(threshold=128)
+    assert scorer.score(pods, ScoringContext(request)) == [0.5, 0, 0.5]
+    assert scorer.score(pods, NOTHING) == [1, 0.25, 0.75]
+    prefixes = pods[0].prefixes
+    prefixes.place(pods[0], request.chain)
+    assert scorer.score(pods[:1], ScoringContext(request, prefixes)) == [1]
+
+
+def test_a_match_scores_by_its_length_too() -> None:
+    request = InferenceRequest("m", b"x" * 4 * 64)
+    warm, cold = pod(), pod()
+    warm.prefixes.place(warm, request.chain[:2])
+    context = ScoringContext(request, warm.prefixes)
+    half = PrefixCacheScorer(length_weight=0.5, scale_tokens=64)
+    assert half.score([warm, cold], context) == [0.5 * 0.5 + 0.5 * 0.25, 0]
+    assert PrefixCacheScorer(1.0, scale_tokens=16).score([warm], context) == [1]
+
+
+def test_a_match_counts_up_to_a_number_of_tokens() -> None:
+    request = InferenceRequest("m", b"x" * 4 * 64)
+    whole, half = pod(), pod()
+    prefixes = whole.prefixes
+    prefixes.place(whole, request.chain)
+    prefixes.place(half, request.chain[:2])
+    context = ScoringContext(request, prefixes)
+    assert PrefixCacheScorer(max_tokens=32).score([whole, half], context) == [1, 1]
+    assert PrefixCacheScorer(max_tokens=48).score([whole, half], context) == [1, 32 / 48]
 
 
 def test_prefix_hits_are_shares_of_the_prompt_in_each_backends_own_blocks() -> None:

@@ -1,0 +1,68 @@
+"""What a configuration would run, as text for `tandem-epp --check-config`. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from .config import Routing, Scheduling
+from .decider import DeciderSettings
+from .profile_builder import ProfileSummary
+
+_OFF: Final = "off, each request is served by one pod"
+
+
+def explain(routing: Routing) -> str:
+    """Profiles, decider and index that `routing` results in, and what has no effect."""
+    return "\n".join(_lines(routing))
+
+
+def _lines(routing: Routing) -> Iterator[str]:
+    scheduling, serving = routing.scheduling, routing.serving
+    if (summary := scheduling.summary) is None:
+        yield "choice: predicted-cost"
+        yield f"splitting: {'by the cost' if serving.enabled else _OFF}"
+    else:
+        yield from _profile("decode", summary.decode)
+        is_split = serving.enabled and scheduling.decider.split
+        if is_split:
+            yield from _profile("prefill", summary.prefill)
+        yield f"handler: {summary.handler or 'none'}"
+        yield f"decider: {summary.decider if is_split else 'none'}"
+        yield f"splitting: {_decider(scheduling.decider) if is_split else _OFF}"
+    if not serving.fallback_to_unified:
+        yield "fallback: none, a request that cannot be split is refused"
+    yield from _index(scheduling)
+    for session in scheduling.sessions:
+        yield f"session token: header {session.header}"
+    if scheduling.notices:
+        yield ""
+    yield from map(str, scheduling.notices)
+
+
+def _profile(phase: str, summary: ProfileSummary) -> Iterator[str]:
+    scorers = ", ".join(f"{name} x {weight:g}" for name, weight in summary.scorers)
+    yield f"{phase} profile: {summary.name}"
+    yield f"  filters: {', '.join(summary.filters)}"
+    yield f"  scorers: {scorers or 'none: all candidates are equal'}"
+    yield f"  picker: {summary.picker}"
+
+
+def _decider(settings: DeciderSettings) -> str:
+    if settings.always:
+        return "every request that can be split"
+    if not settings.non_cached_tokens:
+        return "off: nonCachedTokens is 0"
+    longer = f", prompts of {settings.prompt_tokens}" if settings.prompt_tokens else ""
+    return f"from {settings.non_cached_tokens} uncached prompt tokens on{longer}"
+
+
+def _index(scheduling: Scheduling) -> Iterator[str]:
+    index = scheduling.index
+    yield (
+        f"prefix index: {index.capacity_blocks} blocks of {index.block_tokens} tokens per pod, "
+        "where its metrics do not tell"
+    )
+    if (events := scheduling.events) is None:
+        return
+    yield f"KV events: port {events.port} of every pod, replay from {events.replay_port}"
+    tokenizer = scheduling.tokenizer
+    yield f"tokenizer: {tokenizer.directory or tokenizer.url or 'none'}"

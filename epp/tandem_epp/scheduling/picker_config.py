@@ -1,0 +1,130 @@
+"""The document `EndpointPickerConfig` as typed values, without a meaning yet.
+
+Errors: `documents.DocumentError`, with file and line.
+"""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from tandem_contract.documents import Document, steps
+
+from .parameters import Strict
+
+KIND: Final = "EndpointPickerConfig"
+API_VERSIONS: Final = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class PluginEntry(Strict, frozen=True):
+    """An entry of `plugins`."""
+
+    type: str
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+class WeightedRef(Strict, frozen=True):
+    """An entry of a profile."""
+
+    pluginRef: str  # noqa: N815 - llm-d's name
+    weight: float | None = None
+
+
+class SchedulingProfile(Strict, frozen=True):
+    """An entry of `schedulingProfiles`."""
+
+    name: str
+    plugins: tuple[WeightedRef, ...] = ()
+
+
+class PluginRef(Strict, frozen=True):
+    """A plugin by its name."""
+
+    pluginRef: str = ""  # noqa: N815 - llm-d's name
+
+
+class DataSource(Strict, frozen=True):
+    """An entry of `dataLayer.sources`."""
+
+    pluginRef: str  # noqa: N815 - llm-d's name
+    extractors: tuple[PluginRef, ...] = ()
+
+
+class DataLayer(Strict, frozen=True):
+    """`dataLayer`."""
+
+    injectDefaults: bool = True  # noqa: N815 - llm-d's name
+    sources: tuple[DataSource, ...] = ()
+    discovery: PluginRef | None = None
+    peerDiscovery: PluginRef | None = None  # noqa: N815
+    crossReplicaSyncerPluginRef: str = ""  # noqa: N815
+    crossReplicaSyncInterval: str = ""  # noqa: N815
+
+
+class PriorityBand(Strict, frozen=True):
+    """A band of `flowControl`."""
+
+    priority: int = 0
+    maxBytes: int | str = 0  # noqa: N815 - llm-d's name
+    maxRequests: int | str = 0  # noqa: N815
+    fairnessPolicyRef: str = ""  # noqa: N815
+    orderingPolicyRef: str = ""  # noqa: N815
+
+
+class FlowControl(Strict, frozen=True):
+    """`flowControl`."""
+
+    maxBytes: int | str = 0  # noqa: N815 - llm-d's name
+    maxRequests: int | str = 0  # noqa: N815
+    defaultRequestTTL: str = ""  # noqa: N815
+    noEndpointRequestTTL: str = ""  # noqa: N815
+    defaultPriorityBand: PriorityBand | None = None  # noqa: N815
+    defaultNegativePriorityBand: PriorityBand | None = None  # noqa: N815
+    priorityBands: tuple[PriorityBand, ...] = ()  # noqa: N815
+    usageLimitPolicyPluginRef: str = ""  # noqa: N815
+    saturationDetector: PluginRef | None = None  # noqa: N815
+    enableEviction: bool = False  # noqa: N815
+
+
+class RequestHandler(Strict, frozen=True):
+    """`requestHandler`."""
+
+    parsers: tuple[PluginRef, ...] = ()
+
+
+class PickerConfig(Strict, frozen=True):
+    """The document without `disaggregated_serving` and `backends`."""
+
+    apiVersion: str = API_VERSIONS[0]  # noqa: N815 - Kubernetes' name
+    kind: str = KIND
+    plugins: tuple[PluginEntry, ...] = ()
+    schedulingProfiles: tuple[SchedulingProfile, ...] = ()  # noqa: N815 - llm-d's name
+    featureGates: tuple[str, ...] = ()  # noqa: N815
+    dataLayer: DataLayer | None = None  # noqa: N815
+    flowControl: FlowControl | None = None  # noqa: N815
+    requestHandler: RequestHandler | None = None  # noqa: N815
+    saturationDetector: PluginRef | None = None  # noqa: N815
+    parser: PluginRef | None = None
+
+
+def read_picker_config(document: Document, fields: dict[str, Any]) -> PickerConfig:
+    """The configuration in `fields` of `document`. Raises DocumentError."""
+    config = convert(document, "", fields, PickerConfig)
+    if config.kind != KIND:
+        raise document.error("kind", f"{config.kind!r} is not {KIND}")
+    if config.apiVersion not in API_VERSIONS:
+        raise document.error("apiVersion", f"{config.apiVersion!r} is not {API_VERSIONS[0]}")
+    return config
+
+
+def convert(document: Document, path: str, value: Any, to: type[S]) -> S:
+    """`value`, from `path` of the document, as a `to`. Raises DocumentError with the line."""
+    try:
+        return msgspec.convert(value, type=to)
+    except msgspec.ValidationError as err:
+        message, _, inner = str(err).partition(" - at `$")
+        # msgspec ends its message with the path inside `value`, from which the document finds the
+        # line.
+        where = [*steps(path), *steps(inner.rstrip("`").removeprefix("."))]
+        raise document.error(where, message) from err

@@ -1,0 +1,20 @@
+"""Pods for tests of filters and scorers."""
+
+from tandem_contract.config import Backend
+from tandem_contract.paths import Role
+from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.pods import Pod
+
+
+def make_pod(
+    name: str = "pod",
+    *,
+    role: Role = Role.UNIFIED,
+    labels: dict[str, str] | None = None,
+    gauges: Gauges | None = None,
+) -> Pod:
+    """A pod that was scraped if `gauges` are given."""
+    pod = Pod(Backend(name=name, url="http://127.0.0.1:1", role=role, labels=labels or {}))
+    if gauges is not None:
+        pod.apply_scrape(ScrapeResult(gauges, b""))
+    return pod

@@ -71,6 +71,16 @@ def test_roles_of_both_labels(key: str, written: str, role: Role) -> None:
     assert parsed(body).backend.role is role
 
 
+def test_labels_tell_the_node_and_what_it_was_selected_by() -> None:
+    body = pod()
+    body["metadata"]["labels"] = {"tier": "a", "zone": "own"}
+    body["spec"] = {"nodeName": "n1", "nodeSelector": {"zone": "z1", "gpu": "h100"}}
+    found = parsed(body).backend.labels
+    assert found == {labels.HOSTNAME: "n1", "zone": "own", "gpu": "h100", "tier": "a"}
+    body["metadata"]["labels"][labels.HOSTNAME] = "h"
+    assert parsed(body).backend.labels[labels.HOSTNAME] == "h"
+
+
 def test_port_and_model_of_pods_without_the_operator() -> None:
     body = pod(annotations={labels.TARGET_PORT: "8080"}, address="fd00::1")
     body["metadata"]["labels"] = {labels.MODEL: "m"}

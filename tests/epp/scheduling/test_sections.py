@@ -1,0 +1,71 @@
+"""Sections without effect are checked, and each is named with its line."""
+
+import pytest
+
+from tandem_contract.config import DisaggregatedServing
+from tandem_contract.documents import DocumentError, parse_documents
+from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.scheduling.notices import Notice
+
+
+def notices(text: str) -> tuple[Notice, ...]:
+    document = parse_documents(text, "router.yaml")[0]
+    return load_scheduling(document, document.data, DisaggregatedServing()).notices
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("featureGates: [flowControl, flowcontol]", ":1: .*did you mean 'flowControl'"),
+        ("featureGates:\n- flowControl=maybe", ":2: .*write flowControl=true or"),
+        ("flowControl: {maxRequest: 1}", ":1: .*unknown field `maxRequest`"),
+        ("dataLayer:\n  sources:\n  - {pluginRef: metric-source}", ":3: .*'metric-source'"),
+        (
+            "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: "
+            "[{pluginRef: core}]}]}",
+            "unknown plugin reference 'core'",
+        ),
+        ("dataLayer: {discovery: {pluginRef: files}}", "unknown plugin reference 'files'"),
+        ("requestHandler: {parsers: [{pluginRef: openai}]}", "did you mean 'openai-parser'"),
+        ("parser: {pluginRef: my-parser}", r"parser\.pluginRef"),
+        ("saturationDetector: {pluginRef: detect}", r"saturationDetector\.pluginRef"),
+        ("flowControl:\n  usageLimitPolicyPluginRef: none-such", ":2: .*'none-such'"),
+        ("flowControl: {saturationDetector: {pluginRef: detect}}", "'detect'"),
+        (
+            "flowControl:\n  priorityBands:\n  - {priority: 1}\n  - {fairnessPolicyRef: fair}",
+            r":4: flowControl\.priorityBands\[1\]\.fairnessPolicyRef",
+        ),
+        ("plugins: [{type: file-discovery}]", "'file-discovery' is not supported: backends come"),
+    ],
+)
+def test_a_section_with_a_mistake_is_refused(text: str, message: str) -> None:
+    with pytest.raises(DocumentError, match=message):
+        notices(text)
+
+
+def test_sections_are_named_with_their_lines() -> None:
+    text = """\
+featureGates: [haPopulateNonLeaderDatastore, flowControl=false]
+flowControl:
+  maxBytes: 1Gi
+  defaultRequestTTL: 60s
+  priorityBands: [{priority: 1, maxRequests: 10, orderingPolicyRef: fcfs-ordering-policy}]
+requestHandler: {parsers: [{pluginRef: openai-parser}]}
+dataLayer:
+  injectDefaults: false
+  crossReplicaSyncerPluginRef: local-syncer
+"""
+    found = [(notice.line, notice.part, notice.is_lost) for notice in notices(text)]
+    assert found == [
+        (1, "feature gate haPopulateNonLeaderDatastore", False),
+        (1, "feature gate flowControl", False),
+        (2, "flowControl", True),
+        (6, "requestHandler", False),
+        (7, "dataLayer", False),
+        (9, "dataLayer.crossReplicaSyncerPluginRef", True),
+    ]
+
+
+def test_sections_alone_leave_the_choice_to_the_cost() -> None:
+    document = parse_documents("featureGates: [flowControl]", "router.yaml")[0]
+    assert load_scheduling(document, document.data, DisaggregatedServing()).cost is not None

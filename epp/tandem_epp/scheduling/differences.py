@@ -1,6 +1,6 @@
 """What the plugins of a configuration do less, or in another way, than in llm-d."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from tandem_contract.documents import Document
 
@@ -20,9 +20,9 @@ from .registry import PREFIX_DECIDER
 
 
 def difference_notices(
-    document: Document, config: PickerConfig, plugins: ListedPlugins, used: Collection[str]
+    document: Document, config: PickerConfig, plugins: ListedPlugins, used: tuple[str, str]
 ) -> Iterator[Notice]:
-    """The notices about listed plugins; `used` are the profiles of the two phases."""
+    """The notices about listed plugins; `used`: the profiles of decode and prefill."""
     for plugin in plugins:
         where = document.where(plugin.path)
         match plugin.entry:
@@ -71,7 +71,7 @@ def _decider_notices(where: str, plugin: ListedPlugin, plugins: ListedPlugins) -
 
 
 def _profile_notices(
-    document: Document, config: PickerConfig, used: Collection[str], *, is_handled: bool
+    document: Document, config: PickerConfig, used: tuple[str, str], *, is_handled: bool
 ) -> Iterator[Notice]:
     profiles = config.schedulingProfiles
     if len(profiles) > 1:
@@ -79,6 +79,6 @@ def _profile_notices(
             if profile.name not in used:
                 where = document.where(f"schedulingProfiles[{i}]")
                 yield Notice(where, f"profile {profile.name}", "no phase uses it")
-    elif profiles and is_handled and profiles[0].name in used:
+    elif profiles and is_handled and profiles[0].name != used[1]:
         where = document.where("schedulingProfiles")
         yield Notice(where, "the decider", "there is no prefill profile: no request is split")

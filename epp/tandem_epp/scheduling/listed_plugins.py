@@ -16,6 +16,7 @@ from tandem_contract.documents import Document
 
 from .burst_prefix import BurstPrefix
 from .names import unknown_name
+from .parameters import HandlerParameters
 from .picker_config import PluginEntry, convert
 from .plugin_types import (
     BurstType,
@@ -60,8 +61,8 @@ class ListedPlugins:
 
     def __init__(self, document: Document, entries: Iterable[PluginEntry]) -> None:
         self._document = document
-        self.prefill_profile = ""
-        """Set when the handler is known."""
+        self.prefill_profile = HandlerParameters().prefill
+        """Replaced when the handler is known."""
         self._plugins: dict[str, ListedPlugin] = {}
         self._parts: dict[str, ProfilePart] = {}
         self._bursts: dict[str, BurstPrefix] = {}

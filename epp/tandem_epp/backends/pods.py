@@ -46,6 +46,9 @@ class DiscoveredBackend:
 class Pod:
     """One backend, or one data-parallel rank of it, and everything this EPP knows about it."""
 
+    tokens_in_flight = 0
+    """Uncached prompt tokens of requests that were placed here and are not answered yet."""
+
     def __init__(
         self,
         backend: Backend,
@@ -89,8 +92,6 @@ class Pod:
         """Requests that this EPP and its other replicas placed here and that have not ended."""
         self.remote_in_flight = 0
         """Those of `in_flight` that other replicas placed."""
-        self.tokens_in_flight = 0
-        """Uncached prompt tokens of requests that were placed here and are not answered yet."""
         self.healthy = True
         """True until a scrape fails: a backend can serve before its first scrape."""
         self.estimates = PodEstimates(backend.weight, backend.address)

@@ -62,11 +62,6 @@ class ScoringContext:
             return exact.total if self.precise.is_whole(pod.name) else max(exact.total, cached)
         return cached
 
-    def hit_ratio(self, pod: Pod) -> float:
-        """`placed_tokens` as a share of the prompt, 0 to 1; 0 for an empty prompt."""
-        tokens = self.request.prompt_tokens if self.request else 0
-        return self.placed_tokens(pod) / tokens if tokens else 0.0
-
     def _whole_blocks(self, assumed: int, pod: Pod) -> int:
         """Tokens in whole KV blocks of the pod: an engine caches no part of one."""
         tokens = self.request.tokens(assumed) if self.request else 0

@@ -16,6 +16,7 @@ from tandem_epp.kv_events.feed import Knowledge
 from tandem_epp.request import InferenceRequest, parse_request
 from tandem_epp.scheduling.profile import ScoringContext
 from tandem_epp.scheduling.prompt_tokens import prompt_tokens
+from tandem_epp.scheduling.scorers import PrefixCacheScorer
 
 TEXT = "word " * 400
 EXACT_TOKENS = 1000
@@ -63,7 +64,8 @@ def test_events_replace_the_approximation(
     # The approximation, in blocks of the index and true tokens, covers nearly the whole prompt.
     assert context.cached_tokens(pod) == pytest.approx(cached, abs=40)
     assert context.placed_tokens(pod) == pytest.approx(placed, abs=40)
-    assert context.hit_ratio(pod) == context.placed_tokens(pod) / EXACT_TOKENS
+    (score,) = PrefixCacheScorer().score([pod], context)
+    assert score == context.placed_tokens(pod) / EXACT_TOKENS
     _check_all_at_once(context, fleet)
 
 

@@ -76,7 +76,8 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     "latency-scorer": RefusedType(_PREDICT, "predicted-cost"),
     "slo-headroom-tier-filter": RefusedType(_PREDICT, "predicted-cost"),
     "prefix-cache-affinity-filter": RefusedType(
-        "its limit of waiting time needs a measured throughput", "prefix-cache-scorer"
+        "no filter weighs cached prefixes against waiting; predicted-cost does",
+        "prefix-cache-scorer",
     ),
     "header-profile-handler": RefusedType(
         "profiles belong to phases, and no header chooses them", "disagg-profile-handler"

@@ -48,6 +48,13 @@ def _collector(url: str) -> str:
     help="Address of the gRPC server that Envoy connects to.",
 )
 @click.option(
+    "--ext-proc-server",
+    type=click.Choice(["http2", "grpcio"]),
+    default=Settings.ext_proc_server,
+    help="Implementation of that server: this project's own on HTTP/2, which takes less CPU and "
+    "also answers probes (gRPC health, /healthz, /readyz), or grpcio.",
+)
+@click.option(
     "--health",
     type=HOST_PORT,
     default=str(Settings.health),
@@ -144,6 +151,7 @@ def _collector(url: str) -> str:
 def main(
     *,
     listen: HostPort,
+    ext_proc_server: str,
     health: HostPort,
     metrics: HostPort,
     config: Path,
@@ -172,6 +180,7 @@ def main(
     settings = Settings(
         config=config,
         listen=listen,
+        ext_proc_server=ext_proc_server,
         health=health,
         metrics=metrics,
         plan_key_dir=plan_key_dir,

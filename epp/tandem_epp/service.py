@@ -8,7 +8,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
 from time import time
 from typing import TYPE_CHECKING, Final
@@ -24,6 +24,8 @@ from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
 from .ext_proc.grpc_server import GrpcServer
+from .ext_proc.http2_server import Http2Server
+from .ext_proc.interface import ExtProcServer
 from .ext_proc.messages import HttpRequest
 from .history import History
 from .kv_events.collector import PreciseMatch
@@ -110,12 +112,7 @@ class Service:
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
-            server = GrpcServer(
-                self._picker,
-                settings.listen,
-                settings.max_body,
-                self._shared.on_broken,
-            )
+            server = self._ext_proc_server()
             server.prepare = self.prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
@@ -126,10 +123,24 @@ class Service:
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
 
-    @asynccontextmanager
-    async def prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
+    def _ext_proc_server(self) -> ExtProcServer:
+        settings = self._settings
+        common = self._picker, settings.listen, settings.max_body, self._shared.on_broken
+        if settings.ext_proc_server == "grpcio":
+            return GrpcServer(*common)
+        return Http2Server(*common, is_ready=self._is_ready)
+
+    def prepare(
+        self, request: HttpRequest, body: bytes
+    ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
-        turn to pick until the context ends."""
+        turn to pick until the context ends. None: the pick has to wait for neither."""
+        if self._turns is None and not self._precise.is_on:
+            return None
+        return self._prepare(request, body)
+
+    @asynccontextmanager
+    async def _prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
         precise = await self._match_precisely(request, body)
         if self._turns is None:
             yield Preparation(precise=precise)

@@ -1,0 +1,127 @@
+"""gRPC over HTTP/2: its framing of messages, its header fields and its status. Pure.
+
+Source: grpc.github.io/grpc/core, PROTOCOL-HTTP2. Compression is not offered: a message with the
+compressed flag is answered with UNIMPLEMENTED.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import CallFault, Status
+from .headers import encode
+
+CONTENT_TYPE: Final = "application/grpc"
+PREFIX: Final = 5
+"""Bytes before each message: the compressed flag, and the length in 4 bytes."""
+
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_PRINTABLE: Final = range(0x20, 0x7F)
+
+RESPONSE: Final = encode(((b":status", b"200"), (b"content-type", b"application/grpc")))
+"""The header block of every answer."""
+_OK: Final = encode(((b"grpc-status", b"0"),))
+
+
+def trailers(status: Status, message: str = "") -> bytes:
+    """The block that ends an answer."""
+    if status is Status.OK:
+        return _OK
+    return encode(_status_fields(status, message))
+
+
+def trailers_only(status: Status, message: str) -> bytes:
+    """The only block of an answer without messages."""
+    response = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+    return encode((*response, *_status_fields(status, message)))
+
+
+def _status_fields(status: Status, message: str) -> tuple[tuple[bytes, bytes], ...]:
+    code = (b"grpc-status", str(int(status)).encode())
+    return (code, (b"grpc-message", _percent_encoded(message))) if message else (code,)
+
+
+def _percent_encoded(message: str) -> bytes:
+    """grpc-message: printable ASCII but for `%`, all other bytes of its UTF-8 as %XX."""
+    return b"".join(
+        bytes((byte,)) if byte in _PRINTABLE and byte != 0x25 else b"%%%02X" % byte
+        for byte in message.encode()
+    )
+
+
+def is_grpc(fields: Mapping[str, str]) -> bool:
+    """Whether a request's content-type is that of gRPC, with or without a suffix."""
+    kind = fields.get("content-type", "")
+    return kind == CONTENT_TYPE or kind.startswith(("application/grpc+", "application/grpc;"))
+
+
+def timeout(fields: Mapping[str, str]) -> float | None:
+    """grpc-timeout in seconds; None: no deadline. Raises CallFault when it is malformed."""
+    text = fields.get("grpc-timeout")
+    if text is None:
+        return None
+    digits, unit = text[:-1], text[-1:]
+    if (
+        unit not in _UNITS
+        or not 1 <= len(digits) <= 8
+        or not (digits.isascii() and digits.isdigit())
+    ):
+        raise CallFault(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")
+    return int(digits) * _UNITS[unit]
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its prefix."""
+    return len(message).to_bytes(PREFIX, "big") + message
+
+
+class MessageReader:
+    """Splits a stream's DATA into messages."""
+
+    __slots__ = ("_limit", "_missing", "_pieces")
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the size of the largest message in bytes."""
+        self._limit = limit
+        self._pieces: list[bytes] = []
+        self._missing = 0
+
+    @property
+    def is_within_message(self) -> bool:
+        """Whether the bytes so far end in the middle of a message."""
+        return bool(self._pieces)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes. Raises CallFault: RESOURCE_EXHAUSTED for a message
+        that will be too large, UNIMPLEMENTED for a compressed one; the call is over then."""
+        if self._pieces:
+            # Joined only once: a large message in small frames is not copied for each of them.
+            self._pieces.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+        messages = []
+        at, end = 0, len(data)
+        while at < end:
+            # The prefix ends after 5 bytes; a shorter rest tells no length yet.
+            stop = at + PREFIX
+            if stop <= end:
+                stop += self._length(data, at)
+            if stop > end:
+                self._pieces.append(data[at:] if at else data)
+                self._missing = stop - end
+                break
+            messages.append(data[at + PREFIX : stop])
+            at = stop
+        return messages
+
+    def _length(self, data: bytes, at: int) -> int:
+        if data[at]:
+            raise CallFault(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        size = int.from_bytes(data[at + 1 : at + PREFIX], "big")
+        if size > self._limit:
+            raise CallFault(
+                Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes exceeds {self._limit}"
+            )
+        return size

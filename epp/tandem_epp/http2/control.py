@@ -196,6 +196,8 @@ class ControlFrames:
         stream = connection.streams.get(stream_id)
         if stream is None:
             connection.spend()
+            # The peer knows that the stream is over: nothing more of it can be under way.
+            connection.remember(stream_id, ignore=False)
             return
         # After an answer the stream has cost what any request costs. Before, a peer could open and
         # reset streams without end (CVE-2023-44487).

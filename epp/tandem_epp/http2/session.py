@@ -179,10 +179,15 @@ class Session:
                 self._open(stream, event.head, event.is_end)
             elif isinstance(call, Call):
                 self._receive(call, event.data, event.is_end)
+            elif event.is_end and isinstance(call, RequestHead):
+                self._answer_page(stream, call)
 
     def _open(self, stream: Stream, head: RequestHead, is_end: bool) -> None:
         if head.method != "POST" or not grpc.is_grpc(head.fields):
-            self._answer_page(stream, head)
+            # Answered at its end, so that the answer does not hide what is wrong with its rest.
+            stream.call = head
+            if is_end:
+                self._answer_page(stream, head)
             return
         service = self._services.get(head.path)
         try:

@@ -147,7 +147,7 @@ class _Process:
 
     def _answer(self, value: Input) -> None:
         for answer in self._stream.receive(value, time()):
-            self._call.send(encode_answer(answer))
+            self._call.send_framed(encode_answer(answer))
         if self._server.is_stopping and self._stream.is_placed:
             self._call.finish()
 

@@ -1,4 +1,4 @@
-"""Answers as the bytes of a ProcessingResponse, written without protobuf's objects.
+"""Answers as gRPC messages of a ProcessingResponse, written without protobuf's objects.
 
 Field numbers are those of ext_proc.proto. An answer without variable parts is written once. Where a
 part varies, the fields around it, from the inside out, are a tag, a length and the field inside.
@@ -8,6 +8,7 @@ from typing import Final
 
 from tandem_contract import headers as wire
 
+from ..http2.grpc import framed, prefix
 from . import ext_proc_pb2 as pb
 from .codec import write_answer
 from .messages import Answer, Continue, HeaderMutation, Part, StreamedChunk
@@ -15,7 +16,7 @@ from .messages import Answer, Continue, HeaderMutation, Part, StreamedChunk
 _NUMBERS: Final = pb.ProcessingResponse.DESCRIPTOR.fields_by_name
 _PART_TAGS: Final = {part: bytes((_NUMBERS[part.name.lower()].number << 3 | 2,)) for part in Part}
 """Field of ProcessingResponse for each part."""
-_CONTINUE: Final = {part: write_answer(Continue(part)).SerializeToString() for part in Part}
+_CONTINUE: Final = {part: framed(write_answer(Continue(part)).SerializeToString()) for part in Part}
 _TRAILERS: Final = (Part.REQUEST_TRAILERS, Part.RESPONSE_TRAILERS)
 
 _ONE_BYTE: Final = tuple(bytes((n,)) for n in range(128))
@@ -28,16 +29,16 @@ _OVERWRITE: Final = b"\x18\x02"
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """The serialized ProcessingResponse: what protobuf makes of `write_answer`, or an encoding that
-    protobuf reads as the same message."""
+    """The serialized ProcessingResponse, with gRPC's prefix: what protobuf makes of `write_answer`,
+    or an encoding that protobuf reads as the same message."""
     if isinstance(answer, StreamedChunk):
         return _chunk(answer.part, answer.body, answer.end_of_stream)
     if isinstance(answer, Continue):
         if answer.mutation is None:
             return _CONTINUE[answer.part]
         if answer.part not in _TRAILERS:
-            return _mutated(answer.part, answer.mutation)
-    return write_answer(answer).SerializeToString()
+            return framed(_mutated(answer.part, answer.mutation))
+    return framed(write_answer(answer).SerializeToString())
 
 
 def _chunk(part: Part, body: bytes, end: bool) -> bytes:
@@ -54,7 +55,8 @@ def _chunk(part: Part, body: bytes, end: bool) -> bytes:
 
 
 _CHUNK_HEADS: Final[dict[tuple[Part, int, bool], bytes]] = {}
-"""The bytes before the body of a chunk, by part, size of the body, and whether it is the last."""
+"""The bytes before the body of a chunk, by part, size of the body, and whether it is the last; from
+gRPC's prefix on."""
 _MOST_HEADS: Final = 8192
 
 
@@ -65,7 +67,7 @@ def _chunk_head(part: Part, size: int, end: bool) -> bytes:
     for tag in (b"\x1a", b"\x1a", b"\x0a", _PART_TAGS[part]):
         head = tag + _varint(inside) + head
         inside = len(head) + size + (len(_END) if end else 0)
-    return head
+    return prefix(inside) + head
 
 
 def _mutated(part: Part, mutation: HeaderMutation) -> bytes:

@@ -71,7 +71,13 @@ def timeout(fields: Mapping[str, str]) -> float | None:
 
 def framed(message: bytes) -> bytes:
     """A message with its prefix."""
-    return len(message).to_bytes(PREFIX, "big") + message
+    return prefix(len(message)) + message
+
+
+def prefix(size: int) -> bytes:
+    """What precedes an uncompressed message of `size` bytes."""
+    # The compressed flag, 0, is the highest byte.
+    return size.to_bytes(PREFIX, "big")
 
 
 class MessageReader:

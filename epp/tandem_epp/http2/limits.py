@@ -81,7 +81,8 @@ class Budget:
 
     def earn(self, tokens: float) -> None:
         """Add tokens, up to the burst."""
-        self._left = min(self._burst, self._left + tokens)
+        if self._left < self._burst:
+            self._left = min(self._burst, self._left + tokens)
 
     def spend(self, tokens: float, now: float) -> bool:
         """Whether `tokens` were left at `now` (seconds of any clock); they are taken."""

@@ -12,7 +12,7 @@ from . import grpc
 from .connection import Connection
 from .errors import CallFault, Status
 from .headers import RequestHead, encode
-from .stream import Event, RequestReceived, Stream, StreamEnded
+from .stream import DataReceived, Event, RequestReceived, Stream
 
 
 class Handler(Protocol):
@@ -169,18 +169,18 @@ class Session:
         for event in events:
             stream = event.stream
             call = stream.call
-            if isinstance(event, StreamEnded):
+            if isinstance(event, DataReceived):
+                # Where the stream was reset in the same read event, its data costs no more work.
                 if isinstance(call, Call):
-                    call.end()
-            elif not stream.is_local_open:
-                # Reset in the same read event, or answered: it costs no more work.
-                continue
+                    if stream.is_local_open:
+                        self._receive(call, event.data, event.is_end)
+                elif event.is_end and isinstance(call, RequestHead):
+                    self._answer_page(stream, call)
             elif isinstance(event, RequestReceived):
-                self._open(stream, event.head, event.is_end)
+                if stream.is_local_open:
+                    self._open(stream, event.head, event.is_end)
             elif isinstance(call, Call):
-                self._receive(call, event.data, event.is_end)
-            elif event.is_end and isinstance(call, RequestHead):
-                self._answer_page(stream, call)
+                call.end()
 
     def _open(self, stream: Stream, head: RequestHead, is_end: bool) -> None:
         if head.method != "POST" or not grpc.is_grpc(head.fields):

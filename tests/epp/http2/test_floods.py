@@ -112,7 +112,7 @@ def test_windows_that_are_opened_byte_by_byte() -> None:
     """Each update releases a frame of one byte."""
     calls = Calls().start()
     calls.answers(frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}))
-    calls.answers(headers(1), message(1, bytes(100_000)))
+    calls.answers(headers(1), message(1, bytes(60_000)))
     for _ in range(ENOUGH):
         calls.answers(frames.window_update(1, 1))
         if calls.connection.fault is not None:
@@ -126,11 +126,10 @@ def test_windows_that_are_toggled_on_many_streams() -> None:
     """SETTINGS that change the windows of all streams cost by their number."""
     calls = Calls().start()
     calls.answers(*(headers(1 + 2 * n) for n in range(4000)))
-    for n in range(ENOUGH):
+    for n in range(100):
         calls.answers(frames.settings({Setting.INITIAL_WINDOW_SIZE: 1000 + n % 2}))
-        if calls.connection.fault is not None:
-            break
-    assert n < 100
+    assert calls.connection.fault is not None
+    assert calls.connection.fault.code is CALM
 
 
 def test_settings_with_many_entries() -> None:
@@ -144,13 +143,10 @@ def test_continuation_frames(part: bytes) -> None:
     """CVE-2024-27316: a header block without end."""
     peer = Peer().start()
     peer.send(headers(1, b"", flags=0))
-    for n in range(ENOUGH):
-        peer.send(frames.frame(FrameType.CONTINUATION, 0, 1, part))
-        if peer.connection.fault is not None:
-            break
-    assert peer.connection.fault is not None
-    assert peer.connection.fault.code is CALM
-    assert n <= Limits().continuations
+    frame = frames.frame(FrameType.CONTINUATION, 0, 1, part)
+    peer.send(*[frame] * Limits().continuations)
+    assert peer.connection.fault is None
+    assert peer.goaway(frame) is CALM
 
 
 def test_large_continuation_frames() -> None:
@@ -196,8 +192,8 @@ def test_the_budgets_recover_with_time_and_with_work() -> None:
     assert calls.connection.fault is None
     for _ in range(ENOUGH):
         # As grpc clients do: two window updates and a ping for a message.
-        calls.answers(message(1, b"hi"), frames.window_update(1, 7), frames.window_update(0, 7))
-        calls.answers(ping(), now=100.0)
+        updates = frames.window_update(1, 7) + frames.window_update(0, 7)
+        calls.answers(message(1, b"hi"), updates, ping(), now=100.0)
     assert calls.connection.fault is None
 
 

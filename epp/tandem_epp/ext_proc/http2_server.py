@@ -105,7 +105,8 @@ class _Process:
         try:
             value = read_message(pb.ProcessingRequest.FromString(message))
         except DecodeError as err:
-            raise CallFault(Status.INTERNAL, "the message is no ProcessingRequest") from err
+            # grpcio's status for it.
+            raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
         if self._task is None:
             self._receive(value)
         else:
@@ -183,7 +184,7 @@ class _AccessLog:
         try:
             entries = log_pb.StreamAccessLogsMessage.FromString(message)
         except DecodeError as err:
-            raise CallFault(Status.INTERNAL, "the message is no StreamAccessLogsMessage") from err
+            raise CallFault(Status.UNKNOWN, "the message is no StreamAccessLogsMessage") from err
         for broken in broken_answers(entries):
             self._server.on_broken(broken, time())
 

@@ -102,7 +102,11 @@ def _read_headers(message: pb.HttpHeaders) -> dict[str, str]:
 
 
 def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHeaders:
-    headers = _read_headers(message.response_headers)
+    headers = {
+        header.key: header.raw_value.decode("latin-1") or header.value
+        for header in message.response_headers.headers.headers
+        if header.key in _RESPONSE_HEADERS
+    }
     return messages.ResponseHeaders(
         headers.get(wire.TIMING),
         int(headers.get(":status", "0")),
@@ -148,6 +152,13 @@ def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
 
 
 _EVENT_STREAM: Final = "text/event-stream"
+_RESPONSE_HEADERS: Final = frozenset(
+    (
+        *(wire.TIMING, wire.PREFILL_BACKEND, wire.ROUTING_PATH, wire.RETRY_AFTER),
+        *(":status", "content-type"),
+    )
+)
+"""Those that are read of a response."""
 _SUBSET_HINTS: Final = (
     (wire.METADATA_NAMESPACE, wire.SUBSET_HINT),
     (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY),

@@ -33,6 +33,7 @@ from .interface import ENVELOPE, SERVICE, ListenError, Preparer
 from .messages import Input
 from .stream import ExtProcStream, RequestPicker
 from .wire_answers import encode_answer
+from .wire_bodies import read_body
 
 
 class Http2Server:
@@ -102,11 +103,13 @@ class _Process:
         server.open.add(self)
 
     def on_message(self, message: bytes) -> None:
-        try:
-            value = read_message(pb.ProcessingRequest.FromString(message))
-        except DecodeError as err:
-            # grpcio's status for it.
-            raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
+        value: Input | None = read_body(message)
+        if value is None:
+            try:
+                value = read_message(pb.ProcessingRequest.FromString(message))
+            except DecodeError as err:
+                # grpcio's status for it.
+                raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
         if self._task is None:
             self._receive(value)
         else:

@@ -6,7 +6,7 @@ of them: they are made in a tenth of the time.
 """
 
 from collections.abc import Mapping
-from enum import Enum, IntEnum, auto
+from enum import IntEnum, auto
 
 from msgspec import Struct
 
@@ -22,8 +22,9 @@ class BodyMode(IntEnum):
     GRPC = 5
 
 
-class Part(Enum):
-    """The part of the HTTP exchange that an answer is for."""
+class Part(IntEnum):
+    """The part of the HTTP exchange that an answer is for. A number, because it is a key of tables
+    and other enums are hashed in Python."""
 
     REQUEST_HEADERS = auto()
     REQUEST_BODY = auto()

@@ -4,6 +4,7 @@ Field numbers are those of ext_proc.proto. An answer without variable parts is w
 part varies, the fields around it, from the inside out, are a tag, a length and the field inside.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers as wire
@@ -72,17 +73,19 @@ def _chunk_head(part: Part, size: int, end: bool) -> bytes:
 
 def _mutated(part: Part, mutation: HeaderMutation) -> bytes:
     """CommonResponse.header_mutation, and with a destination the metadata that names it."""
-    changes = b"".join(
-        [
-            *(_set_header(name, value) for name, value in mutation.set),
-            *(_field(b"\x12", name.encode()) for name in mutation.remove),
-        ]
-    )
-    response = _field(b"\x12", changes)
+    changes = [_set_header(name, value) for name, value in mutation.set]
+    changes.append(_removals(mutation.remove))
+    response = _field(b"\x12", b"".join(changes))
     if mutation.destination is None:
         return _field(_PART_TAGS[part], _field(b"\x0a", response))
     answer = _field(_PART_TAGS[part], _field(b"\x0a", response + _CLEAR_ROUTE_CACHE))
     return answer + _metadata(mutation.destination)
+
+
+@lru_cache(256)
+def _removals(names: tuple[str, ...]) -> bytes:
+    """HeaderMutation.remove_headers. The same few lists of names recur in every answer."""
+    return b"".join(_field(b"\x12", name.encode()) for name in names)
 
 
 def _set_header(name: str, value: str) -> bytes:

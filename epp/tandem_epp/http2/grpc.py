@@ -83,42 +83,56 @@ def prefix(size: int) -> bytes:
 class MessageReader:
     """Splits a stream's DATA into messages."""
 
-    __slots__ = ("_limit", "_missing", "_pieces")
+    __slots__ = ("_is_open", "_limit", "_missing", "_pieces", "_prefix")
 
     def __init__(self, limit: int) -> None:
         """`limit` is the size of the largest message in bytes."""
         self._limit = limit
+        self._prefix = b""
+        """The beginning of a prefix whose rest has not come."""
+        self._is_open = False
+        """Whether a message has begun and not ended."""
         self._pieces: list[bytes] = []
+        """Its content so far."""
         self._missing = 0
+        """Bytes of it that have not come."""
 
     @property
     def is_within_message(self) -> bool:
         """Whether the bytes so far end in the middle of a message."""
-        return bool(self._pieces)
+        return self._is_open or bool(self._prefix)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that `data` completes. Raises CallFault: RESOURCE_EXHAUSTED for a message
         that will be too large, UNIMPLEMENTED for a compressed one; the call is over then."""
-        if self._pieces:
-            # Joined only once: a large message in small frames is not copied for each of them.
-            self._pieces.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return []
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-        messages = []
+        messages: list[bytes] = []
         at, end = 0, len(data)
+        if self._is_open:
+            at = self._missing
+            if end < at:
+                self._pieces.append(data)
+                self._missing -= end
+                return messages
+            # Joined only once, and without its prefix: a large message is copied once, however
+            # many frames it takes.
+            self._pieces.append(data[:at] if at < end else data)
+            messages.append(b"".join(self._pieces))
+            self._pieces.clear()
+            self._is_open = False
+        if self._prefix:
+            data, at = self._prefix + data[at:], 0
+            self._prefix, end = b"", len(data)
         while at < end:
-            # The prefix ends after 5 bytes; a shorter rest tells no length yet.
-            stop = at + PREFIX
-            if stop <= end:
-                stop += self._length(data, at)
-            if stop > end:
-                self._pieces.append(data[at:] if at else data)
-                self._missing = stop - end
+            start = at + PREFIX
+            if start > end:
+                self._prefix = data[at:]
                 break
-            messages.append(data[at + PREFIX : stop])
+            stop = start + self._length(data, at)
+            if stop > end:
+                self._is_open, self._missing = True, stop - end
+                self._pieces.append(data[start:])
+                break
+            messages.append(data[start:stop])
             at = stop
         return messages
 

@@ -91,14 +91,22 @@ def _removals(names: tuple[str, ...]) -> bytes:
 def _set_header(name: str, value: str) -> bytes:
     # HeaderValue: key = 1, raw_value = 3.
     raw = value.encode("latin-1")
-    pair = _field(b"\x0a", name.encode())
+    pair = _key(name)
     if raw:
         pair += _field(b"\x1a", raw)
     return _field(b"\x0a", _field(b"\x0a", pair) + _OVERWRITE)
 
 
+@lru_cache(256)
+def _key(name: str) -> bytes:
+    """HeaderValue.key."""
+    return _field(b"\x0a", name.encode())
+
+
+@lru_cache(4096)
 def _metadata(destination: str) -> bytes:
-    """ProcessingResponse.dynamic_metadata: {namespace: {destination header: destination}}."""
+    """ProcessingResponse.dynamic_metadata: {namespace: {destination header: destination}}. There
+    are as many as pods."""
     value = _field(b"\x1a", destination.encode())
     inner = _entry(wire.DESTINATION_ENDPOINT, value)
     return _field(b"\x42", _entry(wire.METADATA_NAMESPACE, _field(b"\x2a", inner)))

@@ -55,6 +55,12 @@ def _collector(url: str) -> str:
     "also answers probes (gRPC health, /healthz, /readyz), or grpcio.",
 )
 @click.option(
+    "--tls-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="With --ext-proc-server http2: directory of tls.crt and tls.key, as Kubernetes mounts a "
+    "TLS secret; reloaded when it changes. Default: clear text.",
+)
+@click.option(
     "--health",
     type=HOST_PORT,
     default=str(Settings.health),
@@ -152,6 +158,7 @@ def main(
     *,
     listen: HostPort,
     ext_proc_server: str,
+    tls_dir: Path | None,
     health: HostPort,
     metrics: HostPort,
     config: Path,
@@ -173,6 +180,8 @@ def main(
     is_static = discovery == "static"
     if is_static and (namespace or endpoint or selector):
         raise click.UsageError("--namespace, --endpoint and --selector need --discovery kubernetes")
+    if tls_dir is not None and ext_proc_server != "http2":
+        raise click.UsageError("--tls-dir needs --ext-proc-server http2")
     pods = None if is_static else _selection(namespace, endpoint, selector, target_port)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -181,6 +190,7 @@ def main(
         config=config,
         listen=listen,
         ext_proc_server=ext_proc_server,
+        tls_dir=tls_dir,
         health=health,
         metrics=metrics,
         plan_key_dir=plan_key_dir,

@@ -5,8 +5,10 @@ cluster and no cluster is configured.
 """
 
 import asyncio
+import logging
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
@@ -28,6 +30,7 @@ from .ext_proc.http2_server import Http2Server
 from .ext_proc.interface import ExtProcServer
 from .ext_proc.messages import HttpRequest
 from .history import History
+from .http2.tls import load_certificate, tls_context
 from .kv_events.collector import PreciseMatch
 from .metrics import Metrics
 from .peers.channel import PeerChannel, PeerSettings
@@ -43,6 +46,8 @@ from .turn_taking import TurnMetrics, TurnTaker
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
+
+_log: Final = logging.getLogger(__name__)
 
 GRACE: Final = 2.0
 """Seconds that open streams get at shutdown. Their requests are placed: Envoy finishes them without
@@ -78,6 +83,8 @@ class Service:
         self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
         self._metrics.registry.register(PreciseCollector(self._precise))
         self._stopping = asyncio.Event()
+        self._tls: ssl.SSLContext | None = None
+        """None: ext_proc is served in clear text."""
         self._discovery: KubernetesDiscovery | None = None
         """None with static discovery."""
 
@@ -128,7 +135,9 @@ class Service:
         common = self._picker, settings.listen, settings.max_body, self._shared.on_broken
         if settings.ext_proc_server == "grpcio":
             return GrpcServer(*common)
-        return Http2Server(*common, is_ready=self._is_ready)
+        if settings.tls_dir is not None:
+            self._tls = tls_context(settings.tls_dir)
+        return Http2Server(*common, is_ready=self._is_ready, tls=self._tls)
 
     def prepare(
         self, request: HttpRequest, body: bytes
@@ -232,6 +241,8 @@ class Service:
         watches = [FileWatch(self._settings.config, self._reload_configuration)]
         if self._settings.plan_key_dir is not None:
             watches.append(FileWatch(self._settings.plan_key_dir, self._reload_keys))
+        if self._settings.tls_dir is not None:
+            watches.append(FileWatch(self._settings.tls_dir, self._reload_certificate))
         return watches
 
     def _reload_configuration(self) -> None:
@@ -242,6 +253,14 @@ class Service:
             self._apply()
             # Splitting may have been switched on just now.
             self._warm_ups.warm_all()
+
+    def _reload_certificate(self) -> None:
+        directory = self._settings.tls_dir
+        if directory is not None and self._tls is not None:
+            try:
+                load_certificate(self._tls, directory)
+            except OSError as err:
+                _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
 
     def _reload_keys(self) -> None:
         directory = self._settings.plan_key_dir

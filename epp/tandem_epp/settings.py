@@ -26,6 +26,9 @@ class Settings:
     ext_proc_server: str = "grpcio"
     """Which server answers Envoy: `http2`, this project's own, or `grpcio`. Both give the same
     answers; grpcio takes several times the CPU."""
+    tls_dir: Path | None = None
+    """Directory of tls.crt and tls.key, for `http2` only; None: clear text, which Envoy's
+    configuration by the operator expects."""
     health: HostPort = _HEALTH
     """Address of /healthz and /readyz."""
     metrics: HostPort = _METRICS

@@ -8,7 +8,8 @@ in. `control` holds its frames other than DATA, `sending` its output. They use `
 format), `headers` (HPACK and the rules for fields), `flow` (windows), `limits` (every bound, with
 its reason) and `errors` (one tree). `session` maps streams to gRPC calls by the framing in `grpc`,
 and is pure too. `server` does the I/O: sockets, TLS, back-pressure and the end of the process;
-`health` answers probes by gRPC, HTTP/2 and HTTP/1.1. Read `connection` first.
+`tls` loads its certificate, and `health` answers probes by gRPC, HTTP/2 and HTTP/1.1. Read
+`connection` first.
 
 Left out on purpose: clients, server push, the upgrade from HTTP/1.1, priorities, compression of
 messages and gRPC reflection.

@@ -8,15 +8,15 @@ the connection is not read either, so that answers to control frames cannot pile
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Mapping
+from ssl import SSLContext
 from typing import Final, cast
 
 from .connection import Connection
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
 from .limits import Limits
-from .session import Call, Service, Session
+from .session import Call, GrpcSession, Service
 
 _CHECK_SECONDS: Final = 0.5
 """Seconds between two looks at deadlines of connections and at what health watchers know."""
@@ -32,16 +32,6 @@ _KEEPALIVE: Final = (
 that a system lacks are left out."""
 
 log: Final = logging.getLogger(__name__)
-
-
-def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """TLS with ALPN `h2`, from PEM files. HTTP/1.1 is offered for probes. Raises OSError and
-    ssl.SSLError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    return context
 
 
 class Server:
@@ -61,7 +51,7 @@ class Server:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+    async def listen(self, host: str, port: int, tls: SSLContext | None = None) -> int:
         """Accept connections; returns the port. Raises OSError."""
         loop = asyncio.get_running_loop()
         # Without reuse_port: a second process on the same port would take part of the connections.
@@ -107,7 +97,7 @@ class Server:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in [c for c in self.connections if c.deadline < now]:
-            connection.abort()
+            connection.expire()
         if self.health.is_watched:
             self.health.update()
         self._timer = loop.call_later(_CHECK_SECONDS, self._check)
@@ -121,11 +111,13 @@ class ServerConnection(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._session: Session | None = None
+        self._session: GrpcSession | None = None
         """None until the first bytes show that it is HTTP/2."""
         self._begin = b""
         """Bytes that came before that was clear."""
         self._is_established = False
+        self._unsent = 0
+        """Bytes of output that waited when the peer was last given time to take some."""
         self.deadline = self._loop.time() + server.limits.preface_seconds
         """The loop's time at which the connection is cut; moves with what the peer does."""
 
@@ -166,7 +158,14 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()
-        self.deadline = self._loop.time() + self._server.limits.stall_seconds
+        self._await_progress()
+
+    def expire(self) -> None:
+        """The deadline has passed: cut the connection, unless the peer has taken some output."""
+        if self._transport.get_write_buffer_size() < self._unsent:
+            self._await_progress()
+        else:
+            self.abort()
 
     def resume_writing(self) -> None:
         self.deadline = float("inf")
@@ -193,7 +192,7 @@ class ServerConnection(asyncio.Protocol):
         """Cut the connection."""
         self._transport.abort()
 
-    def _detect(self, data: bytes) -> Session | None:
+    def _detect(self, data: bytes) -> GrpcSession | None:
         """The session if the connection is HTTP/2; None: a probe, or not clear yet."""
         self._begin += data
         if self._begin.startswith(HTTP1_STARTS):
@@ -204,7 +203,7 @@ class ServerConnection(asyncio.Protocol):
         if any(start.startswith(self._begin) for start in HTTP1_STARTS):
             return None
         server = self._server
-        self._session = Session(
+        self._session = GrpcSession(
             Connection(server.limits, server.cache),
             server.services,
             server.health.page,
@@ -220,10 +219,15 @@ class ServerConnection(asyncio.Protocol):
             call.on_over = timer.cancel
 
     def _close(self) -> None:
-        """Close once all output is written, at the latest after the time of a stalled peer."""
+        """Close once all output is written; a peer that takes none of it is cut."""
         if not self._transport.is_closing():
             self._transport.close()
-            self.deadline = self._loop.time() + self._server.limits.stall_seconds
+            self._await_progress()
+
+    def _await_progress(self) -> None:
+        """Give the peer time to take some of the output."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self.deadline = self._loop.time() + self._server.limits.stall_seconds
 
     def _keep_alive(self) -> None:
         sock = self._transport.get_extra_info("socket")

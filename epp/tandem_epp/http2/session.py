@@ -43,7 +43,7 @@ class Call:
         "timeout",
     )
 
-    def __init__(self, session: "Session", stream: Stream, timeout: float | None) -> None:
+    def __init__(self, session: "GrpcSession", stream: Stream, timeout: float | None) -> None:
         self._session = session
         self._has_headers = False
         self.stream = stream
@@ -121,7 +121,7 @@ Pages = Callable[[str], tuple[int, bytes] | None]
 """Path → status and text of a page for probes; None: there is none."""
 
 
-class Session:
+class GrpcSession:
     """The calls of one connection."""
 
     def __init__(

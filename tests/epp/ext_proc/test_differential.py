@@ -27,7 +27,7 @@ from tandem_epp.http2.connection import Connection
 from tandem_epp.http2.frames import END_STREAM, FrameType, Setting
 from tandem_epp.http2.headers import EMPTY_TABLE, BlockCache, encode
 from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import Session
+from tandem_epp.http2.session import GrpcSession
 
 from ..http2.client import data, headers, parse
 from .test_stream import Placer
@@ -162,7 +162,7 @@ def cut_at_random(random: Random, scripts: list[Script]) -> list[Result]:
     """The results of streams that are sent at the same time, in frames and reads of any size."""
     server = Http2Server(AnyPlacer(), HostPort("127.0.0.1", 0), LIMIT)
     limits = Limits(message=LIMIT + (1 << 16), stream_window=16 << 20, connection_window=1 << 30)
-    session = Session(
+    session = GrpcSession(
         Connection(limits, BlockCache()),
         server.server.services,
         lambda _: None,

@@ -6,7 +6,7 @@ from tandem_epp.http2.connection import Connection
 from tandem_epp.http2.errors import CallFault, Status
 from tandem_epp.http2.headers import BlockCache
 from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import Call, Session
+from tandem_epp.http2.session import Call, GrpcSession
 
 from .client import PATH, START, Frame, parse
 
@@ -52,10 +52,10 @@ class Calls:
     handlers: list[Echo] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     deadlines: list[float] = field(default_factory=list)
-    session: Session = field(init=False)
+    session: GrpcSession = field(init=False)
 
     def __post_init__(self) -> None:
-        self.session = Session(
+        self.session = GrpcSession(
             Connection(self.limits, BlockCache()),
             {PATH: lambda call: Echo(self, call)},
             lambda path: (200, b"ok\n") if path == "/healthz" else None,

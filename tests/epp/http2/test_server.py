@@ -22,8 +22,9 @@ from tandem_epp.http2.frames import FrameType, Setting
 from tandem_epp.http2.grpc import framed
 from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVICE_UNKNOWN, SERVING, HealthService
 from tandem_epp.http2.limits import LAST_STREAM, Limits
-from tandem_epp.http2.server import Server, tls_context
+from tandem_epp.http2.server import Server
 from tandem_epp.http2.session import Call
+from tandem_epp.http2.tls import CERTIFICATE, KEY, load_certificate, tls_context
 
 from ..real import until
 from .client import BLOCK, HEADER, PATH, START, Frame, block, data, headers, message, ping
@@ -155,14 +156,45 @@ async def test_a_deadline_ends_a_call() -> None:
         assert b"grpc-status\x014" in answer.payload
 
 
+def issue(authority: trustme.CA, directory: Path) -> None:
+    """Write a certificate for localhost."""
+    pair = authority.issue_cert("localhost")
+    chain = b"".join(part.bytes() for part in pair.cert_chain_pems)
+    (directory / CERTIFICATE).write_bytes(chain)
+    (directory / KEY).write_bytes(pair.private_key_pem.bytes())
+
+
+async def test_a_new_certificate_is_used_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    issue(old, tmp_path)
+    context = tls_context(tmp_path)
+    (tmp_path / KEY).write_bytes(new.issue_cert("localhost").private_key_pem.bytes())
+    with pytest.raises(ssl.SSLError):
+        load_certificate(context, tmp_path)
+
+    async def is_trusted(authority: trustme.CA, port: int) -> bool:
+        trusting = ssl.create_default_context()
+        authority.configure_trust(trusting)
+        try:
+            _, writer = await asyncio.open_connection("localhost", port, ssl=trusting)
+        except ssl.SSLCertVerificationError:
+            return False
+        writer.close()
+        return True
+
+    async with serving(tls=context) as served:
+        assert await is_trusted(old, served.port)
+        issue(new, tmp_path)
+        load_certificate(context, tmp_path)
+        assert await is_trusted(new, served.port)
+        assert not await is_trusted(old, served.port)
+
+
 @pytest.mark.parametrize("version", ["h2", "http/1.1"])
 async def test_tls_with_alpn(tmp_path: Path, version: str) -> None:
     authority = trustme.CA()
-    pair = authority.issue_cert("localhost")
-    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    chain.write_bytes(b"".join(part.bytes() for part in pair.cert_chain_pems))
-    key.write_bytes(pair.private_key_pem.bytes())
-    async with serving(tls=tls_context(str(chain), str(key))) as served:
+    issue(authority, tmp_path)
+    async with serving(tls=tls_context(tmp_path)) as served:
         if version == "h2":
             root = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
             async with grpc.aio.secure_channel(f"localhost:{served.port}", root) as channel:

@@ -54,9 +54,11 @@ async def running(
     change: Callable[[Json, list[Backend]], None] = lambda *_: None,
     plugins: tuple[str, ...] = (),
     server: str = "http2",
+    flags: tuple[str, ...] = (),
 ) -> AsyncIterator[Stack]:
     """Two decode backends and one prefill backend behind an EPP and Envoy; `change` may edit
-    Envoy's configuration, given the decode backends; `plugins` choose instead of the cost."""
+    Envoy's configuration, given the decode backends; `plugins` choose instead of the cost, `flags`
+    are further ones of the EPP."""
     decode = [Backend("decode-1"), Backend("decode-2")]
     for backend in decode:
         backend.prefilled_by = "prefill-1"
@@ -68,7 +70,7 @@ async def running(
         await parts.enter_async_context(serving(*decode, prefill))
         config = directory / "router.yaml"
         config.write_text(router_yaml(decode, prefill, plugins))
-        flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20))
+        flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20), *flags)
         picker = await parts.enter_async_context(epp(config, *flags, "--ext-proc-server", server))
         fallback = [f"127.0.0.1:{backend.port}" for backend in decode]
         settings = envoy_settings(picker.grpc, fallback, mode, 4 << 20)

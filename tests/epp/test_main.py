@@ -32,7 +32,10 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         ((), "Missing option '--config'"),
         (("--wrong",), "No such option '--wrong'"),
-        (("--config", "FILE", "--tls-dir", "/"), "--tls-dir needs --ext-proc-server http2"),
+        (
+            ("--config", "FILE", "--tls-dir", "/", "--ext-proc-server", "grpcio"),
+            "--tls-dir needs --ext-proc-server http2",
+        ),
         (("--listen", "nowhere"), "HOST:PORT"),
         (("--max-body", "-1"), "-1 is not in the range"),
         (("--config", "FILE", *KUBERNETES), "needs --namespace"),

@@ -85,6 +85,7 @@ class Http2Server:
         self.is_stopping = True
         for handler in list(self.open):
             handler.stop()
+        # Writes what the handlers sent, with GOAWAY behind it.
         await self.server.stop(grace)
 
 
@@ -133,7 +134,6 @@ class _Process:
         """The server stops: end the stream if its request is placed."""
         if self._stream.is_placed:
             self._call.finish()
-            self._call.flush()
 
     def _receive(self, value: Input) -> None:
         prepare = self._server.prepare
@@ -200,7 +200,6 @@ class _AccessLog:
     def stop(self) -> None:
         """End the stream, which would last as long as Envoy; it opens it again elsewhere."""
         self._finish()
-        self._call.flush()
 
     def _finish(self) -> None:
         self._call.send(log_pb.StreamAccessLogsResponse().SerializeToString())

@@ -2,11 +2,12 @@
 
 import pytest
 from hpack import Decoder
+from hpack.exceptions import HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.http2.errors import ErrorCode, MalformedFields
-from tandem_epp.http2.headers import EMPTY_TABLE, BlockCache, HeaderDecoder, encode
+from tandem_epp.http2.errors import ConnectionFault, ErrorCode, MalformedFields
+from tandem_epp.http2.headers import EMPTY_TABLE, BlockCache, HeaderDecoder, encode, split
 from tandem_epp.http2.limits import Limits
 
 from .client import BLOCK, Peer, block, headers, hpack_encoder
@@ -84,6 +85,74 @@ def test_equal_blocks_are_decoded_once_when_the_client_uses_no_table() -> None:
     assert second.request(BLOCK) is first.request(BLOCK)
 
 
+def test_a_field_that_never_recurs_leaves_the_others_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `traceparent`, where a gateway traces."""
+    used, encoder = decoder(), hpack_encoder(0)
+    used.request(encoder.encode([*GOOD.items(), ("traceparent", "0")]))
+    decoded = []
+    decode = used._decode
+    monkeypatch.setattr(used, "_decode", lambda part: decoded.append(part) or decode(part))
+    for n in range(1, 4):
+        head = used.request(encoder.encode([*GOOD.items(), ("traceparent", str(n))]))
+        assert head.fields == {"traceparent": str(n)}
+        assert head.path == "/"
+    # The first time all of them, because the block before changed the table's size.
+    assert len(decoded) == len(GOOD) + 1 + 2
+
+
+FIELDS = st.lists(
+    st.tuples(
+        st.sampled_from([":method", ":path", "te", "content-type", "x-a", "x-" + "b" * 140]),
+        st.sampled_from(["POST", "/", "trailers", "", "v" * 130, "w" * 20_000]),
+    ),
+    max_size=8,
+)
+
+
+@given(FIELDS, st.booleans(), st.integers(0, 300), st.integers(0, 255))
+def test_a_block_is_split_where_hpack_splits_it(
+    fields: list[tuple[str, str]], huffman: bool, at: int, byte: int
+) -> None:
+    encoder = hpack_encoder(0)
+    encoder.encode([])
+    wire = bytearray(encoder.encode(fields, huffman=huffman))
+    parts = split(bytes(wire))
+    assert parts is not None
+    assert b"".join(parts) == wire
+    each = [tuple(field) for part in parts for field in Decoder(1 << 20).decode(part)]
+    assert each == fields
+    # Changed anywhere: it is split alike, or not at all.
+    if at < len(wire):
+        wire[at] = byte
+        parts = split(bytes(wire))
+        if parts is not None:
+            alone, whole = fresh(), fresh()
+            try:
+                expected = [tuple(field) for field in whole.decode(bytes(wire), raw=True)]
+            except HPACKError:
+                with pytest.raises(HPACKError):
+                    [field for part in parts for field in alone.decode(part, raw=True)]
+            else:
+                found = [tuple(f) for part in parts for f in alone.decode(part, raw=True)]
+                assert found == expected
+
+
+def fresh() -> Decoder:
+    """A decoder whose client uses no table."""
+    made = Decoder(1 << 20)
+    made.decode(EMPTY_TABLE)
+    return made
+
+
+def test_10_5_1_a_list_of_cached_fields_is_bounded() -> None:
+    used = HeaderDecoder(BlockCache(), 1000)
+    used.request(EMPTY_TABLE + BLOCK)
+    with pytest.raises(ConnectionFault, match="too large"):
+        used.request(block(GOOD) + block({"x": "y" * 100}) * 10)
+
+
 def test_blocks_that_may_depend_on_a_table_are_not_looked_up() -> None:
     """The same bytes mean another field, because the table has changed between them."""
     cache = BlockCache()
@@ -112,11 +181,12 @@ def test_the_cache_is_bounded() -> None:
     cache = BlockCache(entries=4, largest=200)
     used = decoder(cache)
     used.request(EMPTY_TABLE + BLOCK)
-    for n in range(50):
+    for n in range(100):
         used.request(block({**GOOD, "x": str(n)}))
-        assert len(cache) <= 4
+        assert len(cache) <= 4 + 8 * 4
+    before = len(cache)
     used.request(block({**GOOD, "x": "y" * 200}))
-    assert len(cache) <= 4
+    assert len(cache) == before
 
 
 @pytest.mark.parametrize(

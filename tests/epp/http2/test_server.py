@@ -420,4 +420,5 @@ async def test_thousands_of_resets_leave_nothing() -> None:
         gc.collect()
         assert len(alive) == 0
     gc.collect()
-    assert not any(isinstance(each, Call) for each in gc.get_objects())
+    # By type: isinstance asks objects of other tests for their class, and some answer by a warning.
+    assert not any(type(each) is Call for each in gc.get_objects())

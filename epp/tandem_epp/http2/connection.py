@@ -38,6 +38,7 @@ from .frames import (
 )
 from .headers import TABLE_SIZE, BlockCache
 from .limits import DEFAULT_WINDOW, FRAMES_PER_CONTENT, LAST_STREAM, Budget, Limits
+from .pieces import Pieces
 from .sending import Sender
 from .stream import DataReceived, Event, Stream, StreamEnded
 
@@ -70,9 +71,9 @@ class Connection:
         self._window = ReceiveWindow(limits.connection_window)
         self._closed: dict[int, bool] = {}
         """Latest closed streams; whether frames on them are ignored. The oldest comes first."""
-        self._pieces: list[bytes] = []
+        self._pieces = Pieces()
         """An incomplete frame; joined only when `_missing` bytes have come, so that a frame in
-        single bytes costs no copies."""
+        single bytes is not copied for each of them."""
         self._missing = 0
         self._last: int | None = None
         """The last stream that is served, once the final GOAWAY is sent."""
@@ -223,12 +224,11 @@ class Connection:
     def _read(self, data: bytes) -> None:
         """Handle all complete frames; keep the rest."""
         if self._pieces:
-            self._pieces.append(data)
+            self._pieces.add(data)
             self._missing -= len(data)
             if self._missing > 0:
                 return
-            data = b"".join(self._pieces)
-            self._pieces.clear()
+            data = self._pieces.take()
         if (at := self._after_preface(data)) is None:
             return
         end, largest, unpack = len(data), self.limits.frame, HEADER.unpack_from
@@ -253,7 +253,7 @@ class Connection:
             except StreamFault as fault:
                 self._fail_stream(fault)
         if at < end:
-            self._pieces.append(data[at:] if at else data)
+            self._pieces.add(data[at:] if at else data)
             self._missing = missing
 
     def _after_preface(self, data: bytes) -> int | None:
@@ -264,7 +264,7 @@ class Connection:
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no preface of HTTP/2")
         if len(data) < len(PREFACE):
-            self._pieces.append(data)
+            self._pieces.add(data)
             self._missing = len(PREFACE) - len(data)
             return None
         self._has_preface = True

@@ -9,6 +9,7 @@ from typing import Final
 
 from .errors import CallFault, Status
 from .headers import encode
+from .pieces import Pieces
 
 CONTENT_TYPE: Final = "application/grpc"
 PREFIX: Final = 5
@@ -92,7 +93,7 @@ class MessageReader:
         """The beginning of a prefix whose rest has not come."""
         self._is_open = False
         """Whether a message has begun and not ended."""
-        self._pieces: list[bytes] = []
+        self._pieces = Pieces()
         """Its content so far."""
         self._missing = 0
         """Bytes of it that have not come."""
@@ -110,14 +111,13 @@ class MessageReader:
         if self._is_open:
             at = self._missing
             if end < at:
-                self._pieces.append(data)
+                self._pieces.add(data)
                 self._missing -= end
                 return messages
             # Joined only once, and without its prefix: a large message is copied once, however
             # many frames it takes.
-            self._pieces.append(data[:at] if at < end else data)
-            messages.append(b"".join(self._pieces))
-            self._pieces.clear()
+            self._pieces.add(data[:at] if at < end else data)
+            messages.append(self._pieces.take())
             self._is_open = False
         if self._prefix:
             data, at = self._prefix + data[at:], 0
@@ -130,7 +130,7 @@ class MessageReader:
             stop = start + self._length(data, at)
             if stop > end:
                 self._is_open, self._missing = True, stop - end
-                self._pieces.append(data[start:])
+                self._pieces.add(data[start:])
                 break
             messages.append(data[start:stop])
             at = stop

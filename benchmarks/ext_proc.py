@@ -4,7 +4,8 @@ A fake engine answers for ten pods, five that prefill and five that decode. In e
 sends the same requests through Envoy as a bare proxy, and through Envoy with an EPP of each kind;
 the EPP runs with all features and decides by cost. Figures are ratios of CPU time, from /proc, in
 a round: that of the EPP's process over that of the bare proxy's. A third EPP has our server and
-places every request on one pod (`ext_proc_server`): what is left is the transport.
+places every request on one pod (`ext_proc_server`): what is left is the transport. A fourth does so
+with TLS.
 
 Response chunks (`response_body_mode: FULL_DUPLEX_STREAMED`) come from a client of this benchmark
 instead (`ext_proc_client`), because Envoy combines chunks as it likes. They go to the same EPPs, on
@@ -22,11 +23,14 @@ from pathlib import Path
 from typing import Final
 
 import click
+import trustme
 
+from tandem_epp.http2.tls import CERTIFICATE, KEY
 from tandem_local.addresses import free_port
 from tandem_local.errors import SetupError
 from tandem_local.router import find_envoy, write_plan_key
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.envoy.clusters import EPP, TYPE, Json
 
 from . import ext_proc_client, fake_engine, h2load, programs
 from .figures import Figure, at_most, progress, report, without_target
@@ -36,6 +40,7 @@ KINDS: Final = ("http2", "grpcio")
 """Values of `--ext-proc-server`."""
 TRANSPORT: Final = "transport"
 """The EPP without a decision, on our server."""
+TLS: Final = "transport with TLS"
 PODS: Final = 10
 _HOST: Final = "127.0.0.1"
 _WORDS: Final = "the quick brown fox jumps over a lazy dog "
@@ -111,12 +116,12 @@ async def running(scratch: Path) -> AsyncIterator[Stacks]:
         port = free_port(_HOST)
         bare = await envoy("bare", port, bare_proxy(port, engines[-1]))
         stacks = {}
-        for kind in (*KINDS, TRANSPORT):
+        for kind in (*KINDS, TRANSPORT, TLS):
             port = free_port(_HOST)
-            if kind == TRANSPORT:
-                command = _transport(port, engines[-1])
-            else:
+            if kind in KINDS:
                 command = _epp(kind, port, scratch)
+            else:
+                command = _transport(port, engines[-1], _certificate(scratch, kind))
             epp = await start(f"epp-{kind}", port, *command)
             settings = EnvoySettings(
                 epp_address=_HOST,
@@ -128,7 +133,10 @@ async def running(scratch: Path) -> AsyncIterator[Stacks]:
                 body_mode="BUFFERED",
                 body_limit=_BODY_LIMIT,
             )
-            front = await envoy(f"envoy-{kind}", settings.listen_port, envoy_bootstrap(settings))
+            bootstrap = envoy_bootstrap(settings)
+            if kind == TLS:
+                _use_tls(bootstrap)
+            front = await envoy(f"envoy-{kind}", settings.listen_port, bootstrap)
             stacks[kind] = Stack(epp, front)
         yield Stacks(bare, stacks)
 
@@ -157,9 +165,35 @@ def _epp(kind: str, port: int, scratch: Path) -> tuple[str, ...]:
     )
 
 
-def _transport(port: int, engine: int) -> tuple[str, ...]:
+def _transport(port: int, engine: int, certificate: tuple[str, ...]) -> tuple[str, ...]:
     module = "benchmarks.ext_proc_server"
-    return (sys.executable, "-m", module, str(port), f"{_HOST}:{engine}")
+    return (sys.executable, "-m", module, str(port), f"{_HOST}:{engine}", *certificate)
+
+
+def _certificate(scratch: Path, kind: str) -> tuple[str, ...]:
+    """The flag that names a new certificate; none without TLS."""
+    if kind != TLS:
+        return ()
+    directory = scratch / "tls"
+    directory.mkdir()
+    pair = trustme.CA().issue_cert("localhost")
+    pair.cert_chain_pems[0].write_to_path(directory / CERTIFICATE)
+    pair.private_key_pem.write_to_path(directory / KEY)
+    return ("--tls-dir", str(directory))
+
+
+def _use_tls(bootstrap: Json) -> None:
+    """Have Envoy call the EPP with TLS, whatever its certificate."""
+    context = TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    for cluster in bootstrap["static_resources"]["clusters"]:
+        if cluster["name"] == EPP:
+            cluster["transport_socket"] = {
+                "name": "envoy.transport_sockets.tls",
+                "typed_config": {
+                    "@type": context,
+                    "common_tls_context": {"alpn_protocols": ["h2"]},
+                },
+            }
 
 
 class Bench:
@@ -205,8 +239,8 @@ class Bench:
 
 def schedule(number: int) -> Iterator[tuple[str, Case]]:
     """The loads of round `number`; those that are compared follow each other."""
-    names = ("bare", TRANSPORT, *KINDS)
     for case in CASES:
+        names = ("bare", *((TLS,) if case is CASES[0] else ()), TRANSPORT, *KINDS)
         for name in reversed(names) if number % 2 else names:
             yield name, case
 
@@ -218,7 +252,7 @@ async def measure(rounds: int) -> list[Figure]:
         async with running(scratch) as stacks:
             bench = Bench(stacks, scratch)
             # Not measured: the first requests fill caches and fits.
-            for kind in (*KINDS, TRANSPORT):
+            for kind in (*KINDS, TRANSPORT, TLS):
                 await Bench(stacks, scratch).requests(kind, CASES[0])
             for number in range(rounds):
                 for name, case in schedule(number):
@@ -241,6 +275,8 @@ def figures(bench: Bench) -> Iterator[Figure]:
         yield without_target("  our transport alone", transport, "ratio")
         for name in ("bare", TRANSPORT, *KINDS):
             yield without_target(f"  {name}", bench.samples[name, case.name], "ms/request")
+    tls = bench.ratios(CASES[0].name, TLS, TRANSPORT)
+    yield at_most(f"CPU, {CASES[0].name}, transport with TLS over without", tls, "ratio", 1.5)
     for batch in (8, 1):
         name = f"chunk, {batch} per write"
         ours = bench.samples["http2", name]

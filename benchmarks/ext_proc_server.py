@@ -1,9 +1,10 @@
 """The EPP's transport without its decision: every request is placed on one engine.
 
-python -m benchmarks.ext_proc_server PORT ADDRESS [--kind http2]
+python -m benchmarks.ext_proc_server PORT ADDRESS [--tls-dir DIR]
 """
 
 import asyncio
+from pathlib import Path
 from typing import Final
 
 import click
@@ -11,10 +12,10 @@ import uvloop
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc.grpc_server import GrpcServer
 from tandem_epp.ext_proc.http2_server import Http2Server
 from tandem_epp.ext_proc.messages import HeaderMutation, HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.http2.tls import tls_context
 
 _BODY_LIMIT: Final = 4 << 20
 
@@ -51,8 +52,10 @@ class _Picker:
         raise NotImplementedError
 
 
-async def _serve(kind: type[Http2Server] | type[GrpcServer], port: int, address: str) -> None:
-    server = kind(_Picker(address), HostPort("127.0.0.1", port), _BODY_LIMIT)
+async def _serve(port: int, address: str, tls_dir: Path | None) -> None:
+    tls = tls_context(tls_dir) if tls_dir else None
+    listen = HostPort("127.0.0.1", port)
+    server = Http2Server(_Picker(address), listen, _BODY_LIMIT, tls=tls)
     await server.start()
     await asyncio.get_running_loop().create_future()
 
@@ -60,10 +63,10 @@ async def _serve(kind: type[Http2Server] | type[GrpcServer], port: int, address:
 @click.command()
 @click.argument("port", type=int)
 @click.argument("address")
-@click.option("--kind", type=click.Choice(["http2", "grpcio"]), default="http2")
-def main(port: int, address: str, kind: str) -> None:
+@click.option("--tls-dir", type=click.Path(path_type=Path))
+def main(port: int, address: str, tls_dir: Path | None) -> None:
     """Serve on 127.0.0.1:PORT until killed; requests go to ADDRESS."""
-    uvloop.run(_serve(Http2Server if kind == "http2" else GrpcServer, port, address))
+    uvloop.run(_serve(port, address, tls_dir))
 
 
 if __name__ == "__main__":

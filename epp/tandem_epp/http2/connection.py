@@ -126,12 +126,6 @@ class Connection:
         if stream.is_local_open and not stream.is_ending:
             self.sender.end(stream, trailers)
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Abort the stream."""
-        if stream.id in self.streams:
-            self.sender.write(rst_stream(stream.id, code))
-            self.close(stream, ignore=True)
-
     def pause(self, stream: Stream) -> None:
         """Take no more of the stream than the peer may send already."""
         stream.is_paused = True

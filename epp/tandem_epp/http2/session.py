@@ -17,7 +17,7 @@ from .stream import DataReceived, Event, RequestReceived, Stream
 
 class Handler(Protocol):
     """Serves one call. An exception ends the call with a status: CallFault with its own, any other
-    with UNKNOWN, and it is reported."""
+    with UNKNOWN, and it is reported. One of `on_end` is only reported."""
 
     def on_message(self, message: bytes) -> None:
         """The client sent `message`."""
@@ -53,7 +53,7 @@ class Call:
         self.handler: Handler | None = None
         self.is_over = False
         self.on_over: Callable[[], object] | None = None
-        """Called when the call is over, after its handler."""
+        """Called when the call is over, before its handler."""
 
     def send(self, message: bytes) -> None:
         """Send a message; nothing once the call is over."""
@@ -109,10 +109,13 @@ class Call:
             # Stream and call refer to each other; so they go without the garbage collector.
             self.stream.call = None
             self._session.calls.discard(self)
-            if handler is not None:
-                handler.on_end()
             if self.on_over is not None:
                 self.on_over()
+            try:
+                if handler is not None:
+                    handler.on_end()
+            except Exception as err:  # noqa: BLE001 - the other calls of the connection go on
+                self._session.on_error(err)
 
 
 Service = Callable[[Call], Handler]

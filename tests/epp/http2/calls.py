@@ -42,6 +42,8 @@ class Echo:
 
     def on_end(self) -> None:
         self.ends += 1
+        if b"fail at the end" in self.messages:
+            raise KeyError("end")
 
 
 @dataclass

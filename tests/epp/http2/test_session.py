@@ -80,6 +80,23 @@ def test_an_unexpected_error_of_a_handler_is_reported_and_ends_only_its_call() -
     assert isinstance(error, KeyError)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [frames.rst_stream(1, 8), data(1, end=True), ping(b"short")],
+    ids=["reset", "half", "lost"],
+)
+def test_an_error_at_the_end_of_a_call_is_reported_and_ends_nothing_else(end: bytes) -> None:
+    calls = Calls().start()
+    calls.answers(headers(1), headers(3), message(1, b"fail at the end"))
+    calls.answers(end)
+    assert len(calls.errors) == 1
+    assert calls.handlers[0].ends == 1
+    if calls.connection.fault is None:
+        assert calls.answers(message(3, b"hi"))[-1].payload == grpc.framed(b"hi")
+    calls.session.lost()
+    assert [handler.ends for handler in calls.handlers] == [1, 1]
+
+
 def test_a_call_may_end_while_the_client_still_sends() -> None:
     calls = Calls().start()
     answers = calls.answers(headers(1), message(1, b"finish"), message(1, b"late"))

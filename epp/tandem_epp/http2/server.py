@@ -151,7 +151,7 @@ class ServerConnection(asyncio.Protocol):
         connection = self._session.connection
         if connection.sender.has_output and not self._transport.is_closing():
             self._transport.write(connection.take())
-        if connection.is_done:
+        if connection.is_done and not self._transport.is_closing():
             if connection.fault is not None:
                 log.info("closed a connection of %s: %s", self._peer(), connection.fault)
             self._close()
@@ -168,8 +168,11 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
 
     def resume_writing(self) -> None:
-        self.deadline = float("inf")
-        if not self._transport.is_closing():
+        if self._transport.is_closing():
+            # The rest, too, must be taken in time.
+            self._await_progress()
+        else:
+            self.deadline = float("inf")
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -221,8 +224,8 @@ class ServerConnection(asyncio.Protocol):
     def _close(self) -> None:
         """Close once all output is written; a peer that takes none of it is cut."""
         if not self._transport.is_closing():
-            self._transport.close()
             self._await_progress()
+            self._transport.close()
 
     def _await_progress(self) -> None:
         """Give the peer time to take some of the output."""

@@ -12,6 +12,7 @@ import uvloop
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
+from tandem_epp.allocator import reuse_large_blocks
 from tandem_epp.ext_proc.http2_server import Http2Server
 from tandem_epp.ext_proc.messages import HeaderMutation, HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
@@ -66,6 +67,7 @@ async def _serve(port: int, address: str, tls_dir: Path | None) -> None:
 @click.option("--tls-dir", type=click.Path(path_type=Path))
 def main(port: int, address: str, tls_dir: Path | None) -> None:
     """Serve on 127.0.0.1:PORT until killed; requests go to ADDRESS."""
+    reuse_large_blocks()
     uvloop.run(_serve(port, address, tls_dir))
 
 

@@ -16,6 +16,7 @@ from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
+from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
 from .configuration import load
 from .service import serve
@@ -208,6 +209,7 @@ def main(
         plan_keys = load_keys(plan_key_dir) if plan_key_dir else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
+    reuse_large_blocks()
     try:
         uvloop.run(serve(settings, configuration, plan_keys))
     except NotConfigured as err:

@@ -15,6 +15,8 @@ HERE = Path(__file__).parent
 SUPPORT = {
     "__init__",
     "__main__",
+    "ext_proc_client",
+    "ext_proc_server",
     "fake_engine",
     "figures",
     "h2load",

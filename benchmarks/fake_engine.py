@@ -96,6 +96,13 @@ _LAST: Final = _EVENT.replace(b'"finish_reason":null', b'"finish_reason":"length
 _DONE: Final = b"data: [DONE]\n\n"
 # `vllm bench serve` asks for this API first, and uses its own tokenizer when the server lacks it.
 _TOKENIZE: Final = b"POST /tokenize "
+_METRICS: Final = b"GET /metrics "
+_PAGE: Final = _answer(
+    b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+    b"vllm:kv_cache_usage_perc 0.0\nprocess_start_time_seconds 1.0\n"
+    b'vllm:cache_config_info{block_size="16",num_gpu_blocks="10000"} 1.0\n'
+)
+"""The metrics page of an idle engine, for endpoint pickers."""
 _NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -137,6 +144,9 @@ class Engine(asyncio.Protocol):
             self._serve(request, end + 4)
 
     def _serve(self, request: bytes, body: int) -> None:
+        if request.startswith(_METRICS):
+            self._transport.write(_PAGE)
+            return
         if request.startswith(b"GET"):
             self._transport.write(_answer(json.dumps(asdict(self._counts)).encode()))
             return

@@ -65,7 +65,7 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
     python = Path(sys.executable)
     # Free now, but not reserved: another process could still take one of them.
     engine, envoy, sidecar, admin = (free_port(_HOST) for _ in range(4))
-    config.write_text(json.dumps(_bare_proxy(envoy, engine)))
+    config.write_text(json.dumps(bare_proxy(envoy, engine)))
     fake = (str(python), "-m", "benchmarks.fake_engine", str(engine), "--chunks", str(chunks))
     # One worker thread, as the sidecar has; a dynamic base id lets other Envoys run here.
     bare = (str(program), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id")
@@ -127,7 +127,7 @@ async def _listens(port: int) -> bool:
     return True
 
 
-def _bare_proxy(port: int, engine: int) -> dict[str, object]:
+def bare_proxy(port: int, engine: int) -> dict[str, object]:
     """Envoy's bootstrap configuration: one listener, one route, the router filter."""
     filters = "type.googleapis.com/envoy.extensions.filters"
     router = {"@type": f"{filters}.http.router.v3.Router"}

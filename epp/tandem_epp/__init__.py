@@ -4,12 +4,13 @@ Envoy asks over ext_proc before it routes a request. The hand-off itself belongs
 the desired state of the cluster to the operator.
 
     picker          one request, from its body to the headers that Envoy sets; read this first
-    ext_proc/       Envoy's protocol: gRPC server and the state machine of one stream
+    ext_proc/       Envoy's protocol: its two servers and the state machine of one stream
+    http2/          HTTP/2 and gRPC, for the server that does not use grpcio
     scheduling/     the choice of pods: scheduler, filters, scorers, pickers, decider, plugins
     backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
     peers/          the channel between the replicas of this EPP
     service         start and stop of the process
 
 Errors: a client's request is answered locally by `ext_proc.stream.LocalReply`. At start:
-`DocumentError` with file and line, `ext_proc.grpc_server.ListenError`.
+`DocumentError` with file and line, `ext_proc.interface.ListenError`.
 """

@@ -16,6 +16,7 @@ from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
+from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
 from .configuration import load, log_notices
 from .scheduling.explain import explain
@@ -59,6 +60,19 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     type=HOST_PORT,
     default=str(Settings.listen),
     help="Address of the gRPC server that Envoy connects to.",
+)
+@click.option(
+    "--ext-proc-server",
+    type=click.Choice(["http2", "grpcio"]),
+    default=Settings.ext_proc_server,
+    help="Implementation of that server: this project's own on HTTP/2, which takes less CPU and "
+    "also answers probes (gRPC health, /healthz, /readyz), or grpcio.",
+)
+@click.option(
+    "--tls-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="With --ext-proc-server http2: directory of tls.crt and tls.key, as Kubernetes mounts a "
+    "TLS secret; reloaded when it changes. Default: clear text.",
 )
 @click.option(
     "--health",
@@ -167,6 +181,8 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 def main(
     *,
     listen: HostPort,
+    ext_proc_server: str,
+    tls_dir: Path | None,
     health: HostPort,
     metrics: HostPort,
     config: Path,
@@ -188,6 +204,8 @@ def main(
     is_static = discovery == "static"
     if is_static and (namespace or endpoint or selector):
         raise click.UsageError("--namespace, --endpoint and --selector need --discovery kubernetes")
+    if tls_dir is not None and ext_proc_server != "http2":
+        raise click.UsageError("--tls-dir needs --ext-proc-server http2")
     pods = None if is_static else _selection(namespace, endpoint, selector, target_port)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -195,6 +213,8 @@ def main(
     settings = Settings(
         config=config,
         listen=listen,
+        ext_proc_server=ext_proc_server,
+        tls_dir=tls_dir,
         health=health,
         metrics=metrics,
         plan_key_dir=plan_key_dir,
@@ -213,6 +233,7 @@ def main(
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
     log_notices(configuration)
+    reuse_large_blocks()
     try:
         uvloop.run(serve(settings, configuration, plan_keys))
     except NotConfigured as err:

@@ -5,10 +5,12 @@ cluster and no cluster is configured.
 """
 
 import asyncio
+import logging
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Final
@@ -24,8 +26,11 @@ from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
 from .ext_proc.grpc_server import GrpcServer
+from .ext_proc.http2_server import Http2Server
+from .ext_proc.interface import ExtProcServer
 from .ext_proc.messages import HttpRequest
 from .history import History
+from .http2.tls import load_certificate, tls_context
 from .kv_events.collector import PreciseMatch
 from .metrics import Metrics
 from .peers.channel import PeerChannel, PeerSettings
@@ -41,6 +46,8 @@ from .turn_taking import TurnMetrics, TurnTaker
 
 if TYPE_CHECKING:
     from .backends.kubernetes_discovery import KubernetesDiscovery
+
+_log: Final = logging.getLogger(__name__)
 
 GRACE: Final = 2.0
 """Seconds that open streams get at shutdown. Their requests are placed: Envoy finishes them without
@@ -76,6 +83,8 @@ class Service:
         self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
         self._metrics.registry.register(PreciseCollector(self._precise))
         self._stopping = asyncio.Event()
+        self._tls: ssl.SSLContext | None = None
+        """None: ext_proc is served in clear text."""
         self._discovery: KubernetesDiscovery | None = None
         """None with static discovery."""
 
@@ -110,12 +119,7 @@ class Service:
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
-            server = GrpcServer(
-                self._picker,
-                settings.listen,
-                settings.max_body,
-                self._shared.on_broken,
-            )
+            server = self._ext_proc_server()
             server.prepare = self.prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
@@ -126,10 +130,26 @@ class Service:
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
 
-    @asynccontextmanager
-    async def prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
+    def _ext_proc_server(self) -> ExtProcServer:
+        settings = self._settings
+        common = self._picker, settings.listen, settings.max_body, self._shared.on_broken
+        if settings.ext_proc_server == "grpcio":
+            return GrpcServer(*common)
+        if settings.tls_dir is not None:
+            self._tls = tls_context(settings.tls_dir)
+        return Http2Server(*common, is_ready=self._is_ready, tls=self._tls)
+
+    def prepare(
+        self, request: HttpRequest, body: bytes
+    ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
-        turn to pick until the context ends."""
+        turn to pick until the context ends. None: the pick has to wait for neither."""
+        if self._turns is None and not self._precise.is_on:
+            return None
+        return self._prepare(request, body)
+
+    @asynccontextmanager
+    async def _prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
         began = perf_counter()
         precise = await self._match_precisely(request, body)
         if self._turns is None:
@@ -222,6 +242,8 @@ class Service:
         watches = [FileWatch(self._settings.config, self._reload_configuration)]
         if self._settings.plan_key_dir is not None:
             watches.append(FileWatch(self._settings.plan_key_dir, self._reload_keys))
+        if self._settings.tls_dir is not None:
+            watches.append(FileWatch(self._settings.tls_dir, self._reload_certificate))
         return watches
 
     def _reload_configuration(self) -> None:
@@ -232,6 +254,14 @@ class Service:
             self._apply()
             # Splitting may have been switched on just now.
             self._warm_ups.warm_all()
+
+    def _reload_certificate(self) -> None:
+        directory = self._settings.tls_dir
+        if directory is not None and self._tls is not None:
+            try:
+                load_certificate(self._tls, directory)
+            except OSError as err:
+                _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
 
     def _reload_keys(self) -> None:
         directory = self._settings.plan_key_dir

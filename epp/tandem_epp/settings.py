@@ -23,6 +23,12 @@ class Settings:
     """Router configuration file."""
     listen: HostPort = _LISTEN
     """Address of the gRPC server that Envoy connects to."""
+    ext_proc_server: str = "grpcio"
+    """Which server answers Envoy: `http2`, this project's own, or `grpcio`. Both give the same
+    answers; grpcio takes several times the CPU."""
+    tls_dir: Path | None = None
+    """Directory of tls.crt and tls.key, for `http2` only; None: clear text, which Envoy's
+    configuration by the operator expects."""
     health: HostPort = _HEALTH
     """Address of /healthz and /readyz."""
     metrics: HostPort = _METRICS

@@ -24,6 +24,7 @@ _PROGRAMS = {
     "promtool": ("promtool",),
     "toxiproxy_program": ("toxiproxy",),
     "chromium_program": ("chromium",),
+    "h2spec_program": ("h2spec",),
 }
 """Programs that each fixture needs."""
 
@@ -115,6 +116,12 @@ def toxiproxy_program() -> None:
 def chromium_program() -> Path:
     """The browser, for tests of web pages: they are skipped where it is not installed."""
     return tools.path("chromium")
+
+
+@pytest.fixture(scope="session")
+def h2spec_program() -> Path:
+    """h2spec, for tests of HTTP/2: they are skipped where it is not built."""
+    return tools.path("h2spec")
 
 
 @pytest.fixture(scope="session")

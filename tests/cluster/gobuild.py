@@ -154,6 +154,7 @@ _KUBERNETES_PROGRAMS = (
 )
 _HELM = "helm.sh/helm/v3"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
+_H2SPEC = "github.com/summerwind/h2spec"
 PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
     program.name: program
     for program in (
@@ -203,6 +204,15 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             _tool_module(f"{_TOXIPROXY}/cmd/server", versions.TOXIPROXY),
             f"-s -w -X {_TOXIPROXY}.Version={versions.TOXIPROXY}",
             version_flags=("-version",),
+        ),
+        Program(
+            "h2spec",
+            versions.H2SPEC,
+            f"h2spec-{versions.H2SPEC}",
+            (f"{_H2SPEC}/cmd/h2spec",),
+            # Older than modules' rule that major versions stand in the path.
+            _tool_module(f"{_H2SPEC}/cmd/h2spec", f"{versions.H2SPEC}+incompatible"),
+            f"-s -w -X main.VERSION={versions.H2SPEC}",
         ),
     )
 }

@@ -28,7 +28,7 @@ NODE = (
     *CONTROL_PLANE,
     *("kube-scheduler", "kubelet", "kube-proxy", "containerd", "coredns", "pause", "helm"),
 )
-MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool", "chromium")
+MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool", "chromium", "h2spec")
 """What `make test` uses beyond the Python environment."""
 ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium")
 # A file of each Debian package, and the package.

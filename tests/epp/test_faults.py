@@ -82,7 +82,9 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     service = Service(Settings(config=file), load(file, {}), {})
     for _ in range(2):
         request = HttpRequest("POST", "/v1/completions", {})
-        async with service.prepare(request, b"{}") as preparation:
+        context = service.prepare(request, b"{}")
+        assert context is not None
+        async with context as preparation:
             assert isinstance(preparation, Preparation)
             assert preparation.precise is None
     (record,) = caplog.records

@@ -32,6 +32,10 @@ def invoke(*arguments: str) -> tuple[int, str]:
     [
         ((), "Missing option '--config'"),
         (("--wrong",), "No such option '--wrong'"),
+        (
+            ("--config", "FILE", "--tls-dir", "/", "--ext-proc-server", "grpcio"),
+            "--tls-dir needs --ext-proc-server http2",
+        ),
         (("--listen", "nowhere"), "HOST:PORT"),
         (("--max-body", "-1"), "-1 is not in the range"),
         (("--config", "FILE", *KUBERNETES), "needs --namespace"),
@@ -69,7 +73,7 @@ def test_flags_have_the_defaults_of_the_settings() -> None:
     flags = {flag.name: flag for flag in main.params if flag.name in defaults}
     assert flags.keys() == defaults.keys() - {"pods"}
     for name, flag in flags.items():
-        if name not in ("config", "plan_key_dir"):
+        if name not in ("config", "plan_key_dir", "tls_dir"):
             assert flag.type_cast_value(click.Context(main), flag.default) == defaults[name]
 
 

@@ -1,8 +1,7 @@
 """Outcomes of requests reach the health of the right pods, and the next picks."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult

@@ -44,6 +44,7 @@ class Stack:
 
 
 MODES = pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+SERVERS = pytest.mark.parametrize("server", ["http2", "grpcio"])
 
 
 @asynccontextmanager
@@ -52,9 +53,12 @@ async def running(
     mode: BodyMode,
     change: Callable[[Json, list[Backend]], None] = lambda *_: None,
     plugins: tuple[str, ...] = (),
+    server: str = "http2",
+    flags: tuple[str, ...] = (),
 ) -> AsyncIterator[Stack]:
     """Two decode backends and one prefill backend behind an EPP and Envoy; `change` may edit
-    Envoy's configuration, given the decode backends; `plugins` choose instead of the cost."""
+    Envoy's configuration, given the decode backends; `plugins` choose instead of the cost, `flags`
+    are further ones of the EPP."""
     decode = [Backend("decode-1"), Backend("decode-2")]
     for backend in decode:
         backend.prefilled_by = "prefill-1"
@@ -66,8 +70,8 @@ async def running(
         await parts.enter_async_context(serving(*decode, prefill))
         config = directory / "router.yaml"
         config.write_text(router_yaml(decode, prefill, plugins))
-        flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20))
-        picker = await parts.enter_async_context(epp(config, *flags))
+        flags = ("--plan-key-dir", str(keys), "--max-body", str(4 << 20), *flags)
+        picker = await parts.enter_async_context(epp(config, *flags, "--ext-proc-server", server))
         fallback = [f"127.0.0.1:{backend.port}" for backend in decode]
         settings = envoy_settings(picker.grpc, fallback, mode, 4 << 20)
         url = await parts.enter_async_context(
@@ -81,14 +85,23 @@ SCORERS = ("prefix-cache-scorer", "active-request-scorer", "queue-scorer")
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["FULL_DUPLEX_STREAMED", "BUFFERED"]
+    scope="module",
+    loop_scope="module",
+    params=[
+        ("FULL_DUPLEX_STREAMED", "http2"),
+        ("BUFFERED", "http2"),
+        ("FULL_DUPLEX_STREAMED", "grpcio"),
+        ("BUFFERED", "grpcio"),
+    ],
+    ids="-".join,
 )
 async def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stack]:
     # These backends report the same times whatever they do: the cost would learn nonsense.
     directory = tmp_path_factory.mktemp("envoy")
-    async with running(directory, request.param, plugins=SCORERS) as stack:
+    mode, server = request.param
+    async with running(directory, mode, plugins=SCORERS, server=server) as stack:
         yield stack
 
 
@@ -309,8 +322,9 @@ async def test_without_an_epp_envoy_balances_over_decode_pods(
 
 
 @MODES
-async def test_stopping_the_epp_cuts_no_answer(tmp_path: Path, mode: BodyMode) -> None:
-    async with running(tmp_path, mode) as stack:
+@SERVERS
+async def test_stopping_the_epp_cuts_no_answer(tmp_path: Path, mode: BodyMode, server: str) -> None:
+    async with running(tmp_path, mode, server=server) as stack:
         slow = asyncio.create_task(post(stack, {"model": "m", "prompt": "x", "user": "slow"}))
 
         async def placed() -> bool:
@@ -322,6 +336,37 @@ async def test_stopping_the_epp_cuts_no_answer(tmp_path: Path, mode: BodyMode) -
         for backend in stack.decode:
             backend.release.set()
         assert (await slow)[:2] == (200, b"first last")
+
+
+@SERVERS
+async def test_stopping_the_epp_under_load_loses_no_request(tmp_path: Path, server: str) -> None:
+    """Requests that arrive while the EPP drains are picked by it, or pass without a pick."""
+    async with running(tmp_path, "BUFFERED", server=server) as stack:
+        statuses: list[int] = []
+        is_stopped = False
+
+        async def client(number: int) -> None:
+            while not is_stopped:
+                body = {"model": "m", "prompt": f"{number} {len(statuses)}"}
+                statuses.append((await post(stack, body))[0])
+
+        clients = [asyncio.create_task(client(number)) for number in range(8)]
+
+        async def busy() -> bool:
+            return len(statuses) > 100
+
+        await until(busy)
+        stack.epp.process.terminate()
+        await stack.epp.process.wait()
+        before = len(statuses)
+
+        async def went_on() -> bool:
+            return len(statuses) > before + 50
+
+        await until(went_on)
+        is_stopped = True
+        await asyncio.gather(*clients)
+        assert set(statuses) == {200}
 
 
 async def test_no_timing_header_reaches_a_client_after_the_epp_died(tmp_path: Path) -> None:

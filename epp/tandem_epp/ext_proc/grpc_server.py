@@ -4,38 +4,21 @@ Errors: `ListenError` when the server cannot listen at its address.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Final
 
 import grpc
 import grpc.aio
-from google.protobuf.struct_pb2 import Struct
 
-from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 
 from . import ext_proc_pb2 as pb
-from . import messages
 from .access_log import AccessLogService, BrokenAnswer
+from .codec import read_message, write_answer
+from .interface import ENVELOPE, SERVICE, ListenError, Preparer
+from .messages import Answer, Input
 from .stream import ExtProcStream, RequestPicker
-
-SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
-_ENVELOPE: Final = 1 << 16
-"""Bytes that a message may hold besides the body: headers and framing."""
-_OVERWRITE: Final = 2
-"""`HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`."""
-
-
-Preparer = Callable[[messages.HttpRequest, bytes], AbstractAsyncContextManager[object]]
-"""Entered before the pick and left after it; must begin by itself, soon. Its value is what the pick
-needs to know about the body and cannot wait for."""
-
-
-class ListenError(OSError):
-    """The port is in use, or the address is not one of this machine's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +52,7 @@ class GrpcServer:
         self._server = grpc.aio.server(
             options=(
                 # A BUFFERED body comes in one message.
-                ("grpc.max_receive_message_length", body_limit + _ENVELOPE),
+                ("grpc.max_receive_message_length", body_limit + ENVELOPE),
                 # Otherwise a second EPP on the same port would take part of the requests unnoticed.
                 ("grpc.so_reuseport", 0),
             )
@@ -137,158 +120,13 @@ class GrpcServer:
             stream.close(time())
             self._open.discard(open_stream)
 
-    async def _answers(
-        self, stream: ExtProcStream, message: messages.Input
-    ) -> Sequence[messages.Answer]:
-        if self.prepare is not None and (complete := stream.complete_body(message)):
-            async with self.prepare(*complete) as preparation:
+    async def _answers(self, stream: ExtProcStream, message: Input) -> Sequence[Answer]:
+        if (
+            self.prepare is not None
+            and (complete := stream.complete_body(message))
+            and (context := self.prepare(*complete)) is not None
+        ):
+            async with context as preparation:
                 stream.prepare(preparation)
                 return stream.receive(message, time())
         return stream.receive(message, time())
-
-
-def read_message(message: pb.ProcessingRequest) -> messages.Input:
-    """The message as a plain value. Raises ValueError for a message without content."""
-    kind = message.WhichOneof("request")
-    if kind is None:
-        raise ValueError("an ext_proc message without content")
-    return _READERS[kind](message)
-
-
-def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
-    """The protobuf message for `answer`."""
-    message = pb.ProcessingResponse()
-    if isinstance(answer, messages.ImmediateResponse):
-        _write_immediate(message.immediate_response, answer)
-        return message
-    part = getattr(message, answer.part.name.lower())
-    if isinstance(answer, messages.Continue):
-        # An empty message must still be present: it is what says "continue".
-        part.SetInParent()
-        if answer.part not in _TRAILERS:
-            part.response.SetInParent()
-        if answer.mutation is not None:
-            _write_mutation(message, part.response, answer.mutation)
-        return message
-    streamed = part.response.body_mutation.streamed_response
-    streamed.body, streamed.end_of_stream = answer.body, answer.end_of_stream
-    return message
-
-
-_TRAILERS: Final = (messages.Part.REQUEST_TRAILERS, messages.Part.RESPONSE_TRAILERS)
-
-
-def _write_mutation(
-    message: pb.ProcessingResponse, response: pb.CommonResponse, mutation: messages.HeaderMutation
-) -> None:
-    for name, value in mutation.set:
-        _set_header(response.header_mutation, name, value)
-    response.header_mutation.remove_headers.extend(mutation.remove)
-    if mutation.destination is not None:
-        # Envoy selects the route before its filters run; this route depends on the header above.
-        response.clear_route_cache = True
-        namespace = Struct()
-        namespace.update({wire.DESTINATION_ENDPOINT: mutation.destination})
-        message.dynamic_metadata.update({wire.METADATA_NAMESPACE: namespace})
-
-
-def _set_header(mutation: pb.HeaderMutation, name: str, value: str) -> None:
-    option = mutation.set_headers.add(append_action=_OVERWRITE)
-    option.header.key, option.header.raw_value = name, value.encode("latin-1")
-
-
-def _write_immediate(message: pb.ImmediateResponse, response: messages.ImmediateResponse) -> None:
-    message.status.code = response.status
-    message.body = response.body
-    for name, value in response.headers:
-        _set_header(message.headers, name, value)
-
-
-def _read_request_headers(message: pb.ProcessingRequest) -> messages.RequestHeaders:
-    headers = _read_headers(message.request_headers)
-    modes = message.protocol_config
-    # A gateway that does not send its body modes is older than this field. Inference gateways then
-    # use FULL_DUPLEX_STREAMED, as the Gateway API Inference Extension prescribes.
-    has_modes = message.HasField("protocol_config")
-    default = messages.BodyMode.FULL_DUPLEX_STREAMED
-    return messages.RequestHeaders(
-        messages.HttpRequest(
-            method=headers.get(":method", ""),
-            path=headers.get(":path", ""),
-            headers=headers,
-            subset=_read_subset(message.metadata_context.filter_metadata),
-        ),
-        message.request_headers.end_of_stream,
-        messages.BodyMode(modes.request_body_mode) if has_modes else default,
-        messages.BodyMode(modes.response_body_mode) if has_modes else default,
-    )
-
-
-def _read_headers(message: pb.HttpHeaders) -> dict[str, str]:
-    # Header values are bytes to Envoy; latin-1 keeps every byte.
-    return {h.key: h.raw_value.decode("latin-1") or h.value for h in message.headers.headers}
-
-
-def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHeaders:
-    headers = _read_headers(message.response_headers)
-    return messages.ResponseHeaders(
-        headers.get(wire.TIMING),
-        int(headers.get(":status", "0")),
-        headers.get(wire.PREFILL_BACKEND),
-        headers.get(wire.ROUTING_PATH),
-        headers.get(wire.RETRY_AFTER),
-        _read_served(message),
-        _read_attribute(message, wire.CODE_DETAILS),
-        headers.get("content-type", "").startswith(_EVENT_STREAM),
-    )
-
-
-def _read_served(message: pb.ProcessingRequest) -> str | None:
-    """The backend that Envoy used: where a gateway with alternates names it, else the address that
-    it connected to last."""
-    metadata = message.metadata_context.filter_metadata
-    if wire.METADATA_NAMESPACE in metadata:
-        fields = metadata[wire.METADATA_NAMESPACE].fields
-        if wire.SERVED_ENDPOINT in fields and (served := fields[wire.SERVED_ENDPOINT].string_value):
-            return served
-    return _read_attribute(message, wire.UPSTREAM_ADDRESS)
-
-
-def _read_attribute(message: pb.ProcessingRequest, name: str) -> str | None:
-    # One struct per filter that asked for attributes, under the filter's name, which gateways
-    # choose.
-    for attributes in message.attributes.values():
-        if name in attributes.fields:
-            return attributes.fields[name].string_value or None
-    return None
-
-
-def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
-    """The backends that the gateway allows, from either place that may name them."""
-    for namespace, key in _SUBSET_HINTS:
-        if namespace in metadata and key in metadata[namespace].fields:
-            value = metadata[namespace].fields[key]
-            # A list of strings, or one string with commas.
-            values = [item.string_value for item in value.list_value.values]
-            addresses = values or value.string_value.split(",")
-            return frozenset(address.strip() for address in addresses)
-    return None
-
-
-_EVENT_STREAM: Final = "text/event-stream"
-_SUBSET_HINTS: Final = (
-    (wire.METADATA_NAMESPACE, wire.SUBSET_HINT),
-    (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY),
-)
-_READERS: Final[dict[str, Callable[[pb.ProcessingRequest], messages.Input]]] = {
-    "request_headers": _read_request_headers,
-    "request_body": lambda message: messages.RequestBody(
-        message.request_body.body, message.request_body.end_of_stream
-    ),
-    "request_trailers": lambda message: messages.RequestTrailers(),
-    "response_headers": _read_response_headers,
-    "response_body": lambda message: messages.ResponseBody(
-        message.response_body.body, message.response_body.end_of_stream
-    ),
-    "response_trailers": lambda message: messages.ResponseTrailers(),
-}

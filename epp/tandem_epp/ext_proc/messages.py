@@ -1,12 +1,14 @@
 """ext_proc's messages as plain values, between a transport and the stream's state machine.
 
 A transport turns its wire form into an `Input` and an `Answer` into its wire form. Nothing here
-knows gRPC or protobuf.
+knows gRPC or protobuf. They are structs of msgspec, not data classes, because a request makes ten
+of them: they are made in a tenth of the time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import IntEnum, auto
+
+from msgspec import Struct
 
 
 class BodyMode(IntEnum):
@@ -20,8 +22,9 @@ class BodyMode(IntEnum):
     GRPC = 5
 
 
-class Part(Enum):
-    """The part of the HTTP exchange that an answer is for."""
+class Part(IntEnum):
+    """The part of the HTTP exchange that an answer is for. A number, because it is a key of tables
+    and other enums are hashed in Python."""
 
     REQUEST_HEADERS = auto()
     REQUEST_BODY = auto()
@@ -31,8 +34,7 @@ class Part(Enum):
     RESPONSE_TRAILERS = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(Struct, frozen=True):
     """Method, path and headers of a client's request."""
 
     method: str
@@ -47,8 +49,7 @@ class HttpRequest:
     """What the picker found out about the body before the pick; None: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
+class RequestHeaders(Struct, frozen=True):
     """The first message of a stream."""
 
     request: HttpRequest
@@ -57,21 +58,18 @@ class RequestHeaders:
     response_mode: BodyMode = BodyMode.NONE
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody:
+class RequestBody(Struct, frozen=True):
     """A chunk of the request body; the whole body in BUFFERED mode."""
 
     body: bytes
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
+class RequestTrailers(Struct, frozen=True):
     """The request ended with trailers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
+class ResponseHeaders(Struct, frozen=True):
     """The backend's response headers passed Envoy."""
 
     timing: str | None
@@ -94,16 +92,14 @@ class ResponseHeaders:
     or Tandem's engine sent them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
+class ResponseBody(Struct, frozen=True):
     """A chunk of the response body; sent only by gateways configured to."""
 
     body: bytes
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
+class ResponseTrailers(Struct, frozen=True):
     """The response ended with trailers."""
 
 
@@ -118,8 +114,7 @@ Input = (
 """A message from Envoy."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderMutation:
+class HeaderMutation(Struct, frozen=True):
     """Headers to set and to remove. Removals are never among the headers to set."""
 
     set: tuple[tuple[str, str], ...] = ()
@@ -133,16 +128,14 @@ class HeaderMutation:
         return HeaderMutation((*self.set, (name, value)), self.remove, self.destination)
 
 
-@dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Struct, frozen=True):
     """Envoy goes on with `part`; headers change only if a mutation is given."""
 
     part: Part
     mutation: HeaderMutation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedChunk:
+class StreamedChunk(Struct, frozen=True):
     """A chunk of body that Envoy sends on, in FULL_DUPLEX_STREAMED mode."""
 
     part: Part
@@ -150,13 +143,12 @@ class StreamedChunk:
     end_of_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ImmediateResponse:
+class ImmediateResponse(Struct, frozen=True):
     """Envoy answers the client with this and contacts no backend."""
 
     status: int
     body: bytes
-    headers: tuple[tuple[str, str], ...] = field(default=(("content-type", "application/json"),))
+    headers: tuple[tuple[str, str], ...] = (("content-type", "application/json"),)
 
 
 Answer = Continue | StreamedChunk | ImmediateResponse

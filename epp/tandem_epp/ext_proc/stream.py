@@ -23,9 +23,10 @@ or a second service whose records arrive in batches (an access log). The transpo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from tandem_contract import headers as wire
 
@@ -197,6 +198,9 @@ class ExtProcStream:
     def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:
         # In full duplex Envoy forwards only what the EPP sends back.
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            if 0 < len(body) <= CHUNK:
+                # Most chunks are a token or a few: this is the path that gateways take for each.
+                return (StreamedChunk(Part.RESPONSE_BODY, body, end),)
             return tuple(_split(Part.RESPONSE_BODY, body, end))
         return (Continue(Part.RESPONSE_BODY),)
 

@@ -9,6 +9,7 @@ from tandem_contract.commandline import HostPort
 from tandem_epp.ext_proc import access_log_pb2 as pb
 from tandem_epp.ext_proc.access_log import SERVICE, BrokenAnswer, broken_answers
 from tandem_epp.ext_proc.grpc_server import GrpcServer
+from tandem_epp.ext_proc.http2_server import Http2Server
 
 from ..test_picker import PickerSetup
 
@@ -47,11 +48,14 @@ def test_other_entries_are_left_out(message: pb.StreamAccessLogsMessage) -> None
     assert list(broken_answers(message)) == []
 
 
-async def test_the_server_reports_them_and_its_stop_does_not_wait_for_envoy() -> None:
+@pytest.mark.parametrize("kind", [GrpcServer, Http2Server])
+async def test_the_server_reports_them_and_its_stop_does_not_wait_for_envoy(
+    kind: type[GrpcServer] | type[Http2Server],
+) -> None:
     reported: asyncio.Queue[BrokenAnswer] = asyncio.Queue()
     listen = HostPort("127.0.0.1", 0)
     picker = PickerSetup(d="decode").picker
-    server = GrpcServer(picker, listen, 1 << 20, lambda broken, _: reported.put_nowait(broken))
+    server = kind(picker, listen, 1 << 20, lambda broken, _: reported.put_nowait(broken))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         method = channel.stream_unary(

@@ -1,4 +1,4 @@
-"""The Python code that `make generate` writes from ext_proc.proto."""
+"""The Python code that `make generate` writes from the EPP's .proto files."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,13 +11,16 @@ from tandem_epp.ext_proc import ext_proc_pb2 as pb
 FOLDER = Path(pb.__file__).parent
 
 
-@pytest.mark.parametrize("name", ["ext_proc_pb2.py", "ext_proc_pb2.pyi"])
-def test_the_generated_code_is_current(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["py", "pyi"])
+@pytest.mark.parametrize("name", ["ext_proc/ext_proc", "ext_proc/access_log", "http2/health"])
+def test_the_generated_code_is_current(name: str, suffix: str, tmp_path: Path) -> None:
     sources = f"-I{FOLDER.parents[1]}", f"-I{files('grpc_tools') / '_proto'}"
     outputs = f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"
-    assert protoc.main(["protoc", *sources, *outputs, "tandem_epp/ext_proc/ext_proc.proto"]) == 0
-    generated = (tmp_path / "tandem_epp" / "ext_proc" / name).read_text(encoding="utf-8")
-    assert generated == (FOLDER / name).read_text(encoding="utf-8"), "stale: run make generate"
+    assert protoc.main(["protoc", *sources, *outputs, f"tandem_epp/{name}.proto"]) == 0
+    file = f"{name}_pb2.{suffix}"
+    generated = (tmp_path / "tandem_epp" / file).read_text(encoding="utf-8")
+    current = (FOLDER.parent / file).read_text(encoding="utf-8")
+    assert generated == current, "stale: run make generate"
 
 
 def test_undeclared_fields_are_ignored() -> None:

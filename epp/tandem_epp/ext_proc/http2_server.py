@@ -1,0 +1,206 @@
+"""The gRPC transport, on our own HTTP/2 server: ext_proc messages in and out of the stream's state
+machine.
+
+A handler runs inside the read event that brought its message: a request costs no task and no
+switch between coroutines, unless its pick must wait for `prepare`.
+
+Errors: `ListenError` when the server cannot listen at its address.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from time import time
+
+from google.protobuf.message import DecodeError
+
+from tandem_contract.commandline import HostPort
+
+from ..http2.errors import CallFault, Status
+from ..http2.health import HealthService
+from ..http2.limits import Limits
+from ..http2.server import Server
+from ..http2.session import Call
+from . import access_log
+from . import access_log_pb2 as log_pb
+from . import ext_proc_pb2 as pb
+from .access_log import BrokenAnswer, broken_answers
+from .codec import read_message
+from .interface import ENVELOPE, SERVICE, ListenError, Preparer
+from .messages import Input
+from .stream import ExtProcStream, RequestPicker
+from .wire_answers import encode_answer
+from .wire_bodies import read_body
+
+
+class Http2Server:
+    """Serves ext_proc, Envoy's access log and health on one address."""
+
+    def __init__(
+        self,
+        picker: RequestPicker,
+        listen: HostPort,
+        body_limit: int,
+        on_broken: Callable[[BrokenAnswer, float], None] = lambda *_: None,
+        *,
+        is_ready: Callable[[], bool] = lambda: True,
+        limits: Limits | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`body_limit` is in bytes. `on_broken` is called with each answer that broke off, and the
+        time; `is_ready` answers probes. `tls`: None serves HTTP/2 in clear text."""
+        self.picker, self.body_limit, self.on_broken = picker, body_limit, on_broken
+        self.prepare: Preparer | None = None
+        """Called with each request that has a body; None: picks wait for nothing."""
+        self.is_stopping = False
+        self.open: set[_Process | _AccessLog] = set()
+        """The calls that are not over."""
+        self._listen, self._tls, self._is_ready = listen, tls, is_ready
+        # A BUFFERED body comes in one message.
+        limits = replace(limits or Limits(), message=body_limit + ENVELOPE)
+        services = frozenset((SERVICE, access_log.SERVICE))
+        self.server = Server(
+            {
+                f"/{SERVICE}/Process": lambda call: _Process(self, call),
+                f"/{access_log.SERVICE}/StreamAccessLogs": lambda call: _AccessLog(self, call),
+            },
+            HealthService(lambda: self._is_ready() and not self.is_stopping, services),
+            limits,
+        )
+
+    async def start(self) -> int:
+        """Listen and serve; returns the port. Raises ListenError."""
+        try:
+            return await self.server.listen(self._listen.host, self._listen.port, self._tls)
+        except OSError as err:
+            raise ListenError(
+                f"cannot listen on {self._listen}: is the port in use? See --listen"
+            ) from err
+
+    async def stop(self, grace: float) -> None:
+        """As `ExtProcServer.stop`; streams that are placed meanwhile end then."""
+        self.is_stopping = True
+        for handler in list(self.open):
+            handler.stop()
+        # Writes what the handlers sent, with GOAWAY behind it.
+        await self.server.stop(grace)
+
+
+class _Process:
+    """One ext_proc stream: Envoy opens one for each HTTP request."""
+
+    __slots__ = ("_call", "_inbox", "_server", "_stream", "_task")
+
+    def __init__(self, server: Http2Server, call: Call) -> None:
+        self._server, self._call = server, call
+        self._stream = ExtProcStream(server.picker, server.body_limit)
+        self._task: asyncio.Task[None] | None = None
+        """Waits for `prepare`; None: nothing is waited for."""
+        self._inbox: deque[Input | None] = deque()
+        """What came meanwhile; None: the end of the request."""
+        server.open.add(self)
+
+    def on_message(self, message: bytes) -> None:
+        value: Input | None = read_body(message)
+        if value is None:
+            try:
+                value = read_message(pb.ProcessingRequest.FromString(message))
+            except DecodeError as err:
+                # grpcio's status for it.
+                raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
+        if self._task is None:
+            self._receive(value)
+        else:
+            self._inbox.append(value)
+
+    def on_half_close(self) -> None:
+        if self._task is None:
+            self._call.finish()
+        else:
+            self._inbox.append(None)
+
+    def on_end(self) -> None:
+        # Whatever ended the gRPC stream, the request's count on its pods ends with it.
+        self._server.open.discard(self)
+        self._stream.close(time())
+        # The task may itself have ended the call; then it ends by itself.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def stop(self) -> None:
+        """The server stops: end the stream if its request is placed."""
+        if self._stream.is_placed:
+            self._call.finish()
+
+    def _receive(self, value: Input) -> None:
+        prepare = self._server.prepare
+        if (
+            prepare is not None
+            and (complete := self._stream.complete_body(value))
+            and (context := prepare(*complete)) is not None
+        ):
+            # The client may send what its window allows; the window bounds the inbox.
+            self._call.pause()
+            waiting = self._prepare(context, value)
+            self._task = asyncio.get_running_loop().create_task(waiting)
+            return
+        self._answer(value)
+
+    def _answer(self, value: Input) -> None:
+        for answer in self._stream.receive(value, time()):
+            self._call.send_framed(encode_answer(answer))
+        if self._server.is_stopping and self._stream.is_placed:
+            self._call.finish()
+
+    async def _prepare(self, context: AbstractAsyncContextManager[object], value: Input) -> None:
+        """Answer `value` within the context of its pick, and then what came meanwhile."""
+        try:
+            async with context as preparation:
+                self._stream.prepare(preparation)
+                self._answer(value)
+                self._call.flush()
+            # A body is complete once: nothing that follows has to be prepared.
+            while self._inbox and not self._call.is_over:
+                following = self._inbox.popleft()
+                if following is None:
+                    self._call.finish()
+                else:
+                    self._answer(following)
+        except Exception as err:  # noqa: BLE001 - the top of a task; the session reports it
+            self._call.fail(err)
+        self._task = None
+        self._call.resume()
+        self._call.flush()
+
+
+class _AccessLog:
+    """One Envoy's access log."""
+
+    def __init__(self, server: Http2Server, call: Call) -> None:
+        self._server, self._call = server, call
+        server.open.add(self)
+
+    def on_message(self, message: bytes) -> None:
+        try:
+            entries = log_pb.StreamAccessLogsMessage.FromString(message)
+        except DecodeError as err:
+            raise CallFault(Status.UNKNOWN, "the message is no StreamAccessLogsMessage") from err
+        for broken in broken_answers(entries):
+            self._server.on_broken(broken, time())
+
+    def on_half_close(self) -> None:
+        self._finish()
+
+    def on_end(self) -> None:
+        self._server.open.discard(self)
+
+    def stop(self) -> None:
+        """End the stream, which would last as long as Envoy; it opens it again elsewhere."""
+        self._finish()
+
+    def _finish(self) -> None:
+        self._call.send(log_pb.StreamAccessLogsResponse().SerializeToString())
+        self._call.finish()

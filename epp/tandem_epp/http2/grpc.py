@@ -1,0 +1,147 @@
+"""gRPC over HTTP/2: its framing of messages, its header fields and its status. Pure.
+
+Source: grpc.github.io/grpc/core, PROTOCOL-HTTP2. Compression is not offered: a message with the
+compressed flag is answered with UNIMPLEMENTED.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import CallFault, Status
+from .headers import encode
+from .pieces import Pieces
+
+CONTENT_TYPE: Final = "application/grpc"
+PREFIX: Final = 5
+"""Bytes before each message: the compressed flag, and the length in 4 bytes."""
+
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_PRINTABLE: Final = range(0x20, 0x7F)
+
+RESPONSE: Final = encode(((b":status", b"200"), (b"content-type", b"application/grpc")))
+"""The header block of every answer."""
+_OK: Final = encode(((b"grpc-status", b"0"),))
+
+
+def trailers(status: Status, message: str = "") -> bytes:
+    """The block that ends an answer."""
+    if status is Status.OK:
+        return _OK
+    return encode(_status_fields(status, message))
+
+
+def trailers_only(status: Status, message: str) -> bytes:
+    """The only block of an answer without messages."""
+    response = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+    return encode((*response, *_status_fields(status, message)))
+
+
+def _status_fields(status: Status, message: str) -> tuple[tuple[bytes, bytes], ...]:
+    code = (b"grpc-status", str(int(status)).encode())
+    return (code, (b"grpc-message", _percent_encoded(message))) if message else (code,)
+
+
+def _percent_encoded(message: str) -> bytes:
+    """grpc-message: printable ASCII but for `%`, all other bytes of its UTF-8 as %XX."""
+    return b"".join(
+        bytes((byte,)) if byte in _PRINTABLE and byte != 0x25 else b"%%%02X" % byte
+        for byte in message.encode()
+    )
+
+
+def is_grpc(fields: Mapping[str, str]) -> bool:
+    """Whether a request's content-type is that of gRPC, with or without a suffix."""
+    kind = fields.get("content-type", "")
+    return kind == CONTENT_TYPE or kind.startswith(("application/grpc+", "application/grpc;"))
+
+
+def timeout(fields: Mapping[str, str]) -> float | None:
+    """grpc-timeout in seconds; None: no deadline. Raises CallFault when it is malformed."""
+    text = fields.get("grpc-timeout")
+    if text is None:
+        return None
+    digits, unit = text[:-1], text[-1:]
+    if (
+        unit not in _UNITS
+        or not 1 <= len(digits) <= 8
+        or not (digits.isascii() and digits.isdigit())
+    ):
+        raise CallFault(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")
+    return int(digits) * _UNITS[unit]
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its prefix."""
+    return prefix(len(message)) + message
+
+
+def prefix(size: int) -> bytes:
+    """What precedes an uncompressed message of `size` bytes."""
+    # The compressed flag, 0, is the highest byte.
+    return size.to_bytes(PREFIX, "big")
+
+
+class MessageReader:
+    """Splits a stream's DATA into messages."""
+
+    __slots__ = ("_is_open", "_limit", "_missing", "_pieces", "_prefix")
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the size of the largest message in bytes."""
+        self._limit = limit
+        self._prefix = b""
+        """The beginning of a prefix whose rest has not come."""
+        self._is_open = False
+        """Whether a message has begun and not ended."""
+        self._pieces = Pieces()
+        """Its content so far."""
+        self._missing = 0
+        """Bytes of it that have not come."""
+
+    @property
+    def is_within_message(self) -> bool:
+        """Whether the bytes so far end in the middle of a message."""
+        return self._is_open or bool(self._prefix)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that `data` completes. Raises CallFault: RESOURCE_EXHAUSTED for a message
+        that will be too large, UNIMPLEMENTED for a compressed one; the call is over then."""
+        messages: list[bytes] = []
+        at, end = 0, len(data)
+        if self._is_open:
+            at = self._missing
+            if end < at:
+                self._pieces.add(data)
+                self._missing -= end
+                return messages
+            # Joined only once, and without its prefix: a large message is copied once, however
+            # many frames it takes.
+            self._pieces.add(data[:at] if at < end else data)
+            messages.append(self._pieces.take())
+            self._is_open = False
+        if self._prefix:
+            data, at = self._prefix + data[at:], 0
+            self._prefix, end = b"", len(data)
+        while at < end:
+            start = at + PREFIX
+            if start > end:
+                self._prefix = data[at:]
+                break
+            stop = start + self._length(data, at)
+            if stop > end:
+                self._is_open, self._missing = True, stop - end
+                self._pieces.add(data[start:])
+                break
+            messages.append(data[start:stop])
+            at = stop
+        return messages
+
+    def _length(self, data: bytes, at: int) -> int:
+        if data[at]:
+            raise CallFault(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        size = int.from_bytes(data[at + 1 : at + PREFIX], "big")
+        if size > self._limit:
+            raise CallFault(
+                Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes exceeds {self._limit}"
+            )
+        return size

@@ -1,0 +1,247 @@
+"""The I/O of the HTTP/2 server: sockets, TLS, back-pressure, deadlines and an orderly end.
+
+One `asyncio.Protocol` per connection, which works on asyncio's loop and on uvloop. All output that
+the bytes of a read event cause leaves in one `transport.write`. While the peer does not take it,
+the connection is not read either, so that answers to control frames cannot pile up.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from ssl import SSLContext
+from typing import Final, cast
+
+from .connection import Connection
+from .headers import BlockCache
+from .health import HTTP1_STARTS, HealthService
+from .limits import Limits
+from .session import Call, GrpcSession, Service
+
+_CHECK_SECONDS: Final = 0.5
+"""Seconds between two looks at deadlines of connections and at what health watchers know."""
+_WRITE_BUFFER: Final = 1 << 20
+"""Bytes that wait in a transport before its connection is no longer read."""
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+)
+"""A gateway may be silent for hours; TCP notices within a minute when its machine is gone. Options
+that a system lacks are left out."""
+
+log: Final = logging.getLogger(__name__)
+
+
+class Server:
+    """The listening socket and its connections."""
+
+    def __init__(
+        self, services: Mapping[str, Service], health: HealthService, limits: Limits
+    ) -> None:
+        """`services` maps `/package.Service/Method` to the method."""
+        self.services = {**services, **health.methods}
+        self.health, self.limits = health, limits
+        self.cache = BlockCache()
+        self.connections: set[ServerConnection] = set()
+        self.is_draining = False
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
+
+    async def listen(self, host: str, port: int, tls: SSLContext | None = None) -> int:
+        """Accept connections; returns the port. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        # Without reuse_port: a second process on the same port would take part of the connections.
+        self._server = await loop.create_server(
+            lambda: ServerConnection(self), host, port, ssl=tls, backlog=1024
+        )
+        self._timer = loop.call_later(_CHECK_SECONDS, self._check)
+        address: tuple[str, int] = self._server.sockets[0].getsockname()
+        return address[1]
+
+    async def stop(self, grace: float) -> None:
+        """Accept no connection and, once the peers know it, no stream; wait for the open ones, and
+        abort them after `grace` seconds."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        self.health.close()
+        for connection in list(self.connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(grace):
+                await self._all_closed.wait()
+        except TimeoutError:
+            for connection in list(self.connections):
+                connection.abort()
+        await self._all_closed.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def add(self, connection: "ServerConnection") -> bool:
+        """Count a connection; False: it is one too many, or too late."""
+        self.connections.add(connection)
+        self._all_closed.clear()
+        return len(self.connections) <= self.limits.connections and not self.is_draining
+
+    def remove(self, connection: "ServerConnection") -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_closed.set()
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in [c for c in self.connections if c.deadline < now]:
+            connection.expire()
+        if self.health.is_watched:
+            self.health.update()
+        self._timer = loop.call_later(_CHECK_SECONDS, self._check)
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection: HTTP/2, or a probe by HTTP/1.1."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._session: GrpcSession | None = None
+        """None until the first bytes show that it is HTTP/2."""
+        self._begin = b""
+        """Bytes that came before that was clear."""
+        self._is_established = False
+        self._unsent = 0
+        """Bytes of output that waited when the peer was last given time to take some."""
+        self.deadline = self._loop.time() + server.limits.preface_seconds
+        """The loop's time at which the connection is cut; moves with what the peer does."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast: the transports of uvloop are no subclass.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        if not self._server.add(self):
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER)
+        self._keep_alive()
+
+    def data_received(self, data: bytes) -> None:
+        session = self._session
+        if session is None:
+            session = self._detect(data)
+            if session is None:
+                return
+            data = self._begin
+            self._begin = b""
+        session.receive(data, self._loop.time())
+        if not self._is_established and session.connection.is_established:
+            self._is_established = True
+            self.deadline = float("inf")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is to be written; close when nothing can follow."""
+        if self._session is None:
+            return
+        connection = self._session.connection
+        if connection.sender.has_output and not self._transport.is_closing():
+            self._transport.write(connection.take())
+        if connection.is_done and not self._transport.is_closing():
+            if connection.fault is not None:
+                log.info("closed a connection of %s: %s", self._peer(), connection.fault)
+            self._close()
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+        self._await_progress()
+
+    def expire(self) -> None:
+        """The deadline has passed: cut the connection, unless the peer has taken some output."""
+        if self._transport.get_write_buffer_size() < self._unsent:
+            self._await_progress()
+        else:
+            self.abort()
+
+    def resume_writing(self) -> None:
+        if self._transport.is_closing():
+            # The rest, too, must be taken in time.
+            self._await_progress()
+        else:
+            self.deadline = float("inf")
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # The deadline must not abort a transport that is gone.
+        self.deadline = float("inf")
+        self._server.remove(self)
+        session, self._session = self._session, None
+        if session is not None:
+            session.lost()
+
+    def drain(self) -> None:
+        """Let the peer open no more streams; close when the open ones have ended."""
+        if self._session is None:
+            self._close()
+            return
+        self._session.connection.drain()
+        self.flush()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._transport.abort()
+
+    def _detect(self, data: bytes) -> GrpcSession | None:
+        """The session if the connection is HTTP/2; None: a probe, or not clear yet."""
+        self._begin += data
+        if self._begin.startswith(HTTP1_STARTS):
+            if (answer := self._server.health.answer_http1(self._begin)) is not None:
+                self._transport.write(answer)
+                self._close()
+            return None
+        if any(start.startswith(self._begin) for start in HTTP1_STARTS):
+            return None
+        server = self._server
+        self._session = GrpcSession(
+            Connection(server.limits, server.cache),
+            server.services,
+            server.health.page,
+            on_error=_log_error,
+            on_flush=self.flush,
+            on_deadline=self._expire_later,
+        )
+        return self._session
+
+    def _expire_later(self, call: Call, seconds: float) -> None:
+        if (session := self._session) is not None:
+            timer = self._loop.call_later(seconds, session.expire, call)
+            call.on_over = timer.cancel
+
+    def _close(self) -> None:
+        """Close once all output is written; a peer that takes none of it is cut."""
+        if not self._transport.is_closing():
+            self._await_progress()
+            self._transport.close()
+
+    def _await_progress(self) -> None:
+        """Give the peer time to take some of the output."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self.deadline = self._loop.time() + self._server.limits.stall_seconds
+
+    def _keep_alive(self) -> None:
+        sock = self._transport.get_extra_info("socket")
+        for level, name, value in _KEEPALIVE:
+            if (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(level, option, value)
+
+    def _peer(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else "a client"
+
+
+def _log_error(err: Exception) -> None:
+    log.error("a call ended with an unexpected error", exc_info=err)

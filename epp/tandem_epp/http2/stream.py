@@ -1,0 +1,91 @@
+"""A stream's state, and the events that a connection reports about streams."""
+
+from collections import deque
+
+from msgspec import Struct
+
+from .errors import ErrorCode
+from .flow import ReceiveWindow, SendWindow
+from .headers import RequestHead
+
+
+class Stream:
+    """An open or half-closed stream (RFC 9113, 5.1)."""
+
+    __slots__ = (
+        "call",
+        "expected",
+        "has_answer",
+        "id",
+        "is_ending",
+        "is_local_open",
+        "is_paused",
+        "is_remote_open",
+        "queue",
+        "receive_window",
+        "send_window",
+        "trailers",
+        "unsent",
+        "withheld",
+    )
+
+    def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
+        self.id = stream_id
+        self.send_window = SendWindow(send_window)
+        self.receive_window = ReceiveWindow(receive_window)
+        self.is_remote_open = True
+        """Whether the peer may still send DATA or trailers."""
+        self.is_local_open = True
+        """Whether this side may still send."""
+        self.has_answer = False
+        """Whether response headers were sent."""
+        self.expected: int | None = None
+        """Bytes of DATA still to come, if the client gave content-length."""
+        self.queue: deque[bytes | memoryview] = deque()
+        """DATA that waits for a window; while it is not empty, `trailers` and the end wait too."""
+        self.unsent = 0
+        """Bytes in `queue`."""
+        self.trailers: bytes | None = None
+        """The block of trailers that follows `queue`."""
+        self.is_ending = False
+        """Whether nothing follows `queue` and `trailers`."""
+        self.is_paused = False
+        """Whether the session wants no more of the stream for now."""
+        self.withheld = 0
+        """Consumed bytes that are not given back to the peer while the stream is not read."""
+        self.call: object = None
+        """Owned by the session."""
+
+    def fits(self, size: int, is_end: bool) -> bool:
+        """Count `size` bytes of DATA, the last ones if `is_end`, against content-length."""
+        if self.expected is None:
+            return True
+        self.expected -= size
+        return self.expected >= 0 and not (is_end and self.expected)
+
+
+class RequestReceived(Struct, frozen=True, gc=False):
+    """A stream was opened. `is_end`: it has no body."""
+
+    stream: Stream
+    head: RequestHead
+    is_end: bool
+
+
+class DataReceived(Struct, frozen=True, gc=False):
+    """Bytes of a stream, possibly none. `is_end`: its last ones."""
+
+    stream: Stream
+    data: bytes
+    is_end: bool
+
+
+class StreamEnded(Struct, frozen=True, gc=False):
+    """A stream is over before its answer was complete: reset by either side, or lost with the
+    connection."""
+
+    stream: Stream
+    code: ErrorCode | int
+
+
+Event = RequestReceived | DataReceived | StreamEnded

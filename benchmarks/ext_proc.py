@@ -204,14 +204,14 @@ class Bench:
         self.lost = 0
         self._stacks, self._scratch = stacks, scratch
 
-    async def requests(self, name: str, case: Case) -> None:
+    async def requests(self, name: str, case: Case, clients: int = 8) -> None:
         """Send the requests of `case` through the server `name`: `bare` or a kind of EPP."""
         stack = self._stacks.by_kind.get(name)
         front = stack.envoy if stack else self._stacks.bare
         measured = stack.epp if stack else front
         file = self._scratch / "body"
         file.write_bytes(case.body())
-        load = h2load.Load(file, ("content-type: application/json",), case.requests)
+        load = h2load.Load(file, ("content-type: application/json",), case.requests, clients)
         before = measured.cpu()
         url = f"http://{_HOST}:{front.port}/v1/chat/completions"
         outcome = await h2load.drive(url, load, self._scratch)
@@ -262,7 +262,15 @@ async def measure(rounds: int) -> list[Figure]:
                     progress(f"round {number + 1} of {rounds}: response chunks, {kind}")
                     for batch in (1, 8):
                         await bench.chunks(kind, batch)
-            return list(figures(bench))
+            results = list(figures(bench))
+            # Last, because it raises the memory.
+            for kind in KINDS:
+                progress(f"220 KB, 32 clients: {kind}")
+                await bench.requests(kind, CASES[-1], clients=32)
+                resident = stacks.by_kind[kind].epp.resident()
+                name = f"RSS after 220 KB x 32 clients, {kind}"
+                results.append(without_target(name, resident, "MB"))
+            return [*results, at_most("requests lost, all runs", bench.lost, "requests", 0)]
 
 
 def figures(bench: Bench) -> Iterator[Figure]:
@@ -285,7 +293,6 @@ def figures(bench: Bench) -> Iterator[Figure]:
         label = f"CPU, response {name}"
         yield target(label, ours, "µs", 8) if target else without_target(label, ours, "µs")
         yield without_target("  with grpcio", bench.samples["grpcio", name], "µs")
-    yield at_most("requests lost, all runs", bench.lost, "requests", 0)
 
 
 def missing_programs() -> list[str]:

@@ -143,9 +143,8 @@ def test_a_handler_with_a_decider_splits_by_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in LOADED if name not in SPLIT])
 def test_nothing_else_splits(name: str) -> None:
-    assert Setup(name, prefill="prefill", decode="decode").send().decision.reason == (
-        "not_disaggregated"
-    )
+    reason = Setup(name, prefill="prefill", decode="decode").send().decision.reason
+    assert reason == "split_off"
 
 
 def test_the_file_may_say_that_nothing_is_split(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from operator import mul
 from statistics import median
 from typing import Final, NamedTuple
 
-RIDGE: Final = 0.003
+RIDGE: Final = 0.0003
 """Weight of the prior's shape, in samples. Too low: a coefficient that no sample determines follows
 the noise, and long prompts are predicted wrongly. Too high: the shape is learned slowly."""
 SPREAD: Final = 3.0

@@ -122,3 +122,17 @@ def test_another_engines_figures_are_the_start() -> None:
     fit = PrefillFit()
     fit.set_prior(SLOW)
     assert (fit.cost, fit.count) == (SLOW, 0)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 4])
+def test_an_engine_whose_attention_dominates_is_learned_from_batches(together: int) -> None:
+    """Between two scrapes of a fast engine several requests end: only their sums are known."""
+    truth, random = PrefillCost(5e-4, 7e-6, 4.5e-9), Random(together)
+    lengths = [random.randint(200, 3500) for _ in range(48)]
+    seconds = [truth.seconds(n) * random.uniform(0.95, 1.08) for n in lengths]
+    fit = PrefillFit()
+    for i in range(0, len(lengths), together):
+        batch = slice(i, i + together)
+        sample = prefill_sample([(n, 0) for n in lengths[batch]], sum(seconds[batch]))
+        fit.add(sample, float(i))
+    assert median(abs(fit.cost.seconds(n) / truth.seconds(n) - 1) for n in lengths) <= 0.08

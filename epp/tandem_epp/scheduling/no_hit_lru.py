@@ -26,7 +26,7 @@ class NoHitLruScorer:
     def __init__(self, size: int = LRU_SIZE) -> None:
         self._size = size
         self._turns: OrderedDict[str, None] = OrderedDict()
-        """Names of the pods that got a prompt that nobody cached, the latest last."""
+        """Names of the pods that were given a prompt which no pod had cached, the latest last."""
 
     def score(self, pods: Sequence[Pod], context: ScoringContext) -> list[float]:
         is_cold = not any(context.placed_tokens(pod) for pod in pods)
@@ -41,7 +41,7 @@ class NoHitLruScorer:
         return [max(0.0, 1.0 - rank / (len(pods) - 1)) for rank in ranks]
 
     def on_placed(self, context: ScoringContext, decode: Pod, prefill: Pod | None) -> None:
-        """These pods had their turn, if nobody cached the prompt."""
+        """A request is placed on these pods: unless its prompt was cached, they now come last."""
         if not context.notes.get(self):
             return
         for pod in (decode, prefill):

@@ -131,7 +131,7 @@ def test_one_replica_decides_at_a_time_and_knows_all_before(
             network.deliver(busy[number % len(busy)])
         assert sum(bool(each.deciding) for each in replicas) <= 1
     network.settle()
-    # Nobody waits forever, and nobody was done without.
+    # Every request had its turn, and no replica was skipped.
     assert [each.decided for each in replicas] == [each.entered for each in replicas]
     assert sum(each.expired for each in replicas) == 0
 

@@ -195,7 +195,7 @@ def test_bursts_stay_together_and_only_within_the_window() -> None:
     assert setup.send(now=101.0).decode[0].name != first, "the queue decides in the next window"
 
 
-def test_prompts_that_nobody_caches_go_round() -> None:
+def test_prompts_that_no_pod_has_cached_go_to_each_in_turn() -> None:
     setup = Setup("sim-epp-no-hit-lru", a="decode", b="decode", c="decode")
     prompts = [bytes([64 + i]) * 4 * 64 for i in range(6)]
     names = decoded(setup, *prompts)

@@ -1,4 +1,4 @@
-"""Prompts that nobody caches go round."""
+"""Prompts that no pod has cached go to each pod in turn."""
 
 from tandem_epp.backends.pods import Pod
 from tandem_epp.request import InferenceRequest

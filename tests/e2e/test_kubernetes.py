@@ -26,6 +26,9 @@ CHART = str(ROOT / "charts/tandem")
 QUICKSTART = str(ROOT / "examples/quickstart.yaml")
 RELEASE, SYSTEM, TEAM = "tandem", "tandem-system", "team-a"
 _SECONDS = 180
+# Long enough for a test to act on the pod of a running stream: a fast machine generates 1,200
+# tokens in less time than two calls of kubectl take.
+_LONG_STREAM_TOKENS = 5000
 
 
 class Site:
@@ -64,6 +67,17 @@ class Site:
             *("wait", "--for=condition=Ready", f"--timeout={_SECONDS}s"),
             *("prefillpool/quickstart-prefill", "decodepool/quickstart"),
         )
+
+    def scale_operator(self, replicas: int) -> None:
+        """Scale the operator's Deployment; returns once the pods are gone or available."""
+        self.kubectl("scale", "deployment/tandem", f"--replicas={replicas}", namespace=SYSTEM)
+        if replicas:
+            self._wait("--for=condition=Available", "deployment/tandem")
+        else:
+            self._wait("--for=delete", "pod", "--selector=app.kubernetes.io/component=operator")
+
+    def _wait(self, *arguments: str) -> None:
+        self.kubectl("wait", *arguments, f"--timeout={_SECONDS}s", namespace=SYSTEM)
 
     def pods(self, selector: str) -> dict[str, str]:
         """Pod name → uid, without pods that are being deleted."""
@@ -136,7 +150,7 @@ def test_a_pools_status_has_the_endpoint_address(site: Site) -> None:
 
 
 def test_scaling_down_ends_no_stream(site: Site) -> None:
-    streams = site.streams(4, tokens=1200)
+    streams = site.streams(4, tokens=_LONG_STREAM_TOKENS)
     site.kubectl("scale", "decodepool/quickstart", "--replicas=1")
     until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 1, "one decode pod")
     assert not any(stream.whole for stream in streams), (
@@ -162,18 +176,27 @@ def test_answers_while_the_picker_is_away(site: Site) -> None:
     until(answered_until_back, "another picker")
 
 
+@pytest.fixture
+def without_operator(site: Site) -> Iterator[None]:
+    """The operator scaled to zero; back at the end, also of a test that failed."""
+    site.scale_operator(0)
+    try:
+        yield
+    finally:
+        site.scale_operator(1)
+        site.ready()
+
+
+@pytest.mark.usefixtures("without_operator")
 def test_drains_while_the_operator_is_away(site: Site) -> None:
-    site.kubectl("scale", "deployment/tandem", "--replicas=0", namespace=SYSTEM)
-    site.kubectl("wait", "--for=delete", "pod", "--selector=app.kubernetes.io/component=operator",
-                 f"--timeout={_SECONDS}s", namespace=SYSTEM)  # fmt: skip
-    streams = site.streams(4, tokens=1200)
+    streams = site.streams(4, tokens=_LONG_STREAM_TOKENS)
     leaving = streams[0].decode
     assert leaving is not None
     site.kubectl("delete", "pod", leaving, "--wait=false")
     assert not streams[0].whole, "the stream ended too early: use more tokens"
     assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
     site.kubectl("wait", "--for=delete", f"pod/{leaving}", f"--timeout={_SECONDS}s")
-    site.kubectl("scale", "deployment/tandem", "--replicas=1", namespace=SYSTEM)
+    site.scale_operator(1)
     until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 2, "the pod's replacement")
     site.ready()
 

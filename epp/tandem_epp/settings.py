@@ -23,7 +23,7 @@ class Settings:
     """Router configuration file."""
     listen: HostPort = _LISTEN
     """Address of the gRPC server that Envoy connects to."""
-    ext_proc_server: str = "grpcio"
+    ext_proc_server: str = "http2"
     """Which server answers Envoy: `http2`, this project's own, or `grpcio`. Both give the same
     answers; grpcio takes several times the CPU."""
     tls_dir: Path | None = None

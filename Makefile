@@ -90,7 +90,7 @@ e2e: images ## test on a single-node Kubernetes with this checkout's images (Lin
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
 	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
 
-images: setup ## write images tandem and tandem-engine as OCI archives to dist/images, without a container daemon
+images: setup ## write images tandem, tandem-epp, tandem-sidecar and tandem-engine as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)
 
 cluster-tools: setup ## build or install etcd, kube-apiserver, helm … for make test (needs Go; up to 15 minutes, once)

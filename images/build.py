@@ -1,11 +1,11 @@
-"""Build both images layer by layer; a layer is rebuilt only when its inputs change."""
+"""Build the images layer by layer; a layer is rebuilt only when its inputs change."""
 
 import hashlib
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +16,9 @@ from .oci import Files, Image, Layer, write_archive, write_layer
 
 Say = Callable[[str], None]
 _SOURCES = Path(__file__).parent
+ENTRYPOINTS = ("tandem-epp", "tandem-sidecar")
+"""Commands with an image of their own, whose entrypoint they are: llm-d's charts pass arguments and
+no command. These images have the layers of `tandem`."""
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -48,29 +51,43 @@ class Checkout:
 
 
 def build(checkout: Checkout, out: Path, say: Say) -> list[Path]:
-    """Write both archives into `out`. Raises contents.BuildFailed."""
+    """Write the archives into `out`. Raises contents.BuildFailed."""
     python = _python(checkout, say)
     dependencies, listed = _dependencies(checkout, say)
     project = _project(checkout)
     engine = _engine(checkout, listed, say)
-    tag = version("tandem-llm")
-    written = []
-    for name, layers in {
-        "tandem": [python, dependencies, project],
-        "tandem-engine": [python, dependencies, engine, project],
-    }.items():
-        reference = f"docker.io/library/{name}:{tag}"
-        labels = {
-            "org.opencontainers.image.title": name,
-            "org.opencontainers.image.version": tag,
-            "org.opencontainers.image.licenses": "Apache-2.0",
-        }
-        image = Image(reference, layers, environment=_ENVIRONMENT, labels=labels)
-        archive = out / f"{name}.tar"
-        write_archive(image, archive)
-        say(f"{archive} {name}:{tag} {_megabytes(layers)} MB")
-        written.append(archive)
-    return written
+    small, tag = [python, dependencies, project], version("tandem-llm")
+    images = [
+        image("tandem", tag, small),
+        *(image(name, tag, small, command=name) for name in ENTRYPOINTS),
+        image("tandem-engine", tag, [python, dependencies, engine, project]),
+    ]
+    return [_write(built, out, say) for built in images]
+
+
+def image(name: str, tag: str, layers: Sequence[Layer], command: str | None = None) -> Image:
+    """The image `name`. `command`: one of the project's commands that its containers run with their
+    arguments; None: containers name the command."""
+    labels = {
+        "org.opencontainers.image.title": name,
+        "org.opencontainers.image.version": tag,
+        "org.opencontainers.image.licenses": "Apache-2.0",
+    }
+    return Image(
+        f"docker.io/library/{name}:{tag}",
+        layers,
+        entrypoint=[f"{contents.COMMANDS}/{command}"] if command else (),
+        environment=_ENVIRONMENT,
+        labels=labels,
+    )
+
+
+def _write(built: Image, out: Path, say: Say) -> Path:
+    reference = built.reference.rpartition("/")[2]
+    archive = out / f"{reference.partition(':')[0]}.tar"
+    write_archive(built, archive)
+    say(f"{archive} {reference} {_megabytes(built.layers)} MB")
+    return archive
 
 
 def _python(checkout: Checkout, say: Say) -> Layer:
@@ -143,5 +160,5 @@ def _stage(checkout: Checkout) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _megabytes(layers: list[Layer]) -> int:
+def _megabytes(layers: Sequence[Layer]) -> int:
     return round(sum(layer.size for layer in layers) / 1e6)

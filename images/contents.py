@@ -25,6 +25,8 @@ from .stub import empty_library
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 STANDARD = f"/usr/local/lib/{PYTHON}"
 SITE = f"{STANDARD}/site-packages"
+COMMANDS = "/usr/local/bin"
+"""Folder of the project's commands."""
 UID = 65532
 
 _NOT_OF_PYTHON = frozenset(
@@ -116,7 +118,7 @@ def project_files(stage: Path, root: Path) -> Files:
         archive.extractall(unpacked)
     _compile(unpacked, SITE)
     commands = {
-        f"/usr/local/bin/{name}": Text(
+        f"{COMMANDS}/{name}": Text(
             _COMMAND.format(module=module, function=function).encode(), 0o755
         )
         for name, module, function in _commands(unpacked)

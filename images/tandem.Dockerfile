@@ -1,5 +1,8 @@
 # docker build --file images/tandem.Dockerfile --tag tandem:VERSION .
-# Operator, EPP, sidecar and the `tandem` command, without torch.
+# docker build --file images/tandem.Dockerfile --target tandem-epp --tag tandem-epp:VERSION .
+# docker build --file images/tandem.Dockerfile --target tandem-sidecar --tag tandem-sidecar:VERSION .
+# Operator, EPP, sidecar and the `tandem` command, without torch. The second and third image have the
+# same files and run one command, for charts that pass arguments only, such as llm-d's.
 ARG PYTHON=python:3.11-slim
 
 FROM ${PYTHON} AS build
@@ -13,11 +16,22 @@ RUN cd /src && /opt/build/bin/python -m hatchling build -t wheel -d /wheel \
  && /opt/tandem/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
  && /opt/tandem/bin/python -m compileall -q /opt/tandem
 
-FROM ${PYTHON}
+FROM ${PYTHON} AS installed
 RUN groupadd --gid 65532 tandem \
  && useradd --uid 65532 --gid 65532 --home-dir /tmp --no-create-home tandem
 COPY --from=build /opt/tandem /opt/tandem
 # torch looks up the user name, which has no /etc/passwd entry for an arbitrary UID.
 ENV PATH=/opt/tandem/bin:$PATH HOME=/tmp USER=tandem PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
-LABEL org.opencontainers.image.title=tandem org.opencontainers.image.licenses=Apache-2.0
+LABEL org.opencontainers.image.licenses=Apache-2.0
+
+FROM installed AS tandem-epp
+LABEL org.opencontainers.image.title=tandem-epp
+ENTRYPOINT ["tandem-epp"]
+
+FROM installed AS tandem-sidecar
+LABEL org.opencontainers.image.title=tandem-sidecar
+ENTRYPOINT ["tandem-sidecar"]
+
+FROM installed AS tandem
+LABEL org.opencontainers.image.title=tandem

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from images.build import ENTRYPOINTS, image
 from images.contents import SITE, project_files
 from images.oci import Text, write_layer
 
@@ -29,6 +30,8 @@ def test_every_command_starts_from_the_layer(tmp_path: Path) -> None:
     files = project_files(tmp_path, ROOT)
     commands = {path.rpartition("/")[2]: text for path, text in files.items() if "/bin/" in path}
     assert sorted(commands) == sorted(COMMANDS)
+    for name in ENTRYPOINTS:
+        assert image(name, "1", [], command=name).entrypoint[0] in files
     assert f"{SITE}/tandem_operator/crds/decodepools.yaml" in files
     for name, text in commands.items():
         assert isinstance(text, Text)

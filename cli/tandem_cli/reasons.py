@@ -19,6 +19,7 @@ REASONS: Final[Mapping[str, str]] = {
     "always": "always-disagg-pd-decider splits each request that may be split",
     "no_prefill_backend": "it was to be split, but no pod that could prefill for it is ready",
     "no_decode_backend": "no decode pod is ready",
+    "fault": "the EPP could not choose because of a bug, which its log shows: any pod serves it",
     "passthrough": "the request generates nothing, or in a way that the EPP does not read",
 }
 """Reason → why the path was taken."""

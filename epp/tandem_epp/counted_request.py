@@ -70,6 +70,18 @@ class CountedRequest:
             self._count(self._prefill_in_flight, 1)
         self._computing = self._prefill_in_flight or decode
         self._computing.tokens_in_flight += self._uncached
+        try:
+            self._begin()
+        except BaseException:
+            # A request whose construction failed is never ended.
+            self._count(decode, -1)
+            self._end_prefill()
+            self._return_tokens()
+            raise
+
+    def _begin(self) -> None:
+        """Tell the rest of the fleet of the request."""
+        decode, prefill = self.decode, self.prefill
         self.fleet.use_adapter(self.model, (decode, *prefill[:1]))
         generated = decode.counters.generated_tokens
         self._pods = PlacedPods(
@@ -80,9 +92,13 @@ class CountedRequest:
         computing = prefill[0].estimates if prefill else None
         fabric = known_fabric(prefill[0], decode) if prefill else None
         self._load = RequestLoad(decode.estimates, computing, self.size, self.placed, fabric)
-        self._hand_over = decode.hits.hand_over(self.size.prompt) if prefill else None
-        # Before the answer, so that requests arriving now with this prefix go to the same pods.
-        self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
+        try:
+            self._hand_over = decode.hits.hand_over(self.size.prompt) if prefill else None
+            # Before the answer, so that requests arriving now with this prefix go to the same pods.
+            self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
+        except BaseException:
+            self._load.end(self.placed)
+            raise
 
     def on_response_headers(
         self, response: ResponseHeaders, now: float, report: Timing = UNKNOWN

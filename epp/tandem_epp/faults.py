@@ -1,7 +1,10 @@
-"""Contains the faults of what only improves later choices: a request never fails because of it.
+"""Contains the EPP's own bugs: no request is reset because of one.
 
     with faults.contained("learn"):
-        ...                            statistics, estimates, indexes
+        ...                            statistics, estimates, indexes: later choices are worse
+
+    except Exception as err:
+        faults.count("place", err)     the request is placed in another way
 
 An exception that left the ext_proc stream would end it, and Envoy resets a request whose stream
 fails in FULL_DUPLEX_STREAMED mode: the client would lose an answer that the engine has computed.
@@ -24,10 +27,12 @@ class Faults:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counter = Counter(
             "tandem_epp_faults_total",
-            "Faults that cost no request, by task. prepare: a prompt was not matched with the "
-            "precise index; learn: nothing was learned from a response's headers; end: a request's "
-            "end was not counted in full; timing: the x-tandem-timing of a response was ignored, "
-            "because a figure in it is impossible. The log has the first one of each kind.",
+            "Faults of the EPP itself, by task. place: a request was placed on any pod without a "
+            "choice, or answered with 500; prepare: a prompt was not read ahead, or not matched "
+            "with the precise index; share: a placement was not told to other replicas; trace: a "
+            "decision was not traced; learn: nothing was learned from a response's headers; end: a "
+            "request's end was not counted in full; timing: a response's x-tandem-timing was "
+            "ignored, because a figure in it is impossible. The log has the first of each kind.",
             ("task",),
             registry=registry,
         )
@@ -43,15 +48,19 @@ class Faults:
         # The boundary between statistics and clients' answers: whatever the fault is, it must not
         # pass here. It is a bug nevertheless, so it is counted and logged.
         except Exception as err:  # noqa: BLE001
-            frames = traceback.extract_tb(err.__traceback__)
-            kind = type(err).__name__
-            # Not the exception's message, which may quote a prompt.
-            text = "".join(traceback.format_list(frames))
-            self._count(
-                task,
-                f"{kind} {frames[-1].filename}:{frames[-1].lineno}",
-                f"bug in the EPP: {kind} (task {task}); the request goes on without\n{text}",
-            )
+            self.count(task, err)
+
+    def count(self, task: str, err: Exception) -> None:
+        """Count and log an exception that was caught where it was raised to."""
+        frames = traceback.extract_tb(err.__traceback__)
+        kind = type(err).__name__
+        # Not the exception's message, which may quote a prompt.
+        text = "".join(traceback.format_list(frames))
+        self._count(
+            task,
+            f"{kind} {frames[-1].filename}:{frames[-1].lineno}",
+            f"bug in the EPP: {kind} (task {task}); docs/epp.md says what it costs\n{text}",
+        )
 
     def ignore_timing(self, backend: str) -> None:
         """Count that a response of `backend` has an impossible figure in its timing header."""

@@ -40,8 +40,8 @@ class Metrics:
         self.fallbacks = Counter(
             "tandem_epp_fallbacks_total",
             "Requests that one backend serves because no hand-off is possible. Reason: "
-            "no_prefill_backend, no_decode_backend. served_by: role of the backend; unified ones "
-            "are used before others.",
+            "no_prefill_backend, no_decode_backend, fault. served_by: role of the backend; unified "
+            "ones are used before others.",
             ("reason", "served_by"),
             registry=self.registry,
         )

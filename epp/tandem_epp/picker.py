@@ -6,6 +6,7 @@ reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors 
     400  not JSON, or not a request of its kind
     404  no backend lists the model
     413  body too large
+    500  a bug, which tandem_epp_faults_total counts; only if no pod can be picked in spite of it
     503  no backend, or no split where the configuration requires one; retryable
 """
 
@@ -37,6 +38,7 @@ from .prompt_key import PromptForm
 from .request import InferenceRequest, is_json, kind_of, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
+from .scheduling.fallback import FAULT, choose_alone
 from .scheduling.profile import ScoringContext
 from .scheduling.result import SchedulingResult
 from .scheduling.scheduler import Scheduler, in_subset
@@ -48,6 +50,9 @@ two nodes may differ. The request itself may take longer."""
 _MODELS_SHOWN: Final = 8
 """Model names in the answer to a request for an unknown model."""
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
+_FAULT: Final = (
+    "the endpoint picker could not place the request because of a bug: its log says more"
+)
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
@@ -73,6 +78,7 @@ class EndpointPicker:
         self.observer: PlacementObserver | None = None
         """Is told what happens to each placement; None: no other part needs it."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
+        self._random = random
         self._scheduler = Scheduler(fleet, routing, random)
 
     @property
@@ -98,7 +104,7 @@ class EndpointPicker:
         # Added before the pick, so that a refused request can be traced too.
         decision = self._history.add(_new_decision(request_id, now, preparation_of(request)))
         try:
-            placement = self._place(request, body, decision)
+            placement = self._place_despite_faults(request, body, decision)
         except LocalReply as reply:
             decision.record_local_reply(reply.response.status, reply.reason)
             self._complete(request, decision)
@@ -119,7 +125,38 @@ class EndpointPicker:
         # Probes and lists of models get a span only as part of a client's trace.
         if self.tracer is None or (traceparent is None and kind_of(request) is None):
             return None
-        return self.tracer.export(decision, traceparent)
+        with self._metrics.faults.contained("trace"):
+            return self.tracer.export(decision, traceparent)
+        return None
+
+    def _place_despite_faults(
+        self, request: HttpRequest, body: bytes, decision: Decision
+    ) -> Placement:
+        """Place a request; where a bug prevents that, on any pod. Raises LocalReply."""
+        for place in (self._place, self._place_anywhere):
+            try:
+                return place(request, body, decision)
+            except LocalReply:
+                raise
+            # An exception from here would reset the request.
+            except Exception as err:  # noqa: BLE001
+                self._metrics.faults.count("place", err)
+        decision.path = None
+        raise self._error(500, "fault", _FAULT)
+
+    def _place_anywhere(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+        """Place a request without reading its prompt, and without costs or scores: they are where
+        the bug may be. Raises LocalReply."""
+        serving = self.routing.serving
+        if serving.enabled and not serving.fallback_to_unified:
+            raise self._error(500, "fault", _FAULT)
+        decision.model = read_model(body) if self._fleet.has_mixed_models else None
+        ready = in_subset(self._fleet.ready_pods(decision.model), request.subset)
+        decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
+        if not decodes:
+            raise self._error(503, "no_backend", _NO_BACKEND)
+        pods = [choose_alone(decodes, self._random)]
+        return self._placement(request, None, SchedulingResult(FAULT, pods), decision)
 
     def _place(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
         if self._fleet.has_mixed_models and is_models_request(request):

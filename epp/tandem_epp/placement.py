@@ -45,7 +45,10 @@ class Placement:
 
     def __post_init__(self) -> None:
         if self.observer is not None:
-            self.observer.on_started(self)
+            try:
+                self.observer.on_started(self)
+            except Exception as err:  # noqa: BLE001 - an exception would reset the request
+                self.metrics.faults.count("share", err)
 
     @property
     def decode(self) -> Pod:

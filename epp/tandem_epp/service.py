@@ -155,8 +155,10 @@ class Service:
         if self._turns is None:
             yield Preparation(None, precise, began)
             return
-        # Outside of the turn: it takes longer than the pick.
-        parsed = read_ahead(request, body)
+        parsed = None
+        with self._metrics.faults.contained("prepare"):
+            # Outside of the turn: it takes longer than the pick.
+            parsed = read_ahead(request, body)
         async with self._turns.turn() as waited:
             yield Preparation(parsed, precise, began, waited)
 

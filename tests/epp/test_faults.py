@@ -1,17 +1,23 @@
-"""What fails while the EPP prepares, learns or counts costs no request its answer."""
+"""What fails while the EPP prepares, picks, learns or counts costs no request its answer."""
 
+import json
 import logging
 from math import inf
 from pathlib import Path
 
 import pytest
 
+from tandem_contract import headers as wire
+from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_epp.configuration import load
 from tandem_epp.estimates.request_load import RequestLoad
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.history import Decision
 from tandem_epp.precise import PrecisePrefixes
 from tandem_epp.preparation import Preparation
+from tandem_epp.prompt_entries import PromptEntries
+from tandem_epp.scheduling.scheduler import Scheduler
 from tandem_epp.service import Service
 from tandem_epp.settings import Settings
 from tandem_planner.prefill_fit import PrefillCost
@@ -99,3 +105,90 @@ def test_without_a_finite_cost_the_client_is_told_to_try_again() -> None:
     estimates.learned()
     status, answer = setup.refusal(b'{"prompt": "hi"}')
     assert (status, answer["retry-after"]) == (503, "1")
+
+
+def fail(*_: object, **__: object) -> None:
+    raise KeyError(LONG)
+
+
+def counts(setup: PickerSetup) -> list[tuple[float, ...]]:
+    """What requests count for on each pod."""
+    return [
+        (
+            pod.in_flight,
+            pod.tokens_in_flight,
+            pod.estimates.awaiting_prefill,
+            len(pod.estimates.queue),
+        )
+        for pod in setup.fleet
+    ]
+
+
+def test_a_request_that_cannot_be_scheduled_is_placed_on_any_pod_that_serves_it_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    monkeypatch.setattr(Scheduler, "schedule", fail)
+    for _ in range(2):
+        placement, plan = setup.place()
+        assert (plan.path, plan.reason) == (RoutingPath.FALLBACK, "fault")
+        assert (plan.decode.name, plan.prefill) == ("d", ())
+        assert setup["d"].in_flight == 1
+        placement.on_response_headers(ResponseHeaders("", 200), NOW)
+        placement.end(NOW)
+    assert counts(setup) == [(0, 0, 0, 0)] * 2
+    assert faults(setup, "place") == 2.0
+    assert setup.decisions("fallback", "fault") == 2.0
+    (record,) = caplog.records
+    assert "KeyError" in record.getMessage()
+    assert "word word" not in record.getMessage()
+
+
+def test_where_no_fallback_is_allowed_a_bug_is_answered_with_500(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill", strict="")
+    monkeypatch.setattr(Scheduler, "schedule", fail)
+    status, _ = setup.refusal(json.dumps({"model": "m", "prompt": LONG}).encode())
+    assert status == 500
+    assert (setup.decisions("refused", "fault"), counts(setup)) == (1.0, [(0, 0, 0, 0)] * 2)
+
+
+def test_a_request_that_cannot_be_counted_gets_500_and_counts_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    monkeypatch.setattr(PromptEntries, "__init__", fail)
+    status, answer = setup.refusal(json.dumps({"model": "m", "prompt": LONG}).encode())
+    assert (status, answer["type"]) == (500, "InternalServerError")
+    assert counts(setup) == [(0, 0, 0, 0)] * 2
+    assert faults(setup, "place") == 2.0
+    (decision,) = setup.history.latest(1)
+    assert (decision.status, decision.reason, decision.path) == (500, "fault", None)
+
+
+class BrokenParts:
+    """An observer and a tracer that fail."""
+
+    def on_started(self, placement: object) -> None:
+        fail()
+
+    def on_answered(self, placement: object, response: object) -> None:
+        fail()
+
+    def on_ended(self, placement: object) -> None:
+        fail()
+
+    def export(self, decision: Decision, traceparent: str | None) -> str:
+        raise KeyError(LONG)
+
+
+def test_a_placement_that_is_not_told_or_traced_is_served_and_ends() -> None:
+    setup = PickerSetup(d="decode")
+    setup.picker.observer = setup.picker.tracer = BrokenParts()
+    placement, _ = setup.place()
+    placement.on_response_headers(ResponseHeaders("", 200), NOW)
+    placement.end(NOW)
+    assert counts(setup) == [(0, 0, 0, 0)]
+    assert wire.TRACEPARENT not in dict(placement.mutation.set)
+    assert [faults(setup, task) for task in ("share", "trace", "learn", "end")] == [1.0] * 4

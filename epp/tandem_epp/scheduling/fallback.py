@@ -6,14 +6,21 @@
 
 Ready pods are those of one model: a model that has lost its decode pods falls back while the others
 are split as before. Within a step the pods with the least load are equal.
+
+A request whose scheduling fails because of a bug is served in the same way, with the reason FAULT.
 """
 
 from collections.abc import Sequence
 from random import Random
+from typing import Final
 
-from tandem_contract.paths import Role
+from tandem_contract.paths import Role, RoutingPath
 
 from ..backends.pods import Pod
+from .decider import PathDecision
+
+FAULT: Final = PathDecision(RoutingPath.FALLBACK, "fault")
+"""Of a request whose scheduling failed."""
 
 
 def choose_alone(ready: Sequence[Pod], random: Random) -> Pod:

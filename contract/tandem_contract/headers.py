@@ -51,6 +51,14 @@ SERVED_ENDPOINT: Final = "x-gateway-destination-endpoint-served"
 that served, one of those that the EPP named (Gateway API Inference Extension). Some gateways also
 send a header of this name; clients may not."""
 
+TEST_SELECTION: Final = "test-epp-endpoint-selection"
+"""Client → EPP, in conformance tests of gateways: the endpoints that it may choose, `IP` or
+`IP:port`, with commas."""
+
+TEST_SERVED: Final = "x-conformance-test-served-endpoint"
+"""EPP → client, in conformance tests of gateways: the endpoint that served, as the gateway told
+the EPP."""
+
 INTERNAL: Final = frozenset(
     {
         DESTINATION_ENDPOINT,

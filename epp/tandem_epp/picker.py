@@ -250,8 +250,16 @@ class EndpointPicker:
             parsed.text_tokens if parsed is not None else 0,
             self.routing.serving.fallback_to_unified,
         )
-        sessions = self.routing.scheduling.sessions
-        return Placement(mutation, pods, self._metrics, decision, self.observer, sessions)
+        scheduling = self.routing.scheduling
+        return Placement(
+            mutation,
+            pods,
+            self._metrics,
+            decision,
+            self.observer,
+            scheduling.sessions,
+            scheduling.served_header,
+        )
 
     def _record(
         self, request: InferenceRequest | None, result: SchedulingResult, decision: Decision

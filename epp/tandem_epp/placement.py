@@ -12,6 +12,7 @@ from .estimates.overheads import overhead_of
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
+from .scheduling.conformance import ServedHeader
 from .scheduling.sessions import TokenSession
 
 
@@ -40,6 +41,8 @@ class Placement:
     observer: PlacementObserver | None = None
     sessions: Sequence[TokenSession] = ()
     """The sessions whose tokens the response carries."""
+    served_header: ServedHeader | None = None
+    """Tells the client which endpoint the gateway used; None: the response does not."""
     number: int = field(init=False, default=0)
     """The observer's number for this placement."""
 
@@ -62,9 +65,12 @@ class Placement:
 
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers that the client gets in addition: the tokens of its sessions."""
+        """The headers that the client gets in addition: the tokens of its sessions, and in
+        conformance tests the endpoint that served."""
         prefill = self.prefill[0] if self.prefill else None
-        headers = (each.response_header(self.decode, prefill) for each in self.sessions)
+        headers = [each.response_header(self.decode, prefill) for each in self.sessions]
+        if self.served_header is not None:
+            headers.append(self.served_header.header(self.decision.served))
         return tuple(header for header in headers if header is not None)
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:

@@ -29,6 +29,7 @@ from tandem_contract.paths import Role
 
 from ..kv_events.settings import EventSettings
 from ..tokenization.tokenizer import TokenizerSettings
+from .conformance import ServedHeader
 from .cost_choice import CostSettings
 from .decider import DeciderSettings
 from .differences import difference_notices
@@ -49,6 +50,7 @@ from .plugin_types import (
     PrefixIndexSettings,
     PrefixIndexType,
     ScorerType,
+    ServedHeaderType,
     TokenizerType,
 )
 from .profile import PlacementLearner, Profile
@@ -91,6 +93,8 @@ class Scheduling:
     """The plugins that remember where requests went."""
     sessions: tuple[TokenSession, ...] = ()
     """The sessions whose tokens responses carry."""
+    served_header: ServedHeader | None = None
+    """Tells clients which endpoint the gateway used; None: responses do not."""
     is_split_by_handler: bool = False
     """Whether a handler names a decider: then requests are split although `disaggregated_serving`
     is silent."""
@@ -160,6 +164,7 @@ class _Builder:
             tokenizer=self._tokenizer(),
             learners=self._learners(),
             sessions=self._sessions(),
+            served_header=self._served_header(),
             is_split_by_handler=has_handler and decider.split,
             summary=summary if cost is None else None,
             notices=self._notices((handler.decode, handler.prefill)),
@@ -249,3 +254,9 @@ class _Builder:
                 ):
                     sessions[each.session] = None
         return tuple(sessions)
+
+    def _served_header(self) -> ServedHeader | None:
+        plugin = self._plugins.first(ServedHeaderType)
+        if plugin is None or not isinstance(plugin.entry, ServedHeaderType):
+            return None
+        return plugin.entry.factory(plugin.parameters)

@@ -15,6 +15,7 @@ from ..backends.prefix_tree import LIMIT_BYTES
 from ..kv_events.settings import EventSettings
 from ..tokenization.tokenizer import TokenizerSettings
 from .burst_prefix import BurstPrefix
+from .conformance import ServedHeader
 from .decider import DeciderSettings
 from .parameters import HandlerParameters
 from .profile import Filter, Picker, Scorer
@@ -140,6 +141,14 @@ class TokenizerType(PluginType[P]):
 
     kind = "index"
     factory: Callable[[P], TokenizerSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedHeaderType(PluginType[P]):
+    """Adds the served endpoint to responses."""
+
+    kind = "response"
+    factory: Callable[[P], ServedHeader]
 
 
 @dataclass(frozen=True, kw_only=True)

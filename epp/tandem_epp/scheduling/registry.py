@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from .burst_prefix import BurstPrefix
+from .conformance import ServedHeader
 from .decider import DeciderSettings
 from .llmd_parameters import BurstParameters, TopologyParameters
 from .parameters import (
@@ -38,6 +39,7 @@ from .plugin_types import (
     PreciseScorerType,
     PrefixIndexSettings,
     PrefixIndexType,
+    ServedHeaderType,
     SourceType,
     TokenizerType,
 )
@@ -176,6 +178,13 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
         type_name="agent-identity",
         parameters=AgentParameters,
         help="names the headers in which agents tell their session: attribute agent-identity",
+    ),
+    ServedHeaderType(
+        type_name="destination-endpoint-served-verifier",
+        factory=lambda _: ServedHeader(),
+        parameters=NoParameters,
+        help="for conformance tests of gateways: the response header "
+        "`x-conformance-test-served-endpoint` names the backend that the gateway used",
     ),
     *ACCEPTED,
 )

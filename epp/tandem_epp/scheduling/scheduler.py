@@ -9,7 +9,7 @@ Errors: `decider.NoBackend`, `decider.SplitImpossible`.
 from collections.abc import Sequence
 from random import Random
 
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import PREFILL_CANDIDATES
 
 from ..backends.fleet import Fleet
@@ -70,6 +70,9 @@ class Scheduler:
     ) -> SchedulingResult:
         decode = self._choose_decode(ready, context)
         if not decode:
+            if any(pod.backend.role.serves(Role.DECODE) for pod in ready):
+                # Filters ruled out all pods that may decode: no other pod is allowed either.
+                raise NoBackend
             return self._without_decode(ready)
         # The decode pod comes first: it determines which prefill pods are compatible.
         prefills = in_subset(self._fleet.prefill_candidates(model, decode[0]), subset)

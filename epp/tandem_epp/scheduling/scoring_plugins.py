@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from tandem_contract.paths import Role
 
+from .conformance import EndpointSelectionFilter
 from .filters import LabelFilter, RoleFilter, SelectorFilter, UtilizationFilter
 from .label_scorers import ContextLengthFilter, ContextLengthScorer, HeaderLabelScorer
 from .llmd_parameters import (
@@ -173,5 +174,12 @@ FILTERS: Final[tuple[FilterType[Any], ...]] = (
         ),
         parameters=TopologyFilterParameters,
         help="keeps prefill pods near the decode pod, if there are any",
+    ),
+    FilterType(
+        type_name="header-based-testing-filter",
+        factory=lambda *_: EndpointSelectionFilter(),
+        parameters=NoParameters,
+        help="for conformance tests of gateways: keeps the backends that the request header "
+        "`test-epp-endpoint-selection` names, none without it",
     ),
 )

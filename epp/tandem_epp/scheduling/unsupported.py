@@ -37,7 +37,6 @@ ACCEPTED: Final = (
     _always("prefill-header-handler", "the EPP always names prefill pods in a header"),
     _always("single-profile-handler", "one profile serves both phases if only one is listed"),
     _lost("request-attribute-reporter", "the EPP reports no attributes of requests"),
-    _lost("destination-endpoint-served-verifier", "for llm-d's own tests"),
     _lost("global-strict-fairness-policy"),
     _lost("round-robin-fairness-policy"),
     _lost("program-aware-fairness"),
@@ -82,7 +81,6 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     "header-profile-handler": RefusedType(
         "profiles belong to phases, and no header chooses them", "disagg-profile-handler"
     ),
-    "header-based-testing-filter": RefusedType("for llm-d's own tests", "label-selector-filter"),
     "p2p-source-producer": RefusedType(
         "prompts are not pulled from a third pod", "prefix-cache-scorer"
     ),

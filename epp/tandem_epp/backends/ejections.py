@@ -61,8 +61,10 @@ class Ejections:
         it fails too often; times are Unix seconds. `is_own`: this EPP placed the request, not
         another replica."""
         health = pod.health
-        rate = health.failure_rate
+        rate, was_ejected = health.failure_rate, health.is_ejected
         changed = health.record(outcome, now, placed, retry_after, is_own=is_own)
+        if was_ejected and not health.is_ejected:
+            log_return(pod, "it answered the probe")
         pod.estimates.changed()
         if health.should_eject and self._may_eject(pod):
             self.eject(pod, now)
@@ -151,6 +153,11 @@ class Ejections:
         alike = [other for other in self._pods if other.ready and is_alike(other, pod)]
         ejected = sum(other.health.is_ejected for other in alike)
         return ejected + 1 <= len(alike) * MAX_SHARE
+
+
+def log_return(pod: "Pod", reason: str) -> None:
+    """Log that the ejection of `pod` has ended."""
+    _log.info("backend %s serves again: %s", pod.name, reason)
 
 
 def is_alike(pod: "Pod", other: "Pod") -> bool:

@@ -16,6 +16,7 @@ from tandem_planner.fabrics import Place
 from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
 from .adapters import PodAdapters
+from .ejections import log_return
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
 from .pace import fade
@@ -152,6 +153,8 @@ class Pod:
             # Another process has an empty KV cache.
             self.prefixes.clear(self)
             self.adapters.clear()
+            if self.health.is_ejected:
+                log_return(self, "another process answers")
             self.health.on_new_process()
             self.estimates.restart()
             self.hits.restart()

@@ -174,6 +174,28 @@ def test_the_log_says_whose_decision_an_ejection_is(caplog: pytest.LogCaptureFix
     assert "0%" not in caplog.text
 
 
+def test_the_log_says_why_an_ejection_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    fleet = decodes(4)
+    answers, restarts, stays, _ = fleet
+    for pod in (answers, restarts):
+        fail(fleet, pod)
+    restarts.apply_scrape(ScrapeResult(Gauges(), incarnation=b"1"), NOW)
+    fleet.ejections.record(answers, Outcome.ANSWERED, NOW, NOW - 1)
+    restarts.apply_scrape(ScrapeResult(Gauges(), incarnation=b"2"), NOW + 1)
+    stays.apply_scrape(ScrapeResult(Gauges(), incarnation=b"1"), NOW)
+    stays.apply_scrape(ScrapeResult(Gauges(), incarnation=b"2"), NOW + 1)
+    due = answers.health.until
+    fleet.ejections.advance(due)
+    fleet.ejections.place(answers, due)
+    fleet.ejections.record(answers, Outcome.ANSWERED, due + 1, due)
+    returns = [text for text in caplog.messages if "serves again" in text]
+    assert returns == [
+        "backend d1 serves again: another process answers",
+        "backend d0 serves again: it answered the probe",
+    ]
+
+
 def test_outcomes_of_other_pods_do_not_put_off_the_end_of_a_pause() -> None:
     fleet = decodes(2)
     busy, failing = fleet

@@ -76,7 +76,8 @@ def _write_immediate(message: pb.ImmediateResponse, response: messages.Immediate
         _set_header(message.headers, name, value)
 
 
-def _read_request_headers(message: pb.ProcessingRequest) -> messages.RequestHeaders:
+def read_request_headers(message: pb.ProcessingRequest) -> messages.RequestHeaders:
+    """The request headers in `message`, which has some."""
     headers = _read_headers(message.request_headers)
     modes = message.protocol_config
     # A gateway that does not send its body modes is older than this field. Inference gateways then
@@ -101,21 +102,33 @@ def _read_headers(message: pb.HttpHeaders) -> dict[str, str]:
     return {h.key: h.raw_value.decode("latin-1") or h.value for h in message.headers.headers}
 
 
-def _read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHeaders:
+def read_response_headers(message: pb.ProcessingRequest) -> messages.ResponseHeaders:
+    """The response headers in `message`, which has some."""
     headers = {
         header.key: header.raw_value.decode("latin-1") or header.value
         for header in message.response_headers.headers.headers
-        if header.key in _RESPONSE_HEADERS
+        if header.key in RESPONSE_HEADERS
     }
+    return response_headers(
+        headers, _read_served(message), _read_attribute(message, wire.CODE_DETAILS)
+    )
+
+
+def response_headers(
+    headers: Mapping[str, str], served: str | None, details: str | None
+) -> messages.ResponseHeaders:
+    """The message with those of RESPONSE_HEADERS that came, and what the gateway tells beside
+    them. Raises ValueError for a status that is no number."""
+    get = headers.get
     return messages.ResponseHeaders(
-        headers.get(wire.TIMING),
-        int(headers.get(":status", "0")),
-        headers.get(wire.PREFILL_BACKEND),
-        headers.get(wire.ROUTING_PATH),
-        headers.get(wire.RETRY_AFTER),
-        _read_served(message),
-        _read_attribute(message, wire.CODE_DETAILS),
-        headers.get("content-type", "").startswith(_EVENT_STREAM),
+        get(wire.TIMING),
+        int(get(":status", "0")),
+        get(wire.PREFILL_BACKEND),
+        get(wire.ROUTING_PATH),
+        get(wire.RETRY_AFTER),
+        served,
+        details,
+        get("content-type", "").startswith(_EVENT_STREAM),
     )
 
 
@@ -152,7 +165,7 @@ def _read_subset(metadata: Mapping[str, Struct]) -> frozenset[str] | None:
 
 
 _EVENT_STREAM: Final = "text/event-stream"
-_RESPONSE_HEADERS: Final = frozenset(
+RESPONSE_HEADERS: Final = frozenset(
     (
         *(wire.TIMING, wire.PREFILL_BACKEND, wire.ROUTING_PATH, wire.RETRY_AFTER),
         *(":status", "content-type"),
@@ -164,12 +177,12 @@ _SUBSET_HINTS: Final = (
     (wire.SUBSET_NAMESPACE, wire.SUBSET_KEY),
 )
 _READERS: Final[dict[str, Callable[[pb.ProcessingRequest], messages.Input]]] = {
-    "request_headers": _read_request_headers,
+    "request_headers": read_request_headers,
     "request_body": lambda message: messages.RequestBody(
         message.request_body.body, message.request_body.end_of_stream
     ),
     "request_trailers": lambda message: messages.RequestTrailers(),
-    "response_headers": _read_response_headers,
+    "response_headers": read_response_headers,
     "response_body": lambda message: messages.ResponseBody(
         message.response_body.body, message.response_body.end_of_stream
     ),

@@ -34,6 +34,7 @@ from .messages import Input
 from .stream import ExtProcStream, RequestPicker
 from .wire_answers import encode_answer
 from .wire_bodies import read_body
+from .wire_headers import read_headers
 
 
 class Http2Server:
@@ -104,7 +105,7 @@ class _Process:
         server.open.add(self)
 
     def on_message(self, message: bytes) -> None:
-        value: Input | None = read_body(message)
+        value: Input | None = read_body(message) or read_headers(message)
         if value is None:
             try:
                 value = read_message(pb.ProcessingRequest.FromString(message))

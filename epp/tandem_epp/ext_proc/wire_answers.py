@@ -73,7 +73,10 @@ def _chunk_head(part: Part, size: int, end: bool) -> bytes:
 
 def _mutated(part: Part, mutation: HeaderMutation) -> bytes:
     """CommonResponse.header_mutation, and with a destination the metadata that names it."""
-    changes = [_set_header(name, value) for name, value in mutation.set]
+    changes = [
+        _set_known_header(name, value) if name in _RECURRING else _set_header(name, value)
+        for name, value in mutation.set
+    ]
     changes.append(_removals(mutation.remove))
     response = _field(b"\x12", b"".join(changes))
     if mutation.destination is None:
@@ -95,6 +98,13 @@ def _set_header(name: str, value: str) -> bytes:
     if raw:
         pair += _field(b"\x1a", raw)
     return _field(b"\x0a", _field(b"\x0a", pair) + _OVERWRITE)
+
+
+_set_known_header: Final = lru_cache(4096)(_set_header)
+_RECURRING: Final = frozenset(
+    (wire.DESTINATION_ENDPOINT, wire.PREFILLER_HOST_PORT, wire.DATA_PARALLEL_RANK)
+)
+"""Headers whose values recur, because they name pods."""
 
 
 @lru_cache(256)
@@ -127,6 +137,9 @@ def _field(tag: bytes, content: bytes) -> bytes:
 def _varint(number: int) -> bytes:
     if number < 128:
         return _ONE_BYTE[number]
+    if number < 1 << 14:
+        # Most others: the sizes of the fields around a plan.
+        return bytes((number & 0x7F | 0x80, number >> 7))
     parts = bytearray()
     while number >= 128:
         parts.append(number & 0x7F | 0x80)

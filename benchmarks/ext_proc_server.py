@@ -54,6 +54,12 @@ class _Picker:
     def body_too_large(self, limit: int) -> LocalReply:
         raise NotImplementedError
 
+    def body_too_slow(self) -> LocalReply:
+        raise NotImplementedError
+
+    def memory_full(self) -> LocalReply:
+        raise NotImplementedError
+
 
 async def _serve(port: int, address: str, tls_dir: Path | None) -> None:
     tls = tls_context(tls_dir) if tls_dir else None

@@ -19,6 +19,7 @@ from tandem_kube.errors import NotConfigured
 from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
 from .configuration import load, log_notices
+from .memory_limit import least_held_bytes
 from .scheduling.explain import explain
 from .service import serve
 from .settings import Settings
@@ -138,6 +139,20 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="Bytes; a larger request body is answered with 413.",
 )
 @click.option(
+    "--held-bytes",
+    type=click.IntRange(min=1),
+    default=Settings.held_bytes,
+    help="Bytes held for all clients together, mostly request bodies; beyond it they are answered "
+    "with 503. At least twice --max-body. Default: a quarter of the container's memory, at most "
+    "512 MiB.",
+)
+@click.option(
+    "--body-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=Settings.body_timeout,
+    help="Seconds for a request's body to arrive; then it is answered with 408.",
+)
+@click.option(
     "--history",
     type=click.IntRange(min=0),
     default=Settings.history,
@@ -193,6 +208,8 @@ def main(
     target_port: int,
     plan_key_dir: Path | None,
     max_body: int,
+    held_bytes: int | None,
+    body_timeout: float,
     history: int,
     otlp_endpoint: str,
     warm_up: bool,
@@ -206,6 +223,8 @@ def main(
         raise click.UsageError("--namespace, --endpoint and --selector need --discovery kubernetes")
     if tls_dir is not None and ext_proc_server != "http2":
         raise click.UsageError("--tls-dir needs --ext-proc-server http2")
+    if held_bytes is not None and held_bytes < (least := least_held_bytes(max_body)):
+        raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
     pods = None if is_static else _selection(namespace, endpoint, selector, target_port)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -219,6 +238,8 @@ def main(
         metrics=metrics,
         plan_key_dir=plan_key_dir,
         max_body=max_body,
+        held_bytes=held_bytes,
+        body_timeout=body_timeout,
         history=history,
         otlp_endpoint=otlp_endpoint,
         warm_up=warm_up,

@@ -13,6 +13,7 @@ from .backends.fleet import Fleet
 from .faults import Faults
 from .health_metrics import HealthCollector
 from .hit_metrics import HitCollector
+from .http2.held_bytes import HeldBytes
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TOKENIZATION_SECONDS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2)
@@ -168,3 +169,23 @@ class _FleetCollector(Collector):
             if pod.gauges is not None:
                 age.add_metric((pod.name,), now - pod.scraped_at)
         return (in_flight, healthy, rate, warming, index, limit, scale, age)
+
+
+class HeldCollector(Collector):
+    """What clients make the EPP hold."""
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "tandem_epp_held_bytes",
+            "Bytes held for clients: request bodies that arrive, answers that a gateway does not "
+            "take, and 8 KiB for each stream of the http2 server.",
+            value=self._held.size,
+        )
+        yield GaugeMetricFamily(
+            "tandem_epp_held_limit_bytes",
+            "Bytes that may be held for clients; beyond it request bodies are answered with 503.",
+            value=self._held.limit,
+        )

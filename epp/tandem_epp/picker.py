@@ -118,6 +118,14 @@ class EndpointPicker:
         message = f"the request body is larger than {limit} bytes"
         return self._error(413, "too_large", message)
 
+    def body_too_slow(self) -> LocalReply:
+        """The reply to a request whose body does not come in time."""
+        return self._error(408, "body_timeout", "the request body did not arrive in time")
+
+    def memory_full(self) -> LocalReply:
+        """The reply to a body for which there is no memory now."""
+        return self._error(503, "memory_full", "too many request bodies are under way: try again")
+
     def _complete(self, request: HttpRequest, decision: Decision) -> str | None:
         """Measure and export a decision; returns the traceparent to send on, if there are spans."""
         self._metrics.decision_seconds.observe(decision.complete())

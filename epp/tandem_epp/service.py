@@ -30,9 +30,11 @@ from .ext_proc.http2_server import Http2Server
 from .ext_proc.interface import ExtProcServer
 from .ext_proc.messages import HttpRequest
 from .history import History
+from .http2.held_bytes import HeldBytes
 from .http2.tls import load_certificate, tls_context
 from .kv_events.collector import PreciseMatch
-from .metrics import Metrics
+from .memory_limit import default_held_bytes
+from .metrics import HeldCollector, Metrics
 from .peers.channel import PeerChannel, PeerSettings
 from .peers.metrics import PeerMetrics
 from .peers.turns import Turns
@@ -63,7 +65,11 @@ class Service:
         self._settings = settings
         self._configuration = configuration
         self._fleet = Fleet()
+        self._held = HeldBytes(
+            settings.held_bytes or default_held_bytes(largest_body=settings.max_body)
+        )
         self._metrics = Metrics(self._fleet)
+        self._metrics.registry.register(HeldCollector(self._held))
         self._history = History(settings.history)
         self._picker = EndpointPicker(
             self._fleet, configuration.routing, self._metrics, self._history, Random()
@@ -133,11 +139,14 @@ class Service:
     def _ext_proc_server(self) -> ExtProcServer:
         settings = self._settings
         common = self._picker, settings.listen, settings.max_body, self._shared.on_broken
+        held, seconds = self._held, settings.body_timeout
         if settings.ext_proc_server == "grpcio":
-            return GrpcServer(*common)
+            return GrpcServer(*common, held=held, body_seconds=seconds)
         if settings.tls_dir is not None:
             self._tls = tls_context(settings.tls_dir)
-        return Http2Server(*common, is_ready=self._is_ready, tls=self._tls)
+        return Http2Server(
+            *common, held=held, body_seconds=seconds, is_ready=self._is_ready, tls=self._tls
+        )
 
     def prepare(
         self, request: HttpRequest, body: bytes

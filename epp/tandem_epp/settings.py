@@ -8,6 +8,7 @@ from tandem_contract import ports
 from tandem_contract.commandline import HostPort
 
 from .backends.pod_backend import PodSelection
+from .ext_proc.body_deadlines import BODY_SECONDS
 from .peers.channel import PeerSettings
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
@@ -38,6 +39,14 @@ class Settings:
     max_body: int = 16 << 20
     """Bytes; a larger request body is answered with 413. Too low: long prompts are refused. Too
     high: each request under way may hold that much memory while its body is collected."""
+    held_bytes: int | None = None
+    """Bytes that may be held for all clients together: request bodies that arrive, answers that
+    wait for a gateway, and 8 KiB for each stream. Beyond it bodies are answered with 503. None: a
+    quarter of the container's memory, at most 512 MiB. Too low: bursts of long prompts are refused;
+    too high: they end the process for want of memory."""
+    body_timeout: float = BODY_SECONDS
+    """Seconds for a request's body to arrive, after which it is answered with 408. Too low: clients
+    with a slow line are refused. Too high: stalled uploads keep memory from others for long."""
     history: int = 4096
     """Decisions kept for `tandem trace`, about 1 KB each; 0 keeps none."""
     otlp_endpoint: str = ""

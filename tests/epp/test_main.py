@@ -38,6 +38,11 @@ def invoke(*arguments: str) -> tuple[int, str]:
         ),
         (("--listen", "nowhere"), "HOST:PORT"),
         (("--max-body", "-1"), "-1 is not in the range"),
+        (("--config", "FILE", "--body-timeout", "0"), "0.0 is not in the range"),
+        (
+            ("--config", "FILE", "--max-body", "1000", "--held-bytes", "1999"),
+            "--held-bytes must be at least twice --max-body: 2000",
+        ),
         (("--config", "FILE", *KUBERNETES), "needs --namespace"),
         (("--config", "FILE", *KUBERNETES, "--namespace", "n"), "either --endpoint or --selector"),
         (

@@ -299,6 +299,8 @@ def test_error_responses() -> None:
     assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
     assert setup.refusal(b"{")[0] == 400
     assert json.loads(setup.picker.body_too_large(5).response.body)["error"]["code"] == 413
+    assert json.loads(setup.picker.body_too_slow().response.body)["error"]["code"] == 408
+    assert json.loads(setup.picker.memory_full().response.body)["error"]["code"] == 503
     assert setup.decisions("refused", "unknown_model") == 1
 
 

@@ -13,11 +13,13 @@ import grpc.aio
 
 from tandem_contract.commandline import HostPort
 
+from ..http2.held_bytes import HeldBytes
 from . import ext_proc_pb2 as pb
 from .access_log import AccessLogService, BrokenAnswer
+from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message, write_answer
 from .interface import ENVELOPE, SERVICE, ListenError, Preparer
-from .messages import Answer, Input
+from .messages import Answer, Input, RequestHeaders
 from .stream import ExtProcStream, RequestPicker
 
 
@@ -30,6 +32,14 @@ class _OpenStream:
     is_reading: bool = True
     """Whether the task waits for a message. Only then may it be cancelled: grpcio cannot send a
     status beside an unfinished write."""
+    is_expired: bool = False
+    """Whether the task was cancelled because the body did not come in time."""
+
+    def expire_body(self) -> None:
+        """The time for the body is over."""
+        if self.task is not None and self.is_reading and self.stream.is_collecting:
+            self.is_expired = True
+            self.task.cancel()
 
 
 class GrpcServer:
@@ -41,10 +51,16 @@ class GrpcServer:
         listen: HostPort,
         body_limit: int,
         on_broken: Callable[[BrokenAnswer, float], None] = lambda *_: None,
+        *,
+        held: HeldBytes | None = None,
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """`body_limit` is in bytes. `on_broken` is called with each answer that broke off, and the
-        time."""
+        """`body_limit` is in bytes; `held` counts what all streams hold, and bodies are complete
+        after `body_seconds` or refused. `on_broken` is called with each answer that broke off, and
+        the time."""
         self._picker, self._listen, self._body_limit = picker, listen, body_limit
+        self.held = held or HeldBytes()
+        self.deadlines = BodyDeadlines(body_seconds)
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
         self._open: set[_OpenStream] = set()
@@ -93,6 +109,7 @@ class GrpcServer:
             if open_stream.task and open_stream.is_reading and open_stream.stream.is_placed:
                 open_stream.task.cancel()
         await stopped
+        self.deadlines.close()
 
     async def _process(
         self,
@@ -100,24 +117,32 @@ class GrpcServer:
         context: grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse],
     ) -> None:
         # Envoy opens one gRPC stream for each HTTP request.
-        stream = ExtProcStream(self._picker, self._body_limit)
+        stream = ExtProcStream(self._picker, self._body_limit, self.held)
         open_stream = _OpenStream(asyncio.current_task(), stream)
         self._open.add(open_stream)
         try:
             async for request in requests:
                 open_stream.is_reading = False
-                for answer in await self._answers(stream, read_message(request)):
+                message = read_message(request)
+                for answer in await self._answers(stream, message):
                     await context.write(write_answer(answer))
+                if stream.is_collecting and isinstance(message, RequestHeaders):
+                    self.deadlines.start(open_stream)
                 open_stream.is_reading = True
                 if self._is_stopping and stream.is_placed:
                     break
         except asyncio.CancelledError:
-            # Cancelled by `stop`: return normally, so that grpcio sends status OK.
-            if not (self._is_stopping and stream.is_placed):
+            # Cancelled by `stop` or at the deadline: return normally, so that grpcio sends status
+            # OK.
+            if open_stream.is_expired:
+                for answer in stream.expire():
+                    await context.write(write_answer(answer))
+            elif not (self._is_stopping and stream.is_placed):
                 raise
         finally:
             # Whatever ended the gRPC stream, the request's count on its pods ends with it.
             stream.close(time())
+            self.deadlines.forget(open_stream)
             self._open.discard(open_stream)
 
     async def _answers(self, stream: ExtProcStream, message: Input) -> Sequence[Answer]:

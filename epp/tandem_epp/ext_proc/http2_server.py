@@ -10,7 +10,7 @@ Errors: `ListenError` when the server cannot listen at its address.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import time
@@ -21,6 +21,7 @@ from tandem_contract.commandline import HostPort
 
 from ..http2.errors import CallFault, Status
 from ..http2.health import HealthService
+from ..http2.held_bytes import HeldBytes
 from ..http2.limits import Limits
 from ..http2.server import Server
 from ..http2.session import Call
@@ -28,9 +29,10 @@ from . import access_log
 from . import access_log_pb2 as log_pb
 from . import ext_proc_pb2 as pb
 from .access_log import BrokenAnswer, broken_answers
+from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message
 from .interface import ENVELOPE, SERVICE, ListenError, Preparer
-from .messages import Input
+from .messages import Answer, Input
 from .stream import ExtProcStream, RequestPicker
 from .wire_answers import encode_answer
 from .wire_bodies import read_body
@@ -47,15 +49,20 @@ class Http2Server:
         body_limit: int,
         on_broken: Callable[[BrokenAnswer, float], None] = lambda *_: None,
         *,
+        held: HeldBytes | None = None,
+        body_seconds: float = BODY_SECONDS,
         is_ready: Callable[[], bool] = lambda: True,
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`body_limit` is in bytes. `on_broken` is called with each answer that broke off, and the
-        time; `is_ready` answers probes. `tls`: None serves HTTP/2 in clear text."""
+        """`body_limit` is in bytes; `held` counts what all streams hold, and bodies are complete
+        after `body_seconds` or refused. `on_broken` is called with each answer that broke off, and
+        the time; `is_ready` answers probes. `tls`: None serves HTTP/2 in clear text."""
         self.picker, self.body_limit, self.on_broken = picker, body_limit, on_broken
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
+        self.held = held or HeldBytes()
+        self.deadlines = BodyDeadlines(body_seconds)
         self.is_stopping = False
         self.open: set[_Process | _AccessLog] = set()
         """The calls that are not over."""
@@ -70,6 +77,7 @@ class Http2Server:
             },
             HealthService(lambda: self._is_ready() and not self.is_stopping, services),
             limits,
+            self.held,
         )
 
     async def start(self) -> int:
@@ -88,34 +96,47 @@ class Http2Server:
             handler.stop()
         # Writes what the handlers sent, with GOAWAY behind it.
         await self.server.stop(grace)
+        self.deadlines.close()
 
 
 class _Process:
     """One ext_proc stream: Envoy opens one for each HTTP request."""
 
-    __slots__ = ("_call", "_inbox", "_server", "_stream", "_task")
+    __slots__ = ("_call", "_inbox", "_server", "_stream", "_task", "_waiting")
 
     def __init__(self, server: Http2Server, call: Call) -> None:
         self._server, self._call = server, call
-        self._stream = ExtProcStream(server.picker, server.body_limit)
+        self._stream = ExtProcStream(server.picker, server.body_limit, server.held)
         self._task: asyncio.Task[None] | None = None
         """Waits for `prepare`; None: nothing is waited for."""
         self._inbox: deque[Input | None] = deque()
         """What came meanwhile; None: the end of the request."""
+        self._waiting = 0
+        """Bytes of the messages in `_inbox`."""
         server.open.add(self)
 
     def on_message(self, message: bytes) -> None:
-        value: Input | None = read_body(message) or read_headers(message)
-        if value is None:
-            try:
-                value = read_message(pb.ProcessingRequest.FromString(message))
-            except DecodeError as err:
-                # grpcio's status for it.
-                raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
-        if self._task is None:
-            self._receive(value)
-        else:
-            self._inbox.append(value)
+        body = read_body(message)
+        value: Input = body or read_headers(message) or _read(message)
+        if self._task is not None:
+            self._queue(value, len(message))
+            return
+        self._receive(value)
+        if body is None and self._stream.is_collecting:
+            self._server.deadlines.start(self)
+
+    def on_over_budget(self) -> None:
+        held = self._server.held
+        # What is placed is in the middle of its answer, which must not break off for this.
+        if held.is_twice_full or not self._stream.is_placed:
+            self._refuse(self._stream.refuse_body())
+            self._call.exhaust()
+
+    def expire_body(self) -> None:
+        # A body that is being prepared is complete.
+        if self._task is None and self._stream.is_collecting:
+            self._refuse(self._stream.expire())
+            self._call.flush()
 
     def on_half_close(self) -> None:
         if self._task is None:
@@ -126,6 +147,9 @@ class _Process:
     def on_end(self) -> None:
         # Whatever ended the gRPC stream, the request's count on its pods ends with it.
         self._server.open.discard(self)
+        self._server.deadlines.forget(self)
+        self._server.held.give_back(self._waiting)
+        self._waiting = 0
         self._stream.close(time())
         # The task may itself have ended the call; then it ends by itself.
         if self._task is not None and self._task is not asyncio.current_task():
@@ -135,6 +159,18 @@ class _Process:
         """The server stops: end the stream if its request is placed."""
         if self._stream.is_placed:
             self._call.finish()
+
+    def _refuse(self, answers: Sequence[Answer]) -> None:
+        """End the call, since more of it must not come."""
+        for answer in answers:
+            self._call.send_framed(encode_answer(answer))
+            self._call.finish()
+
+    def _queue(self, value: Input, size: int) -> None:
+        """Keep what comes while the pick waits."""
+        self._inbox.append(value)
+        self._waiting += size
+        self._server.held.add(size)
 
     def _receive(self, value: Input) -> None:
         prepare = self._server.prepare
@@ -172,9 +208,19 @@ class _Process:
                     self._answer(following)
         except Exception as err:  # noqa: BLE001 - the top of a task; the session reports it
             self._call.fail(err)
+        self._server.held.give_back(self._waiting)
+        self._waiting = 0
         self._task = None
         self._call.resume()
         self._call.flush()
+
+
+def _read(message: bytes) -> Input:
+    try:
+        return read_message(pb.ProcessingRequest.FromString(message))
+    except DecodeError as err:
+        # grpcio's status for it.
+        raise CallFault(Status.UNKNOWN, "the message is no ProcessingRequest") from err
 
 
 class _AccessLog:
@@ -191,6 +237,9 @@ class _AccessLog:
             raise CallFault(Status.UNKNOWN, "the message is no StreamAccessLogsMessage") from err
         for broken in broken_answers(entries):
             self._server.on_broken(broken, time())
+
+    def on_over_budget(self) -> None:
+        self._call.exhaust()
 
     def on_half_close(self) -> None:
         self._finish()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
+from ..http2.held_bytes import HeldBytes
 from . import messages
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -28,6 +29,8 @@ class ListenError(OSError):
 class ExtProcServer(Protocol):
     """Serves ext_proc on one address."""
 
+    held: HeldBytes
+    """What all streams hold."""
     prepare: Preparer | None
     """Called with each request that has a body; None: picks wait for nothing."""
 

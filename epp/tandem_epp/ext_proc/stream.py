@@ -30,6 +30,7 @@ from msgspec.structs import replace
 
 from tandem_contract import headers as wire
 
+from ..http2.held_bytes import HeldBytes
 from .messages import (
     Answer,
     BodyMode,
@@ -93,6 +94,12 @@ class RequestPicker(Protocol):
     def body_too_large(self, limit: int) -> LocalReply:
         """The reply to a body of more than `limit` bytes."""
 
+    def body_too_slow(self) -> LocalReply:
+        """The reply to a request whose body does not come in time."""
+
+    def memory_full(self) -> LocalReply:
+        """The reply to a body for which there is no memory now."""
+
 
 class _State(Enum):
     OPEN = auto()
@@ -108,10 +115,15 @@ class _State(Enum):
 class ExtProcStream:
     """One stream's state. Not thread-safe."""
 
-    def __init__(self, picker: RequestPicker, body_limit: int) -> None:
-        """`body_limit` is in bytes."""
+    def __init__(
+        self, picker: RequestPicker, body_limit: int, held: HeldBytes | None = None
+    ) -> None:
+        """`body_limit` is in bytes. `held` counts the bytes of all streams."""
         self._picker = picker
         self._body_limit = body_limit
+        self._held = held or HeldBytes()
+        self._taken = 0
+        """Bytes that are counted in `held`."""
         self._state = _State.OPEN
         self._request_mode = self._response_mode = BodyMode.NONE
         self._request: HttpRequest | None = None
@@ -120,6 +132,11 @@ class ExtProcStream:
         self._chunks: list[bytes] = []
         self._size = 0
         """Bytes in `_chunks`."""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the body is awaited."""
+        return self._state is _State.COLLECT
 
     @property
     def is_placed(self) -> bool:
@@ -136,10 +153,15 @@ class ExtProcStream:
         try:
             return self._answers(message, now)
         except LocalReply as reply:
-            # Envoy answers the client and ends the stream; what it has sent meanwhile is ignored.
-            self._state = _State.REPLIED
-            self._chunks.clear()
-            return (reply.response,)
+            return self._reply(reply)
+
+    def expire(self) -> Sequence[Answer]:
+        """The answers if the body has not come in time."""
+        return self._reply(self._picker.body_too_slow()) if self.is_collecting else ()
+
+    def refuse_body(self) -> Sequence[Answer]:
+        """The answers if there is no memory for the rest of a message."""
+        return self._reply(self._picker.memory_full()) if self.is_collecting else ()
 
     def complete_body(self, message: Input) -> tuple[HttpRequest, bytes] | None:
         """The request and its whole body, if `message` completes it; the request is then placed
@@ -167,9 +189,20 @@ class ExtProcStream:
         called again."""
         # Cleared before the call, so that a second `close` does nothing.
         placed_request, self._placed_request = self._placed_request, None
-        self._chunks.clear()
+        self._drop_body()
         if placed_request is not None:
             placed_request.end(now)
+
+    def _reply(self, reply: LocalReply) -> Sequence[Answer]:
+        # Envoy answers the client and ends the stream; what it has sent meanwhile is ignored.
+        self._state = _State.REPLIED
+        self._drop_body()
+        return (reply.response,)
+
+    def _drop_body(self) -> None:
+        self._chunks.clear()
+        self._held.give_back(self._taken)
+        self._taken = 0
 
     def _answers(self, message: Input, now: float) -> Sequence[Answer]:
         match message:
@@ -235,12 +268,17 @@ class ExtProcStream:
         if self._size > self._body_limit:
             # Refused while it arrives: the EPP never holds more than the limit and one chunk.
             raise self._picker.body_too_large(self._body_limit)
-        # The body is held here until it is complete: `_body_limit` bounds the memory per stream.
         self._chunks.append(message.body)
         if not is_duplex:
             # BUFFERED: one message holds the whole body.
             return (Continue(Part.REQUEST_BODY, self._place(b"".join(self._chunks), now)),)
-        return tuple(self._forward(now, end=True)) if message.end_of_stream else ()
+        if message.end_of_stream:
+            return tuple(self._forward(now, end=True))
+        # Held until the body is complete: `_body_limit` bounds it per stream, `_held` over all.
+        if not self._held.take(len(message.body), of=self._size):
+            raise self._picker.memory_full()
+        self._taken += len(message.body)
+        return ()
 
     def _request_trailers(self, now: float) -> Sequence[Answer]:
         """Trailers end a body whose last chunk did not say so."""
@@ -261,7 +299,7 @@ class ExtProcStream:
         self._placed_request = self._picker.place(self._request, body, now)
         # Only after `place` has returned: after a LocalReply nothing counts on any pod.
         self._state = _State.PLACED
-        self._chunks.clear()
+        self._drop_body()
         return self._placed_request.mutation
 
 

@@ -37,6 +37,7 @@ from .frames import (
     without_padding,
 )
 from .headers import TABLE_SIZE, BlockCache
+from .held_bytes import STREAM_BYTES, HeldBytes
 from .limits import DEFAULT_WINDOW, FRAMES_PER_CONTENT, LAST_STREAM, Budget, Limits
 from .pieces import Pieces
 from .sending import Sender
@@ -52,7 +53,8 @@ _DRAIN_PING: Final = b"tandem-d"
 class Connection:
     """The server's side of a connection."""
 
-    def __init__(self, limits: Limits, cache: BlockCache) -> None:
+    def __init__(self, limits: Limits, cache: BlockCache, held: HeldBytes | None = None) -> None:
+        """`held` counts what all connections hold."""
         self.streams: dict[int, Stream] = {}
         """Those that are not closed."""
         self.fault: ConnectionFault | None = None
@@ -61,7 +63,8 @@ class Connection:
         """Whether the preface and the first SETTINGS frame have come."""
         self._has_preface = False
         self.limits = limits
-        self.sender = Sender(limits, self._give_back, self._on_end_sent)
+        self.held = held or HeldBytes()
+        self.sender = Sender(limits, self.held, self._give_back, self._on_end_sent)
         self.frames = Budget(limits.frames_burst, limits.frames_per_second)
         """Allowance of frames without content."""
         self.resets = Budget(limits.resets_burst, limits.resets_per_second)
@@ -168,8 +171,16 @@ class Connection:
         """Forget a stream; `ignore`: frames for it may be under way."""
         del self.streams[stream.id]
         stream.is_remote_open = stream.is_local_open = False
+        self.held.give_back(STREAM_BYTES)
         self.sender.forget(stream)
         self.remember(stream.id, ignore=ignore)
+
+    def lost(self) -> None:
+        """The transport is gone: nothing that waits will be sent."""
+        for stream in self.streams.values():
+            self.held.give_back(STREAM_BYTES)
+            self.sender.forget(stream)
+        self.streams.clear()
 
     def remember(self, stream_id: int, *, ignore: bool) -> None:
         """Keep the id of a closed stream."""

@@ -22,6 +22,7 @@ from .frames import (
     without_padding,
 )
 from .headers import BlockCache, HeaderDecoder
+from .held_bytes import STREAM_BYTES
 from .limits import (
     DEFAULT_FRAME,
     FRAMES_PER_CONTENT,
@@ -148,11 +149,14 @@ class ControlFrames:
         if not connection.opens(stream_id):
             connection.remember(stream_id, ignore=True)
             return
-        if len(connection.streams) >= self._limits.streams:
-            connection.spend()
-            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         if is_end and head.length:
             raise MalformedFields("content-length of a request without a body")
+        # The second gives room for a stream; a connection that closes it gives it back.
+        if len(connection.streams) >= self._limits.streams or not connection.held.take(
+            STREAM_BYTES, of=STREAM_BYTES
+        ):
+            connection.spend()
+            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         stream = Stream(stream_id, self._sender.initial_window, self._limits.stream_window)
         stream.expected = head.length
         stream.is_remote_open = not is_end

@@ -9,6 +9,7 @@ from typing import Final
 
 from .errors import CallFault, Status
 from .headers import encode
+from .held_bytes import HeldBytes
 from .pieces import Pieces
 
 CONTENT_TYPE: Final = "application/grpc"
@@ -84,11 +85,26 @@ def prefix(size: int) -> bytes:
 class MessageReader:
     """Splits a stream's DATA into messages."""
 
-    __slots__ = ("_is_open", "_limit", "_missing", "_pieces", "_prefix")
+    __slots__ = (
+        "_held",
+        "_is_open",
+        "_limit",
+        "_missing",
+        "_pieces",
+        "_prefix",
+        "_taken",
+        "is_over_budget",
+    )
 
-    def __init__(self, limit: int) -> None:
-        """`limit` is the size of the largest message in bytes."""
+    def __init__(self, limit: int, held: HeldBytes | None = None) -> None:
+        """`limit` is the size of the largest message in bytes. `held` counts the bytes of
+        incomplete messages."""
         self._limit = limit
+        self._held = held or HeldBytes()
+        self._taken = 0
+        """Bytes that are counted in `held`."""
+        self.is_over_budget = False
+        """Whether `held` had no room for a part of the message that has begun."""
         self._prefix = b""
         """The beginning of a prefix whose rest has not come."""
         self._is_open = False
@@ -111,14 +127,14 @@ class MessageReader:
         if self._is_open:
             at = self._missing
             if end < at:
-                self._pieces.add(data)
                 self._missing -= end
+                self._collect(data)
                 return messages
             # Joined only once, and without its prefix: a large message is copied once, however
             # many frames it takes.
             self._pieces.add(data[:at] if at < end else data)
             messages.append(self._pieces.take())
-            self._is_open = False
+            self.drop()
         if self._prefix:
             data, at = self._prefix + data[at:], 0
             self._prefix, end = b"", len(data)
@@ -130,11 +146,28 @@ class MessageReader:
             stop = start + self._length(data, at)
             if stop > end:
                 self._is_open, self._missing = True, stop - end
-                self._pieces.add(data[start:])
+                self._collect(data[start:])
                 break
             messages.append(data[start:stop])
             at = stop
         return messages
+
+    def drop(self) -> None:
+        """Give up the message that has begun."""
+        self._is_open = self.is_over_budget = False
+        self._pieces.clear()
+        self._held.give_back(self._taken)
+        self._taken = 0
+
+    def _collect(self, data: bytes) -> None:
+        """Keep a part of a message."""
+        size = len(data)
+        if not self._held.take(size, of=self._taken + size + self._missing):
+            # The caller decides what becomes of the call; this part is bounded by a frame.
+            self._held.add(size)
+            self.is_over_budget = True
+        self._taken += size
+        self._pieces.add(data)
 
     def _length(self, data: bytes, at: int) -> int:
         if data[at]:

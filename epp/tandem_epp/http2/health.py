@@ -116,6 +116,9 @@ class _Check:
             raise CallFault(Status.INTERNAL, "Check takes one request")
         self._service = _service(message)
 
+    def on_over_budget(self) -> None:
+        self._call.exhaust()
+
     def on_half_close(self) -> None:
         if self._service is None:
             raise CallFault(Status.INTERNAL, "Check needs a request")
@@ -144,6 +147,9 @@ class _Watch:
         self._service = _service(message)
         self._health.watch(self)
         self._tell()
+
+    def on_over_budget(self) -> None:
+        self._call.exhaust()
 
     def on_half_close(self) -> None:
         if self._service is None:

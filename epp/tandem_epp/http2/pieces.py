@@ -32,6 +32,10 @@ class Pieces:
         else:
             self._parts.append(bytearray(data))
 
+    def clear(self) -> None:
+        """Forget the bytes so far."""
+        self._parts.clear()
+
     def take(self) -> bytes:
         """All bytes so far; nothing is left."""
         parts, self._parts = self._parts, []

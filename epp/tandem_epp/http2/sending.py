@@ -12,6 +12,7 @@ from .errors import ConnectionFault, ErrorCode
 from .flow import SendWindow
 from .frames import END_STREAM, HEADER, FrameType, headers
 from .headers import EMPTY_TABLE
+from .held_bytes import HeldBytes
 from .limits import DEFAULT_FRAME, DEFAULT_WINDOW, Limits
 from .stream import Stream
 
@@ -24,17 +25,20 @@ class Sender:
     def __init__(
         self,
         limits: Limits,
+        held: HeldBytes,
         on_released: Callable[[Stream], None],
         on_end: Callable[[Stream], None],
     ) -> None:
         """`on_released` is called with a stream that waits less than before, `on_end` with one
         whose last frame is written."""
-        self._limits = limits
+        self._limits, self._held = limits, held
         self._on_released, self._on_end = on_released, on_end
         self._out: list[bytes | memoryview] = []
         self._ready: dict[int, Stream] = {}
         self._unsent = 0
         """Bytes in the queues of all streams."""
+        self.released = 0
+        """Bytes that have left the queues: it grows while the peer reads."""
         self._is_first_block = True
         self.window = SendWindow(DEFAULT_WINDOW)
         """The connection's."""
@@ -46,6 +50,11 @@ class Sender:
     def has_output(self) -> bool:
         """Whether `take` would return anything."""
         return bool(self._out)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether answers wait for a window."""
+        return self._unsent > 0
 
     def take(self) -> bytes:
         """All frames to write now, in order."""
@@ -83,7 +92,8 @@ class Sender:
         stream.queue.append(data)
         stream.unsent += size
         self._unsent += size
-        if self._unsent > self._limits.connection_unsent:
+        self._held.add(size)
+        if self._unsent > self._limits.connection_unsent or self._held.exceeds_share(self._unsent):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read its answers")
         self._flush(stream)
         return False
@@ -108,7 +118,7 @@ class Sender:
 
     def forget(self, stream: Stream) -> None:
         """Drop what waits: the stream is over."""
-        self._unsent -= stream.unsent
+        self._count_sent(stream.unsent)
         stream.unsent = 0
         stream.queue.clear()
         self._ready.pop(stream.id, None)
@@ -130,7 +140,7 @@ class Sender:
             stream.unsent -= size
             largest = max(largest, size)
             self._out += (HEADER.pack(size >> 8, size & 0xFF, _TYPE_DATA, 0, stream.id), part)
-        self._unsent -= before - stream.unsent
+        self._count_sent(before - stream.unsent)
         if queue and own.size > 0:
             self._ready[stream.id] = stream
         else:
@@ -140,6 +150,11 @@ class Sender:
         if stream.is_ending and not queue:
             self._end(stream)
         return largest
+
+    def _count_sent(self, size: int) -> None:
+        self._unsent -= size
+        self.released += size
+        self._held.give_back(size)
 
     def _end(self, stream: Stream) -> None:
         if stream.trailers is not None:

@@ -13,8 +13,10 @@ from ssl import SSLContext
 from typing import Final, cast
 
 from .connection import Connection
+from .errors import ConnectionFault, ErrorCode
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
+from .held_bytes import HeldBytes
 from .limits import Limits
 from .session import Call, GrpcSession, Service
 
@@ -38,11 +40,16 @@ class Server:
     """The listening socket and its connections."""
 
     def __init__(
-        self, services: Mapping[str, Service], health: HealthService, limits: Limits
+        self,
+        services: Mapping[str, Service],
+        health: HealthService,
+        limits: Limits,
+        held: HeldBytes | None = None,
     ) -> None:
-        """`services` maps `/package.Service/Method` to the method."""
+        """`services` maps `/package.Service/Method` to the method. `held` counts what peers make
+        this process hold."""
         self.services = {**services, **health.methods}
-        self.health, self.limits = health, limits
+        self.health, self.limits, self.held = health, limits, held or HeldBytes()
         self.cache = BlockCache()
         self.connections: set[ServerConnection] = set()
         self.is_draining = False
@@ -96,8 +103,8 @@ class Server:
     def _check(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection in [c for c in self.connections if c.deadline < now]:
-            connection.expire()
+        for connection in list(self.connections):
+            connection.check(now)
         if self.health.is_watched:
             self.health.update()
         self._timer = loop.call_later(_CHECK_SECONDS, self._check)
@@ -118,6 +125,10 @@ class ServerConnection(asyncio.Protocol):
         self._is_established = False
         self._unsent = 0
         """Bytes of output that waited when the peer was last given time to take some."""
+        self._buffered = 0
+        """Bytes of a full transport, as far as they are counted."""
+        self._released = (0, 0.0)
+        """Bytes of answers that had left the queues when more last did, and when."""
         self.deadline = self._loop.time() + server.limits.preface_seconds
         """The loop's time at which the connection is cut; moves with what the peer does."""
 
@@ -158,16 +169,33 @@ class ServerConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()
+        self._count_buffer(self._transport.get_write_buffer_size())
         self._await_progress()
 
-    def expire(self) -> None:
-        """The deadline has passed: cut the connection, unless the peer has taken some output."""
-        if self._transport.get_write_buffer_size() < self._unsent:
-            self._await_progress()
-        else:
-            self.abort()
+    def check(self, now: float) -> None:
+        """Cut the connection if its peer takes no output; at the loop's time `now`."""
+        if self.deadline < now:
+            if self._transport.get_write_buffer_size() < self._unsent:
+                self._await_progress()
+            else:
+                self.abort()
+        elif self._session is not None and self._session.connection.sender.is_waiting:
+            self._check_windows(self._session.connection, now)
+
+    def _check_windows(self, connection: Connection, now: float) -> None:
+        """End the connection if its peer has opened no window for long."""
+        released, since = self._released
+        if connection.sender.released != released or not since:
+            self._released = connection.sender.released, now
+        elif now - since > self._server.limits.stall_seconds:
+            connection.fail(
+                ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read its answers")
+            )
+            if self._session is not None:
+                self._session.flush()
 
     def resume_writing(self) -> None:
+        self._count_buffer(0)
         if self._transport.is_closing():
             # The rest, too, must be taken in time.
             self._await_progress()
@@ -179,8 +207,10 @@ class ServerConnection(asyncio.Protocol):
         # The deadline must not abort a transport that is gone.
         self.deadline = float("inf")
         self._server.remove(self)
+        self._count_buffer(0)
         session, self._session = self._session, None
         if session is not None:
+            self._server.held.connections -= 1
             session.lost()
 
     def drain(self) -> None:
@@ -206,8 +236,9 @@ class ServerConnection(asyncio.Protocol):
         if any(start.startswith(self._begin) for start in HTTP1_STARTS):
             return None
         server = self._server
+        server.held.connections += 1
         self._session = GrpcSession(
-            Connection(server.limits, server.cache),
+            Connection(server.limits, server.cache, server.held),
             server.services,
             server.health.page,
             on_error=_log_error,
@@ -231,6 +262,11 @@ class ServerConnection(asyncio.Protocol):
         """Give the peer time to take some of the output."""
         self._unsent = self._transport.get_write_buffer_size()
         self.deadline = self._loop.time() + self._server.limits.stall_seconds
+
+    def _count_buffer(self, size: int) -> None:
+        """Count what a full transport holds."""
+        self._server.held.add(size - self._buffered)
+        self._buffered = size
 
     def _keep_alive(self) -> None:
         sock = self._transport.get_extra_info("socket")

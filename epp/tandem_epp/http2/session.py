@@ -22,6 +22,10 @@ class Handler(Protocol):
     def on_message(self, message: bytes) -> None:
         """The client sent `message`."""
 
+    def on_over_budget(self) -> None:
+        """The server holds more bytes than it may, with a part of a message from this client. The
+        rest is taken, unless the handler finishes the call."""
+
     def on_half_close(self) -> None:
         """The client sends no more; the handler must finish the call, now or later."""
 
@@ -49,7 +53,8 @@ class Call:
         self.stream = stream
         self.timeout = timeout
         """Seconds that the client gives the call; None: no limit."""
-        self.reader = grpc.MessageReader(session.connection.limits.message)
+        connection = session.connection
+        self.reader = grpc.MessageReader(connection.limits.message, connection.held)
         self.handler: Handler | None = None
         self.is_over = False
         self.on_over: Callable[[], object] | None = None
@@ -89,6 +94,10 @@ class Call:
             self._session.on_error(error)
             self.finish(Status.UNKNOWN, f"unexpected {type(error).__name__}")
 
+    def exhaust(self) -> None:
+        """End the call, since the server holds more bytes than it may."""
+        self.finish(Status.RESOURCE_EXHAUSTED, "the server holds as many bytes as it may")
+
     def pause(self) -> None:
         """Take no more from the client than it may send already. Messages still arrive."""
         self._session.connection.pause(self.stream)
@@ -109,6 +118,7 @@ class Call:
             # Stream and call refer to each other; so they go without the garbage collector.
             self.stream.call = None
             self._session.calls.discard(self)
+            self.reader.drop()
             if self.on_over is not None:
                 self.on_over()
             try:
@@ -167,6 +177,7 @@ class GrpcSession:
         """The connection is gone: end all calls."""
         for call in list(self.calls):
             call.end()
+        self.connection.lost()
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
@@ -216,6 +227,8 @@ class GrpcSession:
                 if call.handler is None:
                     return
                 call.handler.on_message(message)
+            if call.reader.is_over_budget and call.handler is not None:
+                call.handler.on_over_budget()
             if is_end and call.handler is not None:
                 if call.reader.is_within_message:
                     raise CallFault(Status.INTERNAL, "the request ends within a message")

@@ -31,6 +31,8 @@ DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})
 LIMIT = 1 << 20
 TOO_LARGE = ImmediateResponse(413, b"too large")
+TOO_SLOW = ImmediateResponse(408, b"too slow")
+FULL = ImmediateResponse(503, b"full")
 REFUSAL = ImmediateResponse(400, b"bad")
 
 
@@ -67,6 +69,12 @@ class Placer:
 
     def body_too_large(self, limit: int) -> LocalReply:
         return LocalReply(TOO_LARGE)
+
+    def body_too_slow(self) -> LocalReply:
+        return LocalReply(TOO_SLOW)
+
+    def memory_full(self) -> LocalReply:
+        return LocalReply(FULL)
 
 
 def split_at(body: bytes, cuts: Sequence[int]) -> list[bytes]:

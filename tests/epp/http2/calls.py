@@ -36,6 +36,9 @@ class Echo:
             case _:
                 self.call.send(message)
 
+    def on_over_budget(self) -> None:
+        pass
+
     def on_half_close(self) -> None:
         self.is_half_closed = True
         self.call.finish()

@@ -42,6 +42,9 @@ class Echo:
     def on_message(self, message: bytes) -> None:
         self.call.send(message)
 
+    def on_over_budget(self) -> None:
+        pass
+
     def on_half_close(self) -> None:
         self.call.finish()
 

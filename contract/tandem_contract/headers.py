@@ -42,6 +42,10 @@ TRACEPARENT: Final = "traceparent"
 RETRY_AFTER: Final = "retry-after"
 """engine → sidecar → client: seconds to wait, or a date to wait for, before a retry (RFC 9110)."""
 
+REQUEST_DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
+"""EPP → client, on errors that are not the client's fault: why no pod got the request, in
+llm-d-router's words: `rejected-no-endpoints`, `rejected-saturated`, `rejected-internal`."""
+
 DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
 """sidecar → vLLM, by the plan: the data-parallel rank that serves a leg. EPP → vLLM directly where
 the pod has no sidecar; a sidecar drops it. Clients may not set it."""

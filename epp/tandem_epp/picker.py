@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Final, Protocol
 
 from tandem_contract import headers as wire
-from tandem_contract.openai_errors import error_body
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.request_ids import usable_request_id
@@ -27,7 +26,7 @@ from .backends.fleet import Fleet
 from .backends.pods import Pod
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
-from .ext_proc.messages import HeaderMutation, HttpRequest, ImmediateResponse
+from .ext_proc.messages import HeaderMutation, HttpRequest
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
@@ -35,6 +34,7 @@ from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
 from .preparation import Preparation, parse, preparation_of
 from .prompt_key import PromptForm
+from .refusals import Refusals, unknown_model
 from .request import InferenceRequest, is_json, kind_of, read_model
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
@@ -47,8 +47,6 @@ PLAN_SECONDS: Final = 120.0
 """Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
 two nodes may differ. The request itself may take longer."""
 
-_MODELS_SHOWN: Final = 8
-"""Model names in the answer to a request for an unknown model."""
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _FAULT: Final = (
     "the endpoint picker could not place the request because of a bug: its log says more"
@@ -78,6 +76,7 @@ class EndpointPicker:
         self.observer: PlacementObserver | None = None
         """Is told what happens to each placement; None: no other part needs it."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
+        self._error = Refusals(metrics).error
         self._random = random
         self._scheduler = Scheduler(fleet, routing, random)
 
@@ -212,13 +211,9 @@ class EndpointPicker:
             return
         if self._fleet.was_removed_recently(model, now):
             raise self._error(503, "model_gone", f"no backend serves `{model}` now: try again")
-        raise self._error(404, "unknown_model", self._unknown_model(model), param="model")
-
-    def _unknown_model(self, model: str) -> str:
-        names = self._fleet.models
-        shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
-        more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
-        return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."
+        raise self._error(
+            404, "unknown_model", unknown_model(model, self._fleet.models), param="model"
+        )
 
     def _placement(
         self,
@@ -301,18 +296,6 @@ class EndpointPicker:
                 result.cached_tokens,
                 decision.prompt_tokens,
             )
-
-    def _error(
-        self, status: int, reason: str, message: str, *, param: str | None = None
-    ) -> LocalReply:
-        """An error response, counted."""
-        self._metrics.decisions.labels("refused", reason).inc()
-        _log.debug("refused a request: %d %s", status, reason)
-        headers = [("content-type", "application/json")]
-        if status == 503:
-            headers.append(("retry-after", "1"))
-        body = error_body(status, message, param=param)
-        return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
 
 
 def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> bool:

@@ -292,6 +292,21 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
     assert setup["d"].estimates.observed_at, "without a prefill backend the decode backend computed"
 
 
+def test_errors_that_are_not_the_clients_fault_carry_llm_ds_reason() -> None:
+    setup = PickerSetup(d="decode")
+    reason = wire.REQUEST_DROPPED_REASON
+    assert dict(setup.picker.memory_full().response.headers)[reason] == "rejected-saturated"
+    _, bad = setup.refusal(b"{")
+    assert reason not in bad
+    subset = HttpRequest("POST", "/v1/completions", {}, frozenset({"10.9.9.9:8000"}))
+    with pytest.raises(LocalReply) as refusal:
+        setup.picker.place(subset, b'{"model": "m", "prompt": "x"}', NOW)
+    assert dict(refusal.value.response.headers)[reason] == "rejected-no-endpoints"
+    setup.down("d")
+    status, gone = setup.refusal(b'{"model": "m", "prompt": "x"}')
+    assert (status, gone[reason], gone["retry-after"]) == (503, "rejected-no-endpoints", "1")
+
+
 def test_error_responses() -> None:
     setup = PickerSetup(d="decode")
     status, error = setup.refusal(b'{"model": "other"}')
@@ -300,7 +315,6 @@ def test_error_responses() -> None:
     assert setup.refusal(b"{")[0] == 400
     assert json.loads(setup.picker.body_too_large(5).response.body)["error"]["code"] == 413
     assert json.loads(setup.picker.body_too_slow().response.body)["error"]["code"] == 408
-    assert json.loads(setup.picker.memory_full().response.body)["error"]["code"] == 503
     assert setup.decisions("refused", "unknown_model") == 1
 
 

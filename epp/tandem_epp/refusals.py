@@ -1,0 +1,53 @@
+"""The EPP's own error responses: OpenAI's format, counted, with llm-d's reason where it has one."""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from tandem_contract import headers as wire
+from tandem_contract.openai_errors import error_body
+
+from .ext_proc.messages import ImmediateResponse
+from .ext_proc.stream import LocalReply
+from .metrics import Metrics
+
+_DROPPED: Final = {
+    "no_backend": "rejected-no-endpoints",
+    "no_prefill_backend": "rejected-no-endpoints",
+    "model_gone": "rejected-no-endpoints",
+    "memory_full": "rejected-saturated",
+    "fault": "rejected-internal",
+}
+"""Reason → value of REQUEST_DROPPED_REASON. The other reasons are the client's fault, for which
+llm-d-router sends none."""
+_MODELS_SHOWN: Final = 8
+"""Model names in the answer to a request for an unknown model."""
+_log: Final = logging.getLogger(__name__)
+
+
+class Refusals:
+    """Makes the error responses."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def error(
+        self, status: int, reason: str, message: str, *, param: str | None = None
+    ) -> LocalReply:
+        """An error response, counted."""
+        self._metrics.decisions.labels("refused", reason).inc()
+        _log.debug("refused a request: %d %s", status, reason)
+        headers = [("content-type", "application/json")]
+        if status == 503:
+            headers.append((wire.RETRY_AFTER, "1"))
+        if (dropped := _DROPPED.get(reason)) is not None:
+            headers.append((wire.REQUEST_DROPPED_REASON, dropped))
+        body = error_body(status, message, param=param)
+        return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
+
+
+def unknown_model(model: str, names: Sequence[str]) -> str:
+    """The message for a model that is none of `names`."""
+    shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
+    more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
+    return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."

@@ -11,13 +11,13 @@ A figure that no request can have, for instance a day, makes the whole header un
 counts in other units, or is broken.
 """
 
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+
+class Timing(Struct, frozen=True):
     """Durations in seconds, tokens and bytes of one request; None: unknown."""
 
     queue: float | None = None
@@ -85,7 +85,7 @@ MAX_REQUESTS: Final = 1 << 20
 """Limit of a number of requests: more connections than one process can have."""
 
 
-_TYPES = {
+_TYPES: Final[dict[str, type[float] | type[int]]] = {
     "queue": float,
     "compute": float,
     "cached": int,
@@ -100,6 +100,8 @@ _TYPES = {
 _LIMITS: Final[dict[str, float]] = {
     name: MAX_SECONDS if kind is float else MAX_TOKENS for name, kind in _TYPES.items()
 } | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS}
+_READERS: Final = {name: (kind, _LIMITS[name]) for name, kind in _TYPES.items()}
+"""Name → type and limit of the figure."""
 _TEMPLATES: Final = tuple(
     (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in _TYPES.items()
 )
@@ -113,17 +115,18 @@ def parse_timing(value: str) -> Timing:
     values: dict[str, float | int] = {}
     for part in value.split(";"):
         name, _, text = part.strip().partition("=")
-        if name in _TYPES:
-            try:
-                figure = _TYPES[name](text)
-            # One unreadable value must not cost the others: engines may be newer than this code.
-            except ValueError:
-                continue
-            # Also false for NaN, which would spoil every average.
-            if not 0 <= figure < inf:
-                continue
-            if figure > _LIMITS[name]:
-                return OUT_OF_RANGE
+        if (reader := _READERS.get(name)) is None:
+            continue
+        kind, limit = reader
+        try:
+            figure = kind(text)
+        # One unreadable value must not cost the others: engines may be newer than this code.
+        except ValueError:
+            continue
+        # Both comparisons are false for NaN, which would spoil every average.
+        if 0 <= figure <= limit:
             values[name] = figure
+        elif limit < figure < inf:
+            return OUT_OF_RANGE
     # Names and types come from _TYPES.
     return Timing(**values) if values else UNKNOWN  # type: ignore[arg-type]

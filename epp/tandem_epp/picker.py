@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from tandem_contract import headers as wire
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan import Plan, PlanSigner, Target
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
@@ -69,8 +69,9 @@ class EndpointPicker:
     def __init__(
         self, fleet: Fleet, routing: Routing, metrics: Metrics, history: History, random: Random
     ) -> None:
-        self.plan_keys: Mapping[str, bytes] = {}
-        """Key id → secret. Without keys no plan is sent."""
+        self._plan_keys: Mapping[str, bytes] = {}
+        self._signer: PlanSigner | None = None
+        """None: there are no keys."""
         self.tracer: DecisionTracer | None = None
         """None: no spans."""
         self.observer: PlacementObserver | None = None
@@ -79,6 +80,15 @@ class EndpointPicker:
         self._error = Refusals(metrics).error
         self._random = random
         self._scheduler = Scheduler(fleet, routing, random)
+
+    @property
+    def plan_keys(self) -> Mapping[str, bytes]:
+        """Key id → secret. Without keys no plan is sent. Replaced as a whole."""
+        return self._plan_keys
+
+    @plan_keys.setter
+    def plan_keys(self, keys: Mapping[str, bytes]) -> None:
+        self._plan_keys, self._signer = keys, PlanSigner(keys) if keys else None
 
     @property
     def routing(self) -> Routing:
@@ -202,7 +212,7 @@ class EndpointPicker:
         pods = in_subset(self._fleet.ready_pods(None), request.subset)
         response = models_response(pods, now)
         if response is not None:
-            self._metrics.decisions.labels("answered", "models").inc()
+            self._metrics.decisions.child("answered", "models").inc()
             raise LocalReply(response, "models")
 
     def _check_model(self, model: str | None, now: float) -> None:
@@ -232,9 +242,9 @@ class EndpointPicker:
         if (rank := _common_rank(result.decode)) is not None:
             # For an engine without a sidecar in front. A sidecar drops it and obeys the plan.
             headers[wire.DATA_PARALLEL_RANK] = str(rank)
-        if self.plan_keys:
+        if self._signer is not None:
             # Bound to this request id: the plan cannot be replayed for another request.
-            headers[wire.PLAN] = sign(_plan(result, request_id, now), self.plan_keys, now=now)
+            headers[wire.PLAN] = self._signer.sign(_plan(result, request_id, now), now)
         self._record(parsed, result, decision)
         mutation = HeaderMutation(
             tuple(headers.items()),
@@ -276,9 +286,9 @@ class EndpointPicker:
         if result.costs is not None and request is not None:
             overhead = self._fleet.overheads.seconds(path)
             self._history.explain(decision, result.costs, overhead)
-        self._metrics.decisions.labels(path, reason).inc()
+        self._metrics.decisions.child(path, reason).inc()
         if path is RoutingPath.FALLBACK:
-            self._metrics.fallbacks.labels(reason, result.decode[0].backend.role).inc()
+            self._metrics.fallbacks.child(reason, result.decode[0].backend.role).inc()
         if request is not None:
             self._metrics.observe_hit_ratio(
                 min(result.size.cached, request.prompt_tokens),

@@ -1,5 +1,6 @@
 """The signed plan: good for one request, one time, one set of keys."""
 
+import hmac
 from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import (
     Plan,
     PlanRejected,
+    PlanSigner,
     Target,
     key_id,
     load_keys,
@@ -40,6 +42,22 @@ def verified(value: str, keys: dict[str, bytes] = NEW, request_id: str = "r-1") 
 
 def test_what_was_signed_is_read_back() -> None:
     assert verified(sign(PLAN, NEW, now=999.0)) == PLAN
+
+
+@given(st.binary(max_size=300), st.binary(min_size=1, max_size=200))
+def test_the_signature_is_an_hmac_of_sha256(content: bytes, secret: bytes) -> None:
+    plan = Plan(RoutingPath.UNIFIED, content.hex(), Target("d", "h:1"))
+    head, _, mac = sign(plan, {"k": secret}, now=0.0).rpartition(".")
+    digest = hmac.digest(secret, head.encode(), "sha256")[:16]
+    assert mac == urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def test_a_signer_takes_the_next_key_when_its_time_has_come() -> None:
+    first, second = key_id(1000.0), key_id(2000.0)
+    signer = PlanSigner({first: b"f" * 16, second: b"s" * 16})
+    times = (1000.0, 1999.9, 2000.0, 2000.9, 1999.0, 500.0)
+    used = [signer.sign(PLAN, now).split(".")[1] for now in times]
+    assert used == [first, first, second, second, first, first]
 
 
 def test_a_plan_with_defaults_is_read_back() -> None:

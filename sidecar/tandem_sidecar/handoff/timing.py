@@ -10,8 +10,9 @@ stream is not delayed: what is not known yet is left out of it. A `usage` that e
 to the record of the request (`GET /requests/ID`) and to `tandem_sidecar_prompt_tokens_total`.
 """
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from tandem_contract import headers
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing

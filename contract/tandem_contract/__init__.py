@@ -10,6 +10,7 @@ Contents:
     configuration         config (router file), custom_resources, documents (YAML with line
                           numbers), durations, commandline
     for people            trace (`tandem trace`), openai_errors, otlp
+    within a process      fast_metrics (counters that cost little)
 
 The package makes no routing decision, opens no socket and reads no clock, but for a chat
 template that asks for the date. It imports no other Tandem package. Read `headers` first, then

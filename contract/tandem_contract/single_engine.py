@@ -180,6 +180,8 @@ def single_engine_reason(kind: RequestKind, body: bytes, members: Mapping[str, R
     its `sampling_params` beside them. Raises msgspec.DecodeError, UnicodeDecodeError or
     RecursionError for a member that cannot be decoded.
     """
+    if FIELDS[kind].isdisjoint(members):
+        return None
     for rule in _BY_KIND[kind]:
         if rule.field in members and _applies(rule, body, members):
             return rule.reason

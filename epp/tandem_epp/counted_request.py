@@ -2,8 +2,10 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from tandem_contract.prefix import Chain
 from tandem_contract.timing import UNKNOWN, Timing

@@ -12,6 +12,8 @@ from itertools import islice
 from time import perf_counter
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, DecisionTrace
@@ -37,8 +39,7 @@ class Explanation(Protocol):
         """The costs of all candidates; computed when a person asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A pod's address and load when it was chosen. A copy, because a reference to the Pod would
     keep the prefix indexes of a removed pod in memory."""
 
@@ -50,7 +51,7 @@ class Candidate:
 
 def candidates(pods: Sequence[Pod]) -> tuple[Candidate, ...]:
     """The present address and load of each of `pods`."""
-    return tuple(Candidate(p.name, p.address or "", p.in_flight, p.gauges) for p in pods)
+    return tuple([Candidate(p.name, p.address or "", p.in_flight, p.gauges) for p in pods])
 
 
 @dataclass(slots=True)

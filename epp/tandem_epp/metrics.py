@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from time import time
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
+from tandem_contract.fast_metrics import CounterVec, HistogramVec
 
 from .backends.fleet import Fleet
 from .faults import Faults
@@ -31,14 +32,14 @@ class Metrics:
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(HealthCollector(fleet))
         self.registry.register(HitCollector(fleet))
-        self.decisions = Counter(
+        self.decisions = CounterVec(
             "tandem_epp_decisions_total",
             "Requests by routing path and reason. Path refused: the EPP answered with an error; "
             "answered: the EPP answered a list of models. Reasons are a fixed set.",
             ("path", "reason"),
             registry=self.registry,
         )
-        self.fallbacks = Counter(
+        self.fallbacks = CounterVec(
             "tandem_epp_fallbacks_total",
             "Requests that one backend serves because no hand-off is possible. Reason: "
             "no_prefill_backend, no_decode_backend, fault. served_by: role of the backend; unified "
@@ -46,41 +47,41 @@ class Metrics:
             ("reason", "served_by"),
             registry=self.registry,
         )
-        self.decision_seconds = Histogram(
+        self.decision_seconds = HistogramVec(
             "tandem_epp_decision_seconds",
             "Seconds from a complete body to a decision: parsing, hashing, scoring, signing.",
-            buckets=_SECONDS,
+            _SECONDS,
             registry=self.registry,
-        )
-        self._hit_ratio = Histogram(
+        ).child()
+        self._hit_ratio = HistogramVec(
             "tandem_epp_prefix_hit_ratio",
             "Cached share of a prompt, 0 to 1, on the pod that computes it. Source estimated: as "
             "the choice predicted it; measured: as the headers of the answer tell it, which of "
             "vLLM's streams is known only after a hand-off. tandem_epp_cached_prompt_tokens_total "
             "has all requests.",
+            _TENTHS,
             ("source",),
-            buckets=_TENTHS,
             registry=self.registry,
         )
-        self._ttft_error = Histogram(
+        self._ttft_error = HistogramVec(
             "tandem_epp_ttft_prediction_error",
             "Error of the predicted seconds to the first token, as a share of the measured ones: "
             "|predicted - measured| / measured; 0.2 is 20 %. Both count from the decision. Only "
             "streams that were answered with 2xx on the planned path are observed.",
+            _RELATIVE,
             ("path",),
-            buckets=_RELATIVE,
             registry=self.registry,
         )
-        self._tokenization = Histogram(
+        self._tokenization = HistogramVec(
             "tandem_epp_tokenization_seconds",
             "Seconds that a request waited for the token ids of its prompt, by result: given (the "
             "request has them), cached, tokenized; and, placed without them: late, refused (no "
             "tokenizer or no answer from it), busy (too many at once).",
+            _TOKENIZATION_SECONDS,
             ("result",),
-            buckets=_TOKENIZATION_SECONDS,
             registry=self.registry,
         )
-        self.warm_ups = Counter(
+        self.warm_ups = CounterVec(
             "tandem_epp_warmups_total",
             "Attempts to make the first hand-off of a pair of pods, by result: warm; fallback "
             "(answered without the hand-off); error (HTTP status 400 or above); unreachable (no "
@@ -93,17 +94,17 @@ class Metrics:
 
     def observe_tokenization(self, result: str, seconds: float) -> None:
         """Observe the `seconds` that a request waited for its token ids."""
-        self._tokenization.labels(result).observe(seconds)
+        self._tokenization.child(result).observe(seconds)
 
     def observe_hit_ratio(self, cached: int, prompt: int, source: str) -> None:
         """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""
         if prompt > 0:
-            self._hit_ratio.labels(source).observe(cached / prompt)
+            self._hit_ratio.child(source).observe(cached / prompt)
 
     def observe_ttft(self, predicted: float, measured: float, path: str) -> None:
         """Observe the error of a predicted TTFT; both in seconds."""
         if measured > 0:
-            self._ttft_error.labels(path).observe(abs(predicted - measured) / measured)
+            self._ttft_error.child(path).observe(abs(predicted - measured) / measured)
 
 
 class _FleetCollector(Collector):

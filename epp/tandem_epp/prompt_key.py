@@ -32,6 +32,7 @@ SALT_FIELDS: Final = (
     "content_parts",
 )
 """Members that are part of the salt if they are given and not null."""
+_SALT_FIELDS: Final = frozenset(SALT_FIELDS)
 
 
 class PromptForm(Enum):
@@ -65,7 +66,7 @@ def prompt_key(kind: RequestKind, model: str | None, members: Members) -> Prompt
 
 def _salt(model: str | None, members: Members) -> bytes:
     pieces: Pieces = [(model or "").encode()]
-    for name in SALT_FIELDS:
+    for name in SALT_FIELDS if not _SALT_FIELDS.isdisjoint(members) else ():
         if name in members and bytes(raw := members[name]) != b"null":
             pieces += (b"\0", name.encode(), b"\0", raw)
     return b"".join(pieces)

@@ -35,7 +35,7 @@ class Refusals:
         self, status: int, reason: str, message: str, *, param: str | None = None
     ) -> LocalReply:
         """An error response, counted."""
-        self._metrics.decisions.labels("refused", reason).inc()
+        self._metrics.decisions.child("refused", reason).inc()
         _log.debug("refused a request: %d %s", status, reason)
         headers = [("content-type", "application/json")]
         if status == 503:

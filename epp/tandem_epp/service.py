@@ -81,7 +81,7 @@ class Service:
         self._channel = self._share(plan_keys)
         self._warm_ups = WarmUps(
             self._fleet,
-            lambda result: self._metrics.warm_ups.labels(result).inc(),
+            lambda result: self._metrics.warm_ups.child(result).inc(),
             lambda: self._picker.plan_keys,
             self._is_warm_up_enabled,
         )

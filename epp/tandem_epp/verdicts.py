@@ -9,7 +9,8 @@ pods.judge_silence(fleet, now)               the request ended without any
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
@@ -18,8 +19,7 @@ from .ext_proc.messages import ResponseHeaders
 from .outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPods:
+class PlacedPods(Struct, frozen=True):
     """The pods of one request."""
 
     decode: Pod
@@ -44,6 +44,9 @@ class PlacedPods:
         """Count the outcome at each pod, from the response's headers; returns the decode pod's."""
         is_sidecar = response.path is not None
         outcome = decode_outcome(response.status, response.details, is_sidecar=is_sidecar)
+        if not self.prefill:
+            self._record(fleet, self.decode, outcome, now, _seconds(response.retry_after))
+            return outcome
         handoffs = self._handoff_outcomes(response)
         if outcome.is_failure and Outcome.HANDOFF in handoffs and not self.can_fall_back:
             # The sidecar's own error, for a prefill pod that failed.

@@ -117,6 +117,22 @@ def wait_seconds(pod: PodFigures, now: float) -> float:
     return pod.queued + (left if left > 0.0 else -left * pod.late_share)
 
 
+def first_token_seconds(
+    request: RequestFigures,
+    computing: PodFigures,
+    cached: int,
+    received: tuple[PodFigures, int, FabricClass] | None = None,
+) -> float:
+    """Predicted seconds until the first token: `CostTerms.first_token` of all pods that take part,
+    without the other terms. `computing` computes the prompt, of which it has `cached` tokens;
+    `received`, with a split: the decode pod, the tokens that it has, and the class of the pair."""
+    seconds = wait_seconds(computing, request.now)
+    seconds += idle_prefill_seconds(request, computing, cached)
+    if received is not None:
+        seconds += _transfer_seconds(request, *received) + HANDOFF_SECONDS
+    return seconds
+
+
 def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `unified(D)`. `cached` tokens of the prompt are on D, or will be by then."""
     prefill = idle_prefill_seconds(request, pod, cached)

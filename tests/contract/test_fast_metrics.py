@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from tandem_sidecar.observability.fast_metrics import CounterVec, HistogramVec
+from tandem_contract.fast_metrics import CounterVec, HistogramVec
 
 BOUNDS = (0.5, 1.0, 2.5)
 

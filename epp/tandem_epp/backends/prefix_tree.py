@@ -127,8 +127,10 @@ class PrefixTree(Generic[K]):
     def _make_room(self, chain: Chain) -> bool:
         """Evict when the limit is reached; returns whether there is room for `chain`."""
         room = self.limit_bytes - len(chain) * BLOCK_BYTES - _NEW_NODES * (NODE_BYTES + ENTRY_BYTES)
+        if self.bytes <= room:
+            return True
         for _ in range(_ATTEMPTS):
-            if self.bytes <= room:
-                break
             self._cached.shrink_largest()
-        return self.bytes <= room
+            if self.bytes <= room:
+                return True
+        return False

@@ -15,6 +15,7 @@ from tandem_planner.cost import (
     PodFigures,
     RequestFigures,
     decode_terms,
+    first_token_seconds,
     prefill_terms,
     unified_terms,
 )
@@ -54,12 +55,13 @@ class CostRecord(NamedTuple):
     @property
     def first_token(self) -> float:
         """Predicted seconds until the first token."""
-        if self.prefill is None:
-            return self._terms("unified", self.decode).first_token
-        return (
-            self._terms("prefill", self.prefill).first_token
-            + self._decode_terms(self.decode, self.fabric).first_token
-        )
+        pods, decode = self.pods, self.decode
+        computing, received = decode, None
+        if self.prefill is not None:
+            computing = self.prefill
+            received = pods[decode], self.cached[decode], self.fabric
+        cached = self.cached_if_computing[computing]
+        return first_token_seconds(self.request, pods[computing], cached, received)
 
     @property
     def prefill_seconds(self) -> float:

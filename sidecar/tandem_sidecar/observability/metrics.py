@@ -16,10 +16,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
+from tandem_contract.fast_metrics import OTHER, CounterVec, HistogramVec
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
-from .fast_metrics import OTHER, CounterVec, HistogramVec
 from .record import Phase, Result
 
 FIRST_BYTE_BUCKETS: Final = (

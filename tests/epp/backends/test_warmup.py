@@ -65,7 +65,7 @@ class Pairs:
         self.metrics = Metrics(self.fleet)
         self.warm_ups = WarmUps(
             self.fleet,
-            lambda result: self.metrics.warm_ups.labels(result).inc(),
+            lambda result: self.metrics.warm_ups.child(result).inc(),
             lambda: keys,
             lambda: self.is_enabled,
             back_off=0,

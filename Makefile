@@ -118,10 +118,11 @@ format: setup ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## regenerate derived files: ext_proc's messages, the plugin table, CRD reference pages, the schema of bench reports, chart copies
+generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, CRD reference pages, the schema of bench reports, chart copies
 	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto tandem_epp/ext_proc/access_log.proto \
 	  tandem_epp/http2/health.proto
 	$(BIN)/python -m tandem_epp.scheduling.reference
+	$(BIN)/python -m tandem_sidecar.llmd_flags
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py

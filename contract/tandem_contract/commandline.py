@@ -7,7 +7,7 @@ file given with `--config`. `--help` shows defaults. A usage error prints one li
 import ipaddress
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
@@ -87,32 +87,36 @@ DURATION = DurationType()
 HOST_PORT = HostPortType()
 
 
-def _load_config(ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
+def load_flags_file(ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
     """Use the values of the YAML file as the flags' defaults. An unknown flag name is an error."""
     if file is None:
         return None
     try:
-        documents = load_documents(file)
-        if len(documents) != 1 or not isinstance(documents[0].data, dict):
-            raise DocumentError(f"{file}:1: expected one YAML mapping of flag names to values")
-        # --help, --version and --config are not passed to the command: no flags here.
-        flags = {
-            name.lstrip("-"): flag
-            for flag in ctx.command.params
-            if flag.expose_value
-            for name in flag.opts
-        }
-        values = {}
-        for key, value in documents[0].data.items():
-            if (flag := flags.get(str(key))) is None:
-                raise documents[0].error([key], "no such flag: see --help")
-            values[flag.name] = _flag_value(ctx, flag, documents[0], key, value)
+        load_flags(ctx, load_documents(file), str(file))
     except DocumentError as err:
         raise click.UsageError(str(err), ctx) from err
-    # As defaults, so that the command line and the environment win over the file.
-    ctx.default_map = {**(ctx.default_map or {}), **values}
     ctx.meta[_CONFIG] = file
     return file
+
+
+def load_flags(ctx: click.Context, documents: Sequence[Document], source: str) -> None:
+    """Use the one mapping in `documents` as the flags' defaults. Raises DocumentError."""
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        raise DocumentError(f"{source}:1: expected one YAML mapping of flag names to values")
+    # --help, --version and --config are not passed to the command: no flags here.
+    flags = {
+        name.lstrip("-"): flag
+        for flag in ctx.command.params
+        if flag.expose_value
+        for name in flag.opts
+    }
+    values = {}
+    for key, value in documents[0].data.items():
+        if (flag := flags.get(str(key))) is None:
+            raise documents[0].error([key], "no such flag: see --help")
+        values[flag.name] = _flag_value(ctx, flag, documents[0], key, value)
+    # As defaults, so that the command line and the environment win over the file.
+    ctx.default_map = {**(ctx.default_map or {}), **values}
 
 
 def config_file(ctx: click.Context) -> Path | None:
@@ -150,7 +154,9 @@ def _as_argument(value: Any) -> Any:
     return str(value)
 
 
-def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Command]:
+def command(
+    name: str, *, flags_file: bool = True, cls: type[click.Command] = click.Command
+) -> Callable[[F], click.Command]:
     """`click.command` with the shared options: `--version`, environment variables, `--config`.
 
     `flags_file=False` for a command whose `--config` means something else (the EPP's router file).
@@ -159,6 +165,7 @@ def command(name: str, *, flags_file: bool = True) -> Callable[[F], click.Comman
     def decorate(function: F) -> click.Command:
         command = click.command(
             name,
+            cls=cls,
             context_settings={
                 "auto_envvar_prefix": name.upper().replace("-", "_"),
                 "help_option_names": ["-h", "--help"],
@@ -182,7 +189,7 @@ def config_option(made: click.Command) -> click.Command:
         # Before the other options are parsed, whose defaults it sets.
         is_eager=True,
         expose_value=False,
-        callback=_load_config,
+        callback=load_flags_file,
         help="YAML file: flag names without leading dashes, and their values. A flag given on the "
         "command line takes precedence.",
     )(made)
@@ -204,5 +211,7 @@ __all__ = [
     "config_option",
     "fail",
     "format_duration",
+    "load_flags",
+    "load_flags_file",
     "parse_host_port",
 ]

@@ -71,8 +71,10 @@ class GoType(click.ParamType[T], Generic[T]):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        # A file of flags has booleans of YAML.
+        text = str(value).lower() if isinstance(value, bool) else value
         try:
-            return self._parse(value)
+            return self._parse(text)
         except ValueError as err:
             self.fail(str(err), param, ctx)
 

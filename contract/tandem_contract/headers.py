@@ -50,6 +50,17 @@ DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
 """sidecar → vLLM, by the plan: the data-parallel rank that serves a leg. EPP → vLLM directly where
 the pod has no sidecar; a sidecar drops it. Clients may not set it."""
 
+DATA_PARALLEL_HOST_PORT: Final = "x-data-parallel-host-port"
+"""llm-d's EPP → sidecar: `ip:port` of the data-parallel rank that serves a request which was sent
+to the port of rank 0. Tandem's EPP names the rank in the plan."""
+
+ENCODER_HOSTS_PORTS: Final = "x-encoder-hosts-ports"
+"""llm-d's EPP → its sidecar: pods that encode media. Tandem's sidecar drops it: the pod that
+prefills encodes."""
+
+KV_CACHE_SOURCE: Final = "x-kv-cache-source-host-port"
+"""llm-d's EPP → its sidecar: a pod to pull cached KV from. Tandem's sidecar drops it."""
+
 SERVED_ENDPOINT: Final = "x-gateway-destination-endpoint-served"
 """Gateway → EPP, a key of `METADATA_NAMESPACE` in the response's metadata: `ip:port` of the backend
 that served, one of those that the EPP named (Gateway API Inference Extension). Some gateways also
@@ -74,9 +85,9 @@ INTERNAL: Final = frozenset(
         DECODE_BACKEND,
         DATA_PARALLEL_RANK,
         SERVED_ENDPOINT,
-        "x-encoder-hosts-ports",
-        "x-kv-cache-source-host-port",
-        "x-data-parallel-host-port",
+        DATA_PARALLEL_HOST_PORT,
+        ENCODER_HOSTS_PORTS,
+        KV_CACHE_SOURCE,
     }
 )
 """Removed from every client request."""

@@ -1,26 +1,27 @@
 """The command `tandem-sidecar`: its flags, and the settings made of them."""
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 import uvloop
 
-from tandem_contract import otlp
-from tandem_contract.commandline import (
-    DURATION,
-    HOST_PORT,
-    HostPort,
-    command,
-    config_file,
-    fail,
-    format_duration,
-    parse_host_port,
-)
+from tandem_contract.commandline import DURATION, HOST_PORT, command, config_file, fail
 
-from . import connectors
+from . import connectors, llmd_command
+from .flag_values import (
+    Engine,
+    allow_list,
+    collector_url,
+    connector,
+    duration_text,
+    engine_url,
+    size,
+    size_text,
+)
 from .http.server import Limits
 from .observability import logs
 from .observability.logs import LogFormat
@@ -28,72 +29,20 @@ from .process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import run
 from .process.supervisor import WorkerFailed, supervise
-from .security.credentials import BadCertificates, EngineTls, PlanKeys, Tls
-from .security.route import AllowList, parse_allow
+from .security.credentials import (
+    BadCertificates,
+    EngineTls,
+    ListenTls,
+    PlanKeys,
+    Tls,
+    listen_tls,
+)
 from .settings import Breaker, Policy, Settings
 
+log = logging.getLogger(__name__)
+
 _FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
-_UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _DEFAULTS: Final = Settings()
-
-
-class Engine(NamedTuple):
-    """The parsed value of `--engine`."""
-
-    address: HostPort
-    tls: bool
-
-
-def _duration_text(seconds: float) -> str:
-    """A default as users write it: in seconds below five minutes, as in `120s`."""
-    return f"{seconds:g}s" if seconds < 300 else format_duration(seconds)
-
-
-def _size_text(size: int) -> str:
-    """A default in the largest unit that divides it."""
-    unit = next(unit for unit, factor in reversed(_UNITS.items()) if size % factor == 0)
-    return f"{size // _UNITS[unit]}{unit}"
-
-
-def _engine(_ctx: click.Context, _param: click.Parameter, value: str) -> Engine:
-    scheme, _, rest = value.partition("://")
-    try:
-        if scheme not in ("http", "https"):
-            raise ValueError("it does not begin with http:// or https://")
-        return Engine(parse_host_port(rest.removesuffix("/")), scheme == "https")
-    except ValueError as err:
-        raise click.BadParameter(f"{value!r}: {err}: write http://HOST:PORT") from err
-
-
-def _allow(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> AllowList:
-    try:
-        return parse_allow(value)
-    except ValueError as err:
-        raise click.BadParameter(str(err)) from err
-
-
-def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
-    digits = value.rstrip("BGKMi")
-    unit = value[len(digits) :]
-    if not digits.isdecimal() or unit not in _UNITS or int(digits) == 0:
-        raise click.BadParameter(
-            f"{value!r} is not a size: write a number of bytes, or a number with KiB, MiB or GiB"
-        )
-    return int(digits) * _UNITS[unit]
-
-
-def _connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    try:
-        return connectors.check_name(value)
-    except connectors.UnknownConnector as err:
-        raise click.BadParameter(str(err)) from err
-
-
-def _collector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    try:
-        return value and otlp.traces_url(value)
-    except ValueError as err:
-        raise click.BadParameter(str(err)) from err
 
 
 def _plan_keys(directory: Path | None) -> PlanKeys:
@@ -116,15 +65,20 @@ def settings_from(flags: Flags) -> Settings:
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")
     tls = Tls(
-        engine.tls,
-        given.pop("prefill_tls"),
-        given.pop("tls_ca"),
-        given.pop("tls_cert"),
-        given.pop("tls_key"),
+        engine=engine.tls,
+        prefill=given.pop("prefill_tls"),
+        ca=given.pop("tls_ca"),
+        unverified_engine=given.pop("unverified_engine"),
+        unverified_prefill=given.pop("unverified_prefill"),
+        certificate=given.pop("tls_cert"),
+        key=given.pop("tls_key"),
     )
+    certificates = given.pop("cert_path")
+    for_clients = ListenTls(certificates) if given.pop("secure_proxy") else None
     try:
         # Only to report unusable files as a usage error; every process reads them itself.
         EngineTls(tls, engine.address)
+        listen_tls(for_clients)
     except BadCertificates as err:
         raise click.UsageError(str(err)) from err
     return Settings(
@@ -134,12 +88,13 @@ def settings_from(flags: Flags) -> Settings:
         allow=given.pop("prefill_allow"),
         breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
         tls=tls,
+        listen_tls=for_clients,
         log_format=LogFormat(given.pop("log_format")),
         **given,
     )
 
 
-@command("tandem-sidecar")
+@command("tandem-sidecar", cls=llmd_command.LlmdCommand)
 @click.option(
     "--listen",
     type=HOST_PORT,
@@ -154,38 +109,38 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--engine",
-    callback=_engine,
+    callback=engine_url,
     default=f"http://{_DEFAULTS.engine}",
     help="URL of this pod's decode engine.",
 )
 @click.option(
     "--connector",
-    callback=_connector,
+    callback=connector,
     default=_DEFAULTS.connector,
     help=f"How KV moves from the prefill to the decode engine: {', '.join(connectors.NAMES)}.",
 )
 @click.option(
     "--prefill-timeout",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.prefill_timeout),
+    default=duration_text(_DEFAULTS.prefill_timeout),
     help="Time limit of all prefill attempts of a request together.",
 )
 @click.option(
     "--prefill-grace",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.prefill_grace),
+    default=duration_text(_DEFAULTS.prefill_grace),
     help="Time in which a prefill may finish after its client left; then it is aborted. Pull only.",
 )
 @click.option(
     "--kv-transfer-timeout",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.kv_transfer_timeout),
+    default=duration_text(_DEFAULTS.kv_transfer_timeout),
     help="Time limit of a request that releases KV; the decode engine limits the transfer itself.",
 )
 @click.option(
     "--push-timeout",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.push_timeout),
+    default=duration_text(_DEFAULTS.push_timeout),
     help="With nixl-push: a decode without a first byte after this time is run without the KV.",
 )
 @click.option(
@@ -201,7 +156,7 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--prefill-allow",
-    callback=_allow,
+    callback=allow_list,
     multiple=True,
     metavar="CIDR|HOST:PORT",
     help="Prefill pods that may be named without a signed plan; repeatable. Ignored with keys.",
@@ -219,13 +174,13 @@ def settings_from(flags: Flags) -> Settings:
 @click.option(
     "--drain-timeout",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.drain_timeout),
+    default=duration_text(_DEFAULTS.drain_timeout),
     help="Time that running requests get when a drain begins.",
 )
 @click.option(
     "--max-body",
-    callback=_size,
-    default=_size_text(_DEFAULTS.limits.body),
+    callback=size,
+    default=size_text(_DEFAULTS.limits.body),
     help="Largest request body; a larger one is answered with 413.",
 )
 @click.option(
@@ -237,7 +192,7 @@ def settings_from(flags: Flags) -> Settings:
 @click.option(
     "--silence-timeout",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.silence_timeout),
+    default=duration_text(_DEFAULTS.silence_timeout),
     help="Silence of an engine after which /health is requested; after as long again it is hung.",
 )
 @click.option(
@@ -249,7 +204,7 @@ def settings_from(flags: Flags) -> Settings:
 @click.option(
     "--breaker-cooldown",
     type=DURATION,
-    default=_duration_text(_DEFAULTS.breaker.cooldown),
+    default=duration_text(_DEFAULTS.breaker.cooldown),
     help="Time that a circuit breaker stays open before one request probes the pod.",
 )
 @click.option(
@@ -300,7 +255,7 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--otlp-endpoint",
-    callback=_collector,
+    callback=collector_url,
     default=_DEFAULTS.otlp_endpoint,
     metavar="URL",
     help="OpenTelemetry collector that spans are sent to, over HTTP; empty: see OTEL_* variables.",
@@ -311,14 +266,20 @@ def settings_from(flags: Flags) -> Settings:
     hidden=True,
     help="Set by the supervisor for its workers: the sockets they inherit.",
 )
+@llmd_command.options
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:
-    """Proxy of a decode pod: prefills on a prefill pod, decodes on this pod's engine."""
+    """Proxy of a decode pod: prefills on a prefill pod, decodes on this pod's engine.
+
+    The flags of llm-d's sidecar work, too: docs/llm-d.md lists them.
+    """
     settings = settings_from(flags)
     keys = _plan_keys(flags["plan_key_dir"])
     source = Source(config_file(ctx), flags, _parse_again, _build)
     sockets: WorkerSockets | None = flags["worker_sockets"]
     logs.configure(settings.log_format, settings.log_level)
+    for line in llmd_command.notes(ctx) if sockets is None else ():
+        log.warning("%s", line)
     raise_descriptor_limit()
     try:
         # A worker has the same flags, and `sockets`: it must not start workers of its own.

@@ -10,7 +10,7 @@ from tandem_contract.connectors import ConnectorName
 
 from .http.server import Limits
 from .observability.logs import LogFormat
-from .security.credentials import Tls
+from .security.credentials import ListenTls, Tls
 from .security.route import AllowList
 
 _LISTEN = HostPort("0.0.0.0", ports.SIDECAR)
@@ -48,7 +48,10 @@ class Settings:
     admin: HostPort = _ADMIN
     """Address of the admin port."""
     engine: HostPort = _ENGINE
-    """Address of this pod's decode engine."""
+    """Address of this pod's decode engine, or of its rank 0."""
+    ranks: int = 1
+    """Data-parallel ranks with an engine port of their own. Rank r is served on the port of
+    `listen` plus r, by the port of `engine` plus r."""
     connector: str = ConnectorName.NIXL.value
     peer_port: int | None = None
     """Port on which a connector queries the prefill pod; None: the connector's own default."""
@@ -57,6 +60,8 @@ class Settings:
     allow: AllowList = field(default_factory=AllowList)
     breaker: Breaker = field(default_factory=Breaker)
     tls: Tls = field(default_factory=Tls)
+    listen_tls: ListenTls | None = None
+    """TLS for clients; None: plain TCP."""
     pod_name: str = ""
     """This pod's name in headers and metrics; empty: its name in the plan, else its address."""
     prefill_timeout: float = 30.0
@@ -82,6 +87,8 @@ class Settings:
     """Seconds that running requests get when a drain begins."""
     retries: int = 2
     """Prefill pods tried after the first one failed."""
+    sample_prefillers: bool = False
+    """Try the prefill pods of an unsigned header in random order instead of the header's."""
     tokenize_once: bool = True
     """Pass the token ids of a chat from the prefill's answer to the decode engine, if both engines
     can."""
@@ -91,6 +98,14 @@ class Settings:
     """Ended requests that each process remembers for `tandem trace`."""
     log_format: LogFormat = LogFormat.TEXT
     log_level: str = "info"
+    spans: bool = True
+    """Whether spans are sent if a collector is named."""
     otlp_endpoint: str = ""
     """URL of the OpenTelemetry collector (OTLP over HTTP); empty: the environment may name one,
     else no spans are sent."""
+
+    def engine_of(self, rank: int) -> HostPort:
+        """Address of the engine of a data-parallel rank. Raises ValueError if there is none."""
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"the pod serves no data-parallel rank {rank}")
+        return self.engine._replace(port=self.engine.port + rank)

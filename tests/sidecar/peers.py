@@ -88,6 +88,8 @@ class Peer:
         self.script: Script = script or self.default
         self.requests: list[Received] = []
         self.connections = 0
+        self.port = 0
+        """Port to listen on; 0: a free one."""
         self.tls: ssl.SSLContext | None = None
         """TLS context of the server; to be set before it starts."""
         self.health: Script = healthy
@@ -98,7 +100,7 @@ class Peer:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, limit=2**26, ssl=self.tls
+            self._serve, "127.0.0.1", self.port, limit=2**26, ssl=self.tls
         )
         self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
         return self

@@ -5,6 +5,7 @@ loop do the rest.
 """
 
 import logging
+import random
 import time
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
 from ..security.credentials import PlanKeys
-from ..security.route import Route, route
+from ..security.route import Route, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .driver import HandoffDriver
 from .forward import Passthrough, SingleEngineGeneration
@@ -39,7 +40,19 @@ class Proxy:
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request` with this pod's engine; None: it is already answered."""
-        return self.serve(request, client, self._context.settings.engine)
+        settings = self._context.settings
+        if settings.ranks == 1:
+            return self.serve(request, client, settings.engine)
+        try:
+            # With plan keys no unsigned header counts.
+            arrived = client.local_port - settings.listen.port
+            is_trusted = not self._keys.current
+            rank = rank_of(request, arrived, settings.listen.port) if is_trusted else arrived
+            engine = settings.engine_of(rank)
+        except ValueError as err:
+            send_error(client, request, 400, str(err), b"", close=False)
+            return None
+        return self.serve(request, client, engine)
 
     def serve(
         self, request: Request, client: ClientConnection, engine: HostPort
@@ -93,8 +106,11 @@ class Proxy:
         return ServedBy(request_id, RoutingPath.UNIFIED, decode_name).encode()
 
     def _route(self, request: Request, request_id: str) -> Route:
-        allow = self._context.settings.allow
-        chosen = route(request, request_id, self._keys.current, allow, time.time())
+        settings = self._context.settings
+        chosen = route(request, request_id, self._keys.current, settings.allow, time.time())
+        if settings.sample_prefillers and not self._keys.current:
+            shuffled = random.sample(chosen.candidates, len(chosen.candidates))
+            chosen = replace(chosen, candidates=tuple(shuffled))
         if chosen.error is not None:
             log.warning("%s", chosen.error, extra={"request_id": request_id})
         return chosen

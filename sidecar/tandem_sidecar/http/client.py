@@ -76,6 +76,7 @@ class ClientConnection(asyncio.Protocol):
         # Set once and never reset: bytes that the client still sends are discarded.
         self._closing = False
         self._at_eof = False
+        self._is_tls = False
         self._reading = True
         self._full = False
         # Unsent bytes at the last check, and since when their number has not fallen.
@@ -134,9 +135,17 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = self._loop.time() + self._server.limits.idle_seconds
 
     def write_eof(self) -> None:
-        """Close the sending side and go on reading."""
-        if not self._transport.is_closing():
+        """Close the sending side and go on reading; over TLS, which cannot, close both."""
+        if self._is_tls:
+            self.close()
+        elif not self._transport.is_closing():
             self._transport.write_eof()
+
+    @property
+    def local_port(self) -> int:
+        """The port that the client connected to."""
+        port: int = self._transport.get_extra_info("sockname")[1]
+        return port
 
     def set_reading(self, on: bool) -> None:
         """Start or stop reading from the client."""
@@ -191,6 +200,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
         self.write = self._transport.write
         self._server.add(self)
         self._await_request()
@@ -212,11 +222,12 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._at_eof = True
+        # asyncio closes the transport unless this method returns True; a TLS transport always.
+        can_stay = not self._is_tls
         if self._upgraded is not None:
             self._upgraded.client_eof()
-            return True
-        # asyncio closes the transport unless this method returns True.
-        if self._active is not None and self._active.survives_half_close:
+            return can_stay
+        if can_stay and self._active is not None and self._active.survives_half_close:
             return True
         self._disconnect()
         return False

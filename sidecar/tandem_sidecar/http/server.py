@@ -4,7 +4,8 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Iterable
+import ssl
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -51,8 +52,15 @@ class Handler(Protocol):
 class Server:
     """The open client connections, and the timer that enforces their deadlines."""
 
-    def __init__(self, handler: Handler, limits: Limits) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls` returns the context for each new connection; None: plain TCP."""
         self.handler = handler
+        self._tls = tls
         self.limits = limits
         self.clients: set[ClientConnection] = set()
         self.unsent: set[ClientConnection] = set()
@@ -148,9 +156,16 @@ class Server:
             task.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:
+        loop, limit = asyncio.get_running_loop(), self.limits.request_seconds
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self.new_connection, sock)
-        except OSError:  # the client disconnected meanwhile
+            if self._tls is None:
+                await loop.connect_accepted_socket(self.new_connection, sock)
+                return
+            await loop.connect_accepted_socket(
+                self.new_connection, sock, ssl=self._tls(), ssl_handshake_timeout=limit
+            )
+        # The client disconnected meanwhile, or did not complete a handshake (ssl.SSLError, too).
+        except OSError:
             sock.close()
 
     def _adopted(self, task: asyncio.Task[None]) -> None:

@@ -10,12 +10,17 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 from tandem_contract.commandline import HostPort
 
 BACKLOG: Final = 1024
 """Connections that the kernel queues until they are accepted."""
+
+
+EVERY_ADDRESS: Final = "*"
+"""Host for all addresses of the machine, of IPv4 and IPv6."""
 
 
 class CannotListen(OSError):
@@ -60,7 +65,14 @@ def listen(address: HostPort, flag: str) -> list[socket.socket]:
     Raises CannotListen, with none left open.
     """
     try:
-        resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        hosts = _every_host() if address.host == EVERY_ADDRESS else [address.host]
+        resolved = [
+            info
+            for host in hosts
+            for info in socket.getaddrinfo(
+                host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        ]
         with ExitStack() as opened:
             sockets = [opened.enter_context(_listening_socket(*info)) for info in resolved]
             opened.pop_all()  # all are bound: keep them open
@@ -70,6 +82,24 @@ def listen(address: HostPort, flag: str) -> list[socket.socket]:
         lookup = isinstance(err, socket.gaierror) or err.errno is None
         reason = str(err.strerror or err) if lookup else os.strerror(err.errno or 0)
         raise CannotListen(f"{flag} {address}: cannot listen there: {reason.lower()}") from err
+
+
+def listen_for_clients(address: HostPort, ranks: int) -> list[socket.socket]:
+    """Listening sockets on `ranks` ports from that of `address` on. Raises CannotListen."""
+    with ExitStack() as opened:
+        sockets = []
+        for rank in range(ranks):
+            for listener in listen(HostPort(address.host, address.port + rank), "--listen"):
+                sockets.append(opened.enter_context(listener))
+        opened.pop_all()
+        return sockets
+
+
+def _every_host() -> list[str]:
+    """The unspecified addresses of the families that the kernel has an address of."""
+    addresses = Path("/proc/net/if_inet6")
+    has_ipv6 = addresses.exists() and addresses.read_bytes() != b""
+    return ["0.0.0.0", *(["::"] if has_ipv6 else [])]
 
 
 def listen_abstract() -> socket.socket:

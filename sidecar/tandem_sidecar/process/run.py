@@ -20,11 +20,11 @@ from tandem_contract.overlaps import Overlaps
 from ..handoff.context import Lifecycle
 from ..http.server import Server
 from ..observability import logs
-from ..security.credentials import RELOAD_SECONDS, EngineTls, PlanKeys
+from ..security.credentials import RELOAD_SECONDS, Credentials, PlanKeys
 from ..settings import Settings
 from .admin import serve_admin
 from .engine_client import EngineHealth
-from .listen import WorkerSockets, bound_address, listen
+from .listen import WorkerSockets, bound_address, listen, listen_for_clients
 from .reload import Reloader, Source
 from .wiring import Components
 
@@ -155,7 +155,7 @@ async def start(
         components.server.listen(for_clients)
         stack.callback(components.server.stop_listening)
         await stack.enter_async_context(serve_admin(components.admin, for_admin))
-        reloading = _reload_credentials(keys, components.engine_tls)
+        reloading = _reload_credentials(keys, components.engine_tls, components.listen_tls)
         for coroutine in (*components.background_tasks(), reloading):
             stack.push_async_callback(_stop, loop.create_task(coroutine))
         yield RunningSidecar(
@@ -175,20 +175,22 @@ def _open_sockets(
     if sockets is not None:
         inherited = [socket.socket(fileno=number) for number in (*sockets.clients, sockets.admin)]
         return inherited[:-1], inherited[-1:]
-    opened = []
-    for address, flag in ((settings.listen, "--listen"), (settings.admin, "--admin")):
-        opened.append(listen(address, flag))
-        # At once: if the second address cannot be bound, the first one must be closed.
-        for listener in opened[-1]:
-            stack.callback(listener.close)
-    return opened[0], opened[1]
+    for_clients = listen_for_clients(settings.listen, settings.ranks)
+    # At once: if the second address cannot be bound, the first one must be closed.
+    for listener in for_clients:
+        stack.callback(listener.close)
+    for_admin = listen(settings.admin, "--admin")
+    for listener in for_admin:
+        stack.callback(listener.close)
+    return for_clients, for_admin
 
 
-async def _reload_credentials(keys: PlanKeys, engine_tls: EngineTls) -> None:
+async def _reload_credentials(*credentials: Credentials | None) -> None:
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
-        keys.reload()
-        engine_tls.reload()
+        for files in credentials:
+            if files is not None:
+                files.reload()
 
 
 async def _stop(task: "asyncio.Task[None]") -> None:

@@ -34,7 +34,13 @@ from ..settings import Settings
 from .admin import SupervisorAdmin, WorkerSilent, serve_admin
 from .aggregate import Families, cumulative_families, sum_pages
 from .engine_client import fetch_metrics
-from .listen import WorkerSockets, bound_address, listen, listen_abstract
+from .listen import (
+    WorkerSockets,
+    bound_address,
+    listen,
+    listen_abstract,
+    listen_for_clients,
+)
 from .reload import Reloader, Source
 from .run import StopSignals, print_ready, wait_for_first
 
@@ -64,7 +70,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
     """
     with ExitStack() as stack:
         # Bound before any worker starts: a port in use is one error, not one per worker.
-        for_clients = listen(settings.listen, "--listen")
+        for_clients = listen_for_clients(settings.listen, settings.ranks)
         for_admin = listen(settings.admin, "--admin")
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)

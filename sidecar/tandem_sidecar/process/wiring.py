@@ -20,7 +20,7 @@ from ..http.upstream import Pool
 from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics, Sample
 from ..observability.observer import History, RequestObserver, Tracer
-from ..security.credentials import EngineTls, PlanKeys
+from ..security.credentials import EngineTls, PlanKeys, listen_tls
 from ..settings import Settings
 from .admin import ProcessAdmin
 from .engine_client import EngineHealth, fetch_metrics
@@ -37,7 +37,8 @@ class Components:
         `is_worker`: the supervisor reads the engine's counters, once for all workers; this process
         must not, or each event would be counted several times.
         """
-        self.engine_tls = EngineTls(settings.tls, settings.engine)
+        self.engine_tls = EngineTls(settings.tls, settings.engine, settings.ranks)
+        self.listen_tls = listen_tls(settings.listen_tls)
         self.lifecycle = Lifecycle(settings.drain_timeout)
         pool = Pool(self.engine_tls.for_address)
         # The stack unwinds in reverse, so the pool, which the others use, closes last.
@@ -60,7 +61,12 @@ class Components:
             self._liveness,
         )
         self.overlaps = self._context.overlaps
-        self.server = Server(Proxy(self._context, keys), settings.limits)
+        tls = self.listen_tls
+        self.server = Server(
+            Proxy(self._context, keys),
+            settings.limits,
+            None if tls is None else lambda: tls.context,
+        )
         _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
         self.health = EngineHealth(pool, settings.engine)
 
@@ -101,7 +107,7 @@ class Components:
 
 
 def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:
-    if not otlp.is_wanted(settings.otlp_endpoint, os.environ):
+    if not (settings.spans and otlp.is_wanted(settings.otlp_endpoint, os.environ)):
         return None
     # OpenTelemetry takes 20 MB of memory: import it only where spans are sent.
     from ..observability.tracer import OtlpTracer  # noqa: PLC0415

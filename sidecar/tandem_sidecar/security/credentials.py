@@ -1,7 +1,8 @@
 """Secrets and certificates read from files and reloaded when the files change.
 
-    PlanKeys    the keys that routing plans are verified with (`--plan-key-dir`)
-    EngineTls   the certificates for connections to engines (`--tls-ca`, `--tls-cert`, `--tls-key`)
+    PlanKeys     the keys that routing plans are verified with (`--plan-key-dir`)
+    EngineTls    the certificates for connections to engines (`--tls-ca`, `--tls-cert`, `--tls-key`)
+    listen_tls   the certificate that clients see (`--secure-proxy`, `--cert-path`)
 
 An engine's certificate must be valid for the name or address that the sidecar connects to, and that
 is usually an IP address: list `IP Address:10.0.0.7` among its subject alternative names. `--tls-ca`
@@ -15,10 +16,11 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.plan import load_keys
+from tandem_contract.server_tls import BadServerCertificate, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,13 @@ _MISMATCH: Final = "KEY_VALUES_MISMATCH"
 
 FileContents = tuple[bytes, ...]
 """Contents of the files given, in the order of authorities, certificate, key."""
+
+
+class Credentials(Protocol):
+    """Something that is read from files which may change."""
+
+    def reload(self) -> None:
+        """Read the files again; if they cannot be used, keep what was read before."""
 
 
 class PlanKeys:
@@ -66,37 +75,69 @@ class Tls:
     """Whether prefill pods speak TLS."""
     ca: Path | None = None
     """Certificate authorities that engines are verified against; None: the system's."""
+    unverified_engine: bool = False
+    """Whether any certificate of the decode engine is accepted."""
+    unverified_prefill: bool = False
+    """Whether any certificate of prefill pods is accepted. A program that takes over a pod's
+    address can then read prompts."""
     certificate: Path | None = None
     """The sidecar's client certificate, for engines that require one."""
     key: Path | None = None
     """The client certificate's private key."""
 
 
+@dataclass(frozen=True, slots=True)
+class ListenTls:
+    """TLS for clients."""
+
+    directory: Path | None = None
+    """Directory of tls.crt and tls.key; None: a self-signed certificate, made at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    engine: ssl.SSLContext
+    prefill: ssl.SSLContext
+
+
 class BadCertificates(ValueError):
     """The certificate files cannot be used for TLS."""
+
+
+def listen_tls(tls: ListenTls | None) -> ServerTls | None:
+    """The certificate for clients; None: plain TCP. Raises BadCertificates."""
+    try:
+        return None if tls is None else ServerTls(tls.directory, _ALPN)
+    except BadServerCertificate as err:
+        raise BadCertificates(str(err)) from err
 
 
 class EngineTls:
     """Chooses the TLS context of each connection to an engine; `for_address` is a pool's `tls`."""
 
-    def __init__(self, tls: Tls, engine: HostPort) -> None:
-        """Read the files. Raises BadCertificates."""
+    def __init__(self, tls: Tls, engine: HostPort, ranks: int = 1) -> None:
+        """Read the files; `ranks` engines have ports from that of `engine` on.
+
+        Raises BadCertificates.
+        """
         self._tls = tls
-        self._engine = engine
-        # Replaced as a whole by `reload`. The pool compares it by identity to find outdated
+        self._engines = frozenset(engine._replace(port=engine.port + rank) for rank in range(ranks))
+        # Replaced as a whole by `reload`. The pool compares contexts by identity to find outdated
         # connections.
-        self._context: ssl.SSLContext | None = None
+        self._contexts: _Contexts | None = None
         self._loaded_files: FileContents = ()
         self._last_warning = ""
         if tls.engine or tls.prefill:
             self._loaded_files = self._read_files()
-            self._context = self._new_context()
+            self._contexts = self._new_contexts()
 
     def for_address(self, address: HostPort) -> ssl.SSLContext | None:
         """The context for a new connection to `address`; None: plain TCP."""
         # The sidecar connects to its decode engine and to prefill pods only.
-        uses_tls = self._tls.engine if address == self._engine else self._tls.prefill
-        return self._context if uses_tls else None
+        is_engine = address in self._engines
+        if self._contexts is None or not (self._tls.engine if is_engine else self._tls.prefill):
+            return None
+        return self._contexts.engine if is_engine else self._contexts.prefill
 
     def reload(self) -> None:
         """Read the files again and use them for new connections.
@@ -104,7 +145,7 @@ class EngineTls:
         Files that cannot be used change nothing and are warned of once. Connections with a request
         on them stay open; idle ones, made with the previous context, are not used again.
         """
-        if self._context is None:
+        if self._contexts is None:
             return
         try:
             files = self._read_files()
@@ -112,7 +153,7 @@ class EngineTls:
                 return
             # Set before the context is built: unusable files are tried once, not every second.
             self._loaded_files = files
-            self._context = self._new_context()
+            self._contexts = self._new_contexts()
         except BadCertificates as err:
             if str(err) != self._last_warning:
                 log.warning("certificates not reloaded, the previous ones stay in use: %s", err)
@@ -128,13 +169,17 @@ class EngineTls:
         except OSError as err:
             raise BadCertificates(f"{err.filename}: cannot read it: {err.strerror}") from err
 
-    def _new_context(self) -> ssl.SSLContext:
+    def _new_contexts(self) -> "_Contexts":
+        tls = self._tls
         try:
-            return self._load_context()
+            return _Contexts(
+                self._load_context(verify=not tls.unverified_engine),
+                self._load_context(verify=not tls.unverified_prefill),
+            )
         except OSError as err:  # removed since it was read; OpenSSL does not say which file
             raise BadCertificates(f"a certificate file is missing: {err.strerror}") from err
 
-    def _load_context(self) -> ssl.SSLContext:
+    def _load_context(self, *, verify: bool) -> ssl.SSLContext:
         tls = self._tls
         try:
             context = ssl.create_default_context(cafile=tls.ca)
@@ -142,6 +187,8 @@ class EngineTls:
             raise BadCertificates(f"{tls.ca}: contains no certificate in PEM format") from err
         # The sidecar speaks HTTP/1.1: a server that also knows HTTP/2 must not choose that.
         context.set_alpn_protocols(_ALPN)
+        if not verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if tls.certificate is not None:
             try:
                 # An empty password: an encrypted key fails here instead of prompting on a terminal.

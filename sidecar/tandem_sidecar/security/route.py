@@ -29,6 +29,7 @@ NOT_TRUSTED: Final = "not_trusted"
 """Reason when a header names a prefill pod and cannot be trusted."""
 
 _PLAN: Final = headers.PLAN.encode()
+_DATA_PARALLEL: Final = headers.DATA_PARALLEL_HOST_PORT.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -125,6 +126,21 @@ def route(
     except (PlanRejected, ValueError) as err:
         return Route(RoutingPath.UNIFIED, NOT_TRUSTED, error=str(err))
     return Route(RoutingPath.UNIFIED, UNROUTED)
+
+
+def rank_of(request: Request, arrived: int, first_port: int) -> int:
+    """The data-parallel rank that an unsigned header names, by its port.
+
+    Without the header it is `arrived`, the rank on whose port the request came. Raises ValueError,
+    without the header's value.
+    """
+    value = request.single(_DATA_PARALLEL)
+    if value is None:
+        return arrived
+    try:
+        return parse_host_port(value.decode("ascii")).port - first_port
+    except ValueError:
+        raise ValueError(f"{headers.DATA_PARALLEL_HOST_PORT} is not HOST:PORT") from None
 
 
 def _route_of_plan(plan: Plan) -> Route:

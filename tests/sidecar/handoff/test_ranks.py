@@ -1,0 +1,118 @@
+"""Data-parallel ranks with a port of their own, as llm-d's sidecar serves them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.process.run import start
+from tandem_sidecar.security.credentials import PlanKeys
+from tandem_sidecar.security.route import AllowList
+from tandem_sidecar.settings import Settings
+
+from ..conftest import LOOPBACK
+from ..peers import FakeDecode, FakePrefill
+from ..wire import Response, wire
+
+HEADER = "x-data-parallel-host-port"
+
+
+def free_pair() -> int:
+    """The first of two neighbouring ports that are free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    return port
+            except OSError:
+                continue
+
+
+class Ranks:
+    """A sidecar before two engines."""
+
+    def __init__(self, listen: HostPort, engines: list[FakeDecode], prefill: FakePrefill) -> None:
+        self.listen, self.engines, self.prefill = listen, engines, prefill
+
+    async def post(self, rank: int, *headers: str) -> Response:
+        """Send a generation to the port of `rank`."""
+        address = self.listen._replace(port=self.listen.port + rank)
+        async with wire(address) as client:
+            client.post(b'{"model": "m", "prompt": "p", "max_tokens": 1}', *headers)
+            return await client.response()
+
+    @property
+    def served(self) -> list[int]:
+        """Number of requests of each engine."""
+        return [len(engine.requests) for engine in self.engines]
+
+
+@asynccontextmanager
+async def serving(keys: PlanKeys | None = None) -> AsyncIterator[Ranks]:
+    async with AsyncExitStack() as stack:
+        first, port = free_pair(), free_pair()
+        engines = [FakeDecode(), FakeDecode()]
+        for rank, engine in enumerate(engines):
+            engine.port = first + rank
+            await stack.enter_async_context(engine)
+        prefill = await stack.enter_async_context(FakePrefill())
+        settings = Settings(
+            listen=HostPort("127.0.0.1", port),
+            admin=LOOPBACK,
+            engine=engines[0].address,
+            ranks=2,
+            allow=AllowList(addresses=frozenset({prefill.address})),
+        )
+        running = await stack.enter_async_context(start(settings, keys or PlanKeys(None)))
+        yield Ranks(running.listen, engines, prefill)
+
+
+async def test_each_port_is_served_by_the_engine_of_its_rank() -> None:
+    async with serving() as ranks:
+        answers = [await ranks.post(rank) for rank in (0, 1, 1)]
+        assert [answer.status for answer in answers] == [200] * 3
+        assert ranks.served == [1, 2]
+
+
+async def test_the_header_names_the_rank_also_for_the_decode_of_a_split_request() -> None:
+    async with serving() as ranks:
+        # llm-d's EPP sends the request to the first port and names the rank's by its address.
+        second = f"{HEADER}: 10.0.0.7:{ranks.listen.port + 1}"
+        assert (await ranks.post(0, second)).status == 200
+        named = f"x-prefiller-host-port: {ranks.prefill.address}"
+        answer = await ranks.post(0, second, named)
+        assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
+        assert ranks.served == [0, 2]
+        assert all(HEADER not in request.headers for request in ranks.engines[1].requests)
+
+
+@pytest.mark.parametrize("value", ["10.0.0.7:1", "10.0.0.7", ""])
+async def test_a_rank_that_does_not_exist_is_refused(value: str) -> None:
+    async with serving() as ranks:
+        answer = await ranks.post(0, f"{HEADER}: {value}")
+        assert (answer.status, ranks.served) == (400, [0, 0])
+        assert b"data-parallel" in answer.body
+        assert b"10.0.0.7" not in answer.body
+
+
+async def test_with_plan_keys_the_header_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "20260101T000000Z").write_bytes(b"k" * 32)
+    async with serving(PlanKeys(tmp_path)) as ranks:
+        assert (await ranks.post(0, f"{HEADER}: 10.0.0.7:{ranks.listen.port + 1}")).status == 200
+        assert ranks.served == [1, 0]
+
+
+async def test_one_rank_ignores_the_header() -> None:
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(FakeDecode())
+        settings = Settings(listen=LOOPBACK, admin=LOOPBACK, engine=engine.address)
+        running = await stack.enter_async_context(start(settings, PlanKeys(None)))
+        async with asyncio.timeout(10), wire(running.listen) as client:
+            client.post(b'{"model": "m", "prompt": "p"}', f"{HEADER}: 10.0.0.7:8001")
+            assert (await client.response()).status == 200
+        assert HEADER not in engine.requests[0].headers

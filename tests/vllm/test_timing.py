@@ -68,7 +68,7 @@ async def test_the_epp_learns_the_engines_own_prefill_times_from_a_sidecar(
         {"name": "decode", "url": pair.url(""), "role": "decode", "models": [MODEL_NAME]},
     ]
     requests = Requests(MODEL_NAME, plugins=("always-disagg-pd-decider",))
-    learned = await learn(tmp_path, pair.prefill.url(""), backends, requests)
+    learned = await learn(tmp_path, pair.prefill.url(""), backends, requests, repeats=5)
     learned.check()
 
 
@@ -78,5 +78,6 @@ async def test_the_epp_learns_the_engines_own_prefill_times_without_a_sidecar(
     """From streams, whose headers vLLM sends at once."""
     url = pair.prefill.url("")
     backends = [{"name": ENGINE, "url": url, "role": "unified", "models": [MODEL_NAME]}]
-    learned = await learn(tmp_path, url, backends, Requests(MODEL_NAME, is_stream=True))
+    requests = Requests(MODEL_NAME, is_stream=True)
+    learned = await learn(tmp_path, url, backends, requests, repeats=5)
     learned.check()

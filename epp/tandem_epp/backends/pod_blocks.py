@@ -185,13 +185,17 @@ class PodBlocks:
         """Walk once along `chain`. A pod stays in `present` while it has every block so far."""
         present = gpu = sum(1 << (2 * table.number) for table in tables.values())
         total_ends, gpu_ends = PrefixEnds(), PrefixEnds()
-        depth = 0
+        depth, former = 0, -1
+        holders_of = self._holders.get
         for key in chain:
-            if not present or (number := self._holders.get(key)) is None:
+            if not present or (number := holders_of(key)) is None:
                 break
-            either, on_gpu = self._sets.views(number)
-            present = total_ends.keep(present, either, depth)
-            gpu = gpu_ends.keep(gpu, on_gpu, depth)
+            # Blocks that follow each other mostly have the same holders: then no pod is lost.
+            if number != former:
+                either, on_gpu = self._sets.views(number)
+                present = total_ends.keep(present, either, depth)
+                gpu = gpu_ends.keep(gpu, on_gpu, depth)
+                former = number
             depth += 1
         # The walk ended for all that are left: at the first block without holders, or at the end.
         total_ends.keep(present, 0, depth)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,6 +42,8 @@ class Engine:
     lease: float = LEASE
     policy: str = "recompute"
     flags: tuple[str, ...] = ()
+    prepare: Callable[[], None] | None = None
+    """Called in the engine's process before it starts; a function of a module."""
     process: BaseProcess | None = None
     serves: bool = False
     """Whether the engine served at the last check and was not killed since."""
@@ -90,7 +93,7 @@ class Engine:
             *("--kv-transfer-config", json.dumps(transfer), *self.flags),
         ]
         variables = {environment.SIDE_CHANNEL_HOST: self.host}
-        self.process = forked.engine(arguments, variables, self.log)
+        self.process = forked.engine(arguments, variables, self.log, self.prepare)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -93,11 +93,14 @@ class PodReport(msgspec.Struct, frozen=True, omit_defaults=True):
 PREFILL_RATE = "tokens_per_second"
 """Figure of the estimate `prefill`: its rate for a prompt of `PREFILL_TOKENS` uncached tokens."""
 PREFILL_TOKENS = 1000
+TRANSFER_RATE = "gigabytes_per_second"
+"""Figure of the estimates of transfers; absent while transfers were too small to tell a rate."""
 
 
 __all__ = [
     "PREFILL_RATE",
     "PREFILL_TOKENS",
+    "TRANSFER_RATE",
     "Estimate",
     "HitReport",
     "PodReport",

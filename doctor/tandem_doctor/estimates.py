@@ -8,6 +8,7 @@ from typing import Final
 from tandem_contract.pod_reports import (
     PREFILL_RATE,
     PREFILL_TOKENS,
+    TRANSFER_RATE,
     Estimate,
     PodReport,
     Reporter,
@@ -36,7 +37,7 @@ _OLD: Final = 3600.0
 """Age in seconds from which an estimate of a pod with requests is a warning."""
 _UNITS: Final[Mapping[str, str]] = {
     PREFILL_RATE: f"tokens/s for a prompt of {PREFILL_TOKENS:,}",
-    "gigabytes_per_second": "GB/s",
+    TRANSFER_RATE: "GB/s",
     "kv_bytes_per_token": "bytes of KV per token",
 }
 """Figure → what stands behind its number."""
@@ -67,6 +68,8 @@ def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
 def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> Finding:
     figures = ", ".join(_figure(name, value) for name, value in estimate.figures.items())
     detail = f"{name} {_origin(estimate)}: {figures}"
+    if "seconds_per_transfer" in estimate.figures and TRANSFER_RATE not in estimate.figures:
+        detail += ", no rate: the transfers were too small to tell one"
     severity, fix = Severity.OK, ""
     if estimate.source is Source.PRIOR:
         severity = Severity.UNKNOWN

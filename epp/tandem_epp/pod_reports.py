@@ -8,6 +8,7 @@ from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     PREFILL_RATE,
     PREFILL_TOKENS,
+    TRANSFER_RATE,
     Estimate,
     HitReport,
     PodReport,
@@ -113,10 +114,10 @@ def _decode(fit: DecodeFit, now: float) -> Estimate:
 
 def _transfer(fit: TransferFit, now: float) -> Estimate:
     cost = fit.cost
-    figures = {
-        "seconds_per_transfer": cost.latency,
-        "gigabytes_per_second": 1 / cost.per_byte / _GIGABYTE if cost.per_byte > 0 else 0.0,
-    }
+    figures = {"seconds_per_transfer": cost.latency}
+    if cost.per_byte > 0:
+        # Small transfers take about the same time whatever their size: then no rate is known.
+        figures[TRANSFER_RATE] = 1 / cost.per_byte / _GIGABYTE
     if fit.bytes_per_token is not None:
         figures["kv_bytes_per_token"] = fit.bytes_per_token
     return _estimate(fit, figures, now, is_prior=cost == TRANSFER_PRIOR)

@@ -6,6 +6,7 @@ import pytest
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     PREFILL_RATE,
+    TRANSFER_RATE,
     Estimate,
     HitReport,
     PodReport,
@@ -73,7 +74,6 @@ def test_cached_shares_are_compared(estimated: float, tokens: float, severity: S
     ("figure", "value", "text"),
     [
         ("seconds_per_request", 2.5, "2.5 s per request"),
-        ("seconds_per_transfer", 0.0828, "82.8 ms per transfer"),
         ("seconds_per_step_and_decode", 1.3e-5, "13 µs more per decode in the step"),
         ("seconds_per_pair", 4.89e-10, "0.489 ns per pair of tokens"),
         ("seconds_per_token", 0.0, "0 ns per token"),
@@ -85,6 +85,17 @@ def test_cached_shares_are_compared(estimated: float, tokens: float, severity: S
 def test_a_figure_has_a_unit(figure: str, value: float, text: str) -> None:
     [finding] = findings(pod("p-0", Estimate(Source.LEARNED, 1, 3.0, {figure: value})))
     assert finding.detail == f"prefill learned from 1 sample, newest 3 s ago: {text}"
+
+
+def test_transfers_without_a_rate_say_why() -> None:
+    figures = {"seconds_per_transfer": 0.0828}
+    [finding] = findings(pod("p-0", Estimate(Source.LEARNED, 4, 3.0, figures)))
+    assert finding.detail.endswith(
+        ": 82.8 ms per transfer, no rate: the transfers were too small to tell one"
+    )
+    rated = Estimate(Source.LEARNED, 4, 3.0, figures | {TRANSFER_RATE: 2.0})
+    [finding] = findings(pod("p-0", rated))
+    assert finding.detail.endswith(": 82.8 ms per transfer, 2 GB/s")
 
 
 def test_every_figure_of_the_epp_has_a_unit() -> None:

@@ -100,6 +100,16 @@ def test_fabric_classes_are_reported_once_they_are_measured() -> None:
     assert near.figures["gigabytes_per_second"] == pytest.approx(10.0, rel=0.1)
 
 
+def test_transfers_that_take_equally_long_tell_no_rate() -> None:
+    measured = Measured()
+    for size, seconds in ((1e6, 0.004), (2e6, 0.003), (4e6, 0.002)):
+        for at in range(5):
+            measured.transfer.add(1.0, size, seconds, NOW - 10 + at)
+    assert measured.transfer.cost.per_byte == 0.0
+    figures = fit_reports(measured, Role.DECODE, NOW)["transfer"].figures
+    assert list(figures) == ["seconds_per_transfer"]
+
+
 def test_a_report_says_where_the_pod_runs() -> None:
     setup = PickerSetup()
     place = Backend("d", "http://10.0.0.1:8000", node="n", domain="rack")

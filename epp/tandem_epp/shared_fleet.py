@@ -15,6 +15,7 @@ import msgspec
 
 from tandem_contract.timing import parse_timing
 
+from .backends.adapters import AdapterSlots
 from .backends.fleet import Fleet
 from .backends.health import OutcomeCounts
 from .backends.pods import Pod
@@ -24,6 +25,7 @@ from .estimates.shared_samples import add_samples, most_samples, samples_of
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
 from .peers.frames import (
+    AdaptersLoaded,
     AnswerBroke,
     BrokenLogged,
     Event,
@@ -146,8 +148,8 @@ class SharedFleet:
 
     def snapshot(self) -> Iterator[Event]:
         """The requests of this replica that have not ended, the newest first; what failed, which
-        pods are ejected, and what requests take; and what pods cache, as far as SNAPSHOT_BYTES
-        go."""
+        pods are ejected, what requests take, and which adapters are loaded; and what pods cache, as
+        far as SNAPSHOT_BYTES go."""
         now, left = self._clock(), SNAPSHOT_BYTES
         for placement in reversed(self._own.values()):
             started = _started(placement, now, left)
@@ -162,6 +164,8 @@ class SharedFleet:
             samples = samples_of(pod.estimates, most)
             if samples or pod.token_scale != 1.0:
                 yield PodLearned(pod.name, samples, pod.token_scale)
+            if adapters := pod.adapters.resident:
+                yield AdaptersLoaded(pod.name, adapters)
         for model, assumed, counted in self._fleet.token_scales.sums:
             if len(model or "") <= MAX_MODEL:
                 yield TextsCounted(model or "", assumed, counted)
@@ -204,7 +208,7 @@ class SharedFleet:
                 judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
             case BrokenLogged(request_id, backend):
                 self._count_broken(request_id, backend, now)
-            case PodEjected() | PodLearned() | PodFailed() | PrefixCached():
+            case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
                 if (pod := self._find(peer, event.pod)) is not None:
                     _learn(self._fleet, pod, event, now)
             case TurnAsked() | TurnGranted() if self.turns is not None:
@@ -234,9 +238,10 @@ class SharedFleet:
             requests[event.request] = _counted(event, decode, self._fleet, now)
 
 
-def _learn(
-    fleet: Fleet, pod: Pod, event: PodEjected | PodLearned | PodFailed | PrefixCached, now: float
-) -> None:
+_OfPod = PodEjected | PodLearned | PodFailed | PrefixCached | AdaptersLoaded
+
+
+def _learn(fleet: Fleet, pod: Pod, event: _OfPod, now: float) -> None:
     """Take in what a peer knows of a pod."""
     match event:
         case PodEjected(_, seconds):
@@ -248,6 +253,9 @@ def _learn(
             add_samples(pod.estimates, samples, now)
             if pod.token_scale == 1.0:
                 pod.token_scale = token_scale
+        case AdaptersLoaded(_, adapters):
+            fleet.learn_adapters(AdapterSlots(running=frozenset(adapters)))
+            pod.adapters.take_over(adapters)
         case PrefixCached(_, chain):
             fleet.prefixes.confirm(fleet.prefixes.place(pod, unpack(chain)))
 

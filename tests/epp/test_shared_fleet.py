@@ -9,6 +9,7 @@ import pytest
 
 from tandem_contract.prefix import text_chain
 from tandem_contract.timing import Timing
+from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.health import BASE_EJECTION, EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.ext_proc.access_log import BrokenAnswer
@@ -19,6 +20,10 @@ from tandem_epp.peers.frames import (
     RequestAnswered,
     RequestEnded,
     RequestStarted,
+    decode_events,
+    decode_frame,
+    encode_event,
+    encode_frame,
     pack,
 )
 from tandem_epp.placement import Placement
@@ -269,6 +274,23 @@ def test_a_replica_that_joins_knows_what_failed_and_how_long_texts_are() -> None
     for health in (here, there):
         health.eject(NOW)
     assert there.until == here.until > NOW + BASE_EJECTION, "it was ejected before"
+
+
+def test_a_replica_that_joins_knows_which_adapters_are_loaded() -> None:
+    replicas = Replicas(delay=float("inf"), d1="unified", d2="unified")
+    told, joining = replicas.setups
+    told["d1"].adapters.apply(AdapterSlots(frozenset({"x"}), slots=2))
+    told["d1"].adapters.apply(AdapterSlots(slots=2))
+    told["d1"].adapters.use("y")
+    for _ in range(2):
+        for event in replicas.shared[0].snapshot():
+            frame = encode_frame(1, 0, [encode_event(event)], is_snapshot=True)
+            [decoded] = decode_events(decode_frame(frame))
+            assert decoded is not None
+            replicas.shared[1].apply("peer", decoded)
+    assert joining.fleet.is_adapter("x")
+    assert joining["d1"].adapters.resident == ("x", "y")
+    assert joining["d2"].adapters.resident == ()
 
 
 def test_a_snapshot_is_needed_when_a_pod_that_a_peer_told_of_is_discovered() -> None:

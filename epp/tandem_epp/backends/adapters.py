@@ -6,6 +6,7 @@ slot has an adapter of a running request. Metrics report only adapters that are 
 whose requests have ended stays in its slot, so the last `slots` adapters count as resident.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +54,19 @@ class PodAdapters:
         self._resident[name] = None
         while len(self._resident) > max(1, self.reported.slots):
             del self._resident[next(iter(self._resident))]
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """Adapters that the slots probably hold, the least recently used first."""
+        return tuple(self._resident)
+
+    def take_over(self, names: Iterable[str]) -> None:
+        """Another replica believes these to be resident, the least recently used first. What was
+        used here since counts as newer. How many slots there are, it knew."""
+        older = [name for name in names if name not in self._resident]
+        count = max(self.reported.slots, len(older), len(self._resident))
+        latest = [*older, *self._resident][-count:]
+        self._resident = dict.fromkeys(latest)
 
     def clear(self) -> None:
         """Forget everything: another process holds no adapter."""

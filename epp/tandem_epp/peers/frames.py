@@ -154,6 +154,14 @@ class PrefixCached(msgspec.Struct, frozen=True, array_like=True):
     """`pack`ed."""
 
 
+class AdaptersLoaded(msgspec.Struct, frozen=True, array_like=True):
+    """LoRA adapters that the slots of a pod probably hold, in a snapshot."""
+
+    pod: str
+    adapters: tuple[str, ...]
+    """The least recently used first."""
+
+
 class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
     """The peer asks for the turn to decide, as `turns` says."""
 
@@ -178,6 +186,7 @@ Event: TypeAlias = (
     | BrokenLogged
     | PodFailed
     | TextsCounted
+    | AdaptersLoaded
     | TurnAsked
     | TurnGranted
 )
@@ -195,6 +204,7 @@ _KINDS: Final[dict[type, int]] = {
     TextsCounted: 10,
     TurnAsked: 11,
     TurnGranted: 12,
+    AdaptersLoaded: 13,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

@@ -30,6 +30,16 @@ def test_an_adapter_stays_resident_after_its_requests_until_others_take_its_slot
     assert adapters.load_seconds("b") == LOAD_SECONDS
 
 
+def test_what_another_replica_knows_is_older_than_what_was_used_here() -> None:
+    adapters = PodAdapters()
+    adapters.take_over("ab")
+    assert adapters.resident == ("a", "b"), "the slots are not known yet"
+    adapters.apply(slots("c"))
+    assert adapters.resident == ("b", "c")
+    adapters.take_over("dc")
+    assert adapters.resident == ("b", "c")
+
+
 def test_an_adapter_waits_while_every_slot_has_a_running_one() -> None:
     adapters = PodAdapters()
     assert adapters.can_load("x"), "nothing is known yet"

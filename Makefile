@@ -123,6 +123,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the tables of 
 	  tandem_epp/http2/health.proto
 	$(BIN)/python -m tandem_epp.scheduling.reference
 	$(BIN)/python -m tandem_sidecar.llmd_flags
+	$(BIN)/python -m tandem_epp.llmd_metrics.table
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py

@@ -15,6 +15,8 @@ from .faults import Faults
 from .health_metrics import HealthCollector
 from .hit_metrics import HitCollector
 from .http2.held_bytes import HeldBytes
+from .llmd_metrics.pool import PoolCollector
+from .llmd_metrics.requests import RequestMetrics
 
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TOKENIZATION_SECONDS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2)
@@ -27,11 +29,16 @@ _RELATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 class Metrics:
     """Counters and histograms in a registry of this EPP's own."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, pool: str = "") -> None:
+        """`pool`: the pool's name in metrics under llm-d's names."""
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(HealthCollector(fleet))
         self.registry.register(HitCollector(fleet))
+        self.registry.register(PoolCollector(fleet, pool))
+        self.requests = RequestMetrics(fleet)
+        """The metrics of requests under llm-d's names."""
+        self.registry.register(self.requests)
         self.decisions = CounterVec(
             "tandem_epp_decisions_total",
             "Requests by routing path and reason. Path refused: the EPP answered with an error; "

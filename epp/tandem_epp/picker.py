@@ -117,7 +117,9 @@ class EndpointPicker:
         except LocalReply as reply:
             decision.record_local_reply(reply.response.status, reply.reason)
             self._complete(request, decision)
+            self._metrics.requests.end(decision)
             raise
+        self._metrics.requests.begin(decision)
         if (traceparent := self._complete(request, decision)) is not None:
             placement.mutation = placement.mutation.with_header(wire.TRACEPARENT, traceparent)
         return placement

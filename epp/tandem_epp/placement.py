@@ -87,6 +87,7 @@ class Placement:
             self.pods.end(now)
         with self.metrics.faults.contained("end"):
             self.decision.end()
+            self.metrics.requests.end(self.decision)
             if self.observer is not None:
                 self.observer.on_ended(self)
 

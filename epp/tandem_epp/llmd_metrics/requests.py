@@ -1,0 +1,267 @@
+"""Metrics of requests under llm-d's names, made of the decisions that the history keeps anyway.
+
+    metrics.begin(decision)    a request was placed
+    metrics.end(decision)      its stream ended, or the EPP refused it
+
+Both only append to a list. The lists are counted at the scrape, or when many requests have ended.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from tandem_contract.commandline import parse_host_port
+from tandem_contract.fast_metrics import OTHER, Histogram
+from tandem_contract.paths import RoutingPath
+from tandem_contract.timing import Timing
+
+from ..backends.fleet import Fleet
+from .families import FLOW, Labels, counters, gauges, histograms
+from .request_names import (
+    ATTEMPTS,
+    CACHED,
+    DECISIONS,
+    DURATION,
+    ERRORS,
+    HIT_RATIO,
+    INPUT,
+    PREDICTED,
+    RUNNING,
+    TOTAL,
+    TTFT,
+)
+
+MAX_MODELS: Final = 100
+"""Model names with metrics of their own; clients choose names, and later ones are `other`. llm-d
+keeps 1,000, each with some two hundred lines on the page."""
+_BATCH: Final = 256
+"""Ended requests that are counted at once: half a millisecond."""
+
+_SECONDS: Final = (
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30,
+    45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600,
+)  # fmt: skip
+_TTFT_SECONDS: Final = _SECONDS[: _SECONDS.index(120) + 1]
+_TOKENS: Final = (
+    1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778, 65536, 131072, 262144,
+    524288, 1048576,
+)  # fmt: skip
+_TENTHS: Final = tuple(tenth / 10 for tenth in range(11))
+"""Buckets are llm-d's, 32778 included: dashboards add up series of both."""
+
+_CODES: Final = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 413: "BadRequest",
+    429: "ResourceExhausted", 500: "Internal", 503: "ServiceUnavailable",
+}  # fmt: skip
+"""llm-d's error codes of refused requests."""
+_SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+_UNPLACED: Final = frozenset({"no_backend", "no_prefill_backend", "fault"})
+"""Reasons of refusals for which pods were looked for."""
+
+
+class Chosen(Protocol):
+    """A pod that was chosen."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str:
+        """`ip:port`; empty: unknown."""
+
+
+class Decided(Protocol):
+    """What is counted of a decision: `history.Decision`, which describes the fields."""
+
+    @property
+    def path(self) -> RoutingPath | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def decode(self) -> Sequence[Chosen]: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def status(self) -> int | None: ...
+    @property
+    def timing(self) -> Timing | None: ...
+    @property
+    def ended(self) -> float | None: ...
+    @property
+    def predicted_ttft(self) -> float | None: ...
+    @property
+    def measured_ttft(self) -> float | None: ...
+
+
+class _ModelFigures:
+    """The figures of one model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.placed = self.running = self.split = 0
+        self.errors: dict[str, int] = {}
+        self.duration, self.predicted = Histogram(_SECONDS), Histogram(_SECONDS)
+        self.ttft = Histogram(_TTFT_SECONDS)
+        self.input, self.cached = Histogram(_TOKENS), Histogram(_TOKENS)
+
+    def begin(self, decision: Decided) -> None:
+        """Count a placed request."""
+        self.placed += 1
+        self.running += 1
+        if decision.path is _SPLIT:
+            self.split += 1
+        if decision.predicted_ttft is not None:
+            self.predicted.observe(decision.predicted_ttft)
+
+    def end(self, decision: Decided) -> None:
+        """Count the end of a placed request."""
+        self.running -= 1
+        if decision.status is None:  # the client left before the answer
+            return
+        if decision.status >= 400:
+            self.count_error("ModelServerError")
+        if decision.ended is not None:
+            self.duration.observe(decision.ended)
+        if decision.measured_ttft is not None:
+            self.ttft.observe(decision.measured_ttft)
+        timing = decision.timing
+        reported = timing.prompt_tokens if timing is not None else None
+        if tokens := decision.prompt_tokens if reported is None else reported:
+            self.input.observe(tokens)
+        if timing is not None and timing.cached is not None:
+            self.cached.observe(timing.cached)
+
+    def count_error(self, code: str) -> None:
+        """Count an error of this kind."""
+        self.errors[code] = self.errors.get(code, 0) + 1
+
+
+class RequestMetrics(Collector):
+    """Counts decisions by model, and makes the metrics at the scrape."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._begun: list[Decided] = []
+        self._ended: list[Decided] = []
+        self._models: dict[str, _ModelFigures] = {}
+        self._placed: dict[tuple[str, str, str], int] = {}
+        """Model, name of the decode pod, its address → number of requests placed there."""
+        self._unplaced: dict[str, int] = {}
+        """Model → requests for which no pod was found."""
+        self._hit_ratio = Histogram(_TENTHS)
+
+    def begin(self, decision: Decided) -> None:
+        """A request was placed."""
+        self._begun.append(decision)
+
+    def end(self, decision: Decided) -> None:
+        """The request has ended, or was refused."""
+        self._ended.append(decision)
+        if len(self._ended) >= _BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        """Count all that is listed. The begun first: a request is in both lists if it was short."""
+        begun, self._begun = self._begun, []
+        ended, self._ended = self._ended, []
+        for decision in begun:
+            # Requests without a model are probes, and what the EPP does not read.
+            if decision.model is not None:
+                self._count_placed(decision)
+        for decision in ended:
+            if decision.path is None:
+                self._count_refused(decision)
+            elif decision.model is not None:
+                self._figures(decision.model).end(decision)
+
+    def _count_placed(self, decision: Decided) -> None:
+        figures = self._figures(decision.model)
+        figures.begin(decision)
+        if decision.decode:
+            chosen = decision.decode[0]
+            key = figures.model, chosen.name, chosen.address
+            self._placed[key] = self._placed.get(key, 0) + 1
+        if prompt := decision.prompt_tokens:
+            self._hit_ratio.observe(min(1.0, decision.cached_tokens / prompt))
+
+    def _count_refused(self, decision: Decided) -> None:
+        """Count a request that the EPP answered, unless with a list of models."""
+        status = decision.status or 0
+        if status < 400:
+            return
+        figures = self._figures(decision.model)
+        figures.count_error(_CODES.get(status, "Unknown"))
+        if decision.reason in _UNPLACED:
+            self._unplaced[figures.model] = self._unplaced.get(figures.model, 0) + 1
+
+    def _figures(self, model: str | None) -> _ModelFigures:
+        name = model or ""
+        if (figures := self._models.get(name)) is not None:
+            return figures
+        if len(self._models) >= MAX_MODELS:
+            name = OTHER
+        return self._models.setdefault(name, _ModelFigures(name))
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics now."""
+        self._count()
+        models = [(_labels(model), figures) for model, figures in self._models.items()]
+        plugin = {"plugin_name": "predicted-cost", "plugin_type": "predicted-cost"}
+        return [
+            *counters(TOTAL, ((row, each.placed) for row, each in models)),
+            *counters(
+                ERRORS,
+                (
+                    ({**row, "error_code": code}, number)
+                    for row, each in models
+                    for code, number in each.errors.items()
+                ),
+            ),
+            *gauges(RUNNING, ((row, each.running) for row, each in models)),
+            *histograms(DURATION, ((row, each.duration) for row, each in models)),
+            *histograms(TTFT, (({**row, "streaming": "true"}, e.ttft) for row, e in models)),
+            *histograms(INPUT, ((row, each.input) for row, each in models)),
+            *histograms(CACHED, ((row, each.cached) for row, each in models)),
+            *histograms(PREDICTED, (({**row, **plugin}, e.predicted) for row, e in models)),
+            *counters(ATTEMPTS, self._attempt_rows()),
+            *counters(DECISIONS, _decision_rows(models)),
+            *histograms(HIT_RATIO, [(_plugin("approx-prefix-cache-producer"), self._hit_ratio)]),
+        ]
+
+    def _attempt_rows(self) -> Iterable[tuple[Labels, float]]:
+        """A pod that left the fleet leaves the metric with it."""
+        for key in [key for key in self._placed if self._fleet.find(key[1]) is None]:
+            del self._placed[key]
+        for (model, pod, address), number in self._placed.items():
+            port = str(parse_host_port(address).port) if address else ""
+            yield _attempt("success", model, pod, port), number
+        for model, number in self._unplaced.items():
+            yield _attempt("failure", model, "", ""), number
+
+
+def _labels(model: str) -> dict[str, str]:
+    """llm-d's labels of requests; no model name is rewritten here."""
+    return {"model_name": model, "target_model_name": model, **FLOW}
+
+
+def _attempt(status: str, model: str, pod: str, port: str) -> Labels:
+    pods = {"endpoint_name": pod, "pod_name": pod, "namespace": "", "port": port}
+    return {"status": status, "target_model_name": model, **pods}
+
+
+def _plugin(name: str) -> dict[str, str]:
+    return {"plugin_name": name, "plugin_type": name}
+
+
+def _decision_rows(
+    models: Iterable[tuple[dict[str, str], _ModelFigures]],
+) -> Iterable[tuple[Labels, float]]:
+    for row, each in models:
+        labels = {**_plugin("disagg-profile-handler"), "model_name": row["model_name"] or "unknown"}
+        yield {**labels, "decision_type": "prefill-decode"}, each.split
+        yield {**labels, "decision_type": "decode-only"}, each.placed - each.split

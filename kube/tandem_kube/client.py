@@ -269,6 +269,7 @@ class Api:
         *,
         resource_version: str,
         labels: str = "",
+        fields: str = "",
         seconds: int = 300,
         quiet: float = 70.0,
     ) -> AsyncIterator[AsyncIterator[Object]]:
@@ -283,6 +284,7 @@ class Api:
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "labelSelector": labels,
+            "fieldSelector": fields,
             "timeoutSeconds": str(seconds),
         }
         # No total timeout: the server ends the watch after `seconds`. Only silence is an error, and

@@ -1,5 +1,6 @@
 """The HTTP pages that the kubelet and Prometheus read from a process: health and metrics."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -41,14 +42,16 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
 
 
 @asynccontextmanager
-async def listening(app: web.Application, address: HostPort, flag: str) -> AsyncIterator[None]:
+async def listening(
+    app: web.Application, address: HostPort, flag: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
     """Serve `app` on `address`, which the user set with `flag`. Raises OSError, naming the flag."""
     # No access log: probes and scrapes arrive every few seconds.
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, address.host, address.port).start()
+            await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
         except OSError as err:
             raise OSError(f"cannot listen on {address}: is the port in use? See {flag}") from err
         yield

@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
 
 class Reflector(Generic[T]):
-    """A local copy of one collection, or of the part that a label selector matches.
+    """A local copy of one collection, or of the part that a label or field selector matches.
 
     Only the task of `run` changes `items`, so readers on the same event loop need no lock.
     """
@@ -62,6 +62,7 @@ class Reflector(Generic[T]):
         namespace: str | None = None,
         *,
         labels: str = "",
+        fields: str = "",
         parse: Callable[[Object], T | None],
         changed: Callable[[Key], None] = lambda _key: None,
         quiet: float = QUIET_SECONDS,
@@ -71,7 +72,8 @@ class Reflector(Generic[T]):
         `items` was updated. `quiet` is the silence in seconds after which a watch counts as broken.
         """
         self._api, self._resource, self._namespace = api, resource, namespace
-        self._labels, self._parse, self._changed, self._quiet = labels, parse, changed, quiet
+        self._labels, self._fields, self._quiet = labels, fields, quiet
+        self._parse, self._changed = parse, changed
         self._items: dict[Key, T] = {}
         self._version: str | None = None
         self._failed_in_a_row = 0
@@ -104,7 +106,10 @@ class Reflector(Generic[T]):
         # Replace `items` only after the last page: an interrupted list must not remove anything.
         fresh: dict[Key, T] = {}
         version = ""
-        async for page in self._api.pages(self._resource, self._namespace, labels=self._labels):
+        pages = self._api.pages(
+            self._resource, self._namespace, labels=self._labels, fields=self._fields
+        )
+        async for page in pages:
             parsed = ((_key(body), self._parse(body)) for body in page.items)
             fresh.update((key, value) for key, value in parsed if value is not None)
             version = page.resource_version
@@ -126,6 +131,7 @@ class Reflector(Generic[T]):
             self._namespace,
             resource_version=version,
             labels=self._labels,
+            fields=self._fields,
             seconds=int(WATCH_SECONDS * self._random.uniform(0.8, 1.2)),
             quiet=self._quiet,
         )
@@ -193,7 +199,8 @@ class Reflector(Generic[T]):
     @property
     def _description(self) -> str:
         where = f" in {self._namespace}" if self._namespace else ""
-        return f"{self._resource.plural}{where}{f' ({self._labels})' if self._labels else ''}"
+        selector = ", ".join(filter(None, (self._labels, self._fields)))
+        return f"{self._resource.plural}{where}{f' ({selector})' if selector else ''}"
 
 
 def _key(body: Object) -> Key:

@@ -122,6 +122,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the tables of 
 	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto tandem_epp/ext_proc/access_log.proto \
 	  tandem_epp/http2/health.proto
 	$(BIN)/python -m tandem_epp.scheduling.reference
+	$(BIN)/python -m tandem_epp.llmd.reference
 	$(BIN)/python -m tandem_sidecar.llmd_flags
 	$(BIN)/python -m tandem_epp.llmd_metrics.table
 	$(BIN)/python -m tandem_operator.reference

@@ -25,7 +25,7 @@ from typing import Final
 import click
 import trustme
 
-from tandem_epp.http2.tls import CERTIFICATE, KEY
+from tandem_contract.server_tls import CERTIFICATE, KEY
 from tandem_local.addresses import free_port
 from tandem_local.errors import SetupError
 from tandem_local.router import find_envoy, write_plan_key

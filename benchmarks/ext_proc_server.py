@@ -16,7 +16,7 @@ from tandem_epp.allocator import reuse_large_blocks
 from tandem_epp.ext_proc.http2_server import Http2Server
 from tandem_epp.ext_proc.messages import HeaderMutation, HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.http2.tls import tls_context
+from tandem_epp.http2.tls import TlsSettings, tls_context
 
 _BODY_LIMIT: Final = 4 << 20
 
@@ -62,7 +62,7 @@ class _Picker:
 
 
 async def _serve(port: int, address: str, tls_dir: Path | None) -> None:
-    tls = tls_context(tls_dir) if tls_dir else None
+    tls = tls_context(TlsSettings(directory=tls_dir)) if tls_dir else None
     listen = HostPort("127.0.0.1", port)
     server = Http2Server(_Picker(address), listen, _BODY_LIMIT, tls=tls)
     await server.start()

@@ -160,6 +160,7 @@ def command(
     """`click.command` with the shared options: `--version`, environment variables, `--config`.
 
     `flags_file=False` for a command whose `--config` means something else (the EPP's router file).
+    `cls`: how it parses its arguments.
     """
 
     def decorate(function: F) -> click.Command:

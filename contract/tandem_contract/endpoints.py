@@ -12,6 +12,17 @@ EPP's health port (it knows its backends) and on the operator's (its API connect
 LIVE: Final = "/healthz"
 """Liveness, on the health ports of EPP and operator: 200 while the event loop runs."""
 
+GRPC_READINESS: Final = "readiness"
+"""Service name of gRPC's health service, on the EPP's health port and its ext_proc port: as READY.
+llm-d's charts probe it, and GRPC_LIVENESS, where there are several replicas."""
+
+GRPC_LIVENESS: Final = "liveness"
+"""Service name of gRPC's health service, on the same ports: as LIVE."""
+
+GRPC_EPP: Final = "inference-extension"
+"""Service name of gRPC's health service, on the same ports: as READY. llm-d's charts probe it for
+both liveness and readiness of a single replica, as the Gateway API Inference Extension's do."""
+
 ALIVE: Final = "/livez"
 """Liveness, on the sidecar's admin port: 200 while the event loop runs, also while it drains."""
 

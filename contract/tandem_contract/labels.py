@@ -19,6 +19,12 @@ DRAINING: Final = f"{GROUP}/draining"
 LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role under llm-d's label name, so that llm-d's EPP finds Tandem's pods."""
 
+LLMD_ACTIVE_PORTS: Final = "llm-d.ai/active-ports"
+"""Annotation of pods, as llm-d's EPP reads it: those of an InferencePool's target ports on which an
+engine of this pod serves, with commas between them; default: all. User → EPP."""
+GAIE_ACTIVE_PORTS: Final = "inference.networking.k8s.io/active-ports"
+"""The older name of LLMD_ACTIVE_PORTS, which has precedence."""
+
 FABRIC_DOMAIN: Final = f"{GROUP}/fabric-domain"
 """On pods, or among the node labels that they select: the domain within which KV is transferred
 faster than beyond it, such as a rack. User → EPP; the configuration may name another label for

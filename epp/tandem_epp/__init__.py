@@ -9,7 +9,8 @@ the desired state of the cluster to the operator.
     scheduling/     the choice of pods: scheduler, filters, scorers, pickers, decider, plugins
     backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
     peers/          the channel between the replicas of this EPP
-    service         start and stop of the process
+    service         start and stop of the process; its `servers`, and where `discovery` finds pods
+    llmd/           the flags of llm-d's EPP, beside those of `main`
 
 Errors: a client's request is answered locally by `ext_proc.stream.LocalReply`. At start:
 `DocumentError` with file and line, `ext_proc.interface.ListenError`.

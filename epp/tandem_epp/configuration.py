@@ -6,16 +6,18 @@ line, and the last good configuration stays in force.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tandem_contract.config import RouterConfig, router_config
-from tandem_contract.documents import DocumentError, load_documents
+from tandem_contract.documents import Document, DocumentError, load_documents, parse_documents
 from tandem_contract.plan import load_keys
 
 from .scheduling.config import Routing, load_routing
+
+_TEXT: Final = "--config-text"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,7 +41,23 @@ def load(
     `lists_backends`: whether it must list the backends (static discovery) or must not; None: it
     may.
     """
-    documents = load_documents(file)
+    return read(load_documents(file), str(file), environ, lists_backends=lists_backends)
+
+
+def load_text(text: str, environ: Mapping[str, str], *, lists_backends: bool) -> Configuration:
+    """Like `load`, from the configuration itself; empty: defaults. Raises DocumentError."""
+    documents = parse_documents(text.strip() or "{}", _TEXT)
+    return read(documents, _TEXT, environ, lists_backends=lists_backends)
+
+
+def read(
+    documents: Sequence[Document],
+    file: str,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool | None,
+) -> Configuration:
+    """The configuration in `documents` of `file`. Raises DocumentError."""
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
         content = "backends" if lists_backends else "disaggregated_serving"
         raise DocumentError(f"{file}:1: expected one YAML mapping with {content}")

@@ -2,37 +2,34 @@
 
 import logging
 import os
-import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import uvloop
 
-from tandem_contract import labels
+from tandem_contract import labels, ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError
 from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
+from . import logs
 from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
-from .configuration import load, log_notices
+from .configuration import load, load_text, log_notices
+from .http2.tls import TlsSettings
+from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
+from .llmd.values import selects_pods, with_values
 from .memory_limit import least_held_bytes
 from .scheduling.explain import explain
+from .selection import checked_label, checked_selector
 from .service import serve
 from .settings import Settings
 
-_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_KEY: Final = rf"(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}"
-_REQUIREMENT: Final = (
-    rf"(?:!?{_KEY}|{_KEY}\s*(?:=|==|!=)\s*(?:{_NAME})?|{_KEY}\s+(?:not)?in\s*\([^()]*\))"
-)
-_SELECTOR: Final = re.compile(rf"\s*{_REQUIREMENT}\s*(?:,\s*{_REQUIREMENT}\s*)*")
-"""A Kubernetes label selector."""
-_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
-"""The name of a Kubernetes object or namespace (RFC 1123 label)."""
+_log: Final = logging.getLogger(__name__)
 
 
 def _collector(url: str) -> str:
@@ -55,7 +52,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     context.exit()
 
 
-@command("tandem-epp", flags_file=False)
+@command("tandem-epp", flags_file=False, cls=LlmdCommand)
 @click.option(
     "--listen",
     type=HOST_PORT,
@@ -90,9 +87,8 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="Router configuration in YAML: disaggregated_serving, EndpointPickerConfig, and with "
-    "--discovery static the backends. Reloaded when it changes.",
+    help="Required. Router configuration in YAML: disaggregated_serving, EndpointPickerConfig, and "
+    "with --discovery static the backends. Reloaded when it changes.",
 )
 @click.option(
     "--check-config",
@@ -123,7 +119,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 @click.option(
     "--target-port",
     type=click.IntRange(1, 65535),
-    default=PodSelection.target_port,
+    default=ports.SIDECAR,
     help=f"Serving port of pods without the annotation {labels.TARGET_PORT}.",
 )
 @click.option(
@@ -193,14 +189,17 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     default=Settings.log_level,
     help="debug logs one line per decision; no level logs prompts.",
 )
+@llmd_options
+@click.pass_context
 def main(
+    context: click.Context,
     *,
     listen: HostPort,
     ext_proc_server: str,
     tls_dir: Path | None,
     health: HostPort,
     metrics: HostPort,
-    config: Path,
+    config: Path | None,
     discovery: str,
     namespace: str | None,
     endpoint: str | None,
@@ -217,23 +216,23 @@ def main(
     peer_listen: HostPort,
     log_level: str,
 ) -> None:
-    """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request."""
+    """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request.
+
+    The flags of llm-d-router's EPP are accepted, too: docs/llm-d.md lists all of them. With
+    --pool-name or --endpoint-selector its defaults hold, such as TLS.
+    """
+    llmd = given(context)
     is_static = discovery == "static"
     if is_static and (namespace or endpoint or selector):
         raise click.UsageError("--namespace, --endpoint and --selector need --discovery kubernetes")
-    if tls_dir is not None and ext_proc_server != "http2":
-        raise click.UsageError("--tls-dir needs --ext-proc-server http2")
     if held_bytes is not None and held_bytes < (least := least_held_bytes(max_body)):
         raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
     pods = None if is_static else _selection(namespace, endpoint, selector, target_port)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     settings = Settings(
         config=config,
         listen=listen,
         ext_proc_server=ext_proc_server,
-        tls_dir=tls_dir,
+        tls=TlsSettings(directory=tls_dir) if tls_dir else None,
         health=health,
         metrics=metrics,
         plan_key_dir=plan_key_dir,
@@ -248,9 +247,42 @@ def main(
         log_level=log_level,
         pods=pods,
     )
+    settings = _as_llmd(context, settings, llmd)
+    logs.configure(settings.log_level, as_json=settings.log_json)
+    log_treatments(llmd)
+    for word in context.args:
+        _log.warning("%r is ignored, as llm-d's EPP does: write --flag=value", word)
+    _serve(settings)
+
+
+def _as_llmd(context: click.Context, settings: Settings, llmd: Mapping[str, Any]) -> Settings:
+    """`settings` as llm-d's flags change them. Raises UsageError."""
     try:
-        configuration = load(config, os.environ, lists_backends=settings.lists_backends)
-        plan_keys = load_keys(plan_key_dir) if plan_key_dir else {}
+        is_llmd = selects_pods(llmd)
+        changed = with_values(settings, llmd, os.environ)
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+    if is_llmd and settings.pods is not None:
+        raise click.UsageError("--pool-name and --endpoint-selector exclude --discovery kubernetes")
+    if context.args and not is_llmd:
+        raise click.UsageError(f"Got unexpected extra argument ({context.args[0]})")
+    if not (is_llmd or changed.config or changed.config_text):
+        raise click.UsageError("Missing option '--config'.")
+    if changed.tls is not None and changed.ext_proc_server != "http2":
+        raise click.UsageError("TLS needs --ext-proc-server http2")
+    return changed
+
+
+def _serve(settings: Settings) -> None:
+    """Run the EPP; exits with 1 or 2 and a reason if it cannot."""
+    file, directory, lists = settings.config, settings.plan_key_dir, settings.lists_backends
+    try:
+        configuration = (
+            load(file, os.environ, lists_backends=lists)
+            if file is not None
+            else load_text(settings.config_text, os.environ, lists_backends=lists)
+        )
+        plan_keys = load_keys(directory) if directory else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
     log_notices(configuration)
@@ -271,15 +303,13 @@ def _selection(
         raise click.UsageError("--discovery kubernetes needs --namespace")
     if bool(endpoint) == bool(selector):
         raise click.UsageError("--discovery kubernetes needs either --endpoint or --selector")
-    for flag, value in (("--namespace", namespace), ("--endpoint", endpoint)):
-        if value and not _LABEL.fullmatch(value):
-            raise click.UsageError(
-                f"{flag}: {value!r} is not a valid name: use lower-case letters, digits and '-', "
-                "at most 63"
-            )
-    if selector and not _SELECTOR.fullmatch(selector):
-        raise click.UsageError(
-            f"--selector: {selector!r} is not a label selector: write app=vllm,tier in (a, b)"
-        )
+    try:
+        checked_label("--namespace", namespace)
+        if endpoint:
+            checked_label("--endpoint", endpoint)
+        if selector:
+            checked_selector("--selector", selector)
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
     label_selector = labels.endpoint_label(endpoint) if endpoint else selector
-    return PodSelection(namespace, label_selector or "", target_port)
+    return PodSelection(namespace, label_selector or "", (target_port,))

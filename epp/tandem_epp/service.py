@@ -8,30 +8,25 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from random import Random
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tandem_contract.otlp import is_wanted
-from tandem_kube.pages import health_app, listening, metrics_app
+from tandem_kube.pages import metrics_app
 
 from .backends.fleet import Fleet
-from .backends.pod_backend import PodSelection
 from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
-from .ext_proc.grpc_server import GrpcServer
-from .ext_proc.http2_server import Http2Server
-from .ext_proc.interface import ExtProcServer
+from .discovery import Discovery, connect, discover
 from .ext_proc.messages import HttpRequest
 from .history import History
 from .http2.held_bytes import HeldBytes
-from .http2.tls import load_certificate, tls_context
 from .kv_events.collector import PreciseMatch
 from .memory_limit import default_held_bytes
 from .metrics import HeldCollector, Metrics
@@ -42,12 +37,11 @@ from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
 from .preparation import Preparation, read_ahead
 from .request import kind_of
+from .servers import Servers
 from .settings import Settings
 from .shared_fleet import SharedFleet
+from .subset_hints import HintlessPicker
 from .turn_taking import TurnMetrics, TurnTaker
-
-if TYPE_CHECKING:
-    from .backends.kubernetes_discovery import KubernetesDiscovery
 
 _log: Final = logging.getLogger(__name__)
 
@@ -71,7 +65,8 @@ class Service:
         self._metrics = Metrics(self._fleet)
         self._metrics.registry.register(HeldCollector(self._held))
         self._history = History(settings.history)
-        self._picker = EndpointPicker(
+        picker = EndpointPicker if settings.subset_hints else HintlessPicker
+        self._picker = picker(
             self._fleet, configuration.routing, self._metrics, self._history, Random()
         )
         self._picker.plan_keys = plan_keys
@@ -89,9 +84,10 @@ class Service:
         self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
         self._metrics.registry.register(PreciseCollector(self._precise))
         self._stopping = asyncio.Event()
-        self._tls: ssl.SSLContext | None = None
-        """None: ext_proc is served in clear text."""
-        self._discovery: KubernetesDiscovery | None = None
+        self._drained = asyncio.Event()
+        """Set by a second signal: it ends the time in which new requests are still answered."""
+        self._servers = Servers(settings, self._held, self._is_ready)
+        self._discovery: Discovery | None = None
         """None with static discovery."""
 
     def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
@@ -110,22 +106,16 @@ class Service:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; nothing runs afterwards. Raises OSError, NotConfigured."""
-        settings, loop = self._settings, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         # First, so that a signal during the start also ends the process in order.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            loop.add_signal_handler(number, self._stop)
         async with AsyncExitStack() as stack:
-            if settings.pods is not None:
-                self._discovery = await self._connect(settings.pods, stack)
-            # Entered first, so closed last: probes and metrics answer until the last stream ends.
-            health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
-            metrics.add_routes(routes(self._history, self._fleet))
-            await stack.enter_async_context(listening(health, settings.health, "--health"))
-            await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
+            await self._start_pages(stack)
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
-            server = self._ext_proc_server()
+            server = self._servers.ext_proc(self._picker, self._shared.on_broken)
             server.prepare = self.prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
@@ -136,17 +126,25 @@ class Service:
             stack.push_async_callback(self._scraper.close)
             await self._run_watches()
 
-    def _ext_proc_server(self) -> ExtProcServer:
-        settings = self._settings
-        common = self._picker, settings.listen, settings.max_body, self._shared.on_broken
-        held, seconds = self._held, settings.body_timeout
-        if settings.ext_proc_server == "grpcio":
-            return GrpcServer(*common, held=held, body_seconds=seconds)
-        if settings.tls_dir is not None:
-            self._tls = tls_context(settings.tls_dir)
-        return Http2Server(
-            *common, held=held, body_seconds=seconds, is_ready=self._is_ready, tls=self._tls
-        )
+    async def _start_pages(self, stack: AsyncExitStack) -> None:
+        """Connect to the cluster if it is needed; answer probes and serve the metrics port."""
+        settings, registry = self._settings, self._metrics.registry
+        needs_cluster = settings.pods is not None or settings.authorize_metrics
+        api = await connect(stack) if needs_cluster else None
+        if api is not None and settings.pods is not None:
+            self._discovery, collector = discover(api, settings.pods, self._apply)
+            registry.register(collector)
+        # Entered first, so closed last: probes and metrics answer until the last stream ends.
+        await stack.enter_async_context(self._servers.health())
+        pages = metrics_app(registry)
+        pages.add_routes(routes(self._history, self._fleet))
+        authorizing = api if settings.authorize_metrics else None
+        await stack.enter_async_context(self._servers.metrics(pages, authorizing))
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            self._drained.set()
+        self._stopping.set()
 
     def prepare(
         self, request: HttpRequest, body: bytes
@@ -181,7 +179,7 @@ class Service:
 
     def _start_tracing(self, stack: AsyncExitStack) -> None:
         url = self._settings.otlp_endpoint
-        if is_wanted(url, os.environ):
+        if self._settings.tracing and is_wanted(url, os.environ):
             # Imported only here: the SDK costs memory and start time.
             from .spans import OtlpTracer  # noqa: PLC0415
 
@@ -196,35 +194,23 @@ class Service:
             running = [tasks.create_task(watch.run()) for watch in self._file_watches()]
             if self._discovery is not None:
                 running.append(tasks.create_task(self._discovery.run()))
-                running.append(tasks.create_task(self._apply_first_list(self._discovery)))
             else:
                 self._apply()
             await self._stopping.wait()
+            # Not ready, but still answering: gateways notice only after a while.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.drain_timeout):
+                    await self._drained.wait()
             for task in running:
                 task.cancel()
-
-    async def _connect(self, pods: PodSelection, stack: AsyncExitStack) -> "KubernetesDiscovery":
-        # Imported only here: the Kubernetes client costs memory that static discovery saves.
-        from tandem_kube.client import connect  # noqa: PLC0415
-
-        from .backends.kubernetes_discovery import KubernetesDiscovery  # noqa: PLC0415
-
-        api = await stack.enter_async_context(await connect())
-        discovery = KubernetesDiscovery(api, pods, self._apply)
-        self._metrics.registry.register(discovery)
-        return discovery
-
-    async def _apply_first_list(self, discovery: "KubernetesDiscovery") -> None:
-        """Apply the first list even if it is empty, which is no change that would be notified."""
-        await discovery.synced.wait()
-        self._apply()
 
     def _is_ready(self) -> bool:
         # Before the first scrapes, and before it knows what its peers placed, the EPP would route
         # blindly; once it stops it must get no new
         # streams.
-        is_informed = self._scraper.is_complete and self._channel.is_informed
-        return is_informed and not self._stopping.is_set()
+        if self._stopping.is_set() or (self._discovery and not self._discovery.is_known):
+            return False
+        return self._scraper.is_complete and self._channel.is_informed
 
     def _is_warm_up_enabled(self) -> bool:
         routing = self._configuration.routing
@@ -250,29 +236,23 @@ class Service:
         return [DiscoveredBackend(backend) for backend in self._configuration.router.backends]
 
     def _file_watches(self) -> list[FileWatch]:
-        watches = [FileWatch(self._settings.config, self._reload_configuration)]
-        if self._settings.plan_key_dir is not None:
-            watches.append(FileWatch(self._settings.plan_key_dir, self._reload_keys))
-        if self._settings.tls_dir is not None:
-            watches.append(FileWatch(self._settings.tls_dir, self._reload_certificate))
+        watches, settings = self._servers.watches(), self._settings
+        if settings.config is not None:
+            watches.append(FileWatch(settings.config, self._reload_configuration))
+        if settings.plan_key_dir is not None:
+            watches.append(FileWatch(settings.plan_key_dir, self._reload_keys))
         return watches
 
     def _reload_configuration(self) -> None:
         settings = self._settings
+        if settings.config is None:
+            return
         new = reload(settings.config, os.environ, lists_backends=settings.lists_backends)
         if new is not None:
             self._configuration = new
             self._apply()
             # Splitting may have been switched on just now.
             self._warm_ups.warm_all()
-
-    def _reload_certificate(self) -> None:
-        directory = self._settings.tls_dir
-        if directory is not None and self._tls is not None:
-            try:
-                load_certificate(self._tls, directory)
-            except OSError as err:
-                _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
 
     def _reload_keys(self) -> None:
         directory = self._settings.plan_key_dir

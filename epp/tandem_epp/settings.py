@@ -7,8 +7,10 @@ from typing import Final
 from tandem_contract import ports
 from tandem_contract.commandline import HostPort
 
+from .backends.inference_pool import PoolReference
 from .backends.pod_backend import PodSelection
 from .ext_proc.body_deadlines import BODY_SECONDS
+from .http2.tls import TlsSettings
 from .peers.channel import PeerSettings
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
@@ -20,20 +22,30 @@ _METRICS: Final = HostPort("0.0.0.0", ports.EPP_METRICS)
 class Settings:
     """The settings of an EPP process, from its command line."""
 
-    config: Path
-    """Router configuration file."""
+    config: Path | None
+    """Router configuration file; None: `config_text` has its content."""
+    config_text: str = ""
+    """The configuration itself, where there is no file; empty: defaults."""
     listen: HostPort = _LISTEN
     """Address of the gRPC server that Envoy connects to."""
     ext_proc_server: str = "http2"
     """Which server answers Envoy: `http2`, this project's own, or `grpcio`. Both give the same
     answers; grpcio takes several times the CPU."""
-    tls_dir: Path | None = None
-    """Directory of tls.crt and tls.key, for `http2` only; None: clear text, which Envoy's
-    configuration by the operator expects."""
+    tls: TlsSettings | None = None
+    """TLS of that server, for `http2` only; None: clear text, which Envoy's configuration by the
+    operator expects."""
     health: HostPort = _HEALTH
-    """Address of /healthz and /readyz."""
+    """Address of /healthz and /readyz, and of gRPC's health service."""
     metrics: HostPort = _METRICS
     """Address of /metrics, /requests/ID, /debug/decisions and /debug/pods."""
+    metrics_tls: TlsSettings | None = None
+    """TLS of that address; None: clear text."""
+    authorize_metrics: bool = False
+    """Whether that address answers only those whose token the cluster's API server allows to read
+    the page."""
+    drain_timeout: float = 0.0
+    """Seconds after SIGTERM for which the EPP, no longer ready, still answers requests, because
+    gateways notice only later that it leaves. The operator's pods wait in a preStop hook."""
     plan_key_dir: Path | None = None
     """Directory of plan keys; None: sidecars get prefill candidates and no signed plan."""
     max_body: int = 16 << 20
@@ -51,17 +63,24 @@ class Settings:
     """Decisions kept for `tandem trace`, about 1 KB each; 0 keeps none."""
     otlp_endpoint: str = ""
     """URL of an OpenTelemetry collector; empty: its environment variables name one, or none."""
+    tracing: bool = True
+    """Whether spans are exported if a collector is named."""
     warm_up: bool = True
     """Whether each pair of pods makes its first hand-off before a request needs it. False: the
     first request of a pair waits for the handshake, up to seconds."""
     log_level: str = "info"
     """debug, info, warning or error; debug logs one line per decision."""
+    log_json: bool = False
+    """Whether a line of the log is a JSON object."""
+    subset_hints: bool = True
+    """Whether a gateway's list of allowed backends is followed."""
     peers: tuple[HostPort, ...] = ()
     """Names or addresses of all replicas of this EPP; empty: it is the only one."""
     peer_listen: HostPort = PeerSettings.listen
     """Address on which this replica listens for the others."""
-    pods: PodSelection | None = None
-    """The pods of a cluster that are the backends; None: the configuration file lists them."""
+    pods: PodSelection | PoolReference | None = None
+    """The pods of a cluster that are the backends, selected by label or by an InferencePool; None:
+    the configuration file lists them."""
 
     @property
     def lists_backends(self) -> bool:

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.kubernetes_discovery import KubernetesDiscovery
-from tandem_epp.backends.pod_backend import PodSelection
+from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.backends.pool_discovery import PoolDiscovery
 from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.metrics import PeerMetrics
@@ -72,9 +72,9 @@ def _epp() -> CollectorRegistry:
     metrics.observe_hit_ratio(1, 2, "index")
     PeerMetrics(metrics.registry)
     metrics.observe_ttft(1.0, 2.0, "unified")
-    # KubernetesDiscovery does not call the API until it runs.
+    # PoolDiscovery does not call the API until it runs.
     api = cast("Api", None)
-    pods = KubernetesDiscovery(api, PodSelection("namespace", "label", 8000), lambda: None)
+    pods = PoolDiscovery(api, PoolReference("namespace", "pool"), lambda: None)
     metrics.registry.register(pods)
     return metrics.registry
 

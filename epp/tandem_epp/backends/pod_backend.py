@@ -1,9 +1,11 @@
-"""A Kubernetes pod as a backend, from its labels, annotations and status. Pure.
+"""A Kubernetes pod as backends, from its labels, annotations and status. Pure.
 
 The operator's pods carry all of these; other pods need only what differs from the defaults:
 
     role      label tandem.dev/role, else label llm-d.ai/role; default: unified
-    port      annotation tandem.dev/target-port; default: the flag --target-port
+    port      annotation tandem.dev/target-port; default: that of the selection. Where it has
+              several, each is a backend of its own, which annotation llm-d.ai/active-ports can
+              narrow down
     models    annotation tandem.dev/served-models, else label tandem.dev/model; default: any
     compat    label tandem.dev/kv-compat: KV is handed off only between pods with the same value,
               or between pods that both have none
@@ -14,7 +16,7 @@ The operator's pods carry all of these; other pods need only what differs from t
               tandem.dev/draining
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,8 +47,8 @@ class PodSelection:
     namespace: str
     selector: str
     """A Kubernetes label selector."""
-    target_port: int = ports.SIDECAR
-    """Serving port of a pod without the annotation tandem.dev/target-port."""
+    target_ports: tuple[int, ...] = (ports.SIDECAR,)
+    """Serving ports of a pod without the annotation tandem.dev/target-port; each has an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,14 @@ class InvalidPod:
     """The label or annotation that is invalid, and why."""
 
 
-def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend | InvalidPod | None:
-    """The backend in a pod object; None while it has no address, and once its containers ended."""
+def pod_backends(
+    pod: Mapping[str, Any], target_ports: Sequence[int]
+) -> tuple[DiscoveredBackend, ...] | InvalidPod | None:
+    """The backends in a pod object; None while it has no address, and once its containers ended.
+
+    The backend of a pod with one port has the pod's name. One of several is named after the index
+    of its port, as llm-d's endpoints are.
+    """
     metadata, status = pod["metadata"], pod.get("status") or {}
     spec = pod.get("spec") or {}
     address = status.get("podIP")
@@ -67,21 +75,24 @@ def pod_backend(pod: Mapping[str, Any], default_port: int) -> DiscoveredBackend 
         return None
     pod_labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     try:
-        backend = Backend(
-            name=metadata["name"],
-            url=f"http://{HostPort(address, _port(annotations, default_port))}",
-            role=_role(pod_labels),
-            models=_models(pod_labels, annotations),
-            compat=pod_labels.get(labels.KV_COMPAT),
-            node=spec.get("nodeName"),
-            labels=_all_labels(spec, pod_labels),
-        )
+        backends = [
+            Backend(
+                name=name,
+                url=f"http://{HostPort(address, port)}",
+                role=_role(pod_labels),
+                models=_models(pod_labels, annotations),
+                compat=pod_labels.get(labels.KV_COMPAT),
+                node=spec.get("nodeName"),
+                labels=_all_labels(spec, pod_labels),
+            )
+            for name, port in _ports(metadata["name"], annotations, target_ports)
+        ]
     except ValueError as err:
         return InvalidPod(str(err))
     # The operator labels a pod that it drains before it deletes it.
     is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
     serving = _is_ready(status) and not is_terminating
-    return DiscoveredBackend(backend, metadata["uid"], serving=serving)
+    return tuple(DiscoveredBackend(b, metadata["uid"], serving=serving) for b in backends)
 
 
 def with_domain(discovered: DiscoveredBackend, label: str) -> DiscoveredBackend:
@@ -108,12 +119,28 @@ def _role(pod_labels: Mapping[str, str]) -> Role:
     return Role.UNIFIED
 
 
-def _port(annotations: Mapping[str, str], default: int) -> int:
+def _ports(
+    pod: str, annotations: Mapping[str, str], target_ports: Sequence[int]
+) -> list[tuple[str, int]]:
+    """Name and port of each backend of `pod`."""
     text = annotations.get(labels.TARGET_PORT)
-    if text is None:
-        return default
+    if text is not None:
+        return [(pod, _port(labels.TARGET_PORT, text))]
+    active = set(target_ports)
+    for key in (labels.LLMD_ACTIVE_PORTS, labels.GAIE_ACTIVE_PORTS):
+        if (listed := annotations.get(key)) is not None:
+            active = {_port(key, port.strip()) for port in listed.split(",")}
+            break
+    # The index counts all ports: a backend keeps its name when another port becomes inactive.
+    names = (
+        [pod] if len(target_ports) == 1 else [f"{pod}-rank-{i}" for i in range(len(target_ports))]
+    )
+    return [(n, port) for n, port in zip(names, target_ports, strict=True) if port in active]
+
+
+def _port(annotation: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise ValueError(f"annotation {labels.TARGET_PORT}: {text!r} is not a port, 1 to 65535")
+        raise ValueError(f"annotation {annotation}: {text!r} is not a port, 1 to 65535")
     return int(text)
 
 

@@ -31,9 +31,10 @@ class HealthService:
     """The state of this process, for those who ask."""
 
     def __init__(self, is_ready: Callable[[], bool], services: frozenset[str]) -> None:
-        """`services` are the names of the gRPC services that are served while `is_ready`."""
+        """`services` are the names of the gRPC services that are served while `is_ready`, beside
+        the names that probes ask for."""
         self._is_ready = is_ready
-        self._services = services | {"", SERVICE}
+        self._services = services | {"", SERVICE, endpoints.GRPC_READINESS, endpoints.GRPC_EPP}
         self._watches: set[_Watch] = set()
 
     @property
@@ -51,6 +52,8 @@ class HealthService:
 
     def status(self, service: str) -> int:
         """The serving status of a service."""
+        if service == endpoints.GRPC_LIVENESS:
+            return SERVING
         if service not in self._services:
             return SERVICE_UNKNOWN
         return SERVING if self._is_ready() else NOT_SERVING

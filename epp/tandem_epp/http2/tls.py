@@ -1,23 +1,52 @@
-"""TLS of the server: a certificate and its key in a directory, as Kubernetes mounts them."""
+"""TLS of the servers: which certificate and which versions and ciphers of TLS they accept."""
 
 import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-CERTIFICATE: Final = "tls.crt"
-"""PEM, the server's certificate first and then the chain."""
-KEY: Final = "tls.key"
+from tandem_contract.server_tls import CERTIFICATE, KEY, load_pem, self_signed_pem
+
+_HTTP2: Final = ("h2", "http/1.1")
+"""HTTP/1.1 is for probes."""
 
 
-def tls_context(directory: Path) -> ssl.SSLContext:
-    """TLS with ALPN `h2`; HTTP/1.1 is offered for probes. Raises OSError, which ssl.SSLError is."""
+@dataclass(frozen=True, kw_only=True)
+class TlsSettings:
+    """How a server serves TLS."""
+
+    directory: Path | None = None
+    """Directory of tls.crt and tls.key, as Kubernetes mounts a TLS secret; None: a certificate that
+    the process makes at its start, which encrypts and cannot be verified."""
+    minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    """HTTP/2 needs 1.2 (RFC 9113, 9.2)."""
+    ciphers: str = ""
+    """OpenSSL's names for the ciphers of TLS 1.2, with colons between them; empty: its default."""
+    client_ca: Path | None = None
+    """PEM file of the authorities of client certificates, which are then required; None: clients
+    need none."""
+
+
+def tls_context(settings: TlsSettings, protocols: Sequence[str] = _HTTP2) -> ssl.SSLContext:
+    """The context for new connections. `protocols` are offered by ALPN, the preferred first.
+
+    Raises OSError, which ssl.SSLError is.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    # RFC 9113, 9.2: nothing below 1.2, and no renegotiation and compression, which Python's default
-    # context rules out already.
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = settings.minimum
+    # Python's default context rules out compression already.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    load_certificate(context, directory)
+    context.set_alpn_protocols(list(protocols))
+    if settings.ciphers:
+        context.set_ciphers(settings.ciphers)
+    if settings.client_ca is not None:
+        context.load_verify_locations(settings.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    if settings.directory is None:
+        load_pem(context, self_signed_pem())
+    else:
+        load_certificate(context, settings.directory)
     return context
 
 

@@ -20,90 +20,20 @@ from tandem_contract.endpoints import DEBUG_PODS
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
 from tandem_contract.pod_reports import PodReport
-from tandem_epp.backends.pod_backend import pod_backend
-from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.backends.pod_backend import pod_backends
 from tandem_epp.configuration import load
-from tandem_kube.client import Api, connect
-from tandem_kube.resources import PODS, ROLE_BINDINGS, ROLES
+from tandem_kube.client import connect
+from tandem_kube.resources import ROLE_BINDINGS, ROLES
 
 from ...cluster.control_plane import ControlPlane
 from ...kube.apis import proxied
 from ..real import Backend, Epp, envoy, envoy_settings, epp, serving, starting_epp, until
+from .cluster_pods import ENDPOINT, Pods
 
 pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
 LONG = "word " * 400
 CONFIG = "disaggregated_serving: {enabled: true}\n"
-ENDPOINT = {labels.endpoint_label("chat"): "decode"}
-
-
-class Pods:
-    """Pods of one namespace that do not run; the test sets their status instead of a kubelet."""
-
-    def __init__(self, api: Api, namespace: str) -> None:
-        self._api, self.namespace = api, namespace
-
-    async def create(
-        self,
-        backend: Backend,
-        role: str,
-        *,
-        models: tuple[str, ...] = ("m",),
-        compat: str = "c1",
-        **more: str,
-    ) -> None:
-        """A ready pod of the routing endpoint `chat`, whose engine is `backend`."""
-        pod_labels = {**ENDPOINT, labels.ROLE: role, labels.KV_COMPAT: compat}
-        annotations = {
-            labels.SERVED_MODELS: json.dumps(models),
-            labels.TARGET_PORT: str(backend.port),
-        }
-        await self.create_plain(backend.name, pod_labels | more, annotations)
-
-    async def create_plain(
-        self,
-        name: str,
-        pod_labels: dict[str, str],
-        annotations: dict[str, str] | None = None,
-        node: str = "none",
-        **spec: object,
-    ) -> None:
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "namespace": self.namespace,
-                "labels": pod_labels,
-                "annotations": annotations or {},
-            },
-            # With a node, so that a deletion waits for the kubelet.
-            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}], **spec},
-        }
-        await self._api.create(PODS, body)
-        await self.ready(name)
-
-    async def ready(self, name: str, ready: bool = True) -> None:
-        status: dict[str, Any] = {
-            "phase": "Running",
-            "podIP": "127.0.0.1",
-            "podIPs": [{"ip": "127.0.0.1"}],
-            "conditions": [{"type": "Ready", "status": str(ready)}],
-        }
-        await self._api.patch(PODS, name, {"status": status}, self.namespace, subresource="status")
-
-    async def draining(self, name: str, value: str | None = "true") -> None:
-        patch = {"metadata": {"labels": {labels.DRAINING: value}}}
-        await self._api.patch(PODS, name, patch, self.namespace)
-
-    async def delete(self, name: str, grace: int = 60) -> None:
-        await self._api.delete(PODS, name, self.namespace, grace=grace)
-
-
-@pytest.fixture
-async def pods(control_plane: ControlPlane, namespace: str) -> AsyncIterator[Pods]:
-    async with await connect(control_plane.kubeconfig) as api:
-        yield Pods(api, namespace)
 
 
 def config_file(folder: Path) -> Path:
@@ -345,13 +275,13 @@ def test_the_documented_example_is_accepted_by_the_api_server(
     file.write_text(documents["ConfigMap", "vllm-epp"].data["data"]["router.yaml"])
     load(file, {}, lists_backends=False)
     template = documents["Deployment", "vllm"].data["spec"]["template"]
-    discovered = pod_backend(
+    discovered = pod_backends(
         {
             "metadata": {"name": "x", "uid": "u", **template["metadata"]},
             "status": {"podIP": "10.0.0.1"},
         },
-        8000,
+        (8000,),
     )
-    assert isinstance(discovered, DiscoveredBackend)
-    assert discovered.backend.url == "http://10.0.0.1:8080"
-    assert discovered.backend.models == ("Qwen/Qwen3-0.6B", "qwen")
+    assert isinstance(discovered, tuple)
+    assert [each.backend.url for each in discovered] == ["http://10.0.0.1:8080"]
+    assert discovered[0].backend.models == ("Qwen/Qwen3-0.6B", "qwen")

@@ -7,7 +7,7 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.pod_backend import InvalidPod, pod_backend, with_domain
+from tandem_epp.backends.pod_backend import InvalidPod, pod_backends, with_domain
 from tandem_epp.backends.pods import DiscoveredBackend
 
 
@@ -31,8 +31,9 @@ def pod(
 
 
 def parsed(body: dict[str, Any]) -> DiscoveredBackend:
-    backend = pod_backend(body, 8000)
-    assert isinstance(backend, DiscoveredBackend)
+    backends = pod_backends(body, (8000,))
+    assert isinstance(backends, tuple)
+    (backend,) = backends
     return backend
 
 
@@ -112,8 +113,8 @@ def test_a_draining_pod_does_not_serve() -> None:
 def test_a_pod_without_an_address_or_with_ended_containers_is_no_backend(
     body: dict[str, Any],
 ) -> None:
-    assert pod_backend(body, 8000) is None
-    assert pod_backend({"metadata": {"name": "x", "uid": "u"}}, 8000) is None
+    assert pod_backends(body, (8000,)) is None
+    assert pod_backends({"metadata": {"name": "x", "uid": "u"}}, (8000,)) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_an_invalid_pod_names_the_label_or_annotation(
 ) -> None:
     body = pod(annotations=annotations)
     body["metadata"]["labels"] = pod_labels
-    invalid = pod_backend(body, 8000)
+    invalid = pod_backends(body, (8000,))
     assert isinstance(invalid, InvalidPod)
     assert reason in invalid.reason
 
@@ -163,3 +164,32 @@ def test_a_pods_label_comes_before_its_node_selector() -> None:
     body["spec"] = {"nodeSelector": {"rack": "r1"}}
     body["metadata"]["labels"] = {"rack": "r2"}
     assert with_domain(parsed(body), "rack").backend.domain == "r2"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, {"x-0-rank-0": 8000, "x-0-rank-1": 8001, "x-0-rank-2": 8002}),
+        ({labels.LLMD_ACTIVE_PORTS: "8002, 8000,9"}, {"x-0-rank-0": 8000, "x-0-rank-2": 8002}),
+        ({labels.GAIE_ACTIVE_PORTS: "8001"}, {"x-0-rank-1": 8001}),
+        (
+            {labels.GAIE_ACTIVE_PORTS: "8001", labels.LLMD_ACTIVE_PORTS: "8000"},
+            {"x-0-rank-0": 8000},
+        ),
+        ({labels.LLMD_ACTIVE_PORTS: "9"}, {}),
+        ({labels.TARGET_PORT: "8080", labels.LLMD_ACTIVE_PORTS: "8000"}, {"x-0": 8080}),
+    ],
+)
+def test_each_target_port_is_a_backend_of_its_own(
+    annotations: dict[str, str], expected: dict[str, int]
+) -> None:
+    backends = pod_backends(pod(annotations=annotations), (8000, 8001, 8002))
+    assert isinstance(backends, tuple)
+    assert {b.backend.name: int(b.backend.url.rpartition(":")[2]) for b in backends} == expected
+    assert {b.uid for b in backends} <= {"u1"}
+
+
+def test_active_ports_that_are_no_ports_make_the_pod_unusable() -> None:
+    invalid = pod_backends(pod(annotations={labels.LLMD_ACTIVE_PORTS: "8000,http"}), (8000,))
+    assert isinstance(invalid, InvalidPod)
+    assert "llm-d.ai/active-ports: 'http' is not a port" in invalid.reason

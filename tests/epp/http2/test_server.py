@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 import trustme
 
+from tandem_contract.server_tls import CERTIFICATE, KEY
 from tandem_epp.http2 import frames
 from tandem_epp.http2 import health_pb2 as pb
 from tandem_epp.http2.errors import ErrorCode
@@ -24,7 +25,7 @@ from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVICE_UNKNOWN, SERVI
 from tandem_epp.http2.limits import LAST_STREAM, Limits
 from tandem_epp.http2.server import Server
 from tandem_epp.http2.session import Call
-from tandem_epp.http2.tls import CERTIFICATE, KEY, load_certificate, tls_context
+from tandem_epp.http2.tls import TlsSettings, load_certificate, tls_context
 
 from ..real import until
 from .client import BLOCK, HEADER, PATH, START, Frame, block, data, headers, message, ping
@@ -170,7 +171,7 @@ def issue(authority: trustme.CA, directory: Path) -> None:
 async def test_a_new_certificate_is_used_and_a_broken_one_is_not(tmp_path: Path) -> None:
     old, new = trustme.CA(), trustme.CA()
     issue(old, tmp_path)
-    context = tls_context(tmp_path)
+    context = tls_context(TlsSettings(directory=tmp_path))
     (tmp_path / KEY).write_bytes(new.issue_cert("localhost").private_key_pem.bytes())
     with pytest.raises(ssl.SSLError):
         load_certificate(context, tmp_path)
@@ -197,7 +198,7 @@ async def test_a_new_certificate_is_used_and_a_broken_one_is_not(tmp_path: Path)
 async def test_tls_with_alpn(tmp_path: Path, version: str) -> None:
     authority = trustme.CA()
     issue(authority, tmp_path)
-    async with serving(tls=tls_context(tmp_path)) as served:
+    async with serving(tls=tls_context(TlsSettings(directory=tmp_path))) as served:
         if version == "h2":
             root = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
             async with grpc.aio.secure_channel(f"localhost:{served.port}", root) as channel:
@@ -245,10 +246,13 @@ async def test_grpcs_health_service() -> None:
             request_serializer=pb.HealthCheckRequest.SerializeToString,
             response_deserializer=pb.HealthCheckResponse.FromString,
         )
-        for service in ("", "test.Service"):
+        ready = ("", "test.Service", "readiness", "inference-extension")
+        for service in (*ready, "liveness"):
             assert (await check(pb.HealthCheckRequest(service=service))).status == SERVING
         served.is_ready = False
-        assert (await check(pb.HealthCheckRequest())).status == NOT_SERVING
+        for service in ready:
+            assert (await check(pb.HealthCheckRequest(service=service))).status == NOT_SERVING
+        assert (await check(pb.HealthCheckRequest(service="liveness"))).status == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await check(pb.HealthCheckRequest(service="other"))
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND

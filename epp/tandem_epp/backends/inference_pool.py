@@ -1,0 +1,70 @@
+"""What an InferencePool selects: pods by label, and their ports. Pure.
+
+Read as `inference.networking.k8s.io/v1`, or in the older shape of
+`inference.networking.x-k8s.io/v1alpha2`, whichever the object has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_kube.resources import INFERENCE_POOLS, Resource
+
+GROUP: Final = INFERENCE_POOLS.group
+_OLDER_GROUP: Final = "inference.networking.x-k8s.io"
+_GRPC: Final = "kubernetes.io/h2c"
+
+
+@dataclass(frozen=True)
+class PoolReference:
+    """An InferencePool by name."""
+
+    namespace: str
+    name: str
+    group: str = GROUP
+
+    @property
+    def resource(self) -> Resource:
+        """The kind in the version that the EPP reads of this group."""
+        version = "v1alpha2" if self.group == _OLDER_GROUP else INFERENCE_POOLS.version
+        return Resource(f"{self.group}/{version}", INFERENCE_POOLS.plural)
+
+    def __str__(self) -> str:
+        return f"InferencePool {self.namespace}/{self.name} ({self.resource.api_version})"
+
+
+@dataclass(frozen=True)
+class PoolPods:
+    """The pods of a pool."""
+
+    selector: str
+    """A Kubernetes label selector."""
+    ports: tuple[int, ...]
+    """At least one."""
+
+
+@dataclass(frozen=True)
+class InvalidPool:
+    """A pool that cannot be served."""
+
+    reason: str
+    """The field, and what is wrong with it."""
+
+
+def pool_pods(pool: Mapping[str, Any]) -> PoolPods | InvalidPool | None:
+    """What `pool` selects; None while it is being deleted."""
+    if "deletionTimestamp" in pool["metadata"]:
+        return None
+    spec = pool.get("spec") or {}
+    if spec.get("appProtocol") == _GRPC:
+        return InvalidPool(f"spec.appProtocol {_GRPC}: engines are called by HTTP/1.1 only")
+    selector = spec.get("selector") or {}
+    # v1 has a LabelSelector, whose expressions its schema does not allow; v1alpha2 a plain map.
+    labels = selector.get("matchLabels", {} if "targetPorts" in spec else selector)
+    if not labels:
+        return InvalidPool("spec.selector selects all pods of the namespace: name a label")
+    listed = [port.get("number") for port in spec.get("targetPorts") or ()]
+    ports = tuple(dict.fromkeys(listed or [spec.get("targetPortNumber")]))
+    if not all(isinstance(port, int) and 1 <= port <= 65535 for port in ports):
+        return InvalidPool("spec.targetPorts has no number of 1 to 65535")
+    return PoolPods(",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports)

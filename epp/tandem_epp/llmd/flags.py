@@ -1,0 +1,208 @@
+"""Every flag that llm-d-router 0.10's EPP accepts, and what becomes of it here.
+
+Flags of the kinds `works` and `not needed` keep llm-d's meaning. For a flag without effect the log
+has a line with the reason; a refused one ends the process with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from tandem_contract.go_flags import (
+    GO_BOOL,
+    GO_DURATION,
+    GO_INT,
+    GO_INTS,
+    GO_STRING,
+    GO_STRINGS,
+    GoType,
+)
+
+
+class Treatment(Enum):
+    """What becomes of a flag; the value is the word in docs/llm-d.md."""
+
+    WORKS = "works"
+    NOT_NEEDED = "accepted, not needed"
+    """The EPP always does what it asks for."""
+    NO_EFFECT = "accepted without effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class LlmdFlag:
+    """One flag of llm-d's EPP."""
+
+    name: str
+    type: GoType[Any]
+    treatment: Treatment
+    text: str
+    """What it does here, or why it does nothing, or why it is refused."""
+    default: str = ""
+    """As llm-d prints it."""
+    own: str | None = None
+    """The parameter of this EPP's own flag for the same setting: only one of both may be given."""
+
+
+SHORTHANDS: Final[Mapping[str, str]] = {"v": "v"}
+
+_WORKS, _NOT_NEEDED = Treatment.WORKS, Treatment.NOT_NEEDED
+_NO_EFFECT, _REFUSED = Treatment.NO_EFFECT, Treatment.REFUSED
+_ENGINES: Final = "as in llm-d, which names `engineConfigs`; the EPP knows vLLM's metrics"
+
+FLAGS: Final = (
+    LlmdFlag(
+        "pool-name", GO_STRING, _WORKS,
+        "the InferencePool whose pods are the backends, watched by name; its changes apply at once",
+    ),
+    LlmdFlag(
+        "pool-namespace", GO_STRING, _WORKS,
+        "namespace of the pool and the pods; else the environment variable NAMESPACE, else default",
+        own="namespace",
+    ),
+    LlmdFlag(
+        "pool-group", GO_STRING, _WORKS,
+        "API group of the pool, version v1; `inference.networking.x-k8s.io` is read as v1alpha2",
+        "inference.networking.k8s.io",
+    ),
+    LlmdFlag(
+        "endpoint-selector", GO_STRING, _WORKS,
+        "selects the pods by label, without a pool; as `--selector`", own="selector",
+    ),
+    LlmdFlag(
+        "endpoint-target-ports", GO_INTS, _WORKS,
+        "with `--endpoint-selector`: serving ports of these pods, up to 8; each is a backend",
+        own="target_port",
+    ),
+    LlmdFlag(
+        "disable-endpoint-subset-filter", GO_BOOL, _WORKS,
+        "a gateway's list of allowed backends is not followed", "false",
+    ),
+    LlmdFlag(
+        "config-file", GO_STRING, _WORKS,
+        "as `--config`, reloaded when it changes; without it and `--config-text` the predicted cost"
+        " chooses, where llm-d weighs queue 2, KV cache 2 and prefix 3",
+        own="config",
+    ),
+    LlmdFlag("config-text", GO_STRING, _WORKS, "the configuration itself", own="config"),
+    LlmdFlag(
+        "grpc-port", GO_INT, _WORKS, "port of ext_proc; as `--listen`", "9002", own="listen"
+    ),
+    LlmdFlag(
+        "grpc-health-port", GO_INT, _WORKS,
+        "port of gRPC's health service, and of `/healthz` and `/readyz`; as `--health`",
+        "9003", own="health",
+    ),
+    LlmdFlag(
+        "health-checking", GO_BOOL, _NOT_NEEDED,
+        "ext_proc's port always has gRPC's health service", "false",
+    ),
+    LlmdFlag(
+        "metrics-port", GO_INT, _WORKS, "port of `/metrics`; as `--metrics`", "9090", own="metrics"
+    ),
+    LlmdFlag(
+        "metrics-endpoint-auth", GO_BOOL, _WORKS,
+        "whether the pages of the metrics port need a token that may read them, by TokenReview and"
+        " SubjectAccessReview; without a pool or a selector the default is false", "true",
+    ),
+    LlmdFlag(
+        "metrics-cert-dir", GO_STRING, _WORKS,
+        "directory of tls.crt and tls.key for the metrics port, reloaded when it changes",
+    ),
+    LlmdFlag(
+        "metrics-client-ca-file", GO_STRING, _WORKS,
+        "with `--metrics-cert-dir`: clients need a certificate of these authorities",
+    ),
+    LlmdFlag(
+        "secure-serving", GO_BOOL, _WORKS,
+        "TLS on ext_proc's port; without a pool or a selector the default is false", "true",
+        own="tls_dir",
+    ),
+    LlmdFlag(
+        "cert-path", GO_STRING, _WORKS,
+        "directory of tls.crt and tls.key; as `--tls-dir`. Without it the certificate is"
+        " self-signed, made at the start", own="tls_dir",
+    ),
+    LlmdFlag(
+        "enable-cert-reload", GO_BOOL, _NOT_NEEDED,
+        "a changed certificate is always used for new connections", "false",
+    ),
+    LlmdFlag(
+        "tls-min-version", GO_STRING, _WORKS,
+        "`VersionTLS12` or `VersionTLS13`; older ones are raised to 1.2, which HTTP/2 needs",
+    ),
+    LlmdFlag(
+        "tls-cipher-suites", GO_STRINGS, _WORKS,
+        "ciphers of TLS 1.2, by Go's names; those that HTTP/2 forbids are refused",
+    ),
+    LlmdFlag(
+        "drain-timeout", GO_DURATION, _WORKS,
+        "time after SIGTERM for which the EPP, no longer ready, still answers; without a pool or a"
+        " selector the default is 0s", "30s",
+    ),
+    LlmdFlag(
+        "grpc-max-recv-msg-size", GO_STRING, _WORKS,
+        "raises the limit of a request's body to this size; as `--max-body`, 16 MiB. Messages that"
+        " llm-d refuses by its default of 4 MB are accepted", own="max_body",
+    ),
+    LlmdFlag(
+        "grpc-max-send-msg-size", GO_STRING, _NO_EFFECT,
+        "answers are of a few hundred bytes or have the size of the client's body",
+    ),
+    LlmdFlag(
+        "tracing", GO_BOOL, _WORKS,
+        "whether spans are exported to the collector of OTEL_EXPORTER_OTLP_ENDPOINT; without that"
+        " variable none are. They go by HTTP, to port 4318 of a collector, not by gRPC to 4317",
+        "true",
+    ),
+    LlmdFlag(
+        "v", GO_INT, _WORKS, "4 and more: log level debug; else info", "2", own="log_level"
+    ),
+    LlmdFlag(
+        "zap-log-level", GO_STRING, _WORKS,
+        "debug, info, error, panic, or a number as for `-v`, which it overrules", own="log_level",
+    ),
+    LlmdFlag("zap-encoder", GO_STRING, _WORKS, "`json`: a line of the log is a JSON object"),
+    LlmdFlag("zap-devel", GO_BOOL, _NO_EFFECT, "the log has one style", "true"),
+    LlmdFlag(
+        "zap-stacktrace-level", GO_STRING, _NO_EFFECT, "unexpected errors always have a traceback"
+    ),
+    LlmdFlag("zap-time-encoding", GO_STRING, _NO_EFFECT, "times of the log are in ISO 8601"),
+    LlmdFlag(
+        "ha-enable-leader-election", GO_BOOL, _NO_EFFECT,
+        "every replica serves; `--peers` shares what they know", "false",
+    ),
+    LlmdFlag(
+        "emit-endpoint-scores", GO_BOOL, _NO_EFFECT,
+        "scores are not in the metadata, but on `/debug/decisions`", "false",
+    ),
+    LlmdFlag(
+        "enable-grpc-stream-metrics", GO_BOOL, _NO_EFFECT,
+        "`tandem_epp_in_flight` and `tandem_epp_outcomes_total` count streams", "false",
+    ),
+    LlmdFlag(
+        "refresh-metrics-interval", GO_DURATION, _NO_EFFECT,
+        "engines are scraped fast under load and slowly at rest", "50ms",
+    ),
+    LlmdFlag(
+        "refresh-prometheus-metrics-interval", GO_DURATION, _NO_EFFECT,
+        "metrics are computed when they are read", "5s",
+    ),
+    LlmdFlag(
+        "metrics-staleness-threshold", GO_DURATION, _NO_EFFECT,
+        "figures of engines count less the older they are", "2s",
+    ),
+    LlmdFlag("enable-pprof", GO_BOOL, _NO_EFFECT, "there are no profiles of Go", "true"),
+    LlmdFlag(
+        "allow-experimental-plugins", GO_BOOL, _NO_EFFECT,
+        "every plugin that works may be named", "false",
+    ),
+    LlmdFlag("total-queued-requests-metric", GO_STRING, _REFUSED, _ENGINES),
+    LlmdFlag("total-running-requests-metric", GO_STRING, _REFUSED, _ENGINES),
+    LlmdFlag("kv-cache-usage-percentage-metric", GO_STRING, _REFUSED, _ENGINES),
+    LlmdFlag("lora-info-metric", GO_STRING, _REFUSED, _ENGINES),
+    LlmdFlag("cache-info-metric", GO_STRING, _REFUSED, _ENGINES),
+)  # fmt: skip
+
+BY_NAME: Final[Mapping[str, LlmdFlag]] = {flag.name: flag for flag in FLAGS}

@@ -1,0 +1,186 @@
+"""The settings that llm-d's flags stand for. Pure.
+
+With `--pool-name` or `--endpoint-selector` llm-d's defaults hold: TLS on ext_proc's port, metrics
+that need a token, and 30 s in which a leaving EPP still answers.
+
+Errors: ValueError, which names the flag.
+"""
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tandem_contract.commandline import HostPort
+
+from ..backends.inference_pool import GROUP, PoolReference
+from ..backends.pod_backend import PodSelection
+from ..http2.tls import TlsSettings
+from ..selection import checked_label, checked_selector, checked_subdomain
+from ..settings import Settings
+
+Values = Mapping[str, Any]
+"""Flag name → value, of the flags that are given."""
+
+_NAMESPACE: Final = "NAMESPACE"
+_DEFAULT_NAMESPACE: Final = "default"
+_DRAIN_SECONDS: Final = 30.0
+_MAX_PORTS: Final = 8
+_DEBUG_VERBOSITY: Final = 4
+_LEVELS: Final = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
+_VERSIONS: Final = {
+    "VersionTLS10": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS11": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+}
+_CIPHERS: Final = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+}
+"""Go's name → OpenSSL's. RFC 9113, appendix A, forbids the other ciphers of TLS 1.2."""
+_CIPHERS_13: Final = frozenset(
+    ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+)
+"""Of TLS 1.3: accepted and, as in Go, always on."""
+_SIZE: Final = re.compile(r"\s*(\d+)\s*(|[kMGT]|[KMGT]i)[Bb]?\s*", re.ASCII)
+_POWERS: Final = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def selects_pods(values: Values) -> bool:
+    """Whether the pods are named as for llm-d's EPP. Raises ValueError if they are named twice."""
+    has_pool, has_selector = bool(values.get("pool-name")), bool(values.get("endpoint-selector"))
+    if has_pool and has_selector:
+        raise ValueError("--pool-name and --endpoint-selector exclude each other")
+    return has_pool or has_selector
+
+
+def with_values(settings: Settings, values: Values, environ: Mapping[str, str]) -> Settings:
+    """`settings` as `values` change them. Raises ValueError."""
+    if selects_pods(values):
+        settings = replace(
+            settings,
+            pods=_pods(values, environ),
+            tls=settings.tls or TlsSettings(),
+            authorize_metrics=True,
+            drain_timeout=_DRAIN_SECONDS,
+        )
+    settings = _with_configuration(settings, values)
+    settings = _with_addresses(settings, values)
+    settings = _with_log(settings, values)
+    return replace(
+        settings,
+        tls=_tls(settings, values),
+        metrics_tls=_metrics_tls(values),
+        authorize_metrics=values.get("metrics-endpoint-auth", settings.authorize_metrics),
+        drain_timeout=max(0.0, values.get("drain-timeout", settings.drain_timeout)),
+        max_body=max(settings.max_body, _size("grpc-max-recv-msg-size", values)),
+        tracing=values.get("tracing", settings.tracing),
+        subset_hints=not values.get("disable-endpoint-subset-filter", False),
+    )
+
+
+def _pods(values: Values, environ: Mapping[str, str]) -> PodSelection | PoolReference:
+    namespace = values.get("pool-namespace") or environ.get(_NAMESPACE) or _DEFAULT_NAMESPACE
+    checked_label("--pool-namespace", namespace)
+    if name := values.get("pool-name"):
+        group = checked_subdomain("--pool-group", values.get("pool-group") or GROUP)
+        return PoolReference(namespace, checked_subdomain("--pool-name", name), group)
+    ports = tuple(dict.fromkeys(values.get("endpoint-target-ports", ())))
+    if not 1 <= len(ports) <= _MAX_PORTS:
+        raise ValueError(
+            f"--endpoint-selector needs --endpoint-target-ports with 1 to {_MAX_PORTS} ports"
+        )
+    for port in ports:
+        _check_port("endpoint-target-ports", port)
+    selector = checked_selector("--endpoint-selector", values["endpoint-selector"])
+    return PodSelection(namespace, selector, ports)
+
+
+def _with_configuration(settings: Settings, values: Values) -> Settings:
+    file, text = values.get("config-file"), values.get("config-text")
+    if file and text:
+        raise ValueError("--config-file and --config-text exclude each other")
+    if file:
+        return replace(settings, config=Path(file))
+    return replace(settings, config_text=text) if text else settings
+
+
+def _with_addresses(settings: Settings, values: Values) -> Settings:
+    fields = {"listen": "grpc-port", "health": "grpc-health-port", "metrics": "metrics-port"}
+    changed: dict[str, Any] = {}
+    for field, flag in fields.items():
+        if (port := values.get(flag)) is not None:
+            address: HostPort = getattr(settings, field)
+            changed[field] = address._replace(port=_check_port(flag, port))
+    return replace(settings, **changed)
+
+
+def _with_log(settings: Settings, values: Values) -> Settings:
+    level = settings.log_level
+    named = str(values.get("zap-log-level", values.get("v", "")))
+    if named.lstrip("-").isdigit():
+        level = "debug" if int(named) >= _DEBUG_VERBOSITY else "info"
+    elif named:
+        if named not in _LEVELS:
+            raise ValueError(f"--zap-log-level: {named!r} is neither a level nor a number")
+        level = _LEVELS[named]
+    encoder = values.get("zap-encoder", "console")
+    if encoder not in ("json", "console"):
+        raise ValueError(f"--zap-encoder: {encoder!r} is neither json nor console")
+    return replace(settings, log_level=level, log_json=encoder == "json")
+
+
+def _tls(settings: Settings, values: Values) -> TlsSettings | None:
+    """TLS of ext_proc's port."""
+    if not values.get("secure-serving", settings.tls is not None):
+        return None
+    tls = settings.tls or TlsSettings()
+    if path := values.get("cert-path"):
+        tls = replace(tls, directory=Path(path))
+    if version := values.get("tls-min-version"):
+        if version not in _VERSIONS:
+            raise ValueError(f"--tls-min-version: {version!r} is none of {', '.join(_VERSIONS)}")
+        tls = replace(tls, minimum=_VERSIONS[version])
+    names = [name.strip() for name in values.get("tls-cipher-suites", ())]
+    names = [name for name in names if name and name not in _CIPHERS_13]
+    if unusable := [name for name in names if name not in _CIPHERS]:
+        raise ValueError(
+            f"--tls-cipher-suites: HTTP/2 does not allow {unusable[0]}: use {', '.join(_CIPHERS)}"
+        )
+    return replace(tls, ciphers=":".join(_CIPHERS[name] for name in names))
+
+
+def _metrics_tls(values: Values) -> TlsSettings | None:
+    directory, authorities = values.get("metrics-cert-dir"), values.get("metrics-client-ca-file")
+    if not directory:
+        if authorities:
+            raise ValueError("--metrics-client-ca-file needs --metrics-cert-dir")
+        return None
+    return TlsSettings(
+        directory=Path(directory), client_ca=Path(authorities) if authorities else None
+    )
+
+
+def _size(flag: str, values: Values) -> int:
+    """Bytes: a number with a unit such as Mi or MB, as Kubernetes' quantities; 0 if not given."""
+    text = values.get(flag) or "0"
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"--{flag}: {text!r} is not a size: write 10MiB or 25MB")
+    unit = match[2]
+    base = 1024 if unit.endswith("i") else 1000
+    power = _POWERS[unit[0]] if unit else 0
+    return int(match[1]) * int(base**power)
+
+
+def _check_port(flag: str, port: int) -> int:
+    if not 1 <= port <= 65535:
+        raise ValueError(f"--{flag}: {port} is not a port, 1 to 65535")
+    return port

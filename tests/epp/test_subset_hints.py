@@ -1,0 +1,35 @@
+"""A picker that does not follow a gateway's subset hints."""
+
+from random import Random
+
+import pytest
+
+from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.documents import parse_documents
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.history import History
+from tandem_epp.metrics import Metrics
+from tandem_epp.picker import EndpointPicker
+from tandem_epp.scheduling.config import Routing, load_scheduling
+from tandem_epp.subset_hints import HintlessPicker
+
+ELSEWHERE = HttpRequest("GET", "/", {}, frozenset({"10.9.9.9:1"}))
+
+
+def picker(kind: type[EndpointPicker]) -> EndpointPicker:
+    """A picker with one backend."""
+    serving = DisaggregatedServing()
+    document = parse_documents("{}", "router.yaml")[0]
+    routing = Routing(serving, load_scheduling(document, document.data, serving))
+    fleet = Fleet()
+    fleet.apply([DiscoveredBackend(Backend("d1", "http://10.0.0.1:8000"))])
+    return kind(fleet, routing, Metrics(fleet), History(8), Random(1))
+
+
+def test_a_hint_that_names_no_backend_changes_nothing() -> None:
+    assert picker(HintlessPicker).place(ELSEWHERE, b"", 1.0).decode.name == "d1"
+    with pytest.raises(LocalReply):
+        picker(EndpointPicker).place(ELSEWHERE, b"", 1.0)

@@ -6,6 +6,7 @@ refuses codings other than chunked, chunked bodies under HTTP/1.0 and a missing 
 """
 
 from collections import deque
+from io import BytesIO
 from typing import Final, NamedTuple
 
 import httptools
@@ -89,7 +90,7 @@ class RequestReader:
         """Refuse the current request and ignore everything after it."""
         if self.refusal is None:
             self.refusal = Refusal(status, message)
-            self._body.clear()
+            self._drop_body()
 
     def resume(self) -> None:
         """The engine did not switch protocols: parse the retained bytes as requests."""
@@ -151,7 +152,7 @@ class RequestReader:
         if size > self._max_body:
             self._too_large()
         elif self.refusal is None:
-            self._body.append(data)
+            self._keep(data)
 
     def on_message_complete(self) -> None:
         request = Request(
@@ -159,7 +160,8 @@ class RequestReader:
             target=self._target,
             headers=self._headers,
             values=self._values,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            # The buffer's own bytes, not a copy of them.
+            body=self._first if self._buffer is None else self._buffer.getvalue(),
             http10=self._version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
         )
@@ -182,8 +184,24 @@ class RequestReader:
         self._in_head = True
         self._size = 0
         self.expects = False
-        self._body: list[bytes] = []
+        self._drop_body()
         self._body_size = 0
+
+    def _drop_body(self) -> None:
+        self._first = b""
+        self._buffer: BytesIO | None = None
+
+    def _keep(self, data: bytes) -> None:
+        """Add `data` to the body. A list of chunks would take 28 times the memory of a body whose
+        chunks have one byte each; a body that comes in one piece is not copied."""
+        if self._buffer is None:
+            if not self._first:
+                self._first = data
+                return
+            self._buffer = BytesIO()
+            self._buffer.write(self._first)
+            self._first = b""
+        self._buffer.write(data)
 
     def _upgrade(self, rest: bytes) -> bytes:
         """Handle a request with an Upgrade header; return the bytes to parse next.

@@ -1,5 +1,6 @@
 """Requests are parsed however the bytes are split; ambiguous ones are refused."""
 
+import tracemalloc
 from itertools import repeat
 
 import pytest
@@ -179,3 +180,23 @@ def test_a_head_is_bounded_wherever_it_begins_and_ends_in_a_read() -> None:
     assert len(reader.requests) == 1
     assert reader.refusal is not None
     assert reader.refusal.status == 431
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 4096])
+def test_a_body_in_chunks_takes_less_than_twice_its_memory(size: int) -> None:
+    total = 1_000_000
+    chunks = (b"%x\r\n%b\r\n" % (size, b"x" * size)) * (total // size)
+    reader = RequestReader(max_head=65536, max_body=2 * total)
+    reader.feed(CHUNKED)
+    tracemalloc.start()
+    try:
+        for at in range(0, len(chunks), 65536):
+            reader.feed(chunks[at : at + 65536])
+        reader.feed(b"0\r\n\r\n")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    body = only(reader).body
+    assert body == b"x" * (total // size * size)
+    assert type(body) is bytes
+    assert peak < 2 * len(body)

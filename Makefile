@@ -125,6 +125,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the tables of 
 	$(BIN)/python -m tandem_epp.llmd.reference
 	$(BIN)/python -m tandem_sidecar.llmd_flags
 	$(BIN)/python -m tandem_epp.llmd_metrics.table
+	$(BIN)/python -m tandem_contract.api_paths_reference
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py

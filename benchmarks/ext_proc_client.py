@@ -47,7 +47,7 @@ def _request() -> bytes:
     message.protocol_config.request_body_mode = BodyMode.FULL_DUPLEX_STREAMED
     message.protocol_config.response_body_mode = BodyMode.FULL_DUPLEX_STREAMED
     message.request_headers.end_of_stream = True
-    for name, value in ((":method", b"GET"), (":path", b"/v1/other")):
+    for name, value in ((":method", b"GET"), (":path", b"/v1/models")):
         message.request_headers.headers.headers.add(key=name, raw_value=value)
     return framed(message.SerializeToString())
 

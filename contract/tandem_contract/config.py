@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from .api_paths import ApiPaths
 from .documents import Document, DocumentError, load_documents
 from .durations import parse_duration
 from .labels import FABRIC_DOMAIN
@@ -56,6 +57,9 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     domain_label: str = FABRIC_DOMAIN
     """Label that tells the fabric domain of Kubernetes pods without the label of the default. One
     that few pods have: transfers within a domain are taken for transfers beyond it."""
+    api_paths: tuple[str, ...] = ()
+    """Paths of the engines that clients may request, beside the inference API's, as
+    `tandem_contract.api_paths` writes them."""
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +137,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
             message += f": a role is {', '.join(Role)}"
         raise document.error(path.rstrip("`").removeprefix("$").removeprefix("."), message) from err
     _check_backends(document, config)
+    _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage
     _check_storage(document, "disaggregated_serving.default_external_storage", storage)
     return config
@@ -201,6 +206,14 @@ def _check_backends(document: Document, config: RouterConfig) -> None:
             raise document.error(f"{at}.weight", f"{backend.weight} is below 1")
         _check_url(document, f"{at}.url", backend.url)
         _check_storage(document, f"{at}.external_storage", backend.external_storage)
+
+
+def _check_api_paths(document: Document, paths: tuple[str, ...]) -> None:
+    for i, path in enumerate(paths):
+        try:
+            ApiPaths([path])
+        except ValueError as err:
+            raise document.error(f"disaggregated_serving.api_paths[{i}]", str(err)) from err
 
 
 def _check_storage(document: Document, path: str, storage: ExternalStorage | None) -> None:

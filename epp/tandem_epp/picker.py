@@ -4,7 +4,7 @@
 reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors itself:
 
     400  not JSON, or not a request of its kind
-    404  no backend lists the model
+    404  no backend lists the model, or the path is none of the API's
     413  body too large
     500  a bug, which tandem_epp_faults_total counts; only if no pod can be picked in spite of it
     503  no backend, or no split where the configuration requires one; retryable
@@ -12,18 +12,18 @@ reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors 
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
 from tandem_contract import headers as wire
+from tandem_contract.api_paths import NOT_SERVED
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, PlanSigner, Target
+from tandem_contract.plan import PlanSigner
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
-from .backends.pods import Pod
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
 from .ext_proc.messages import HeaderMutation, HttpRequest
@@ -32,6 +32,7 @@ from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
+from .placement_headers import addresses, common_rank, plan_of
 from .preparation import Preparation, parse, preparation_of
 from .prompt_key import PromptForm
 from .refusals import Refusals, unknown_model
@@ -42,10 +43,6 @@ from .scheduling.fallback import FAULT, choose_alone
 from .scheduling.profile import ScoringContext
 from .scheduling.result import SchedulingResult
 from .scheduling.scheduler import Scheduler, in_subset
-
-PLAN_SECONDS: Final = 120.0
-"""Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
-two nodes may differ. The request itself may take longer."""
 
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _FAULT: Final = (
@@ -102,7 +99,11 @@ class EndpointPicker:
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
         different models, for any JSON that may name a model."""
-        return kind_of(request) is not None or (self._fleet.has_mixed_models and is_json(request))
+        if kind_of(request) is not None:
+            return True
+        if request.path not in self.routing.api:
+            return False
+        return self._fleet.has_mixed_models and is_json(request)
 
     def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
         """Pick pods for `request` and count the request on them. Raises LocalReply."""
@@ -178,6 +179,8 @@ class EndpointPicker:
         return self._placement(request, None, SchedulingResult(FAULT, pods), decision)
 
     def _place(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+        if request.path not in self.routing.api:
+            raise self._error(404, "unknown_path", NOT_SERVED)
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
@@ -238,15 +241,15 @@ class EndpointPicker:
         headers = {}
         if request.headers.get(wire.REQUEST_ID) != request_id:
             headers[wire.REQUEST_ID] = request_id
-        headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
+        headers[wire.DESTINATION_ENDPOINT] = destination = addresses(result.decode)
         if result.prefill:
-            headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
-        if (rank := _common_rank(result.decode)) is not None:
+            headers[wire.PREFILLER_HOST_PORT] = addresses(result.prefill)
+        if (rank := common_rank(result.decode)) is not None:
             # For an engine without a sidecar in front. A sidecar drops it and obeys the plan.
             headers[wire.DATA_PARALLEL_RANK] = str(rank)
         if self._signer is not None:
             # Bound to this request id: the plan cannot be replayed for another request.
-            headers[wire.PLAN] = self._signer.sign(_plan(result, request_id, now), now)
+            headers[wire.PLAN] = self._signer.sign(plan_of(result, request_id, now), now)
         self._record(parsed, result, decision)
         mutation = HeaderMutation(
             tuple(headers.items()),
@@ -322,29 +325,3 @@ def _new_decision(request_id: str, now: float, prepared: Preparation) -> Decisio
     """A decision that began when the body was complete."""
     began = prepared.began if prepared.began is not None else perf_counter()
     return Decision(request_id, now, turn_seconds=prepared.turn_seconds, began=began)
-
-
-def _addresses(pods: Sequence[Pod]) -> str:
-    # Ranks of one backend share its address: each address once, in order.
-    return ",".join(dict.fromkeys(pod.address for pod in pods if pod.address is not None))
-
-
-def _common_rank(pods: Sequence[Pod]) -> int | None:
-    """The rank that a request needs at whichever of `pods` Envoy sends it to; None: any."""
-    ranks = {pod.rank for pod in pods}
-    return ranks.pop() if len(ranks) == 1 else None
-
-
-def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
-    def target(pod: Pod) -> Target:
-        return Target(pod.name, pod.address or "", pod.rank)
-
-    return Plan(
-        path=result.decision.path,
-        reason=result.decision.reason,
-        decode=target(result.decode[0]),
-        prefill=tuple(map(target, result.prefill)),
-        cached_tokens=result.cached_tokens,
-        request_id=request_id,
-        expires=now + PLAN_SECONDS,
-    )

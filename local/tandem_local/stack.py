@@ -20,10 +20,11 @@ import aiohttp
 from rich.console import Console
 
 from tandem_contract import endpoints, labels, metrics, ports
+from tandem_contract.api_paths import ApiPaths
 from tandem_contract.paths import Role
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
-from tandem_operator.routing.endpoint.requirements import static_router_config
+from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 
 from . import addresses, router
@@ -141,12 +142,14 @@ class Stack:
         (epp,) = runner.add([router.epp_pod(config, keys)])
         bootstrap = self.run_dir / "envoy.json"
         (proxy,) = runner.add([router.envoy_pod(envoy, bootstrap)])
+        decodes = [pool for pool_set in self._pool_sets for pool in pool_set.decodes]
         settings = EnvoySettings(
             epp_address=epp.spec.address,
             fallback=_fallback_addresses(pool_pods),
             listen_address=HOST,
             listen_port=self._port,
             admin_address=proxy.spec.address,
+            api=ApiPaths(api_paths(decodes)),
         )
         router.write_json(bootstrap, envoy_bootstrap(settings))
 

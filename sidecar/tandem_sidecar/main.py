@@ -15,6 +15,7 @@ from . import connectors, llmd_command
 from .flag_values import (
     Engine,
     allow_list,
+    api_paths,
     collector_url,
     connector,
     duration_text,
@@ -86,6 +87,7 @@ def settings_from(flags: Flags) -> Settings:
         policy=Policy(fallback_to_unified=given.pop("fallback_to_unified")),
         limits=Limits(body=given.pop("max_body"), connections=given.pop("max_connections")),
         allow=given.pop("prefill_allow"),
+        api=given.pop("api_path"),
         breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
         tls=tls,
         listen_tls=for_clients,
@@ -160,6 +162,13 @@ def settings_from(flags: Flags) -> Settings:
     multiple=True,
     metavar="CIDR|HOST:PORT",
     help="Prefill pods that may be named without a signed plan; repeatable. Ignored with keys.",
+)
+@click.option(
+    "--api-path",
+    callback=api_paths,
+    multiple=True,
+    metavar="PATH",
+    help="A path of the engine that clients may request, beside the inference API's; repeatable.",
 )
 @click.option(
     "--plan-key-dir",

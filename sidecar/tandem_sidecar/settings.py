@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tandem_contract import ports
+from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
 
@@ -58,6 +59,9 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     allow: AllowList = field(default_factory=AllowList)
+    api: ApiPaths = field(default_factory=ApiPaths)
+    """The paths that clients may request of the engine. Too many: clients reach what only an
+    operator should, such as adapters, caches and profiles."""
     breaker: Breaker = field(default_factory=Breaker)
     tls: Tls = field(default_factory=Tls)
     listen_tls: ListenTls | None = None

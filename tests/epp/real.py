@@ -15,6 +15,7 @@ from aiohttp import web
 
 from tandem_contract import headers as wire
 from tandem_contract import metrics as names
+from tandem_contract.api_paths import ApiPaths
 from tandem_contract.timing import Timing
 from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
@@ -23,6 +24,7 @@ from tandem_operator.routing.envoy.clusters import EPP, Json, socket_address
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
 DEADLINE = 20.0
+_API = ApiPaths()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], within: float = DEADLINE) -> None:
@@ -65,9 +67,9 @@ class Backend:
         self.received.append(ReceivedRequest(request.path, headers, body))
         if self.fails:
             return web.Response(status=500, text="out of memory")
-        if request.path == "/hang":
+        if request.path == "/v1/responses/hang":
             await self.release.wait()
-        if request.path == "/die" and request.transport is not None:
+        if request.path == "/v1/responses/die" and request.transport is not None:
             request.transport.abort()
         timing = Timing(queue=0.0, compute=0.5, cached=16, computed=48)
         response = web.StreamResponse(
@@ -77,11 +79,11 @@ class Backend:
             response.headers[wire.PREFILL_BACKEND] = self.prefilled_by
         await response.prepare(request)
         await response.write(b"first ")
-        if request.path == "/cut" and request.transport is not None:
+        if request.path == "/v1/responses/cut" and request.transport is not None:
             await self.release.wait()
             request.transport.abort()
             return response
-        if request.path == "/slow" or b'"slow"' in body:
+        if request.path == "/v1/responses/slow" or b'"slow"' in body:
             await self.release.wait()
         await response.write(b"last")
         return response
@@ -215,6 +217,7 @@ def envoy_settings(
     fallback: Sequence[str] = ("127.0.0.1:1",),
     body_mode: BodyMode = "BUFFERED",
     body_limit: int = 16 << 20,
+    api: ApiPaths = _API,
 ) -> EnvoySettings:
     """Everything on loopback, on free ports. The fallback answers nothing where none is given;
     `body_limit` is in bytes."""
@@ -227,6 +230,7 @@ def envoy_settings(
         admin_port=free_port("127.0.0.1"),
         body_mode=body_mode,
         body_limit=body_limit,
+        api=api,
     )
 
 

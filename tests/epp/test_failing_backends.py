@@ -89,7 +89,7 @@ async def test_a_failing_pod_fails_few_requests_and_returns_once_it_works(
 @MODES
 async def test_envoy_tells_why_it_answered_itself(tmp_path: Path, mode: BodyMode) -> None:
     async with running(tmp_path, mode) as stack:
-        async with stack.session.get(stack.url + "/die") as response:
+        async with stack.session.get(stack.url + "/v1/responses/die") as response:
             assert response.status == 503
         (victim,) = [backend for backend in stack.decode if backend.received]
         assert await figure(stack, "outcomes_total", victim.name, outcome="reset") == 1
@@ -102,9 +102,11 @@ async def test_an_answer_that_breaks_off_counts_although_its_headers_passed(
     async with running(tmp_path, mode) as stack:
         async with stack.session.get(stack.url + "/v1/models") as complete:
             await complete.read()
-        async with stack.session.get(stack.url + "/cut") as response:
+        async with stack.session.get(stack.url + "/v1/responses/cut") as response:
             assert await response.content.readexactly(6) == b"first "
-            (victim,) = [b for b in stack.decode if "/cut" in [r.path for r in b.received]]
+            (victim,) = [
+                b for b in stack.decode if "/v1/responses/cut" in [r.path for r in b.received]
+            ]
             victim.release.set()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.read()

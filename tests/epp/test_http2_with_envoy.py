@@ -47,7 +47,7 @@ async def test_answers_pass_through_the_epp_unchanged(tmp_path: Path) -> None:
 async def test_a_slow_answer_arrives_as_it_is_generated(tmp_path: Path) -> None:
     async with (
         running(tmp_path, "FULL_DUPLEX_STREAMED", with_response_bodies) as stack,
-        stack.session.post(stack.url + "/slow", data=b"x") as response,
+        stack.session.post(stack.url + "/v1/responses/slow", data=b"x") as response,
     ):
         assert await response.content.readexactly(6) == b"first "
         for backend in stack.decode:

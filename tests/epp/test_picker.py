@@ -358,7 +358,7 @@ def test_an_unusable_request_id_is_replaced_everywhere(sent_id: str | None) -> N
 def test_a_usable_request_id_is_kept() -> None:
     setup = PickerSetup(d="decode")
     for request_id in ("!", "x" * 128, "a/b?c"):
-        request = HttpRequest("GET", "/", {wire.REQUEST_ID: request_id})
+        request = HttpRequest("GET", "/health", {wire.REQUEST_ID: request_id})
         changes = dict(setup.picker.place(request, b"", NOW).mutation.set)
         assert wire.REQUEST_ID not in changes
         verify(changes[wire.PLAN], KEYS, request_id=request_id, now=NOW)
@@ -380,7 +380,7 @@ def test_a_body_nested_too_deeply_is_answered_with_400_and_the_place(path: str) 
 def test_without_keys_there_is_no_plan() -> None:
     setup = PickerSetup(d="decode")
     setup.picker.plan_keys = {}
-    placement = setup.picker.place(HttpRequest("GET", "/", {}), b"", NOW)
+    placement = setup.picker.place(HttpRequest("GET", "/health", {}), b"", NOW)
     assert wire.PLAN in placement.mutation.remove
 
 
@@ -388,10 +388,10 @@ def test_without_keys_there_is_no_plan() -> None:
 def test_a_subset_hint_restricts_the_pods(hint: str) -> None:
     setup = PickerSetup(d1="decode", d2="decode")
     for _ in range(4):
-        request = HttpRequest("GET", "/", {}, frozenset({hint, "10.9.9.9:1"}))
+        request = HttpRequest("GET", "/health", {}, frozenset({hint, "10.9.9.9:1"}))
         assert setup.picker.place(request, b"", NOW).decode.name == "d2"
     with pytest.raises(LocalReply):
-        setup.picker.place(HttpRequest("GET", "/", {}, frozenset({"10.9.9.9:1"})), b"", NOW)
+        setup.picker.place(HttpRequest("GET", "/health", {}, frozenset({"10.9.9.9:1"})), b"", NOW)
 
 
 def test_alternates_are_named_if_configured() -> None:
@@ -614,7 +614,7 @@ def test_with_several_models_the_epp_answers_v1_models() -> None:
 
 def test_a_plan_is_valid_if_clocks_differ_by_a_minute() -> None:
     setup = PickerSetup(d="decode")
-    placement = setup.picker.place(HttpRequest("GET", "/", {wire.REQUEST_ID: "r"}), b"", NOW)
+    placement = setup.picker.place(HttpRequest("GET", "/health", {wire.REQUEST_ID: "r"}), b"", NOW)
     header = dict(placement.mutation.set)[wire.PLAN]
     verify(header, KEYS, request_id="r", now=NOW + 60 + 30)
 

@@ -207,7 +207,15 @@ async def test_every_ending_reaches_the_other_replica(tmp_path: Path, mode: Body
         stack.release()
         assert await asyncio.gather(*slow[4:]) == [b"first last"] * 4
         # Alternating, so that both replicas place some of each kind.
-        for path in ("/v1/models", "/cut", "/v1/models", "/cut", "/v1/models", "/die", "/die"):
+        for path in (
+            "/v1/models",
+            "/v1/responses/cut",
+            "/v1/models",
+            "/v1/responses/cut",
+            "/v1/models",
+            "/v1/responses/die",
+            "/v1/responses/die",
+        ):
             await get(stack, path)
         stack.backends[0].fails = True
         for number in range(8):

@@ -16,7 +16,7 @@ from tandem_epp.picker import EndpointPicker
 from tandem_epp.scheduling.config import Routing, load_scheduling
 from tandem_epp.subset_hints import HintlessPicker
 
-ELSEWHERE = HttpRequest("GET", "/", {}, frozenset({"10.9.9.9:1"}))
+ELSEWHERE = HttpRequest("GET", "/health", {}, frozenset({"10.9.9.9:1"}))
 
 
 def picker(kind: type[EndpointPicker]) -> EndpointPicker:

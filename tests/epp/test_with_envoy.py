@@ -223,7 +223,7 @@ async def test_the_epps_errors_have_openais_format(stack: Stack) -> None:
 
 
 async def test_envoys_own_errors_have_openais_format(stack: Stack) -> None:
-    async with stack.session.get(stack.url + "/die") as response:
+    async with stack.session.get(stack.url + "/v1/responses/die") as response:
         assert (response.status, response.content_type) == (503, "application/json")
         error = (await response.json())["error"]
     assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
@@ -237,7 +237,9 @@ async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:
         "x-envoy-hedge-on-per-try-timeout": "true",
         "x-envoy-original-dst-host": f"127.0.0.1:{stack.prefill.port}",
     }
-    async with stack.session.get(stack.url + "/die", headers=retry_headers) as response:
+    async with stack.session.get(
+        stack.url + "/v1/responses/die", headers=retry_headers
+    ) as response:
         assert response.status == 503
     (request,) = [request for backend in stack.decode for request in backend.received]
     assert "x-envoy-retry-on" not in request.headers
@@ -248,7 +250,7 @@ async def test_other_requests_pass_through(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/v1/models") as response:
         assert response.status == 200
     blob = bytes(range(256)) * 1024
-    async with stack.session.post(stack.url + "/v1/audio", data=blob) as response:
+    async with stack.session.post(stack.url + "/v1/audio/transcriptions", data=blob) as response:
         assert response.status == 200
     requests = [request for backend in stack.decode for request in backend.received]
     assert sorted(request.body for request in requests) == [b"", blob]
@@ -274,7 +276,9 @@ async def test_parallel_requests_are_spread_and_counted_to_their_end(stack: Stac
     await until(lambda: nothing_in_flight(stack))
 
 
-@pytest.mark.parametrize("path", ["/hang", "/slow"], ids=["before", "within"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/hang", "/v1/responses/slow"], ids=["before", "within"]
+)
 async def test_a_request_is_no_longer_counted_after_its_client_disconnects(
     stack: Stack, path: str
 ) -> None:
@@ -373,7 +377,7 @@ async def test_no_timing_header_reaches_a_client_after_the_epp_died(tmp_path: Pa
     async with running(tmp_path, "BUFFERED") as stack:
 
         async def call() -> tuple[int, bool]:
-            async with stack.session.post(stack.url + "/hang", data=b"x") as response:
+            async with stack.session.post(stack.url + "/v1/responses/hang", data=b"x") as response:
                 await response.read()
                 return response.status, wire.TIMING in response.headers
 

@@ -74,7 +74,7 @@ _DECODE: dict[str, Any] = {
     "sidecar": {"prefillTimeout": "20s", "kvTransferTimeout": "5s", "fallbackToUnified": False,
                 "retries": 1},
     "routing": {
-        "endpoint": "chat", "split": "off", "envoy": {"enabled": False},
+        "endpoint": "chat", "split": "off", "apiPaths": ["/version"], "envoy": {"enabled": False},
         "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []}},
         "inferencePool": {"enabled": True},
         "gatewayRef": {"name": "g", "namespace": "n", "sectionName": "s"},

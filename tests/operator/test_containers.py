@@ -125,6 +125,15 @@ def test_the_sidecar_gets_the_pools_settings() -> None:
     assert decode["spec"]["terminationGracePeriodSeconds"] == 75
 
 
+def test_the_sidecar_gets_the_added_paths() -> None:
+    _, decode = rendered({}, {"routing": {"apiPaths": ["/version", "/custom/**"]}})
+    arguments = sidecar(decode)["args"]
+    at = [i for i, word in enumerate(arguments) if word == "--api-path"]
+    assert [arguments[i + 1] for i in at] == ["/version", "/custom/**"]
+    _, without = rendered({})
+    assert "--api-path" not in sidecar(without)["args"]
+
+
 def test_a_pool_without_peer_has_no_transfer_config() -> None:
     alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
     (pod, _) = pods(parse_pools(documents(alone))[0])

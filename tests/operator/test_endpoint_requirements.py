@@ -57,6 +57,14 @@ def test_the_epp_reads_the_label_of_the_topology_that_the_pools_name(
     assert together(*decodes).disaggregated_serving.get("domain_label") == expected
 
 
+def test_the_added_paths_of_all_pools_are_served() -> None:
+    first = decode("a", routing={"apiPaths": ["/version", "/b"]})
+    both = together(first, decode("c", routing={"apiPaths": ["/a", "/b"]}))
+    assert both.api_paths == ("/a", "/b", "/version")
+    assert both.disaggregated_serving["api_paths"] == ["/a", "/b", "/version"]
+    assert "api_paths" not in together(decode()).disaggregated_serving
+
+
 def test_nothing_is_split_without_a_pool_that_splits() -> None:
     without_split = decode("a", routing={"split": "off"})
     assert together(without_split, unified()).disaggregated_serving["enabled"] is False

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_contract.api_paths import ApiPaths
 from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import READY, EnvoySettings, envoy_bootstrap
@@ -37,7 +38,9 @@ def test_every_internal_header_is_dropped_before_any_filter() -> None:
 def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() -> None:
     bootstrap = envoy_bootstrap(PLAIN)
     (host,) = manager(bootstrap)["route_config"]["virtual_hosts"]
-    picked, default = host["routes"]
+    picked, default, *_, refusal = host["routes"]
+    assert picked["match"]["path"] == default["match"]["path"] == "/v1/chat/completions"
+    assert refusal["direct_response"]["status"] == 404
     assert picked["match"]["headers"] == [
         {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
     ]
@@ -67,7 +70,7 @@ def test_a_foreign_epp_gets_response_bodies() -> None:
 
 def test_only_requests_that_no_pod_has_read_are_retried() -> None:
     (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
-    picked, default = (route["route"]["retry_policy"] for route in host["routes"])
+    picked, default = (route["route"]["retry_policy"] for route in host["routes"][:2])
     unsent = {"connect-failure", "refused-stream", "reset-before-request"}
     assert set(picked["retry_on"].split(",")) == unsent
     assert set(default["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
@@ -106,6 +109,7 @@ async def test_envoy_accepts_the_bootstrap(tmp_path: Path, mode: BodyMode) -> No
         body_mode=mode,
         response_bodies=mode == "FULL_DUPLEX_STREAMED",
         access_log=True,
+        api=ApiPaths(["/version", "/custom-1/*/x", "/open/**"]),
         health_port=9902,
         max_heap=1 << 30,
     )

@@ -42,7 +42,7 @@ class Running:
 
     async def slow_request(self) -> "asyncio.Task[bytes]":
         """A request whose response the backend has started and finishes when the test says so."""
-        request = asyncio.create_task(self.ask("/slow"))
+        request = asyncio.create_task(self.ask("/v1/responses/slow"))
         await until(self.has_received)
         return request
 
@@ -93,7 +93,7 @@ async def test_draining_ends_after_the_last_response(running: Running) -> None:
 
     await until(unready)
     assert await running.status(LIVE) == 200
-    async with running.session.get(running.url + "/new") as late:
+    async with running.session.get(running.url + "/v1/models") as late:
         assert (await late.read(), late.headers["connection"]) == (b"first last", "close")
     assert not draining.done()
     running.backend.release.set()

@@ -18,11 +18,12 @@ similar known one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
+from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
 from tandem_contract.paths import Role
@@ -110,6 +111,8 @@ class Routing:
 
     serving: DisaggregatedServing
     scheduling: Scheduling
+    api: ApiPaths = field(default_factory=ApiPaths)
+    """The paths that clients may request."""
 
 
 def load_routing(
@@ -121,7 +124,7 @@ def load_routing(
     is_silent = document.part("disaggregated_serving.enabled").data is None
     if is_silent and scheduling.is_split_by_handler:
         serving = msgspec.structs.replace(serving, enabled=True)
-    return Routing(serving, scheduling)
+    return Routing(serving, scheduling, ApiPaths(serving.api_paths))
 
 
 def load_scheduling(

@@ -186,6 +186,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--retries", str(settings.retries)),
         *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
         *("--pod-name", "$(POD_NAME)"),
+        *(word for path in pool.spec.routing.api_paths for word in ("--api-path", path)),
     ]
     if pool.spec.routing.epp.enabled:
         return [*arguments, "--plan-key-dir", _PLAN_KEY_DIR]

@@ -122,8 +122,10 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
     """The typed DecodePool; raises as `prefill_pool` does."""
     spec = resolve(DECODE_POOL, manifest.name, manifest.spec, defaults)
     routing = spec["routing"]
-    # `routing` is not hashed, except for the two fields that pods are rendered from.
+    # `routing` is not hashed, except for the fields that pods are rendered from.
     in_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
+    if paths := routing.get("apiPaths"):
+        in_pods["apiPaths"] = paths
     return DecodePool(
         manifest.name, manifest.namespace, _revision(manifest, in_pods), _compat_hash(spec),
         _kueue_labels(manifest), typed_spec(spec, DecodeSpec),

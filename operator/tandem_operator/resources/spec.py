@@ -265,6 +265,7 @@ class Routing(Section, frozen=True, kw_only=True):
     envoy: Switch
     inference_pool: Switch
     gateway_ref: GatewayRef | None = None
+    api_paths: tuple[str, ...] = ()
     split: Literal["auto", "off"]
 
 

@@ -7,9 +7,11 @@ loop do the rest.
 import logging
 import random
 import time
+from typing import Final
 
 from msgspec.structs import replace
 
+from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.request_kinds import RequestKind
@@ -28,6 +30,10 @@ from .reply import ServedBy, new_record, send_error
 
 log = logging.getLogger(__name__)
 
+_PROXIED: Final = frozenset(
+    {b"x-forwarded-for", b"x-forwarded-proto", b"x-envoy-external-address", b"forwarded", b"via"}
+)
+"""Headers that proxies add to the requests of their clients; a scrape of the EPP has none."""
 DRAINING_MESSAGE = "the pod is shutting down: send the request to another pod"
 
 
@@ -61,10 +67,25 @@ class Proxy:
         kind = kind_of(request.method, request.target)
         if kind is not None:
             return self._generate(kind, request, client, engine)
+        if not self._is_served(request):
+            send_error(client, request, 404, NOT_SERVED, b"", close=False)
+            return None
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING_MESSAGE, b"", close=True)
             return None
         return self._pass_through(request, client, engine)
+
+    def _is_served(self, request: Request) -> bool:
+        """Whether this request, which generates nothing, may reach the engine."""
+        target = request.target.decode("latin-1")
+        if target in self._context.settings.api:
+            return True
+        # No proxy is between a scrape and this pod.
+        return (
+            target in SCRAPED
+            and request.method == b"GET"
+            and request.values.keys().isdisjoint(_PROXIED)
+        )
 
     def _generate(
         self, kind: RequestKind, request: Request, client: ClientConnection, engine: HostPort

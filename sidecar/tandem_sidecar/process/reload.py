@@ -35,6 +35,7 @@ LIVE: Final = frozenset(
         "fallback_to_unified",
         "retries",
         "prefill_allow",
+        "api_path",
         "max_body",
         "max_connections",
         "breaker_failures",

@@ -68,7 +68,7 @@ def request_headers(random: Random) -> bytes:
     message.protocol_config.request_body_mode = random.choice([*modes, 4, 4, 2, 2])
     message.protocol_config.response_body_mode = random.choice([0, 0, 4])
     message.request_headers.end_of_stream = random.random() < 0.2
-    path = random.choice(["/v1/completions", "/v1/completions", "/other"])
+    path = random.choice(["/v1/completions", "/v1/completions", "/v1/models", "/other"])
     for name, value in ((":method", "POST"), (":path", path), (wire.REQUEST_ID, "r")):
         message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
     return message.SerializeToString()

@@ -99,7 +99,7 @@ async def test_a_request_is_placed_answered_and_counted_to_its_end(served: Servi
 async def test_a_cancelled_stream_is_no_longer_counted(served: Serving) -> None:
     setup = PickerSetup(d="decode")
     async with served(setup) as (_, call):
-        await call.write(head("/", end=True))
+        await call.write(head("/health", end=True))
         await call.read()
         assert setup["d"].in_flight == 1
         call.cancel()
@@ -131,7 +131,7 @@ async def test_a_body_nested_too_deeply_is_refused_and_breaks_no_stream(served: 
 
 async def test_stop_ends_streams_of_placed_requests_with_ok(served: Serving) -> None:
     async with served(PickerSetup(d="decode")) as (server, call):
-        await call.write(head("/", end=True))
+        await call.write(head("/health", end=True))
         await call.read()
         await server.stop(5)
         assert await call.code() is grpc.StatusCode.OK

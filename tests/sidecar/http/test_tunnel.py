@@ -212,10 +212,10 @@ async def test_a_refused_upgrade_is_an_ordinary_answer(harness: Harness) -> None
     await harness.start()
     async with wire(harness.sidecar.listen) as client:
         client.send(UPGRADE)
-        client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         for _ in range(2):
             assert (await client.response()).status == 200
-    assert [r.target for r in harness.decode.requests] == ["/v1/realtime", "/next"]
+    assert [r.target for r in harness.decode.requests] == ["/v1/realtime", "/v1/models"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def test_a_stale_prefill_connection_costs_no_candidate(harness: Harness) -
     assert await harness.metric("tandem_sidecar_retries_total") == 0
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/other"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 async def test_an_answer_that_ends_with_the_connection(harness: Harness, path: str) -> None:
     async def script(turn: Turn) -> None:
         turn.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nall of it")
@@ -86,7 +86,7 @@ async def test_a_connection_is_usable_after_an_answer_without_a_body(
     harness: Harness, method: str, status: int
 ) -> None:
     async def script(turn: Turn) -> None:
-        if turn.request.target == "/next":
+        if turn.request.target == "/v1/models?next":
             turn.answer(200, b"next")
         elif status == 200:
             turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
@@ -96,10 +96,10 @@ async def test_a_connection_is_usable_after_an_answer_without_a_body(
 
     await harness.start(script)
     async with wire(harness.sidecar.listen) as client:
-        client.send(f"{method} /first HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        client.send(f"{method} /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         answer = await client.response(head=method == "HEAD")
         assert answer.status == status
-        client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.send(b"GET /v1/models?next HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await client.response()).body == b"next"
 
 

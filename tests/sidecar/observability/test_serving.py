@@ -156,9 +156,9 @@ async def test_failures_counted_by_the_engine_are_added_at_a_scrape(harness: Har
 async def test_a_long_target_is_cut(harness: Harness) -> None:
     await harness.start()
     async with harness.http.post(
-        harness.url("/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
+        harness.url("/v1/responses/" + "x" * 9999), headers={"x-request-id": "long"}, data=b"{}"
     ) as answer:
         await answer.read()
     _, page = await find_traces(harness, "long")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
-    assert trace.target == "/" + "x" * 255
+    assert trace.target == "/v1/responses/" + "x" * 242

@@ -108,7 +108,7 @@ async def test_after_the_drain_timeout_a_stream_ends_with_an_error_event(harness
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == 503
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/other"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
 async def test_after_the_drain_timeout_a_request_without_an_answer_gets_503(
     harness: Harness, path: str
 ) -> None:

@@ -37,6 +37,8 @@ class EndpointRequirements:
     """Gateways that get an HTTPRoute to the InferencePool."""
     disaggregated_serving: Mapping[str, Any]
     """The section of that name in the router configuration."""
+    api_paths: tuple[str, ...]
+    """Paths that clients may request beside the API's: those of all pools."""
     drain_timeout: float
     """Seconds that responses in progress may still take when Envoy is stopped."""
 
@@ -55,6 +57,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         inference_pool=any(r.inference_pool.enabled for r in routings),
         gateways=tuple(gateways[key] for key in sorted(gateways)),
         disaggregated_serving=disaggregated_serving(decodes),
+        api_paths=api_paths(decodes),
         drain_timeout=max(pool.spec.drain.timeout for pool in decodes),
     )
 
@@ -64,7 +67,12 @@ def epp_config(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
     return next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
 
 
-def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
+def api_paths(decodes: Iterable[DecodePool]) -> tuple[str, ...]:
+    """The paths that clients may request beside the API's, of all `decodes` together."""
+    return tuple(sorted({path for pool in decodes for path in pool.spec.routing.api_paths}))
+
+
+def disaggregated_serving(decodes: Sequence[DecodePool]) -> dict[str, Any]:
     """The router configuration's section `disaggregated_serving` for all `decodes` together."""
     specs = [pool.spec for pool in decodes]
     split = any(spec.prefill_ref and spec.routing.split == "auto" for spec in specs)
@@ -75,8 +83,10 @@ def disaggregated_serving(decodes: Iterable[DecodePool]) -> dict[str, Any]:
     # its node, tells the EPP where it runs.
     topology_keys = {spec.placement.topology_key for spec in specs if spec.placement}
     domain = {"domain_label": topology_keys.pop()} if len(topology_keys) == 1 else {}
+    paths = api_paths(decodes)
     return {
         **domain,
+        **({"api_paths": list(paths)} if paths else {}),
         "enabled": split,
         "prefill_timeout": format_duration(max(s.prefill_timeout for s in sidecars)),
         "kv_transfer_timeout": format_duration(max(s.kv_transfer_timeout for s in sidecars)),

@@ -1,16 +1,18 @@
 """Envoy's bootstrap configuration, as the operator's ConfigMap and the local runner use it. Pure.
 
     client ─► drop internal headers ─► ext_proc (EPP) ─► route: the EPP picked a pod ─► that pod
-                                                          route: it did not           ─► any decode
+                                   │                      route: it did not           ─► any decode
+                                   └─► route: no path of the API ─► 404
 
 The second route serves requests while no EPP answers: `failure_mode_allow` lets a request pass
 without a pick, and Envoy balances it over the decode pods.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tandem_contract import ports
+from tandem_contract.api_paths import ApiPaths
 
 from .clusters import (
     ADMIN,
@@ -24,6 +26,7 @@ from .clusters import (
     socket_address,
 )
 from .http_filters import (
+    EXT_PROC,
     ROUTER,
     BodyMode,
     broken_answer_log,
@@ -80,6 +83,8 @@ class EnvoySettings:
     body_limit: int = 16 << 20
     """Largest request body in bytes that Envoy buffers in BUFFERED mode; larger ones get 413. In
     the other mode the EPP's --max-body limits them."""
+    api: ApiPaths = field(default_factory=ApiPaths)
+    """The paths that clients may request; others get 404."""
     access_log: bool = False
     """One line per request on stdout."""
     health_port: int | None = None
@@ -159,12 +164,10 @@ def _connection_manager(settings: EnvoySettings) -> Json:
         # Runs before all filters and route matching, so a client's header can never select a pod.
         "early_header_mutation_extensions": [drop_internal_headers()],
         "local_reply_config": {"mappers": error_replies(buffered=settings.body_mode == "BUFFERED")},
-        "route_config": routes(settings.body_limit),
+        "route_config": routes(settings.body_limit, settings.api),
         "http_filters": [
             extension_filter("http.header_mutation", drop_timing()),
-            extension_filter(
-                "http.ext_proc", ext_proc(settings.body_mode, settings.response_bodies)
-            ),
+            extension_filter(EXT_PROC, ext_proc(settings.body_mode, settings.response_bodies)),
             ROUTER,
         ],
     }

@@ -7,6 +7,7 @@ import json
 from typing import Final, Literal
 
 from tandem_contract import headers as wire
+from tandem_contract.api_paths import NOT_SERVED, ApiPaths
 from tandem_contract.openai_errors import TYPES, error_body
 
 from .clusters import EPP, FALLBACK, PICKED, TYPE, Json
@@ -20,11 +21,17 @@ any decode pod."""
 _LOG_FLUSH: Final = "0.2s"
 """How late the EPP learns that an answer broke off."""
 _CONTENT_TOO_LARGE: Final = 413
+EXT_PROC: Final = "http.ext_proc"
+"""Name of the filter that asks the EPP, without its prefix."""
 
 
 def extension_filter(name: str, typed_config: Json) -> Json:
     """A filter of Envoy's extension registry with its typed configuration."""
-    return {"name": f"envoy.filters.{name}", "typed_config": typed_config}
+    return {"name": _full_name(name), "typed_config": typed_config}
+
+
+def _full_name(filter_name: str) -> str:
+    return f"envoy.filters.{filter_name}"
 
 
 ROUTER: Final = extension_filter(
@@ -128,12 +135,16 @@ def broken_answer_log() -> Json:
     }
 
 
-def routes(body_limit: int) -> Json:
-    """Routes to the pod that the EPP picked, or else to any decode pod.
+def routes(body_limit: int, api: ApiPaths) -> Json:
+    """Routes of the API's paths to the pod that the EPP picked, or else to any decode pod; 404 for
+    every other path.
 
     `body_limit` is the largest request body in bytes that Envoy buffers.
     """
-    picked = {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    # Matched as the client wrote them: Envoy does not normalise paths unless it is told to, so a
+    # path that an engine could read as another one matches none of these.
+    matches: list[Json] = [{"path": path} for path in api.exact]
+    matches += [{"safe_regex": {"regex": pattern}} for pattern in api.patterns]
     return {
         "name": "routes",
         "virtual_hosts": [
@@ -141,18 +152,40 @@ def routes(body_limit: int) -> Json:
                 "name": "all",
                 "domains": ["*"],
                 "request_body_buffer_limit": body_limit,
-                "routes": [
-                    {
-                        "match": {"prefix": "/", "headers": [picked]},
-                        "route": _route(PICKED, _RETRY_UNSENT),
-                    },
-                    {"match": {"prefix": "/"}, "route": _route(FALLBACK, _RETRY_ELSEWHERE)},
-                ],
+                "routes": [*(route for match in matches for route in _pod_routes(match)), _REFUSAL],
             }
         ],
     }
 
 
+def _pod_routes(match: Json) -> list[Json]:
+    picked = {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    return [
+        {"match": {**match, "headers": [picked]}, "route": _route(PICKED, _RETRY_UNSENT)},
+        {"match": match, "route": _route(FALLBACK, _RETRY_ELSEWHERE)},
+    ]
+
+
+_REFUSAL: Final[Json] = {
+    "match": {"prefix": "/"},
+    "direct_response": {
+        "status": 404,
+        "body": {"inline_string": error_body(404, NOT_SERVED).decode()},
+    },
+    "response_headers_to_add": [
+        {
+            "header": {"key": "content-type", "value": "application/json"},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }
+    ],
+    # The EPP need not decide on it.
+    "typed_per_filter_config": {
+        _full_name(EXT_PROC): {
+            "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+            "disabled": True,
+        }
+    },
+}
 _RETRY_UNSENT: Final[Json] = {
     # Retries the same address, and only when the pod cannot have read any of the request. The
     # client gets a 503 of the picked pod as it is; the EPP avoids that pod in its next picks.

@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 from tandem_contract import labels, ports
+from tandem_contract.api_paths import ApiPaths
 
 from ...planning.drift import quantity
 from ..endpoint.observed import ObservedEndpoint
@@ -75,6 +76,7 @@ def _bootstrap(
             body_mode="BUFFERED" if required.epp else "FULL_DUPLEX_STREAMED",
             response_bodies=not required.epp,
             reports_broken_answers=required.epp,
+            api=ApiPaths(required.api_paths),
             health_port=ports.ENVOY_HEALTH,
             max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
         )

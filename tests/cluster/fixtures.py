@@ -15,7 +15,7 @@ from .control_plane import ControlPlane
 from .node import Node
 
 CRDS = Path(__file__).parents[2] / "crds"
-_LEFT_OUT = "LEFT OUT: "
+LEFT_OUT = "LEFT OUT: "
 """Prefix of a skip reason that the summary repeats in a section of its own."""
 _TO_GET = "TO RUN THEM: {} (ONCE; BUILDS WITH GO 1.26 OR NEWER, UP TO 15 MINUTES)"
 _PROGRAMS = {
@@ -45,7 +45,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             command = "make cluster-tools"
             if not set(missing) <= set(tools.MAKE_TEST):
                 command += f' ARGS="{" ".join(missing)}"'
-            reason = f"{_LEFT_OUT}NO {', '.join(missing)}. {_TO_GET.format(command)}"
+            reason = f"{LEFT_OUT}NO {', '.join(missing)}. {_TO_GET.format(command)}"
             for item in users:
                 item.add_marker(pytest.mark.skip(reason))
 
@@ -55,12 +55,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2].removeprefix("Skipped: ")
-        if reason.startswith(_LEFT_OUT):
+        if reason.startswith(LEFT_OUT):
             counts[reason] = counts.get(reason, 0) + 1
     if counts:
         terminalreporter.section("TESTS LEFT OUT", red=True)
     for reason, count in counts.items():
-        terminalreporter.line(f"{count} TESTS DID NOT RUN: {reason.removeprefix(_LEFT_OUT)}")
+        terminalreporter.line(f"{count} TESTS DID NOT RUN: {reason.removeprefix(LEFT_OUT)}")
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
@@ -129,5 +129,5 @@ def node() -> Node:
     """The single-node Kubernetes that `make cluster-up` started, with the images loaded into it."""
     running = Node()
     if not running.is_up():
-        pytest.skip(f"{_LEFT_OUT}NO KUBERNETES NODE RUNS HERE. TO RUN THEM: make e2e")
+        pytest.skip(f"{LEFT_OUT}NO KUBERNETES NODE RUNS HERE. TO RUN THEM: make e2e")
     return running

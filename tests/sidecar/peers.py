@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -169,6 +170,18 @@ async def read_request(reader: asyncio.StreamReader) -> Received | None:
     headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Received(method, target, headers, body)
+
+
+def free_pair() -> int:
+    """The first of two neighbouring ports that are free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    return port
+            except OSError:
+                continue
 
 
 class FakePrefill(Peer):

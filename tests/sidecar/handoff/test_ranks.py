@@ -1,7 +1,6 @@
 """Data-parallel ranks with a port of their own, as llm-d's sidecar serves them."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,22 +14,10 @@ from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 
 from ..conftest import LOOPBACK
-from ..peers import FakeDecode, FakePrefill
+from ..peers import FakeDecode, FakePrefill, free_pair
 from ..wire import Response, wire
 
 HEADER = "x-data-parallel-host-port"
-
-
-def free_pair() -> int:
-    """The first of two neighbouring ports that are free."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue
 
 
 class Ranks:

@@ -30,9 +30,10 @@ class Faults:
             "Faults of the EPP itself, by task. place: a request was placed on any pod without a "
             "choice, or answered with 500; prepare: a prompt was not read ahead, or not matched "
             "with the precise index; share: a placement was not told to other replicas; trace: a "
-            "decision was not traced; learn: nothing was learned from a response's headers; end: a "
-            "request's end was not counted in full; timing: a response's x-tandem-timing was "
-            "ignored, because a figure in it is impossible. The log has the first of each kind.",
+            "decision was not traced; learn: nothing was learned from a response's headers; "
+            "session: a response got no session token; end: a request's end was not counted in "
+            "full; timing: a response's x-tandem-timing was ignored, because a figure in it is "
+            "impossible. The log has the first of each kind.",
             ("task",),
             registry=registry,
         )

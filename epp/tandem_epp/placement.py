@@ -66,11 +66,14 @@ class Placement:
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:
         """The headers that the client gets in addition: the tokens of its sessions, and in
-        conformance tests the endpoint that served."""
-        prefill = self.prefill[0] if self.prefill else None
-        headers = [each.response_header(self.decode, prefill) for each in self.sessions]
-        if self.served_header is not None:
-            headers.append(self.served_header.header(self.decision.served))
+        conformance tests the endpoint that served. Raises nothing: without them the client gets
+        its answer, too."""
+        headers = list[tuple[str, str] | None]()
+        with self.metrics.faults.contained("session"):
+            prefill = self.prefill[0] if self.prefill else None
+            headers += [each.response_header(self.decode, prefill) for each in self.sessions]
+            if self.served_header is not None:
+                headers.append(self.served_header.header(self.decision.served))
         return tuple(header for header in headers if header is not None)
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:

@@ -166,7 +166,11 @@ class Service:
         with self._metrics.faults.contained("prepare"):
             # Outside of the turn: it takes longer than the pick.
             parsed = read_ahead(request, body)
-        async with self._turns.turn() as waited:
+        async with AsyncExitStack() as stack:
+            waited = 0.0
+            # Only until the turn begins: what is raised within it is not the turn's fault.
+            with self._metrics.faults.contained("prepare"):
+                waited = await stack.enter_async_context(self._turns.turn())
             yield Preparation(parsed, precise, began, waited)
 
     async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:

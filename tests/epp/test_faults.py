@@ -1,5 +1,6 @@
 """What fails while the EPP prepares, picks, learns or counts costs no request its answer."""
 
+import asyncio
 import json
 import logging
 from math import inf
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
+from tandem_epp.backends.pods import Pod
 from tandem_epp.configuration import load
 from tandem_epp.estimates.request_load import RequestLoad
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
@@ -18,8 +21,10 @@ from tandem_epp.precise import PrecisePrefixes
 from tandem_epp.preparation import Preparation
 from tandem_epp.prompt_entries import PromptEntries
 from tandem_epp.scheduling.scheduler import Scheduler
+from tandem_epp.scheduling.sessions import TokenSession
 from tandem_epp.service import Service
 from tandem_epp.settings import Settings
+from tandem_epp.turn_taking import TurnTaker
 from tandem_planner.prefill_fit import PrefillCost
 
 from .test_picker import LONG, NOW, PickerSetup
@@ -98,6 +103,30 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     assert "word word" not in record.getMessage()
 
 
+async def test_a_turn_that_fails_is_not_waited_for_and_hides_no_error_of_the_pick(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(TurnTaker, "needs_turn", fail)
+    file = tmp_path / "router.yaml"
+    file.write_text("backends: [{name: d, url: 'http://10.0.0.1:8000', role: decode}]")
+    service = Service(Settings(config=file, peers=(HostPort("127.0.0.1", 1),)), load(file, {}), {})
+
+    async def pick(error: type[BaseException] | None = None) -> None:
+        context = service.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}")
+        assert context is not None
+        async with context as preparation:
+            assert isinstance(preparation, Preparation)
+            if error is not None:
+                raise error
+
+    await pick()
+    *_, record = caplog.records
+    assert "task prepare" in record.getMessage()
+    for error in (ZeroDivisionError, asyncio.CancelledError):
+        with pytest.raises(error):
+            await pick(error)
+
+
 def test_without_a_finite_cost_the_client_is_told_to_try_again() -> None:
     setup = PickerSetup(d="decode")
     estimates = setup["d"].estimates
@@ -167,6 +196,14 @@ def test_a_request_that_cannot_be_counted_gets_500_and_counts_nowhere(
     assert (decision.status, decision.reason, decision.path) == (500, "fault", None)
 
 
+TASKS = ("share", "trace", "learn", "session", "end")
+
+
+class BrokenSession(TokenSession):
+    def response_header(self, decode: Pod, prefill: Pod | None) -> tuple[str, str] | None:
+        raise KeyError(LONG)
+
+
 class BrokenParts:
     """An observer and a tracer that fail."""
 
@@ -187,8 +224,10 @@ def test_a_placement_that_is_not_told_or_traced_is_served_and_ends() -> None:
     setup = PickerSetup(d="decode")
     setup.picker.observer = setup.picker.tracer = BrokenParts()
     placement, _ = setup.place()
+    placement.sessions = (BrokenSession("x-session"),)
     placement.on_response_headers(ResponseHeaders("", 200), NOW)
+    assert placement.response_headers == ()
     placement.end(NOW)
     assert counts(setup) == [(0, 0, 0, 0)]
     assert wire.TRACEPARENT not in dict(placement.mutation.set)
-    assert [faults(setup, task) for task in ("share", "trace", "learn", "end")] == [1.0] * 4
+    assert [faults(setup, task) for task in TASKS] == [1.0] * len(TASKS)

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 SUPPORT = {
     "__init__",
     "__main__",
+    "blocking_client",
     "ext_proc_client",
     "ext_proc_server",
     "fake_engine",
@@ -33,6 +34,7 @@ SUPPORT = {
     "programs",
     "proxies",
     "rawcopy",
+    "stall_probe",
 }
 """Modules that are no benchmark of their own."""
 OPT_IN = {"loadtest", "routing_live"}

@@ -112,7 +112,7 @@ async def running(scratch: Path) -> AsyncIterator[Stacks]:
             command = (sys.executable, "-m", "benchmarks.fake_engine", str(port))
             await start(f"engine-{port}", port, *command)
         file = scratch / "router.yaml"
-        file.write_text(json.dumps(_router(engines)))
+        file.write_text(json.dumps(router(engines)))
         port = free_port(_HOST)
         bare = await envoy("bare", port, bare_proxy(port, engines[-1]))
         stacks = {}
@@ -141,7 +141,7 @@ async def running(scratch: Path) -> AsyncIterator[Stacks]:
         yield Stacks(bare, stacks)
 
 
-def _router(engines: list[int]) -> dict[str, object]:
+def router(engines: list[int]) -> dict[str, object]:
     """The EPP's configuration: half of the pods prefill, half decode."""
     backends = [
         {

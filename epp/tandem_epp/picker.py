@@ -33,7 +33,7 @@ from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
 from .placement_headers import addresses, common_rank, plan_of
-from .preparation import Preparation, parse, preparation_of
+from .preparation import Preparation, preparation_of, read_body
 from .prompt_key import PromptForm
 from .refusals import Refusals, unknown_model
 from .request import InferenceRequest, is_json, kind_of, read_model
@@ -185,8 +185,7 @@ class EndpointPicker:
             self._answer_models(request, decision.decided_at)
         try:
             prepared = preparation_of(request)
-            parsed = prepared.parsed or parse(request, body)
-            decision.model = parsed.model if parsed is not None else read_model(body)
+            parsed, decision.model = read_body(prepared, request, body)
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)

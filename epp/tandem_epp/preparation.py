@@ -4,15 +4,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from .body_fields import BadBody
+from .body_worker import Reading
 from .ext_proc.messages import HttpRequest
 from .kv_events.collector import PreciseMatch
-from .request import InferenceRequest, kind_of, parse_request
+from .request import InferenceRequest, kind_of, parse_request, read_model
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """The value of `HttpRequest.preparation`."""
 
+    reading: Reading | None = None
+    """What another process read of a large body; None: it was not asked."""
     parsed: InferenceRequest | None = None
     """None: not read."""
     precise: PreciseMatch | None = None
@@ -39,6 +42,19 @@ def parse(request: HttpRequest, body: bytes) -> InferenceRequest | None:
     """What a pick reads of the body; None for a request whose body is not read. Raises BadBody."""
     kind = kind_of(request)
     return parse_request(kind, body) if kind is not None else None
+
+
+def read_body(
+    prepared: Preparation, request: HttpRequest, body: bytes
+) -> tuple[InferenceRequest | None, str | None]:
+    """What a pick reads of the body, and the model that it names. Raises BadBody."""
+    if prepared.reading is not None and prepared.reading.refusal is not None:
+        raise BadBody(prepared.reading.refusal)
+    if (parsed := prepared.parsed) is None:
+        if prepared.reading is not None:
+            return None, prepared.reading.model
+        parsed = parse(request, body)
+    return parsed, parsed.model if parsed is not None else read_model(body)
 
 
 def read_ahead(request: HttpRequest, body: bytes) -> InferenceRequest | None:

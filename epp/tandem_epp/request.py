@@ -46,11 +46,15 @@ class InferenceRequest:
     """Tokens per assumed token; stays 1 where the prompt is exact."""
     exact_tokens: int | None = None
     """Length of the prompt in tokens, where it was tokenized."""
+    read_tokens: int | None = None
+    """`assumed_tokens` where another process read the prompt, which then is not here."""
     _chain: Chain | None = None
 
     @property
     def assumed_tokens(self) -> int:
         """Length of the prompt at BYTES_PER_TOKEN."""
+        if self.read_tokens is not None:
+            return self.read_tokens
         return -(-len(self.prompt) // BYTES_PER_TOKEN)
 
     @property

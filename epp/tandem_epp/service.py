@@ -28,6 +28,7 @@ from .ext_proc.messages import HttpRequest
 from .history import History
 from .http2.held_bytes import HeldBytes
 from .kv_events.collector import PreciseMatch
+from .large_bodies import LARGE, LargeBodies
 from .memory_limit import default_held_bytes
 from .metrics import HeldCollector, Metrics
 from .peers.channel import PeerChannel, PeerSettings
@@ -83,6 +84,7 @@ class Service:
         self._scraper = Scraper(self._fleet, self._warm_ups.on_backend_up)
         self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
         self._metrics.registry.register(PreciseCollector(self._precise))
+        self._large_bodies = LargeBodies()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         """Set by a second signal: it ends the time in which new requests are still answered."""
@@ -115,6 +117,7 @@ class Service:
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
+            stack.push_async_callback(self._large_bodies.close)
             server = self._servers.ext_proc(self._picker, self._shared.on_broken)
             server.prepare = self.prepare
             await server.start()
@@ -151,27 +154,33 @@ class Service:
     ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
         turn to pick until the context ends. None: the pick has to wait for neither."""
-        if self._turns is None and not self._precise.is_on:
+        if self._turns is None and not self._precise.is_on and len(body) < LARGE:
             return None
         return self._prepare(request, body)
 
     @asynccontextmanager
     async def _prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
         began = perf_counter()
-        precise = await self._match_precisely(request, body)
-        if self._turns is None:
-            yield Preparation(None, precise, began)
-            return
-        parsed = None
+        reading, parsed = None, None
         with self._metrics.faults.contained("prepare"):
-            # Outside of the turn: it takes longer than the pick.
-            parsed = read_ahead(request, body)
+            if len(body) >= LARGE:
+                reading = await self._large_bodies.read(kind_of(request), body)
+                parsed = reading.request()
+            elif self._turns is not None:
+                # Outside of the turn: it takes longer than the pick.
+                parsed = read_ahead(request, body)
+        precise = None
+        if reading is None or reading.refusal is None:
+            precise = await self._match_precisely(request, body)
+        if self._turns is None:
+            yield Preparation(reading, parsed, precise, began)
+            return
         async with AsyncExitStack() as stack:
             waited = 0.0
             # Only until the turn begins: what is raised within it is not the turn's fault.
             with self._metrics.faults.contained("prepare"):
                 waited = await stack.enter_async_context(self._turns.turn())
-            yield Preparation(parsed, precise, began, waited)
+            yield Preparation(reading, parsed, precise, began, waited)
 
     async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:
         """Raises nothing."""

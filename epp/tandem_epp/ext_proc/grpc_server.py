@@ -4,7 +4,7 @@ Errors: `ListenError` when the server cannot listen at its address.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from time import time
 
@@ -145,7 +145,7 @@ class GrpcServer:
             self.deadlines.forget(open_stream)
             self._open.discard(open_stream)
 
-    async def _answers(self, stream: ExtProcStream, message: Input) -> Sequence[Answer]:
+    async def _answers(self, stream: ExtProcStream, message: Input) -> Iterable[Answer]:
         if (
             self.prepare is not None
             and (complete := stream.complete_body(message))

@@ -10,10 +10,11 @@ Errors: `ListenError` when the server cannot listen at its address.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import time
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -37,6 +38,9 @@ from .stream import ExtProcStream, RequestPicker
 from .wire_answers import encode_answer
 from .wire_bodies import read_body
 from .wire_headers import read_headers
+
+_PIECE: Final = 512 * 1024
+"""Bytes of a body that are sent at once, after which other streams have their turn."""
 
 
 class Http2Server:
@@ -192,13 +196,27 @@ class _Process:
         if self._server.is_stopping and self._stream.is_placed:
             self._call.finish()
 
+    async def _send(self, answers: Iterable[Answer]) -> None:
+        """Send the answers to a complete body, some at a time: they hold all of it."""
+        size = 0
+        for answer in answers:
+            encoded = encode_answer(answer)
+            self._call.send_framed(encoded)
+            size += len(encoded)
+            if size > _PIECE:
+                size = 0
+                self._call.flush()
+                await asyncio.sleep(0)
+        if self._server.is_stopping and self._stream.is_placed:
+            self._call.finish()
+
     async def _prepare(self, context: AbstractAsyncContextManager[object], value: Input) -> None:
         """Answer `value` within the context of its pick, and then what came meanwhile."""
         try:
             async with context as preparation:
                 self._stream.prepare(preparation)
-                self._answer(value)
-                self._call.flush()
+                answers = self._stream.receive(value, time())
+            await self._send(answers)
             # A body is complete once: nothing that follows has to be prepared.
             while self._inbox and not self._call.is_over:
                 following = self._inbox.popleft()

@@ -22,8 +22,9 @@ or a second service whose records arrive in batches (an access log). The transpo
 `close` when the gRPC stream ends, for whatever reason.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
+from itertools import chain
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from msgspec.structs import replace
 from tandem_contract import headers as wire
 
 from ..http2.held_bytes import HeldBytes
+from ..http2.pieces import Pieces
 from .messages import (
     Answer,
     BodyMode,
@@ -129,9 +131,9 @@ class ExtProcStream:
         self._request: HttpRequest | None = None
         # Set from `_place` to `close`. Owning it means that the request counts on its pods.
         self._placed_request: PlacedRequest | None = None
-        self._chunks: list[bytes] = []
-        self._size = 0
-        """Bytes in `_chunks`."""
+        self._chunks = Pieces()
+        self._whole: bytes | None = None
+        """The complete body, once `complete_body` has joined it."""
 
     @property
     def is_collecting(self) -> bool:
@@ -143,7 +145,7 @@ class ExtProcStream:
         """Whether the pods are picked. The request no longer depends on this stream then."""
         return self._state is _State.PLACED
 
-    def receive(self, message: Input, now: float) -> Sequence[Answer]:
+    def receive(self, message: Input, now: float) -> Iterable[Answer]:
         """The answers to `message`, in order; `now` is Unix seconds.
 
         An ImmediateResponse is the last answer of a stream: later messages get none.
@@ -175,9 +177,12 @@ class ExtProcStream:
                 body, is_last = b"", True
             case _:
                 return None
-        if not is_last or self._size + len(body) > self._body_limit:
+        if not is_last or self._chunks.size + len(body) > self._body_limit:
             return None
-        return self._request, b"".join((*self._chunks, body))
+        self._whole = whole = self._with(body)
+        self._held.add(len(whole) - self._taken)
+        self._taken = len(whole)
+        return self._request, whole
 
     def prepare(self, preparation: object) -> None:
         """Give the pick what was found out about the body."""
@@ -201,17 +206,18 @@ class ExtProcStream:
 
     def _drop_body(self) -> None:
         self._chunks.clear()
+        self._whole = None
         self._held.give_back(self._taken)
         self._taken = 0
 
-    def _answers(self, message: Input, now: float) -> Sequence[Answer]:
+    def _answers(self, message: Input, now: float) -> Iterable[Answer]:
         match message:
             case RequestHeaders():
                 return self._request_headers(message, now)
             case RequestBody():
                 return self._request_body(message, now)
             case RequestTrailers():
-                return (*self._request_trailers(now), Continue(Part.REQUEST_TRAILERS))
+                return chain(self._request_trailers(now), (Continue(Part.REQUEST_TRAILERS),))
             case ResponseHeaders():
                 return (self._response_headers(message, now),)
             case ResponseBody(body=body, end_of_stream=end):
@@ -257,41 +263,55 @@ class ExtProcStream:
         is_sent = self._request_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED)
         return is_sent and self._picker.needs_body(request)
 
-    def _request_body(self, message: RequestBody, now: float) -> Sequence[Answer]:
+    def _request_body(self, message: RequestBody, now: float) -> Iterable[Answer]:
         is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._state is not _State.COLLECT:
             # Placed on its headers alone: the body passes through, whatever its size.
             if is_duplex:
                 return tuple(_split(Part.REQUEST_BODY, message.body, message.end_of_stream))
             return (Continue(Part.REQUEST_BODY),)
-        self._size += len(message.body)
-        if self._size > self._body_limit:
-            # Refused while it arrives: the EPP never holds more than the limit and one chunk.
-            raise self._picker.body_too_large(self._body_limit)
-        self._chunks.append(message.body)
+        if self._whole is None:
+            size = self._chunks.size + len(message.body)
+            if size > self._body_limit:
+                # Refused while it arrives: the EPP never holds more than the limit and one chunk.
+                raise self._picker.body_too_large(self._body_limit)
+            if is_duplex and not message.end_of_stream:
+                self._collect(message.body, size)
+                return ()
+        # In BUFFERED mode one message holds the whole body.
+        body = self._whole if self._whole is not None else self._with(message.body)
         if not is_duplex:
-            # BUFFERED: one message holds the whole body.
-            return (Continue(Part.REQUEST_BODY, self._place(b"".join(self._chunks), now)),)
-        if message.end_of_stream:
-            return tuple(self._forward(now, end=True))
-        # Held until the body is complete: `_body_limit` bounds it per stream, `_held` over all.
-        if not self._held.take(len(message.body), of=self._size):
-            raise self._picker.memory_full()
-        self._taken += len(message.body)
-        return ()
+            return (Continue(Part.REQUEST_BODY, self._place(body, now)),)
+        return self._forward(body, now, end=True)
 
-    def _request_trailers(self, now: float) -> Sequence[Answer]:
+    def _collect(self, body: bytes, size: int) -> None:
+        """Hold a part of a body that has `size` bytes so far, until it is complete: `_body_limit`
+        bounds that per stream, and `_held` over all."""
+        if not self._held.take(len(body), of=size):
+            raise self._picker.memory_full()
+        self._taken += len(body)
+        self._chunks.add(body)
+
+    def _with(self, body: bytes) -> bytes:
+        """The collected body with its last part."""
+        if not self._chunks:
+            return body
+        self._chunks.add(body)
+        return self._chunks.take()
+
+    def _request_trailers(self, now: float) -> Iterable[Answer]:
         """Trailers end a body whose last chunk did not say so."""
         is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         if self._state is _State.COLLECT and is_duplex:
-            return tuple(self._forward(now, end=False))
+            body = self._whole if self._whole is not None else self._with(b"")
+            return self._forward(body, now, end=False)
         return ()
 
-    def _forward(self, now: float, *, end: bool) -> Iterator[Answer]:
+    def _forward(self, body: bytes, now: float, *, end: bool) -> Iterable[Answer]:
         """Pick, answer the headers, then return the collected body unchanged."""
-        body = b"".join(self._chunks)
-        yield Continue(Part.REQUEST_HEADERS, self._place(body, now))
-        yield from _split(Part.REQUEST_BODY, body, end)
+        headers = Continue(Part.REQUEST_HEADERS, self._place(body, now))
+        # A large body is cut into chunks only as they are sent.
+        return chain((headers,), _split(Part.REQUEST_BODY, body, end))
 
     def _place(self, body: bytes, now: float) -> HeaderMutation:
         if self._request is None:

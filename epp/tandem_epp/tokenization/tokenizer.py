@@ -33,7 +33,8 @@ THREADS: Final = 2
 MAX_PENDING: Final = 64
 """Prompts being tokenized at once; further ones are placed without, instead of waiting."""
 MAX_BODY_BYTES: Final = 4 << 20
-"""Larger bodies, about a million tokens, would take longer to tokenize than any deadline."""
+"""Larger bodies, about a million tokens, would take longer to tokenize than any deadline; as token
+ids, to decode them would delay all other requests."""
 _ENTRY_BYTES: Final = 512
 """Bytes per cached prompt beside its token ids."""
 _MEDIA: Final = (b'"image_url"', b'"video_url"', b'"input_audio"')
@@ -100,12 +101,14 @@ class PromptTokenizer:
             await self._render.close()
 
     async def _tokenize(self, kind: RequestKind, body: bytes) -> tuple[str, TokenizedPrompt | None]:
+        if len(body) > MAX_BODY_BYTES:
+            return "refused", None
         try:
             if (given := given_ids(kind, body)) is not None:
                 return "given", given
         except NotTokenized:
             return "refused", None
-        if len(body) > MAX_BODY_BYTES or (self._local is None and self._render is None):
+        if self._local is None and self._render is None:
             return "refused", None
         key = xxhash.xxh3_128_digest(body, SEEDS[kind])
         if (cached := self._cache.get(key)) is not None:

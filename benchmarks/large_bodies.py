@@ -1,0 +1,182 @@
+"""What large request bodies do to others: how long a body stalls other streams, and how much memory
+uploads that stall take.
+
+One EPP with its defaults and ten pods. A client sends 16 MB bodies of several kinds, as a gateway
+does in FULL_DUPLEX_STREAMED and BUFFERED mode, while a second one sends a response chunk on another
+connection again and again and waits for its answer: the longest wait is the stall. Then 200 uploads
+of 15 MB stop before their end. Everything runs on this machine's cores, so the longest wait without
+any body is printed too.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE
+from time import sleep
+from typing import Final
+
+import anyio
+import click
+
+from tandem_epp.ext_proc.messages import BodyMode
+from tandem_local.addresses import free_port
+
+from .blocking_client import Client, body_message, head_message
+from .ext_proc import PODS, router
+from .figures import Figure, at_most, progress, report, without_target
+from .proxies import Server, server
+
+SIZE: Final = 16_000_000
+"""Bytes of a body; the EPP takes 16 MiB."""
+UPLOADS: Final = 200
+UPLOAD_SIZE: Final = 15_000_000
+_HOST: Final = "127.0.0.1"
+_CHUNK: Final = 62 * 1024
+_WORDS: Final = "the quick brown fox jumps over a lazy dog "
+
+
+def bodies() -> Iterator[tuple[str, str, bytes]]:
+    """Name, path and content of each kind of body."""
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+
+    def turns(contents: list[object]) -> bytes:
+        messages = [{"role": "user", "content": content} for content in contents]
+        return json.dumps({"model": "bench", "messages": messages}).encode()
+
+    yield "one text", chat, turns([_WORDS * (SIZE // len(_WORDS))])
+    yield "200,000 turns", chat, turns(["a few words"] * 200_000)
+    image = {"url": "data:image/png;base64," + "A" * (SIZE - 1000)}
+    yield "an image", chat, turns([[{"type": "image_url", "image_url": image}]])
+    yield "18,000 parts", chat, turns([[{"type": "text", "text": "x" * 800}] * 18_000])
+    ids = json.dumps(list(range(1000, 1000 + SIZE // 9)))
+    yield "token ids", completions, f'{{"model": "bench", "prompt": {ids}}}'.encode()
+    yield "empty lists", completions, b'{"model": "bench", "x": [' + b"[]," * (SIZE // 3) + b"1]}"
+    yield "no JSON", completions, b'{"model": "bench", "x": [' + b"1," * (SIZE // 2)
+
+
+class Probe:
+    """`benchmarks.stall_probe` in a process of its own, which measures all the time."""
+
+    def __init__(self, port: int) -> None:
+        command = (sys.executable, "-m", "benchmarks.stall_probe", str(port))
+        self._process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
+        self._line()
+
+    def longest(self, action: Callable[[], None]) -> float:
+        """The longest wait in milliseconds while `action` runs, and for a while after it."""
+        self._line()
+        action()
+        sleep(0.2)
+        return 1e3 * self._line()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> float:
+        """The longest wait since the last call, in seconds."""
+        if self._process.stdin is None or self._process.stdout is None:
+            raise RuntimeError("the probe has no pipes")
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+
+def post(port: int, mode: BodyMode, path: str, content: bytes) -> None:
+    """Send a request and wait for all of its answers."""
+    client = Client(port)
+    stream = client.open(head_message(path, end=False, mode=mode))
+    if mode is BodyMode.BUFFERED:
+        client.answer(stream)
+        client.send(stream, body_message(content, end=True))
+        client.answer(stream)
+    else:
+        for at in range(0, len(content), _CHUNK):
+            end = at + _CHUNK >= len(content)
+            client.send(stream, body_message(content[at : at + _CHUNK], end=end))
+        while not client.is_last(client.answer(stream)):
+            pass
+    client.close()
+
+
+def stalls(port: int, rounds: int) -> Iterator[Figure]:
+    """The longest waits."""
+    probe = Probe(port)
+    idle = [probe.longest(lambda: None) for _ in range(rounds)]
+    yield without_target("longest wait without a body", idle, "ms")
+    for name, path, content in bodies():
+        for mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED):
+            label = f"{len(content) / 1e6:.0f} MB, {name}, {mode.name}"
+            progress(label)
+            send = partial(post, port, mode, path, content)
+            send()
+            waits = [probe.longest(send) for _ in range(rounds)]
+            yield at_most(f"longest wait beside {label}", waits, "ms", 20)
+    probe.close()
+
+
+def uploads(epp: Server) -> Iterator[Figure]:
+    """The memory that stalled uploads take, and how many were refused."""
+    before = epp.resident()
+    chunk = body_message(b"x" * _CHUNK, end=False)
+    clients, statuses = [], []
+    for number in range(UPLOADS):
+        progress(f"stalled upload {number + 1} of {UPLOADS}") if number % 50 == 0 else None
+        client = Client(epp.port)
+        stream = client.open(head_message("/v1/completions", end=False))
+        for _ in range(UPLOAD_SIZE // _CHUNK):
+            client.send(stream, chunk)
+            if client.has_answer():
+                statuses.append(client.answer(stream).immediate_response.status.code)
+                break
+        clients.append(client)
+    name = f"{UPLOADS} stalled uploads of {UPLOAD_SIZE / 1e6:.0f} MB"
+    yield without_target(f"{name}: answered with 503", statuses.count(503), "requests")
+    yield at_most(f"{name}: RSS over before", epp.resident() - before, "MB", 600)
+    for client in clients:
+        client.close()
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+async def measure(rounds: int) -> list[Figure]:
+    """All figures."""
+    with _scratch() as scratch:
+        engine = free_port(_HOST)
+        file = scratch / "router.yaml"
+        file.write_text(json.dumps(router([engine] * PODS)))
+        port = free_port(_HOST)
+        command = (
+            *(sys.executable, "-m", "tandem_epp", "--config", str(file), "--no-warm-up"),
+            *("--listen", f"{_HOST}:{port}", "--health", f"{_HOST}:{free_port(_HOST)}"),
+            *("--metrics", f"{_HOST}:{free_port(_HOST)}", "--log-level", "warning"),
+        )
+        fake = (sys.executable, "-m", "benchmarks.fake_engine", str(engine))
+        async with (
+            server("engine", engine, fake, scratch / "engine.log"),
+            server("epp", port, command, scratch / "epp.log") as epp,
+        ):
+            results = await anyio.to_thread.run_sync(lambda: list(stalls(port, rounds)))
+            return results + await anyio.to_thread.run_sync(lambda: list(uploads(epp)))
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
+def main(file: Path | None, rounds: int) -> None:
+    """Measure what large bodies do to other streams and to memory."""
+    report(anyio.run(measure, rounds), file)
+
+
+if __name__ == "__main__":
+    main()

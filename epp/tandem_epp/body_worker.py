@@ -1,0 +1,113 @@
+"""The process that reads large bodies for an EPP: `python -m tandem_epp.body_worker`.
+
+To decode JSON takes up to 40 ms per megabyte, in single calls that no other thread interrupts, so
+only another process keeps it from the EPP's other streams. Bodies come on stdin, what was read of
+them leaves on stdout, one after the other; the end of stdin ends the process.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from struct import Struct as Format
+from typing import BinaryIO, Final
+
+import msgspec
+
+from tandem_contract.prefix import Chain
+from tandem_contract.request_kinds import RequestKind
+
+from .body_fields import BadBody
+from .prompt_key import PromptForm
+from .request import InferenceRequest, parse_request, read_model
+
+HEADER: Final = Format(">BI")
+"""Before each body: its kind's place in `KINDS`, and its size in bytes. Before each answer: 0, and
+the size."""
+KINDS: Final = (None, *RequestKind)
+"""None: a body of which only the model is read."""
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """What was read of a body."""
+
+    refusal: str | None = None
+    """What is wrong with the body; None: nothing."""
+    fault: str | None = None
+    """What is wrong with this program; None: nothing."""
+    is_request: bool = False
+    """Whether the body is of a known kind, so that more than the model was read."""
+    model: str | None = None
+    assumed_tokens: int = 0
+    chain: bytes = b""
+    """The prefix chain's items."""
+    single_engine_reason: str | None = None
+    needs_sidecar: bool = False
+    is_stream: bool = False
+    max_tokens: int | None = None
+    form: PromptForm = PromptForm.OTHER
+
+    def request(self) -> InferenceRequest | None:
+        """The request, without its prompt; None if only the model was read."""
+        if not self.is_request:
+            return None
+        return InferenceRequest(
+            model=self.model,
+            prompt=b"",
+            single_engine_reason=self.single_engine_reason,
+            needs_sidecar=self.needs_sidecar,
+            is_stream=self.is_stream,
+            max_tokens=self.max_tokens,
+            form=self.form,
+            read_tokens=self.assumed_tokens,
+            _chain=Chain("Q", self.chain),
+        )
+
+
+def read(kind: RequestKind | None, body: bytes) -> Reading:
+    """What a pick needs to know of a body."""
+    try:
+        if kind is None:
+            return Reading(model=read_model(body))
+        request = parse_request(kind, body)
+    except BadBody as err:
+        return Reading(refusal=str(err))
+    return Reading(
+        is_request=True,
+        model=request.model,
+        assumed_tokens=request.assumed_tokens,
+        chain=request.chain.tobytes(),
+        single_engine_reason=request.single_engine_reason,
+        needs_sidecar=request.needs_sidecar,
+        is_stream=request.is_stream,
+        max_tokens=request.max_tokens,
+        form=request.form,
+    )
+
+
+def serve(bodies: BinaryIO, answers: BinaryIO) -> None:
+    """Read bodies until there are no more."""
+    while len(header := bodies.read(HEADER.size)) == HEADER.size:
+        kind, size = HEADER.unpack(header)
+        try:
+            reading = read(KINDS[kind], bodies.read(size))
+        # The EPP counts it, and places the request all the same.
+        except Exception as err:  # noqa: BLE001
+            traceback.print_exc()
+            reading = Reading(fault=repr(err))
+        answer = msgspec.msgpack.encode(reading)
+        answers.write(HEADER.pack(0, len(answer)) + answer)
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the EPP that started this process."""
+    # Ctrl-C reaches the whole group; the EPP still needs this process while it drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Large bodies are rare and slow anyway: all other requests go first.
+    os.nice(5)
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Large bodies are read by another process, with the same result, and it ends with its work."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from io import BytesIO
+from subprocess import run
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+from tandem_epp import body_worker, large_bodies
+from tandem_epp.body_fields import BadBody
+from tandem_epp.body_worker import HEADER, KINDS, Reading
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.large_bodies import LargeBodies, WorkerFault
+from tandem_epp.preparation import Preparation, read_body
+from tandem_epp.request import parse_request
+
+from .real import until
+from .test_picker import NOW, PickerSetup
+
+CHAT = json.dumps(
+    {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 7,
+        "n": 2,
+        "messages": [{"role": "user", "content": "word " * 200_000}],
+    }
+).encode()
+IDS = json.dumps({"model": "m", "prompt": list(range(200_000))}).encode()
+CASES = pytest.mark.parametrize(
+    ("kind", "body"), [(RequestKind.CHAT, CHAT), (RequestKind.COMPLETIONS, IDS)]
+)
+
+
+@CASES
+def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes) -> None:
+    here, there = parse_request(kind, body), body_worker.read(kind, body).request()
+    assert there is not None
+    assert there.chain == here.chain
+    assert there.prompt_tokens == here.prompt_tokens
+    assert there.text_tokens == here.text_tokens
+    assert there.last_block_tokens == here.last_block_tokens
+    for name in (
+        "model",
+        "single_engine_reason",
+        "needs_sidecar",
+        "is_stream",
+        "max_tokens",
+        "form",
+    ):
+        assert getattr(there, name) == getattr(here, name)
+
+
+def test_bodies_come_one_after_the_other() -> None:
+    sent = b"".join(
+        HEADER.pack(KINDS.index(kind), len(body)) + body
+        for kind, body in [
+            (RequestKind.CHAT, CHAT),
+            (None, b'{"model": "x"}'),
+            (RequestKind.CHAT, b"{"),
+        ]
+    )
+    answers = BytesIO()
+    body_worker.serve(BytesIO(sent), answers)
+    data, readings = answers.getvalue(), []
+    while data:
+        _, size = HEADER.unpack(data[: HEADER.size])
+        readings.append(large_bodies._decoder.decode(data[HEADER.size : HEADER.size + size]))
+        data = data[HEADER.size + size :]
+    assert [reading.model for reading in readings] == ["m", "x", None]
+    assert "not JSON" in readings[2].refusal
+
+
+def test_the_program_ends_with_its_input() -> None:
+    command = [sys.executable, "-m", "tandem_epp.body_worker"]
+    assert run(command, input=b"", check=True).returncode == 0
+
+
+async def test_bodies_are_read_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "read", None)
+    bodies = LargeBodies()
+    first, second, named = await asyncio.gather(
+        bodies.read(RequestKind.CHAT, CHAT),
+        bodies.read(RequestKind.COMPLETIONS, IDS),
+        bodies.read(None, b'{"model": "x"}'),
+    )
+    assert first == body_worker.read(RequestKind.CHAT, CHAT)
+    assert second == body_worker.read(RequestKind.COMPLETIONS, IDS)
+    assert named.model == "x"
+    assert named.request() is None
+    assert bodies.is_running
+    await bodies.close()
+    assert not bodies.is_running
+
+
+async def test_the_process_ends_when_it_has_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "IDLE_SECONDS", 0.05)
+    bodies = LargeBodies()
+    for _ in range(2):
+        assert (await bodies.read(None, b'{"model": "x"}')).model == "x"
+
+        async def ended() -> bool:
+            return not bodies.is_running
+
+        await until(ended)
+    await bodies.close()
+
+
+async def test_a_body_that_ends_the_process_is_refused_and_the_next_is_read() -> None:
+    bodies = LargeBodies()
+    await bodies.read(None, b"{}")
+    assert bodies._process is not None
+    os.kill(bodies._process.pid, signal.SIGSTOP)
+    reading = asyncio.ensure_future(bodies.read(RequestKind.CHAT, CHAT))
+    await asyncio.sleep(0)
+    os.kill(bodies._process.pid, signal.SIGKILL)
+    assert "too much time or memory" in str((await reading).refusal)
+    assert (await bodies.read(None, b'{"model": "x"}')).model == "x"
+    await bodies.close()
+
+
+async def test_a_stream_that_ends_gives_up_its_body() -> None:
+    bodies = LargeBodies()
+    readings = [asyncio.ensure_future(bodies.read(RequestKind.CHAT, CHAT)) for _ in range(3)]
+    await asyncio.sleep(0)
+    readings[1].cancel()
+    assert (await readings[0]).model == (await readings[2]).model == "m"
+    assert readings[1].cancelled()
+    assert bodies._jobs.empty()
+    await bodies.close()
+
+
+async def test_without_a_process_the_body_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    bodies = LargeBodies()
+    assert (await bodies.read(RequestKind.CHAT, CHAT)).model == "m"
+    await bodies.close()
+
+
+async def test_a_bug_in_reading_is_the_callers_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    monkeypatch.setattr(large_bodies, "read", lambda *_: Reading(fault="KeyError()"))
+    bodies = LargeBodies()
+    with pytest.raises(WorkerFault, match="KeyError"):
+        await bodies.read(RequestKind.CHAT, CHAT)
+    await bodies.close()
+
+
+def test_a_pick_uses_the_reading_instead_of_the_body() -> None:
+    setup = PickerSetup(d="decode")
+    reading = body_worker.read(RequestKind.CHAT, CHAT)
+    preparation = Preparation(reading, reading.request())
+    request = HttpRequest("POST", "/v1/chat/completions", {}, None, preparation)
+    placement = setup.picker.place(request, b"not read", NOW)
+    assert placement.decision.model == "m"
+    assert placement.decision.prompt_tokens > 200_000
+    with pytest.raises(BadBody, match="why"):
+        read_body(Preparation(Reading(refusal="why")), request, CHAT)
+    assert read_body(Preparation(Reading(model="x")), request, CHAT) == (None, "x")

@@ -49,12 +49,15 @@ def api_server(issued: Authority, etcd_url: str, host: str, port: int, **more: o
     )
 
 
-def controllers(issued: Authority, kubeconfig: Path) -> list[str]:
+def controllers(issued: Authority, kubeconfig: Path, *, is_nodeless: bool = False) -> list[str]:
+    """`is_nodeless`: whether nodes are only objects that tests create."""
     return _flags(
         {
             "kubeconfig": kubeconfig,
             "secure-port": 0,
             "leader-elect": "false",
+            # Without kubelets it would declare every node lost, and the pods there not ready.
+            "controllers": "*,-node-lifecycle-controller" if is_nodeless else "*",
             "use-service-account-credentials": "true",
             "root-ca-file": issued.certificate("ca"),
             "service-account-private-key-file": issued.key("sa"),

@@ -135,7 +135,7 @@ class ControlPlane:
 
     def _controller_flags(self) -> list[str]:
         kubeconfig = self.kubeconfig_for("system:kube-controller-manager")
-        return components.controllers(self._authority, kubeconfig)
+        return components.controllers(self._authority, kubeconfig, is_nodeless=True)
 
     def _launch(self, name: str, *flags: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{name}.log").open("ab") as log:

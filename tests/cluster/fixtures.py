@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from . import tools
+from . import gateway_crds, tools
 from .control_plane import ControlPlane
 from .node import Node
 
@@ -25,6 +25,8 @@ _PROGRAMS = {
     "toxiproxy_program": ("toxiproxy",),
     "chromium_program": ("chromium",),
     "h2spec_program": ("h2spec",),
+    "gateway_definitions": (tools.GATEWAY_CRDS,),
+    "istiod_program": ("pilot-discovery",),
 }
 """Programs that each fixture needs."""
 
@@ -122,6 +124,22 @@ def chromium_program() -> Path:
 def h2spec_program() -> Path:
     """h2spec, for tests of HTTP/2: they are skipped where it is not built."""
     return tools.path("h2spec")
+
+
+@pytest.fixture(scope="session")
+def gateway_definitions(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the definitions of Gateway API, its Inference Extension, Istio and
+    Envoy Gateway established."""
+    for project in gateway_crds.ALL:
+        folder = project.folder(tools.cache())
+        control_plane.kubectl("apply", "--server-side", f"--filename={folder}")
+        control_plane.wait_until_established(f"--filename={folder}")
+    return control_plane
+
+
+@pytest.fixture(scope="session")
+def istiod_program() -> None:
+    """For tests that run Istio's control plane: they are skipped where it is not built."""
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,7 @@ _KUBERNETES_PROGRAMS = (
 _HELM = "helm.sh/helm/v3"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _H2SPEC = "github.com/summerwind/h2spec"
+_ISTIO = "istio.io/istio"
 PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
     program.name: program
     for program in (
@@ -213,6 +214,16 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             # Older than modules' rule that major versions stand in the path.
             _tool_module(f"{_H2SPEC}/cmd/h2spec", f"{versions.H2SPEC}+incompatible"),
             f"-s -w -X main.VERSION={versions.H2SPEC}",
+        ),
+        # Istio's control plane, istiod.
+        Program(
+            "pilot-discovery",
+            versions.ISTIO,
+            f"istio-{versions.ISTIO}",
+            (f"{_ISTIO}/pilot/cmd/pilot-discovery",),
+            _tool_module(f"{_ISTIO}/pilot/cmd/pilot-discovery", versions.ISTIO),
+            f"-s -w -X {_ISTIO}/pkg/version.buildVersion={versions.ISTIO}",
+            version_flags=("version",),
         ),
     )
 }

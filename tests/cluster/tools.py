@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import gobuild
+from . import gateway_crds, gobuild
 from .gobuild import Program
 
 Say = Callable[[str], None]
@@ -28,9 +28,14 @@ NODE = (
     *CONTROL_PLANE,
     *("kube-scheduler", "kubelet", "kube-proxy", "containerd", "coredns", "pause", "helm"),
 )
-MAKE_TEST = (*CONTROL_PLANE, "helm", "promtool", "chromium", "h2spec")
+GATEWAY_CRDS = "gateway-crds"
+"""No program, but files that are downloaded with Go: see `gateway_crds`."""
+MAKE_TEST = (
+    *CONTROL_PLANE,
+    *("helm", "promtool", "chromium", "h2spec", GATEWAY_CRDS, "pilot-discovery"),
+)
 """What `make test` uses beyond the Python environment."""
-ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium")
+ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium", GATEWAY_CRDS)
 # A file of each Debian package, and the package.
 NODE_PACKAGES = {
     "/usr/sbin/runc": "runc",
@@ -124,6 +129,8 @@ def _executable(name: str) -> Path | None:
 
 def _is_available(name: str) -> bool:
     """Whether `path` finds `name`; a program in our cache must also have the pinned version."""
+    if name == GATEWAY_CRDS:
+        return gateway_crds.are_complete(cache())
     executable = _executable(name)
     if executable is None or executable.parent != cache() / "bin":
         return executable is not None
@@ -152,13 +159,22 @@ def _provide(name: str, say: Say) -> None:
     go = shutil.which("go")
     if go is None:
         raise MissingTool(f"no {name}, and no Go to build it: install Go 1.26 or newer (go.dev/dl)")
+    try:
+        _build(go, name, say)
+    except gobuild.BuildFailed as failed:
+        raise MissingTool(str(failed)) from failed
+
+
+def _build(go: str, name: str, say: Say) -> None:
+    """Raises gobuild.BuildFailed."""
+    if name == GATEWAY_CRDS:
+        say("downloading the CustomResourceDefinitions of gateways as Go modules")
+        gateway_crds.download(go, cache())
+        return
     program = gobuild.PROGRAMS[name]
     say(f"building {name} {program.version} with Go; this takes minutes, once …")
     started = time.monotonic()
-    try:
-        gobuild.build(go, program, cache())
-    except gobuild.BuildFailed as failed:
-        raise MissingTool(str(failed)) from failed
+    gobuild.build(go, program, cache())
     say(f"built {name} in {time.monotonic() - started:.0f} s")
 
 

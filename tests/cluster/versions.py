@@ -7,3 +7,8 @@ HELM = "3.22.0"
 KWOK = "0.8.0"
 TOXIPROXY = "2.5.0"
 H2SPEC = "2.2.1"
+GATEWAY_API = "1.6.0"
+INFERENCE_EXTENSION = "1.5.0"
+# Istio's tags are no module versions: the commit of 1.31's branch that the Go module proxy serves.
+ISTIO = "0.0.0-20260827124520-eed52ebb66ad"
+ENVOY_GATEWAY = "1.9.1"

@@ -195,12 +195,13 @@ async def process(
 
 @asynccontextmanager
 async def starting_epp(config: Path, *flags: str, **environment: str) -> AsyncIterator[Epp]:
-    """`tandem-epp` on free ports, without warm-up, because these tests count requests."""
+    """`tandem-epp` on free ports, without warm-up, because these tests count requests. `flags` come
+    last, so they take precedence."""
     grpc, health, metrics = free_port("127.0.0.1"), free_port("127.0.0.1"), free_port("127.0.0.1")
-    command = [sys.executable, "-m", "tandem_epp", "--no-warm-up", "--config", str(config), *flags]
+    command = [sys.executable, "-m", "tandem_epp", "--no-warm-up", "--config", str(config)]
     for flag, port in (("--listen", grpc), ("--health", health), ("--metrics", metrics)):
         command += [flag, f"127.0.0.1:{port}"]
-    async with process(*command, **environment) as started:
+    async with process(*command, *flags, **environment) as started:
         yield Epp(started, grpc, health, metrics)
 
 

@@ -26,13 +26,13 @@ from tandem_contract.request_ids import usable_request_id
 from .backends.fleet import Fleet
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
-from .ext_proc.messages import HeaderMutation, HttpRequest
+from .ext_proc.messages import HttpRequest
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
-from .placement_headers import addresses, common_rank, plan_of
+from .placement_headers import header_changes
 from .preparation import Preparation, preparation_of, read_body
 from .prompt_key import PromptForm
 from .refusals import Refusals, unknown_model
@@ -48,7 +48,6 @@ _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _FAULT: Final = (
     "the endpoint picker could not place the request because of a bug: its log says more"
 )
-_INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 _log: Final = logging.getLogger(__name__)
 
 
@@ -236,26 +235,9 @@ class EndpointPicker:
         result: SchedulingResult,
         decision: Decision,
     ) -> Placement:
-        request_id, now = decision.request_id, decision.decided_at
-        headers = {}
-        if request.headers.get(wire.REQUEST_ID) != request_id:
-            headers[wire.REQUEST_ID] = request_id
-        headers[wire.DESTINATION_ENDPOINT] = destination = addresses(result.decode)
-        if result.prefill:
-            headers[wire.PREFILLER_HOST_PORT] = addresses(result.prefill)
-        if (rank := common_rank(result.decode)) is not None:
-            # For an engine without a sidecar in front. A sidecar drops it and obeys the plan.
-            headers[wire.DATA_PARALLEL_RANK] = str(rank)
-        if self._signer is not None:
-            # Bound to this request id: the plan cannot be replayed for another request.
-            headers[wire.PLAN] = self._signer.sign(plan_of(result, request_id, now), now)
+        now = decision.decided_at
+        mutation = header_changes(request, result, decision.request_id, self._signer, now)
         self._record(parsed, result, decision)
-        mutation = HeaderMutation(
-            tuple(headers.items()),
-            # A client's copy of any other internal header is dropped.
-            tuple(name for name in _INTERNAL if name not in headers),
-            destination,
-        )
         pods = CountedRequest(
             self._fleet,
             result.decode[0],

@@ -68,6 +68,8 @@ class Placement:
         """The headers that the client gets in addition: the tokens of its sessions, and in
         conformance tests the endpoint that served. Raises nothing: without them the client gets
         its answer, too."""
+        if not self.sessions and self.served_header is None:
+            return ()
         headers = list[tuple[str, str] | None]()
         with self.metrics.faults.contained("session"):
             prefill = self.prefill[0] if self.prefill else None
@@ -80,19 +82,26 @@ class Placement:
         """Learn from the response's headers, which passed at `now` (Unix seconds). Raises
         nothing: the headers go on to the client, whatever was learned."""
         self.decision.status, self.decision.served = response.status, response.served
-        with self.metrics.faults.contained("learn"):
+        try:
             self._learn(response, now)
+        # Here and in `end` instead of `contained`, which calls three functions more.
+        except Exception as err:  # noqa: BLE001 - statistics must not cost an answer
+            self.metrics.faults.count("learn", err)
 
     def end(self, now: float) -> None:
         """Return the counts that are left: the stream has ended at `now` (Unix seconds), and the
         request with it. Raises nothing."""
-        with self.metrics.faults.contained("end"):
+        try:
             self.pods.end(now)
-        with self.metrics.faults.contained("end"):
+        except Exception as err:  # noqa: BLE001 - as above
+            self.metrics.faults.count("end", err)
+        try:
             self.decision.end()
             self.metrics.requests.end(self.decision)
             if self.observer is not None:
                 self.observer.on_ended(self)
+        except Exception as err:  # noqa: BLE001 - as above
+            self.metrics.faults.count("end", err)
 
     def _learn(self, response: ResponseHeaders, now: float) -> None:
         report = parse_timing(response.timing or "")

@@ -1,42 +1,79 @@
-"""What a placement says in headers: addresses, rank and plan. Pure."""
+"""The changes to a placed request's headers: where Envoy sends it, and the signed plan. Pure."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
-from tandem_contract.plan import Plan, Target
+from tandem_contract import headers as wire
+from tandem_contract.plan import Plan, PlanSigner, Target
 
 from .backends.pods import Pod
+from .ext_proc.messages import HeaderMutation, HttpRequest
 from .scheduling.result import SchedulingResult
 
 PLAN_SECONDS: Final = 120.0
 """Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
 two nodes may differ. The request itself may take longer."""
 
+_INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 
-def addresses(pods: Sequence[Pod]) -> str:
-    """The value of the destination header, and of the header that names prefill pods."""
+
+def header_changes(
+    request: HttpRequest,
+    result: SchedulingResult,
+    request_id: str,
+    signer: PlanSigner | None,
+    now: float,
+) -> HeaderMutation:
+    """The changes for `request`, which was placed as in `result` at `now` (Unix seconds) and goes
+    on under `request_id`. `signer`: None sends no plan."""
+    headers = {}
+    if request.headers.get(wire.REQUEST_ID) != request_id:
+        headers[wire.REQUEST_ID] = request_id
+    headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
+    if result.prefill:
+        headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
+    if (rank := _common_rank(result.decode)) is not None:
+        # For an engine without a sidecar in front. A sidecar drops it and obeys the plan.
+        headers[wire.DATA_PARALLEL_RANK] = str(rank)
+    if signer is not None:
+        # Bound to this request id: the plan cannot be replayed for another request.
+        headers[wire.PLAN] = signer.sign(_plan(result, request_id, now), now)
+    return HeaderMutation(tuple(headers.items()), _removals(tuple(headers)), destination)
+
+
+# There are as many as combinations of the five headers above.
+@lru_cache(64)
+def _removals(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The internal headers that are not set: a client's copy of them is dropped."""
+    return tuple(name for name in _INTERNAL if name not in names)
+
+
+def _addresses(pods: Sequence[Pod]) -> str:
+    if len(pods) == 1:
+        return pods[0].address or ""
     # Ranks of one backend share its address: each address once, in order.
     return ",".join(dict.fromkeys(pod.address for pod in pods if pod.address is not None))
 
 
-def common_rank(pods: Sequence[Pod]) -> int | None:
+def _common_rank(pods: Sequence[Pod]) -> int | None:
     """The rank that a request needs at whichever of `pods` Envoy sends it to; None: any."""
     ranks = {pod.rank for pod in pods}
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def plan_of(result: SchedulingResult, request_id: str, now: float) -> Plan:
-    """The plan of a request that is placed at `now` (Unix seconds)."""
-
-    def target(pod: Pod) -> Target:
-        return Target(pod.name, pod.address or "", pod.rank)
-
+def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
+    path, reason = result.decision
     return Plan(
-        path=result.decision.path,
-        reason=result.decision.reason,
-        decode=target(result.decode[0]),
-        prefill=tuple(map(target, result.prefill)),
+        path=path,
+        reason=reason,
+        decode=_target(result.decode[0]),
+        prefill=tuple(map(_target, result.prefill)),
         cached_tokens=result.cached_tokens,
         request_id=request_id,
         expires=now + PLAN_SECONDS,
     )
+
+
+def _target(pod: Pod) -> Target:
+    return Target(pod.name, pod.address or "", pod.rank)

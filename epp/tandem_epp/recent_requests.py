@@ -4,6 +4,7 @@ Any client of the gRPC port can send log entries. An entry counts only if it nam
 request that this replica placed, and the backend that served it; and once per request.
 """
 
+from collections import OrderedDict
 from typing import Final
 
 from .placement import Placement
@@ -19,7 +20,8 @@ class RecentRequests:
     def __init__(self, most: int = MAX_ENDED) -> None:
         self._most = most
         self._running: dict[str, Placement] = {}
-        self._ended: dict[str, tuple[str | None, float]] = {}
+        # An OrderedDict: in a dict the first key is found behind all those that were deleted.
+        self._ended: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
         """Id → address of the decode pod, and when the request was placed; the oldest first."""
 
     def start(self, placement: Placement) -> None:
@@ -36,7 +38,7 @@ class RecentRequests:
         self._ended.pop(name, None)
         self._ended[name] = _served(placement)
         if len(self._ended) > self._most:
-            del self._ended[next(iter(self._ended))]
+            self._ended.popitem(last=False)
 
     def take(self, request_id: str, backend: str) -> float | None:
         """When the request was placed, Unix seconds, if `backend` (`ip:port`) serves or served it.

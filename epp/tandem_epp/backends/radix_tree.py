@@ -59,15 +59,11 @@ class RadixTree(Generic[H]):
     def __init__(self, root_holders: H, copy: Callable[[H], H]) -> None:
         self.root: Node[H] = Node(array("Q"), 0, None, root_holders)
         self._copy = copy
-        self.nodes = 0
-        """Nodes besides the root."""
+        # Counted, not computed: every request asks for it several times.
+        self.bytes = 0
+        """Estimated memory of the tree."""
         self.blocks = 0
         """Blocks in all nodes."""
-
-    @property
-    def bytes(self) -> int:
-        """Estimated memory of the tree."""
-        return self.nodes * NODE_BYTES + self.blocks * BLOCK_BYTES
 
     def walk(self, chain: Chain) -> tuple[list[Node[H]], int]:
         """The nodes that begin with the next block of `chain`, from the top, and how many blocks of
@@ -90,7 +86,7 @@ class RadixTree(Generic[H]):
         upper.children = {node.hashes[blocks]: node}
         self._replace_child(parent, upper)
         node.hashes, node.start, node.parent = node.hashes[blocks:], upper.end, upper
-        self.nodes += 1
+        self.bytes += NODE_BYTES
         return upper
 
     def append(self, parent: Node[H], chain: Chain, holders: H) -> Node[H]:
@@ -99,8 +95,7 @@ class RadixTree(Generic[H]):
         if parent.children is None:
             parent.children = {}
         parent.children[node.hashes[0]] = node
-        self.nodes += 1
-        self.blocks += len(node.hashes)
+        self._count(1, len(node.hashes))
         return node
 
     def extend(self, node: Node[H], chain: Chain) -> None:
@@ -108,7 +103,7 @@ class RadixTree(Generic[H]):
         # A new array: one that grows in place keeps spare room.
         tail = chain[node.end :]
         node.hashes = node.hashes + tail
-        self.blocks += len(tail)
+        self._count(0, len(tail))
 
     def remove(self, node: Node[H]) -> None:
         """Remove a node without children."""
@@ -117,8 +112,7 @@ class RadixTree(Generic[H]):
         del siblings[node.hashes[0]]
         parent.children = siblings or None
         node.parent = None
-        self.nodes -= 1
-        self.blocks -= len(node.hashes)
+        self._count(-1, -len(node.hashes))
 
     def join(self, node: Node[H]) -> None:
         """Put the run of `node` before that of its child, if it has only one and both have the same
@@ -131,7 +125,11 @@ class RadixTree(Generic[H]):
             child.parent = node.parent
             self._replace_child(node.parent, child)
             node.parent = None
-            self.nodes -= 1
+            self.bytes -= NODE_BYTES
+
+    def _count(self, nodes: int, blocks: int) -> None:
+        self.blocks += blocks
+        self.bytes += nodes * NODE_BYTES + blocks * BLOCK_BYTES
 
     def _replace_child(self, parent: Node[H], child: Node[H]) -> None:
         children = parent.children or {}

@@ -96,8 +96,9 @@ def _set_header(name: str, value: str) -> bytes:
     raw = value.encode("latin-1")
     pair = _key(name)
     if raw:
-        pair += _field(b"\x1a", raw)
-    return _field(b"\x0a", _field(b"\x0a", pair) + _OVERWRITE)
+        pair += b"\x1a" + _varint(len(raw)) + raw
+    option = b"\x0a" + _varint(len(pair)) + pair + _OVERWRITE
+    return b"\x0a" + _varint(len(option)) + option
 
 
 _set_known_header: Final = lru_cache(4096)(_set_header)

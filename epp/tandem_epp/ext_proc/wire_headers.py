@@ -130,7 +130,9 @@ def _read_header(entry: bytes) -> tuple[str, str]:
     """Name and value of a HeaderValue. Raises ValueError or IndexError for another form."""
     if entry[0] != _FIRST:
         raise ValueError("a header without a name")
-    size, at = _length(entry, 1)
+    size, at = entry[1], 2
+    if size >= 0x80:
+        size, at = _length(entry, 1)
     return entry[at : at + size].decode("ascii"), _value(entry, at + size, len(entry))
 
 
@@ -143,7 +145,9 @@ def _value(wire: bytes, at: int, stop: int) -> str:
         return ""
     if at > stop or wire[at] != _RAW_VALUE:
         raise ValueError("no raw value")
-    size, at = _length(wire, at + 1)
+    size, at = wire[at + 1], at + 2
+    if size >= 0x80:
+        size, at = _length(wire, at - 1)
     if at + size != stop or not size:
         raise ValueError("more than a value")
     # Header values are bytes to Envoy; latin-1 keeps every byte.

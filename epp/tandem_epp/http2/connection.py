@@ -16,6 +16,7 @@ frames that carry nothing and resets before an answer, and a peer that exceeds t
 ENHANCE_YOUR_CALM.
 """
 
+from collections import OrderedDict
 from typing import Final
 
 from .control import ControlFrames
@@ -72,7 +73,8 @@ class Connection:
         self.highest = 0
         """The highest stream id that the peer has used."""
         self._window = ReceiveWindow(limits.connection_window)
-        self._closed: dict[int, bool] = {}
+        # An OrderedDict: in a dict the first key is found behind all those that were deleted.
+        self._closed: OrderedDict[int, bool] = OrderedDict()
         """Latest closed streams; whether frames on them are ignored. The oldest comes first."""
         self._pieces = Pieces()
         """An incomplete frame; joined only when `_missing` bytes have come, so that a frame in
@@ -187,7 +189,7 @@ class Connection:
         closed = self._closed
         closed[stream_id] = ignore
         if len(closed) > _REMEMBERED:
-            del closed[next(iter(closed))]
+            closed.popitem(last=False)
 
     def is_ignored(self, stream_id: int) -> bool | None:
         """Whether frames on a closed stream are ignored; None: it is not remembered."""

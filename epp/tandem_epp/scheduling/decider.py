@@ -9,7 +9,7 @@ otherwise                                                                     ->
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem_contract.paths import RoutingPath
 
@@ -66,8 +66,7 @@ class DeciderInputs:
     """Whether disaggregation is enabled (`routing.split`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathDecision:
+class PathDecision(NamedTuple):
     """The routing path and its reason."""
 
     path: RoutingPath

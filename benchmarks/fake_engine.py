@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Final, cast
@@ -122,10 +123,12 @@ def stream_size(chunks: int) -> int:
 class Engine(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, counts: Counts, chunks: int) -> None:
+    def __init__(self, counts: Counts, chunks: int, interval: float) -> None:
         self._counts = counts
-        self._chunks = chunks
+        self._chunks, self._interval = chunks, interval
         self._data = b""
+        self._streams: set[asyncio.Task[None]] = set()
+        """Streams with an interval that are not complete."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -162,7 +165,11 @@ class Engine(asyncio.Protocol):
             self._transport.write(_PREFILL)
         else:
             counts.pulls += b'"do_remote_prefill":true' in searched
-            if _STREAM.search(searched):
+            if _STREAM.search(searched) and self._interval:
+                task = asyncio.get_running_loop().create_task(self._stream_slowly())
+                self._streams.add(task)
+                task.add_done_callback(self._streams.discard)
+            elif _STREAM.search(searched):
                 self._stream(with_usage=bool(_WITH_USAGE.search(searched)))
             else:
                 self._transport.write(_PLAIN)
@@ -176,6 +183,15 @@ class Engine(asyncio.Protocol):
         self._send(_chunk(_LAST))
         usage = _chunk(_usage_event(self._chunks)) if with_usage else b""
         self._send(usage + _chunk(_DONE) + b"0\r\n\r\n")
+
+    async def _stream_slowly(self) -> None:
+        """A stream whose events come one by one: proxies cannot combine them."""
+        self._send(_STREAM_HEAD)
+        event = _chunk(_EVENT)
+        for _ in range(self._chunks - 1):
+            await asyncio.sleep(self._interval)
+            self._send(event)
+        self._send(_chunk(_LAST) + _chunk(_DONE) + b"0\r\n\r\n")
 
     def _send(self, data: bytes) -> None:
         """Send now, in a TCP segment of its own; the transport would combine several writes."""
@@ -194,20 +210,23 @@ class Engine(asyncio.Protocol):
             self._transport.write(data)
 
 
-async def serve(port: int, chunks: int) -> None:
-    """Serve on 127.0.0.1 until cancelled."""
+async def serve(hosts: Sequence[str], port: int, chunks: int, interval: float) -> None:
+    """Serve on the addresses `hosts` until cancelled; `interval`: seconds between the events of a
+    stream, 0: as fast as possible."""
     counts = Counts()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Engine(counts, chunks), "127.0.0.1", port)
+    server = await loop.create_server(lambda: Engine(counts, chunks, interval), hosts, port)
     await server.serve_forever()
 
 
 @click.command()
 @click.argument("port", type=int)
 @click.option("--chunks", default=256, show_default=True, help="events in a stream")
-def main(port: int, chunks: int) -> None:
-    """Serve on 127.0.0.1:PORT until killed."""
-    uvloop.run(serve(port, chunks))
+@click.option("--host", "hosts", multiple=True, default=["127.0.0.1"], show_default=True)
+@click.option("--interval", default=0.0, help="seconds between events")
+def main(port: int, chunks: int, hosts: tuple[str, ...], interval: float) -> None:
+    """Serve on PORT until killed."""
+    uvloop.run(serve(hosts, port, chunks, interval))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tandem_epp.ext_proc.messages import BodyMode
 from tandem_local.addresses import free_port
 
 from .blocking_client import Client, body_message, head_message
-from .ext_proc import PODS, router
+from .epp_stacks import PODS, router
 from .figures import Figure, at_most, progress, report, without_target
 from .proxies import Server, server
 
@@ -154,7 +154,7 @@ async def measure(rounds: int) -> list[Figure]:
     with _scratch() as scratch:
         engine = free_port(_HOST)
         file = scratch / "router.yaml"
-        file.write_text(json.dumps(router([engine] * PODS)))
+        file.write_text(json.dumps(router([f"127.0.0.1:{engine}"] * PODS)))
         port = free_port(_HOST)
         command = (
             *(sys.executable, "-m", "tandem_epp", "--config", str(file), "--no-warm-up"),

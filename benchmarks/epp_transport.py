@@ -1,6 +1,6 @@
 """The EPP's transport without its decision: every request is placed on one engine.
 
-python -m benchmarks.ext_proc_server PORT ADDRESS [--tls-dir DIR]
+python -m benchmarks.epp_transport PORT ADDRESS [--tls-dir DIR]
 """
 
 import asyncio

@@ -268,7 +268,7 @@ class EndpointPicker:
         decision.path, decision.reason = path, reason
         decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
         decision.cached_tokens = result.cached_tokens
-        decision.prompt_tokens = request.prompt_tokens if request else 0
+        decision.prompt_tokens = prompt = request.prompt_tokens if request else 0
         if result.costs is not None and request is not None:
             overhead = self._fleet.overheads.seconds(path)
             self._history.explain(decision, result.costs, overhead)
@@ -276,11 +276,7 @@ class EndpointPicker:
         if path is RoutingPath.FALLBACK:
             self._metrics.fallbacks.child(reason, result.decode[0].backend.role).inc()
         if request is not None:
-            self._metrics.observe_hit_ratio(
-                min(result.size.cached, request.prompt_tokens),
-                request.prompt_tokens,
-                "estimated",
-            )
+            self._metrics.observe_hit_ratio(min(result.size.cached, prompt), prompt, "estimated")
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "request %s: path %s (%s), decode pod %s, prefill pod %s, %d of %d tokens cached",

@@ -67,7 +67,9 @@ class InferenceRequest:
         """Length of the prompt: exact for token ids and where it was tokenized, else estimated."""
         if self.exact_tokens is not None:
             return self.exact_tokens
-        return self.tokens(self.assumed_tokens)
+        # `tokens(assumed_tokens)`, written out: it is asked for five times in each request.
+        assumed = -(-len(self.prompt) // BYTES_PER_TOKEN)
+        return assumed if self.token_scale == 1.0 else int(assumed * self.token_scale)
 
     def tokens(self, assumed: int) -> int:
         """The tokens that a part of the prompt of `assumed` tokens has."""

@@ -99,9 +99,11 @@ def choose(
         return Choice(())
     chosen = _cheapest(costs, which, count, random)
     decode = chosen[0]
-    terms = decode_terms(request, pods.pods[decode], candidates.cached[decode])
-    worth = unified - sum(terms) + terms.transfer
-    is_too_long = any(decode in pair.too_long and pair.prefill < worth for pair in pairs)
+    too_far = [pair.prefill for pair in pairs if decode in pair.too_long]
+    is_too_long = False
+    if too_far:
+        terms = decode_terms(request, pods.pods[decode], candidates.cached[decode])
+        is_too_long = min(too_far) < unified - sum(terms) + terms.transfer
     return Choice(chosen, (), unified, split, is_too_long)
 
 
@@ -211,7 +213,8 @@ def _cheapest(
         return []
     most = least + TIE
     equal = [i for cost, i in zip(costs, which, strict=True) if cost <= most]
-    first = equal[0] if len(equal) == 1 else random.choice(equal)
+    # Not `choice`, which calls three functions to be exact in the last digit.
+    first = equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]
     if count == 1:
         return [first]
     if len(equal) >= count:

@@ -158,7 +158,7 @@ class Health:
             return self._on_unknown(now, placed)
         if outcome is Outcome.BUSY:
             return self._on_busy(now, placed, retry_after)
-        self.decay(now)
+        self._fade(now)
         self._pauses = 0
         if outcome.is_failure:
             self._failures += 1
@@ -198,10 +198,7 @@ class Health:
     def decay(self, now: float) -> None:
         """Let the counts fade until `now`."""
         if now > self._decayed_at:
-            factor = 0.5 ** ((now - self._decayed_at) / HALF_LIFE)
-            self._failures *= factor
-            self._answers *= factor
-            self._decayed_at = now
+            self._fade(now)
             self._update_rate()
 
     def counts(self, now: float) -> OutcomeCounts | None:
@@ -238,6 +235,14 @@ class Health:
         self._returned_at = max(self._returned_at, self._ejected_at)
         self._forget()
         self._enter(HealthState.SERVING, 0.0)
+
+    def _fade(self, now: float) -> None:
+        """`decay`, without the rate that follows from it."""
+        if now > self._decayed_at:
+            factor = 0.5 ** ((now - self._decayed_at) / HALF_LIFE)
+            self._failures *= factor
+            self._answers *= factor
+            self._decayed_at = now
 
     def _on_failure(self, outcome: Outcome, placed: float) -> bool:
         if self.is_ejected:

@@ -13,9 +13,10 @@ it, keep the numbers apart. Then nothing is learned until they meet, or until th
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from tandem_planner.prefill_fit import PrefillSample, prefill_sample
 
@@ -40,8 +41,7 @@ class PrefillCounters(Protocol):
     def queue_seconds(self) -> float | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
+class EndedRequest(Struct, frozen=True):
     """A request that the engine counts now."""
 
     uncached: float
@@ -68,11 +68,9 @@ class OwnRequests:
         self._ended: list[EndedRequest | None] = []
         """None: the engine counts it, but did not compute its prompt."""
         self._overheads: deque[float] = deque(maxlen=_OVERHEADS)
-
-    @property
-    def overhead(self) -> float | None:
-        """Seconds by which a leg exceeds the engine's queue and prefill; None: not known."""
-        return max(0.0, median(self._overheads)) if self._overheads else None
+        self.overhead: float | None = None
+        """Seconds by which a leg exceeds the engine's queue and prefill; None: not known. Every
+        answer is corrected by it, so it is computed with each batch."""
 
     def begin(self) -> None:
         """A request was sent."""
@@ -91,6 +89,7 @@ class OwnRequests:
     def restart(self) -> None:
         """Another process counts: from 0, and perhaps with another overhead."""
         self._overheads.clear()
+        self.overhead = None
         self._start(None)
 
     def advance(self, counters: PrefillCounters, *, is_idle: bool) -> PrefillSample | None:
@@ -120,6 +119,7 @@ class OwnRequests:
         if len(legs) == counted:
             queue = difference(before.queue_seconds, counters.queue_seconds)
             self._overheads.append((sum(legs) - queue - seconds) / counted)
+            self.overhead = max(0.0, median(self._overheads))
         tokens = difference(before.prefill_tokens, counters.prefill_tokens)
         return _sample(requests, tokens, seconds) if is_serial or counted == 1 else None
 

@@ -15,6 +15,7 @@ from .faults import Faults
 from .health_metrics import HealthCollector
 from .hit_metrics import HitCollector
 from .http2.held_bytes import HeldBytes
+from .llmd_metrics.families import NO_POOL, Pool
 from .llmd_metrics.pool import PoolCollector
 from .llmd_metrics.requests import RequestMetrics
 
@@ -29,14 +30,14 @@ _RELATIVE = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 class Metrics:
     """Counters and histograms in a registry of this EPP's own."""
 
-    def __init__(self, fleet: Fleet, pool: str = "") -> None:
-        """`pool`: the pool's name in metrics under llm-d's names."""
+    def __init__(self, fleet: Fleet, pool: Pool = NO_POOL) -> None:
+        """`pool`: labels of metrics under llm-d's names."""
         self.registry = CollectorRegistry()
         self.registry.register(_FleetCollector(fleet))
         self.registry.register(HealthCollector(fleet))
         self.registry.register(HitCollector(fleet))
         self.registry.register(PoolCollector(fleet, pool))
-        self.requests = RequestMetrics(fleet)
+        self.requests = RequestMetrics(fleet, pool)
         """The metrics of requests under llm-d's names."""
         self.registry.register(self.requests)
         self.decisions = CounterVec(

@@ -63,7 +63,7 @@ class Service:
         self._held = HeldBytes(
             settings.held_bytes or default_held_bytes(largest_body=settings.max_body)
         )
-        self._metrics = Metrics(self._fleet)
+        self._metrics = Metrics(self._fleet, settings.pool)
         self._metrics.registry.register(HeldCollector(self._held))
         self._history = History(settings.history)
         picker = EndpointPicker if settings.subset_hints else HintlessPicker

@@ -11,6 +11,7 @@ from .backends.inference_pool import PoolReference
 from .backends.pod_backend import PodSelection
 from .ext_proc.body_deadlines import BODY_SECONDS
 from .http2.tls import TlsSettings
+from .llmd_metrics.families import NO_POOL, Pool
 from .peers.channel import PeerSettings
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
@@ -81,6 +82,14 @@ class Settings:
     pods: PodSelection | PoolReference | None = None
     """The pods of a cluster that are the backends, selected by label or by an InferencePool; None:
     the configuration file lists them."""
+
+    @property
+    def pool(self) -> Pool:
+        """What metrics under llm-d's names call the backends."""
+        if self.pods is None:
+            return NO_POOL
+        name = self.pods.name if isinstance(self.pods, PoolReference) else ""
+        return Pool(name, self.pods.namespace)
 
     @property
     def lists_backends(self) -> bool:

@@ -22,6 +22,19 @@ FLOW: Final = {"fairness_id": "default-flow", "priority": "0"}
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """What labels call the pods; empty: unknown."""
+
+    name: str = ""
+    """The InferencePool's name."""
+    namespace: str = ""
+    """The pods' namespace."""
+
+
+NO_POOL: Final = Pool()
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """The names of one metric and their labels."""
 

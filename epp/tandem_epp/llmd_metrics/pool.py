@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from ..backends.engine_page import Gauges
 from ..backends.fleet import Fleet
-from .families import FLOW, Names, gauges
+from .families import FLOW, Names, Pool, gauges
 
 _POOL: Final = ("name",)
 
@@ -68,14 +68,13 @@ INFO: Final = Names(
 class PoolCollector(Collector):
     """Mean and spread over pods, and the queue of each."""
 
-    def __init__(self, fleet: Fleet, pool: str) -> None:
-        """`pool`: the label `name` of all metrics: the InferencePool's name, where there is one."""
+    def __init__(self, fleet: Fleet, pool: Pool) -> None:
         self._fleet = fleet
         self._pool = pool
 
     def collect(self) -> Iterable[Metric]:
         """The metrics now."""
-        name = {"name": self._pool}
+        name = {"name": self._pool.name}
         pods = [(pod.name, pod.gauges) for pod in self._fleet if pod.healthy and pod.gauges]
         families = gauges(READY, [(name, len(pods))])
         # As llm-d: without pods there is no mean, and an autoscaler must not read 0.
@@ -90,7 +89,8 @@ class PoolCollector(Collector):
                 for pod, load in pods
             ),
         )
-        producer = {"namespace": "", "producer_name": "inflight-load-producer"} | FLOW
+        producer = {"producer_name": "inflight-load-producer", **FLOW}
+        producer["namespace"] = self._pool.namespace
         families += gauges(
             IN_FLIGHT,
             (

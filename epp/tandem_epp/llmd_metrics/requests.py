@@ -18,7 +18,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
 from ..backends.fleet import Fleet
-from .families import FLOW, Labels, counters, gauges, histograms
+from .families import FLOW, NO_POOL, Labels, Pool, counters, gauges, histograms
 from .request_names import (
     ATTEMPTS,
     CACHED,
@@ -144,8 +144,9 @@ class _ModelFigures:
 class RequestMetrics(Collector):
     """Counts decisions by model, and makes the metrics at the scrape."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, pool: Pool = NO_POOL) -> None:
         self._fleet = fleet
+        self._namespace = pool.namespace
         self._begun: list[Decided] = []
         self._ended: list[Decided] = []
         self._models: dict[str, _ModelFigures] = {}
@@ -239,7 +240,8 @@ class RequestMetrics(Collector):
             del self._placed[key]
         for (model, pod, address), number in self._placed.items():
             port = str(parse_host_port(address).port) if address else ""
-            yield _attempt("success", model, pod, port), number
+            labels = _attempt("success", model, pod, port)
+            yield {**labels, "namespace": self._namespace}, number
         for model, number in self._unplaced.items():
             yield _attempt("failure", model, "", ""), number
 

@@ -11,7 +11,7 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import FAILURE_THRESHOLD, Pod, ScrapeResult
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.llmd_metrics.families import PREFIX
+from tandem_epp.llmd_metrics.families import PREFIX, Pool
 from tandem_epp.llmd_metrics.requests import MAX_MODELS
 from tandem_epp.llmd_metrics.table import EXPORTED, MISSING, PAGE, with_table
 from tandem_epp.metrics import Metrics
@@ -170,7 +170,7 @@ def test_choices_by_pod_and_kind_until_the_pod_leaves() -> None:
 
 def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
     setup = PickerSetup(a="unified", b="unified", c="unified")
-    metrics = Metrics(setup.fleet, "pool")
+    metrics = Metrics(setup.fleet, Pool("pool", "ns"))
     name = {"name": "pool"}
     assert value(metrics, "inference_pool_ready_pods", name) == 0
     assert value(metrics, "inference_pool_average_queue_size", name) is None
@@ -185,6 +185,11 @@ def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
     assert read("inference_pool_average_running_requests") == 3
     assert read("inference_pool_average_kv_cache_utilization") == 0.5
     assert read("llm_d_epp_std_dev_queue_size") == pytest.approx(2**0.5)
+    placed = {"fairness_id": "default-flow", "priority": "0", "namespace": "ns"}
+    placed |= {"endpoint_name": "a", "producer_name": "inflight-load-producer"}
+    assert value(metrics, "llm_d_epp_inflight_requests", placed) == 0
+    setup["a"].in_flight += 1
+    assert value(metrics, "llm_d_epp_inflight_requests", placed) == 1
     old = {**name, "model_server_pod": "b"}
     assert value(metrics, "inference_pool_per_pod_queue_size", old) == 3
 

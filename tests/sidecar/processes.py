@@ -76,7 +76,7 @@ async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator
     process = await spawn(*FREE, *arguments, under=under)
     server = Sidecar(process, HostPort("", 0), HostPort("", 0))
     try:
-        line = await server.wait_for_log("")
+        line = await server.wait_for_log("serving on")
         match = READY.search(line)
         assert match is not None, line
         server.listen = HostPort(match[1], int(match[2]))

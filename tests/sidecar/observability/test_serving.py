@@ -162,3 +162,13 @@ async def test_a_long_target_is_cut(harness: Harness) -> None:
     _, page = await find_traces(harness, "long")
     [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
     assert trace.target == "/v1/responses/" + "x" * 242
+
+
+@pytest.mark.parametrize("spans", [True, False])
+async def test_spans_can_be_turned_off_whatever_the_environment_names(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, spans: bool
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    await harness.start(spans=spans)
+    async with harness.http.get(harness.admin("/metrics")) as answer:
+        assert ("tandem_sidecar_spans_dropped" in await answer.text()) is spans

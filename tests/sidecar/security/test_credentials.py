@@ -13,13 +13,14 @@ import pytest
 import trustme
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.server_tls import ServerTls
 from tandem_sidecar.http.answers import Answer, Collector, NoAnswer
 from tandem_sidecar.http.messages import request_bytes
 from tandem_sidecar.http.upstream import Failure, Pool
 from tandem_sidecar.security.credentials import BadCertificates, EngineTls, PlanKeys, Tls
 
 from ..peers import PARAMS, FakeDecode, FakePrefill, Peer, Turn
-from ..processes import fails, sidecar
+from ..processes import Sidecar, fails, sidecar
 
 REQUEST = request_bytes(b"GET", b"/", [(b"host", b"engine")], b"")
 
@@ -103,6 +104,32 @@ async def test_an_engine_that_cannot_be_verified_gets_no_request(
     assert answer.failure is Failure.UNREACHABLE
     assert answer.detail.startswith(f"{peer.address}: {cause}")
     assert peer.requests == []
+
+
+async def test_certificates_are_not_verified_only_where_that_is_configured() -> None:
+    context = ServerTls(None, []).context
+    async with engine(context) as decode, engine(context) as prefill:
+        tls = Tls(engine=True, prefill=True, unverified_engine=True)
+        pool = Pool(EngineTls(tls, decode.address).for_address)
+        assert isinstance(await ask(pool, decode.address), Answer)
+        refused = await ask(pool, prefill.address)
+        assert isinstance(refused, NoAnswer)
+        assert "certificate verify failed" in refused.detail
+        pool.close()
+        tls = Tls(engine=True, prefill=True, unverified_prefill=True)
+        pool = Pool(EngineTls(tls, decode.address).for_address)
+        assert isinstance(await ask(pool, prefill.address), Answer)
+        assert isinstance(await ask(pool, decode.address), NoAnswer)
+        pool.close()
+
+
+async def test_each_rank_s_engine_speaks_tls() -> None:
+    async with engine(ServerTls(None, []).context) as second:
+        first = second.address._replace(port=second.address.port - 1)
+        tls = Tls(engine=True, unverified_engine=True)
+        pool = Pool(EngineTls(tls, first, 2).for_address)
+        assert isinstance(await ask(pool, second.address), Answer)
+        pool.close()
 
 
 async def test_an_engine_without_tls_is_named_in_the_error(ca: trustme.CA, tmp_path: Path) -> None:
@@ -294,3 +321,35 @@ def test_no_directory_means_no_keys() -> None:
     keys = PlanKeys(None)
     keys.reload()
     assert keys.current == {}
+
+
+@pytest.mark.component
+async def test_workers_serve_clients_by_the_certificate_that_the_directory_has_now(
+    tmp_path: Path,
+) -> None:
+    first, second = trustme.CA(), trustme.CA()
+
+    def write(ca: trustme.CA) -> None:
+        issued = ca.issue_cert("127.0.0.1")
+        (tmp_path / "tls.crt").write_bytes(issued.cert_chain_pems[0].bytes())
+        (tmp_path / "tls.key").write_bytes(issued.private_key_pem.bytes())
+
+    async def status(server: Sidecar, ca: trustme.CA) -> int:
+        trust = ssl.create_default_context()
+        ca.configure_trust(trust)
+        url = server.url("/v1/models").replace("http:", "https:")
+        async with aiohttp.ClientSession() as http, http.get(url, ssl=trust) as answer:
+            return answer.status
+
+    write(first)
+    async with FakeDecode() as decode:
+        decode.generate = Peer().default
+        flags = ("--engine", f"http://{decode.address}", "--workers", "2")
+        async with sidecar(*flags, "--cert-path", str(tmp_path)) as server:
+            for _ in range(4):
+                assert await status(server, first) == 200
+            write(second)
+            for _ in range(2):
+                await server.wait_for_log("certificate reloaded")
+            for _ in range(4):
+                assert await status(server, second) == 200

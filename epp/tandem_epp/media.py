@@ -15,6 +15,8 @@ from xxhash import xxh3_128_digest
 
 from tandem_contract.prefix import BYTES_PER_TOKEN, FINE_TOKENS
 
+from .body_fields import BadBody
+
 MEDIA_FIELDS: Final = frozenset(
     {
         # A sound or a file as base64, and Anthropic's image or document.
@@ -67,16 +69,18 @@ class Conversation(NamedTuple):
     has_media: bool = False
 
 
-def read_conversation(raw: Raw) -> Conversation:
-    """The input of the hash for a list of messages or items."""
+def read_conversation(raw: Raw, name: str = "messages") -> Conversation:
+    """The input of the hash for a list of messages or items, the member `name`. Raises BadBody."""
     view = memoryview(raw)
     end = _end_of_turns(view)
     if len(view) > _COUNTED_BYTES and bytes(view).count(b"{") > _MAX_OBJECTS:
         return Conversation([view[:end]], is_plain=False)
     try:
         turns = _turns.decode(raw)
-    except msgspec.ValidationError:
-        # A text instead of a list, or what the engine refuses.
+    except msgspec.ValidationError as err:
+        if view[0] == ord("["):
+            raise BadBody(f"{name}: {err}: send a list of objects") from err
+        # A text instead of a list.
         return Conversation([view[:end]], is_plain=view[0] == ord('"'))
     structures = [
         value

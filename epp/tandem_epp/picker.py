@@ -199,7 +199,7 @@ class EndpointPicker:
                 context, decision.model, request.subset, decision.decided_at
             )
         except BadBody as err:
-            raise self._error(400, "bad_request", str(err)) from err
+            raise self._error(400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:
             raise self._error(503, "no_backend", _NO_BACKEND) from err
         except SplitImpossible as err:

@@ -20,7 +20,8 @@ from xxhash import xxh3_128_digest
 from tandem_contract.prefix import token_bytes
 from tandem_contract.request_kinds import RequestKind
 
-from .body_fields import BadBody, Members, decode_field
+from .body_fields import BadBody, Members
+from .field_types import whole_numbers, wrong_type
 from .media import Pieces, read_conversation
 
 SALT_FIELDS: Final = (
@@ -101,10 +102,17 @@ def _completion_data(members: Members) -> tuple[bytes, PromptForm]:
         return _token_bytes(members, "prompt"), PromptForm.IDS
     # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
     prompts = (bytes(prompt) for prompt in _list.decode(raw))
+    # Whichever of the two the first one is, all are.
+    are_texts = raw[1:].lstrip()[:1] == b'"'
     return b"".join(
-        _token_bytes({"prompt": Raw(prompt)}, "prompt") if prompt.startswith(b"[") else prompt[1:-1]
-        for prompt in prompts
+        _prompt_of_several(prompt, f"prompt[{i}]", are_texts) for i, prompt in enumerate(prompts)
     ), PromptForm.OTHER
+
+
+def _prompt_of_several(prompt: bytes, name: str, is_text: bool) -> bytes:
+    if not prompt.startswith(b'"' if is_text else b"["):
+        raise wrong_type(name, prompt, "a text" if is_text else "a list of token ids")
+    return prompt[1:-1] if is_text else _token_bytes({name: Raw(prompt)}, name)
 
 
 def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, PromptForm]]:
@@ -115,7 +123,7 @@ def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, 
         pieces: Pieces = [members[name] for name in before if name in members]
         if turns not in members:
             return b"".join(pieces), PromptForm.TEXTS
-        conversation = read_conversation(members[turns])
+        conversation = read_conversation(members[turns], turns)
         form = PromptForm.TEXTS if conversation.is_plain else PromptForm.OTHER
         if conversation.has_media:
             form = PromptForm.MEDIA
@@ -163,6 +171,11 @@ _DATA: Final[Mapping[RequestKind, Callable[[Members], tuple[bytes, PromptForm]]]
 
 def _token_bytes(members: Members, name: str) -> bytes:
     try:
-        return token_bytes(decode_field(members, name, _token_ids))
+        try:
+            ids = _token_ids.decode(members[name])
+        except msgspec.ValidationError:
+            # The engine also takes ids as 5.0 or "5".
+            ids = whole_numbers(name, members[name])
+        return token_bytes(ids)
     except OverflowError as err:
         raise BadBody(f"{name}: token ids are whole numbers from 0 to 4294967295") from err

@@ -20,6 +20,7 @@ from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 from .body_fields import BadBody, Members, decode_field
 from .ext_proc.messages import HttpRequest
+from .field_types import check_types, read_count, read_flag, wrong_type
 from .prompt_key import PromptForm, PromptKey, prompt_key
 
 
@@ -99,6 +100,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
     try:
         # The members are views into `body`: only those that matter are decoded below.
         members = _with_sampling_params(kind, _decode_members(body))
+        check_types(kind, members)
         model = _model(members)
         key = prompt_key(kind, model, members)
         return InferenceRequest(
@@ -108,7 +110,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
                 kind, body, _without_plain_turns(members, key)
             ),
             needs_sidecar=not _SIDECAR_FIELDS.isdisjoint(members),
-            is_stream=bytes(members.get("stream", _FALSE)) == b"true",
+            is_stream=read_flag(members, "stream"),
             max_tokens=_max_tokens(members),
             salt=key.salt,
             form=key.form,
@@ -120,12 +122,19 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
 def read_model(body: bytes) -> str | None:
     """The model that a body of no known kind names; None when it names none or is not JSON.
 
-    Raises BadBody for JSON that is nested too deeply to be read.
+    Raises BadBody for JSON that is nested too deeply to be read, and for a model that is no text.
     """
     try:
-        return _any_body.decode(body).model
+        model = _any_body.decode(body).model
+        name: str | None = _name.decode(model)
+        return name
     except RecursionError as err:
         raise _bad_body(body, err) from err
+    except msgspec.ValidationError as err:
+        # No object, such as a list, names no model.
+        if body.lstrip()[:1] != b"{":
+            return None
+        raise wrong_type("model", bytes(model), "the name of a model, in quotes") from err
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -142,7 +151,8 @@ def is_json(request: HttpRequest) -> bool:
 
 
 class _AnyBody(msgspec.Struct):
-    model: str | None = None
+    # Not decoded yet: of a repeated name the last value counts, whatever the others are.
+    model: Raw = Raw(b"null")
 
 
 _decode_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -156,7 +166,6 @@ _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 into the same place."""
 _TURNS: Final = frozenset({"messages", "input"})
 _NONE: Final = Raw()
-_FALSE: Final = Raw(b"false")
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _SEARCHED_BYTES: Final = 64 * 1024
 """Of a body that is nested too deeply, the beginning in which the place is searched. The search
@@ -180,11 +189,8 @@ def _model(members: Members) -> str | None:
 
 
 def _max_tokens(members: Members) -> int | None:
-    for name in _LIMITS:
-        # Anything but a number is for the engine to refuse.
-        if (text := bytes(members.get(name, _NONE))).isdigit():
-            return int(text[:9])
-    return None
+    limits = [read_count(members, name) for name in _LIMITS if name in members]
+    return next((limit for limit in limits if limit is not None), None)
 
 
 def _without_plain_turns(members: Members, key: PromptKey) -> Members:
@@ -202,6 +208,8 @@ def _bad_body(body: bytes, err: Exception) -> BadBody:
     if isinstance(err, UnicodeDecodeError):
         return BadBody(f"the body is not UTF-8 (byte {err.start} of a string)")
     if isinstance(err, msgspec.ValidationError):
+        if body.lstrip()[:1] == b"{":
+            return BadBody(f"a field has a wrong value: {err}")
         return BadBody(f"the body is not a JSON object: {err}")
     cause = str(err).removeprefix("JSON is malformed: ")
     place = "" if "(byte " in cause else f" (byte {len(body)})"

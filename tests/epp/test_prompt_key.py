@@ -38,7 +38,7 @@ def test_a_lora_adapter_is_a_model_of_its_own() -> None:
 
 @pytest.mark.parametrize("field", ["temperature", "max_tokens", "tool_choice", "user", "stream"])
 def test_what_the_prompt_does_not_depend_on_does_not_separate(field: str) -> None:
-    assert shared(chat(), chat(**{field: "a"})) == len(chat().chain)
+    assert shared(chat(), chat(**{field: 1})) == len(chat().chain)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,10 @@ def test_tools_documents_and_instructions_come_before_the_turns(
     body: dict[str, object] = {turns: [{"role": "user", "content": TEXT}]}
     body |= {field: [{"name": field, "text": "x" * 200}] for field in fields}
     whole = parsed(kind, **body)
-    before = [shared(whole, parsed(kind, **{**body, name: "other"})) for name in (*fields, turns)]
+    before = [
+        shared(whole, parsed(kind, **{**body, name: [{"content": "o"}]}))
+        for name in (*fields, turns)
+    ]
     assert before == sorted(before)
     assert before[0] == 0 < before[1] < before[2] < len(whole.chain)
 

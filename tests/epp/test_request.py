@@ -134,8 +134,8 @@ def test_media_by_url_keep_a_chat_on_one_engine_and_inline_media_do_not() -> Non
         (b'{"model": "m", "prompt": "x', r"not JSON: .*\(byte 27\)"),
         (b"", r"not JSON: .*\(byte 0\)"),
         (b"[1]", "Expected `object`"),
-        (b'{"model": 1}', r"model: Expected `str \| null`, got `int`"),
-        (b'{"model": "m", "prompt": [1, "x"]}', r"prompt: Expected `int`.* at `\$\[1\]`"),
+        (b'{"model": 1}', r"model: a number"),
+        (b'{"model": "m", "prompt": [1, "x"]}', r"prompt\[1\]: a text \(\"x\"\) instead"),
         (b'{"model": "m", "prompt": [-1]}', "prompt: token ids are whole numbers"),
         (b'{"model": "\xff"}', "UTF-8"),
     ],
@@ -174,14 +174,12 @@ def test_the_model_of_any_json_is_read_and_deep_nesting_refused() -> None:
     assert read_model(b'{"model": "m", "input": "x"}') == "m"
     assert read_model(b"{}") is None
     assert read_model(b"not JSON") is None
-    assert read_model(b'{"model": 7}') is None
     with pytest.raises(BadBody, match=r"nested too deeply \(byte \d+\)"):
         read_model(b'{"input": ' + DEEP)
 
 
 def test_what_only_the_engine_can_judge_is_accepted() -> None:
     assert parse_request(RequestKind.COMPLETIONS, b"{}").model is None
-    assert parse_request(RequestKind.CHAT, b'{"messages": 7}').prompt_tokens == 1
     assert parse_request(RequestKind.GENERATE, b'{"sampling_params": 7}').prompt_tokens == 0
 
 

@@ -69,7 +69,9 @@ class InferenceRequest:
         if self.exact_tokens is not None:
             return self.exact_tokens
         # `tokens(assumed_tokens)`, written out: it is asked for five times in each request.
-        assumed = -(-len(self.prompt) // BYTES_PER_TOKEN)
+        assumed = self.read_tokens
+        if assumed is None:
+            assumed = -(-len(self.prompt) // BYTES_PER_TOKEN)
         return assumed if self.token_scale == 1.0 else int(assumed * self.token_scale)
 
     def tokens(self, assumed: int) -> int:

@@ -192,3 +192,18 @@ def test_only_forbidden_fields_are_removed(
         "vllm_xargs": kept_inner,
     }
     assert list(json.loads(data).items()) == list(expected.items())
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        b'"vllm_xargs": {"x": 1}, "vllm_xargs": {"kv_transfer_params": 1, "x": 2}',
+        b'"vllm_xargs": {"kv_transfer_params": 1}, "vllm_xargs": {"x": 2}',
+        b'"vllm_xargs": {"x": 2, "kv_transfer_params": 1, "kv_transfer_params": {"y": 1}}',
+        b'"vllm_xargs": {"x": 2}, "kv_transfer_params": 1, "kv_transfer\\u005fparams": 2',
+    ],
+)
+def test_of_repeated_keys_the_last_counts_and_no_forbidden_one_stays(inner: bytes) -> None:
+    body = parse_body(b'{"model": "a", %b, "model": "b"}' % inner)
+    # The engine's parser: the last of repeated keys counts.
+    assert json.loads(body.data) == {"model": "b", "vllm_xargs": {"x": 2}}

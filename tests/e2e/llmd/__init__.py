@@ -1,0 +1,1 @@
+"""Objects for the tests with llm-d's charts."""

@@ -9,6 +9,9 @@ from .ext_proc.messages import HttpRequest
 from .kv_events.collector import PreciseMatch
 from .request import InferenceRequest, kind_of, parse_request, read_model
 
+MAX_MODEL: Final = 4096
+"""Characters of a model's name; no engine serves one nearly as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -52,9 +55,16 @@ def read_body(
         raise BadBody(prepared.reading.refusal)
     if (parsed := prepared.parsed) is None:
         if prepared.reading is not None:
-            return None, prepared.reading.model
+            return None, _bounded(prepared.reading.model)
         parsed = parse(request, body)
-    return parsed, parsed.model if parsed is not None else read_model(body)
+    return parsed, _bounded(parsed.model if parsed is not None else read_model(body))
+
+
+def _bounded(model: str | None) -> str | None:
+    # It is kept as long as its request runs, and longer by what learns of models.
+    if model is not None and len(model) > MAX_MODEL:
+        raise BadBody(f"model: a name has at most {MAX_MODEL} characters")
+    return model
 
 
 def read_ahead(request: HttpRequest, body: bytes) -> InferenceRequest | None:

@@ -319,6 +319,8 @@ class ExtProcStream:
         self._placed_request = self._picker.place(self._request, body, now)
         # Only after `place` has returned: after a LocalReply nothing counts on any pod.
         self._state = _State.PLACED
+        # The headers are up to 64 KB, and the stream may last for hours.
+        self._request = None
         self._drop_body()
         return self._placed_request.mutation
 

@@ -104,8 +104,9 @@ class EndpointPicker:
             return False
         return self._fleet.has_mixed_models and is_json(request)
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
-        """Pick pods for `request` and count the request on them. Raises LocalReply."""
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
+        """Pick pods for `request` and count the request on them; a body of None is not read. Raises
+        LocalReply."""
         # The sidecar applies the same rule. An id that only one of both accepted would make the
         # plan, which is bound to the id, unusable.
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())
@@ -149,7 +150,7 @@ class EndpointPicker:
         return None
 
     def _place_despite_faults(
-        self, request: HttpRequest, body: bytes, decision: Decision
+        self, request: HttpRequest, body: bytes | None, decision: Decision
     ) -> Placement:
         """Place a request; where a bug prevents that, on any pod. Raises LocalReply."""
         for place in (self._place, self._place_anywhere):
@@ -163,13 +164,15 @@ class EndpointPicker:
         decision.path = None
         raise self._error(500, "fault", _FAULT)
 
-    def _place_anywhere(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+    def _place_anywhere(
+        self, request: HttpRequest, body: bytes | None, decision: Decision
+    ) -> Placement:
         """Place a request without reading its prompt, and without costs or scores: they are where
         the bug may be. Raises LocalReply."""
         serving = self.routing.serving
         if serving.enabled and not serving.fallback_to_unified:
             raise self._error(500, "fault", _FAULT)
-        decision.model = read_model(body) if self._fleet.has_mixed_models else None
+        decision.model = read_model(body or b"") if self._fleet.has_mixed_models else None
         ready = in_subset(self._fleet.ready_pods(decision.model), request.subset)
         decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
         if not decodes:
@@ -177,7 +180,7 @@ class EndpointPicker:
         pods = [choose_alone(decodes, self._random)]
         return self._placement(request, None, SchedulingResult(FAULT, pods), decision)
 
-    def _place(self, request: HttpRequest, body: bytes, decision: Decision) -> Placement:
+    def _place(self, request: HttpRequest, body: bytes | None, decision: Decision) -> Placement:
         if request.path not in self.routing.api:
             raise self._error(404, "unknown_path", NOT_SERVED)
         if self._fleet.has_mixed_models and is_models_request(request):

@@ -48,9 +48,12 @@ def parse(request: HttpRequest, body: bytes) -> InferenceRequest | None:
 
 
 def read_body(
-    prepared: Preparation, request: HttpRequest, body: bytes
+    prepared: Preparation, request: HttpRequest, body: bytes | None
 ) -> tuple[InferenceRequest | None, str | None]:
     """What a pick reads of the body, and the model that it names. Raises BadBody."""
+    if body is None:
+        # The gateway's body mode keeps it from the EPP: the pick follows from the headers alone.
+        return None, None
     if prepared.reading is not None and prepared.reading.refusal is not None:
         raise BadBody(prepared.reading.refusal)
     if (parsed := prepared.parsed) is None:

@@ -10,6 +10,6 @@ from .placement import Placement
 class HintlessPicker(EndpointPicker):
     """Picks among all backends."""
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         """As `EndpointPicker.place`, without the request's subset hint."""
         return super().place(msgspec.structs.replace(request, subset=None), body, now)

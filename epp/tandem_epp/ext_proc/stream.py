@@ -89,9 +89,9 @@ class RequestPicker(Protocol):
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the pick depends on the request's body."""
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> PlacedRequest:
-        """Pick pods, and count the request on them from now on (Unix seconds). Raises
-        LocalReply."""
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> PlacedRequest:
+        """Pick pods, and count the request on them from now on (Unix seconds). `body` is None if it
+        comes after the pick, or never to the EPP. Raises LocalReply."""
 
     def body_too_large(self, limit: int) -> LocalReply:
         """The reply to a body of more than `limit` bytes."""
@@ -252,7 +252,8 @@ class ExtProcStream:
         # No body comes, or none is needed: the request is placed now, and a body passes through
         # later.
         if message.end_of_stream or not self._waits_for_body(message.request):
-            return (Continue(Part.REQUEST_HEADERS, self._place(b"", now)),)
+            body = b"" if message.end_of_stream else None
+            return (Continue(Part.REQUEST_HEADERS, self._place(body, now)),)
         self._state = _State.COLLECT
         if self._request_mode is BodyMode.BUFFERED:
             # Without this answer Envoy would never send the body.
@@ -305,6 +306,10 @@ class ExtProcStream:
         if self._state is _State.COLLECT and is_duplex:
             body = self._whole if self._whole is not None else self._with(b"")
             return self._forward(body, now, end=False)
+        if self._state is _State.COLLECT:
+            # BUFFERED: an empty body gets no message of its own. Where it is no request, this
+            # refuses it; otherwise the gateway routes it, since its headers were answered.
+            self._place(b"", now)
         return ()
 
     def _forward(self, body: bytes, now: float, *, end: bool) -> Iterable[Answer]:
@@ -313,7 +318,7 @@ class ExtProcStream:
         # A large body is cut into chunks only as they are sent.
         return chain((headers,), _split(Part.REQUEST_BODY, body, end))
 
-    def _place(self, body: bytes, now: float) -> HeaderMutation:
+    def _place(self, body: bytes | None, now: float) -> HeaderMutation:
         if self._request is None:
             raise ValueError("ext_proc: a request body came before the request headers")
         self._placed_request = self._picker.place(self._request, body, now)

@@ -32,7 +32,7 @@ class Recorder(Placer):
         super().__init__()
         self.prepared: list[object] = []
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         self.prepared.append(request.preparation)
         placement = super().place(request, body, 1.0)
         placement.end = lambda now: self.prepared.append("end")  # type: ignore[method-assign]

@@ -60,10 +60,10 @@ class Placer:
     def needs_body(self, request: HttpRequest) -> bool:
         return request.path == POST.path
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         if body == b"bad":
             raise LocalReply(REFUSAL)
-        mutation = HeaderMutation((("picked", str(hash(body))),), (), f"{len(body)}:{now}")
+        mutation = HeaderMutation((("picked", str(hash(body))),), (), f"{len(body or b'')}:{now}")
         self.placements.append(Placement(mutation))
         return self.placements[-1]
 
@@ -263,6 +263,6 @@ class _Preparing(Placer):
 
     preparations: list[object] = field(default_factory=list)
 
-    def place(self, request: HttpRequest, body: bytes, now: float) -> Placement:
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         self.preparations.append(request.preparation)
         return super().place(request, body, now)

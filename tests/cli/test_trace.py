@@ -33,6 +33,9 @@ async def test_history_of_a_request_through_a_real_stack(tmp_path: Path) -> None
     documents = pools.pair(tmp_path / "model", 512)
     for document in documents:
         document.data["spec"]["replicas"] = 1
+    # On a busy machine the predicted cost may well prefer one engine for so short a prompt.
+    plugins = [{"type": "active-request-scorer"}, {"type": "always-disagg-pd-decider"}]
+    documents[1].data["spec"]["routing"] = {"epp": {"config": {"plugins": plugins}}}
     sets = parse_pools(documents)
     run_dir = ("--run-dir", str(tmp_path / "run"))
     async with Stack(sets, port=0, run_dir=tmp_path / "run") as stack:

@@ -76,18 +76,26 @@ class LargeBodies:
 
     async def _run(self) -> None:
         try:
-            while True:
-                job = await asyncio.wait_for(self._jobs.get(), IDLE_SECONDS)
+            while (job := await self._next()) is not None:
                 if not job.reading.done():
                     reading = await self._read(job)
                     # Cancelled if its stream has ended meanwhile.
                     if not job.reading.done():
                         job.reading.set_result(reading)
-        except TimeoutError:
-            # No body for long.
-            pass
         finally:
             await self._end()
+
+    async def _next(self) -> "_Job | None":
+        """The next body; None after a long time without one, and then the process has ended."""
+        while True:
+            try:
+                return await asyncio.wait_for(self._jobs.get(), IDLE_SECONDS)
+            except TimeoutError:
+                await self._end()
+            # A body that came while the process ended found this task running, and waits for it.
+            # After this look nothing waits until the task is done.
+            if self._jobs.empty():
+                return None
 
     async def _read(self, job: "_Job") -> Reading:
         if self._process is None and not await self._start():

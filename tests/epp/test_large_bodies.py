@@ -111,6 +111,32 @@ async def test_the_process_ends_when_it_has_no_work(monkeypatch: pytest.MonkeyPa
     await bodies.close()
 
 
+async def test_a_body_that_comes_while_the_process_ends_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(large_bodies, "IDLE_SECONDS", 0.01)
+    bodies = LargeBodies()
+    late: list[asyncio.Future[Reading]] = []
+    end = bodies._end
+
+    async def end_slowly() -> None:
+        await end()
+        if not late:
+            late.append(asyncio.ensure_future(bodies.read(None, b'{"model": "late"}')))
+            # The body is in the queue, and this task not over.
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(bodies, "_end", end_slowly)
+    assert (await bodies.read(None, b'{"model": "x"}')).model == "x"
+
+    async def is_late() -> bool:
+        return bool(late)
+
+    await until(is_late)
+    assert (await asyncio.wait_for(late[0], 30)).model == "late"
+    await bodies.close()
+
+
 async def test_a_body_that_ends_the_process_is_refused_and_the_next_is_read() -> None:
     bodies = LargeBodies()
     await bodies.read(None, b"{}")

@@ -135,7 +135,8 @@ def site(node: Node) -> Iterator[Site]:
 
 
 def test_hands_off_and_answers_as_one_engine_does(site: Site) -> None:
-    question = prompt()
+    # On a busy node one engine is predicted to answer a short prompt sooner.
+    question = prompt(2400)
     answer = chat(site.address, question)
     assert answer.status == 200, answer.text
     assert answer.path == RoutingPath.PREFILL_THEN_DECODE

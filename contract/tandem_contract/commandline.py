@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 import click
 import msgspec
 
+from .api_paths import ApiPaths
 from .documents import Document, DocumentError, load_documents
 from .durations import format_duration, parse_duration
 
@@ -48,6 +49,14 @@ def parse_host_port(text: str) -> HostPort:
     if match["address"]:
         return HostPort(str(ipaddress.ip_address(match["address"])), int(match["port"]))
     return HostPort(match["host"], int(match["port"]))
+
+
+def api_paths(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> ApiPaths:
+    """Callback of a repeatable `--api-path`. Raises BadParameter."""
+    try:
+        return ApiPaths(value)
+    except ValueError as err:
+        raise click.BadParameter(str(err)) from err
 
 
 class DurationType(click.ParamType[float]):

@@ -10,7 +10,8 @@ import click
 import uvloop
 
 from tandem_contract import labels, ports
-from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
+from tandem_contract.api_paths import ApiPaths
+from tandem_contract.commandline import HOST_PORT, HostPort, api_paths, command, fail
 from tandem_contract.documents import DocumentError
 from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
@@ -123,6 +124,16 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help=f"Serving port of pods without the annotation {labels.TARGET_PORT}.",
 )
 @click.option(
+    "--api-path",
+    callback=api_paths,
+    multiple=True,
+    default=Settings.api_path,
+    metavar="PATH",
+    help="A path of the engines that clients may request, beside the inference API's and the "
+    "api_paths in --config; repeatable. * stands for one segment, /** at the end for everything "
+    "below.",
+)
+@click.option(
     "--plan-key-dir",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Directory of keys to sign plans with, one file each; reloaded when it changes. Without "
@@ -205,6 +216,7 @@ def main(
     endpoint: str | None,
     selector: str | None,
     target_port: int,
+    api_path: ApiPaths,
     plan_key_dir: Path | None,
     max_body: int,
     held_bytes: int | None,
@@ -235,6 +247,7 @@ def main(
         tls=TlsSettings(directory=tls_dir) if tls_dir else None,
         health=health,
         metrics=metrics,
+        api_path=api_path.added,
         plan_key_dir=plan_key_dir,
         max_body=max_body,
         held_bytes=held_bytes,

@@ -7,6 +7,7 @@ better.
 Errors: `BadBody`, for the client: what is wrong and where.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -169,6 +170,12 @@ into the same place."""
 _TURNS: Final = frozenset({"messages", "input"})
 _NONE: Final = Raw()
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_ESCAPES: Final = re.compile(
+    rb"(?:\\\\)+"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""Escaped backslashes, surrogate pairs, and halves of pairs."""
 _SEARCHED_BYTES: Final = 64 * 1024
 """Of a body that is nested too deeply, the beginning in which the place is searched. The search
 decodes it about 17 times, 6 ms in all; a whole body of 16 MiB would block the event loop for more
@@ -213,9 +220,20 @@ def _bad_body(body: bytes, err: Exception) -> BadBody:
         if body.lstrip()[:1] == b"{":
             return BadBody(f"a field has a wrong value: {err}")
         return BadBody(f"the body is not a JSON object: {err}")
+    if (lone := _lone_surrogate(body)) is not None:
+        written = lone[0].decode()
+        return BadBody(
+            f"the body has half of a surrogate pair ({written}, byte {lone.start()}): a character"
+            " beyond U+FFFF is written as a pair, or as itself"
+        )
     cause = str(err).removeprefix("JSON is malformed: ")
     place = "" if "(byte " in cause else f" (byte {len(body)})"
     return BadBody(f"the body is not JSON: {cause}{place}")
+
+
+def _lone_surrogate(body: bytes) -> re.Match[bytes] | None:
+    """The first escape of half a surrogate pair; the decoder's own message for it misleads."""
+    return next((match for match in _ESCAPES.finditer(body) if match["lone"]), None)
 
 
 def _too_deep_at(body: bytes) -> str:

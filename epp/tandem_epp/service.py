@@ -10,10 +10,12 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from random import Random
 from time import perf_counter, time
 from typing import Final
 
+from tandem_contract.api_paths import ApiPaths
 from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import metrics_app
 
@@ -38,6 +40,7 @@ from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
 from .preparation import Preparation, read_ahead
 from .request import kind_of
+from .scheduling.config import Routing
 from .servers import Servers
 from .settings import Settings
 from .shared_fleet import SharedFleet
@@ -67,9 +70,7 @@ class Service:
         self._metrics.registry.register(HeldCollector(self._held))
         self._history = History(settings.history)
         picker = EndpointPicker if settings.subset_hints else HintlessPicker
-        self._picker = picker(
-            self._fleet, configuration.routing, self._metrics, self._history, Random()
-        )
+        self._picker = picker(self._fleet, self._routing(), self._metrics, self._history, Random())
         self._picker.plan_keys = plan_keys
         self._shared = SharedFleet(self._fleet)
         self._turns: TurnTaker | None = None
@@ -239,9 +240,15 @@ class Service:
         self._fleet.prefixes.limit_bytes = index.limit_bytes
         self._channel.open()
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
-        self._picker.routing = routing
+        self._picker.routing = self._routing()
         self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)
         self._scraper.sync()
+
+    def _routing(self) -> Routing:
+        """The configuration's routing, with the paths that flags add."""
+        routing = self._configuration.routing
+        paths = (*routing.api.added, *self._settings.api_path)
+        return replace(routing, api=ApiPaths(paths))
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is not None:

@@ -47,6 +47,9 @@ class Settings:
     drain_timeout: float = 0.0
     """Seconds after SIGTERM for which the EPP, no longer ready, still answers requests, because
     gateways notice only later that it leaves. The operator's pods wait in a preStop hook."""
+    api_path: tuple[str, ...] = ()
+    """Paths of the engines that clients may request, beside the inference API's and those that the
+    configuration file adds. A path too many lets clients reach what engines serve to operators."""
     plan_key_dir: Path | None = None
     """Directory of plan keys; None: sidecars get prefill candidates and no signed plan."""
     max_body: int = 16 << 20

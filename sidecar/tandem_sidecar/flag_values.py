@@ -5,7 +5,6 @@ from typing import Final, NamedTuple
 import click
 
 from tandem_contract import otlp
-from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort, format_duration, parse_host_port
 from tandem_contract.connectors import ConnectorName
 
@@ -56,13 +55,6 @@ def engine_url(_ctx: click.Context, _param: click.Parameter, value: str) -> Engi
 def allow_list(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> AllowList:
     try:
         return parse_allow(value)
-    except ValueError as err:
-        raise click.BadParameter(str(err)) from err
-
-
-def api_paths(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> ApiPaths:
-    try:
-        return ApiPaths(value)
     except ValueError as err:
         raise click.BadParameter(str(err)) from err
 

@@ -9,13 +9,19 @@ from typing import Any, Final
 import click
 import uvloop
 
-from tandem_contract.commandline import DURATION, HOST_PORT, command, config_file, fail
+from tandem_contract.commandline import (
+    DURATION,
+    HOST_PORT,
+    api_paths,
+    command,
+    config_file,
+    fail,
+)
 
 from . import connectors, llmd_command
 from .flag_values import (
     Engine,
     allow_list,
-    api_paths,
     collector_url,
     connector,
     duration_text,

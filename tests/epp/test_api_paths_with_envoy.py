@@ -13,7 +13,7 @@ from tandem_contract.api_paths import API, NOT_SERVED, ApiPaths
 from tandem_operator.routing.envoy.clusters import Json
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
-from .real import Backend, envoy, envoy_settings, epp, serving
+from .real import Backend, envoy, envoy_settings, epp, serving, until
 
 pytestmark = pytest.mark.component
 
@@ -55,8 +55,10 @@ async def endpoint(
     *,
     foreign: bool = False,
     added: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (),
 ) -> AsyncIterator[tuple[str, Backend]]:
-    """The URL of an Envoy with an EPP, and the backend. `foreign`: Envoy has no list of paths."""
+    """The URL of an Envoy with an EPP, and the backend. `foreign`: Envoy has no list of paths;
+    `added` are in the EPP's configuration, `flags` on its command line."""
 
     def change(bootstrap: Json) -> None:
         if foreign:
@@ -76,7 +78,7 @@ async def endpoint(
         config.write_text(
             json.dumps({"disaggregated_serving": {"api_paths": added}, "backends": [serves]})
         )
-        picker = await parts.enter_async_context(epp(config))
+        picker = await parts.enter_async_context(epp(config, *flags))
         settings = envoy_settings(picker.grpc, body_mode=mode, api=ApiPaths(added))
         yield await parts.enter_async_context(envoy(directory, settings, change=change)), backend
 
@@ -108,3 +110,19 @@ async def test_an_operator_adds_paths(tmp_path: Path) -> None:
         for target, status in (("/version", 200), ("/custom/a/b", 200), ("/custom/../x", 404)):
             assert (await ask(url, target, "GET")).status == status
         assert [request.path for request in backend.received] == ["/version", "/custom/a/b"]
+
+
+async def test_a_flag_adds_paths_to_those_of_the_file(tmp_path: Path) -> None:
+    flags = ("--api-path", "/version", "--api-path", "/custom/*")
+    async with endpoint(tmp_path, foreign=True, added=("/info",), flags=flags) as (url, _):
+        file = tmp_path / "router.yaml"
+        for target, status in (("/version", 200), ("/custom/a", 200), ("/info", 200), ("/x", 404)):
+            assert (await ask(url, target, "GET")).status == status
+        file.write_text(file.read_text().replace("/info", "/changed"))
+
+        async def is_reloaded() -> bool:
+            return (await ask(url, "/changed", "GET")).status == 200
+
+        await until(is_reloaded)
+        for target, status in (("/version", 200), ("/info", 404)):
+            assert (await ask(url, target, "GET")).status == status

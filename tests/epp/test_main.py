@@ -62,6 +62,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--config", "FILE", "--log-level", "trace"), "'trace' is not one of"),
         (("--config", "FILE", "--max-body", "16MiB"), "'16MiB' is not a valid integer"),
         (("--config", "FILE", "--plan-key-dir", "/nonexistent"), "does not exist"),
+        (("--config", "FILE", "--api-path", "version"), "'version' is no path of an API"),
         (("--config", "/nonexistent.yaml"), "/nonexistent.yaml: cannot read it"),
     ],
 )

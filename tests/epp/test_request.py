@@ -138,6 +138,10 @@ def test_media_by_url_keep_a_chat_on_one_engine_and_inline_media_do_not() -> Non
         (b'{"model": "m", "prompt": [1, "x"]}', r"prompt\[1\]: a text \(\"x\"\) instead"),
         (b'{"model": "m", "prompt": [-1]}', "prompt: token ids are whole numbers"),
         (b'{"model": "\xff"}', "UTF-8"),
+        (rb'{"model": "\ud800"}', r"half of a surrogate pair \(\\ud800, byte 11\)"),
+        (rb'{"model": "\\\\\uDC00"}', r"half of a surrogate pair \(\\uDC00, byte 15\)"),
+        (rb'{"prompt": "\ud83d\ude00 \ud83dx"}', r"half .* \(\\ud83d, byte 25\)"),
+        (rb'{"model": "\\\\ud800", 5}', r"not JSON: .*\(byte \d+\)"),
     ],
 )
 def test_an_invalid_body_is_refused_with_the_place(body: bytes, message: str) -> None:

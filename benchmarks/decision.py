@@ -32,7 +32,7 @@ from tandem_epp.request import InferenceRequest
 from tandem_epp.scheduling.config import Routing, load_scheduling
 from tandem_epp.scheduling.profile import ScoringContext
 from tandem_epp.scheduling.scheduler import Scheduler
-from tandem_planner.fabrics import ASSUMED_RATE, Fabric
+from tandem_planner.fabrics import FABRICS, Fabric
 
 from .figures import Figure, at_most, progress, report, without_target
 
@@ -67,7 +67,7 @@ def _fleet(roles: Sequence[Role], *, has_nodes: bool) -> Fleet:
     )
     for pod in fleet if has_nodes else ():
         for fabric, name in _RATES.items():
-            pod.estimates.add_transfers((1, 1e9, 1e9 / ASSUMED_RATE[name]), 0.0, fabric)
+            pod.estimates.add_transfers((1, 1e9, 1e9 / FABRICS[name].assumed), 0.0, fabric)
         pod.estimates.learned()
     return fleet
 

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tandem_contract.commandline import fail
-from tandem_doctor import gpus, local_pods
+from tandem_doctor import gpus, local_pods, processes
 from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
@@ -46,8 +47,9 @@ def doctor(
     """Check what runs and print each problem with its fix.
 
     Checks that engines and sidecars answer, that paired engines agree in everything that a hand-off
-    compares, that side channels can be reached, that KV is transferred as fast as plans assume,
-    that no KV was lost, how GPUs are connected, and what the EPP has learned of the pods' speed.
+    compares, that side channels can be reached, that KV is transferred as fast as plans assume
+    and fast enough beside the prefill, that UCX's network devices exist, that no KV was lost, how
+    GPUs are connected, and what the EPP has learned of the pods' speed.
 
     Without -n, --kubeconfig and --context, checks the stack that tandem up or tandem demo runs on
     this machine. If none runs, or with one of these options, checks a namespace of a cluster
@@ -81,7 +83,8 @@ async def _stack(state: State) -> Facts:
             error = ""
         except gpus.NvmlUnavailable as err:
             local_gpus, error = None, str(err)
-        return await _facts(targets, local_gpus, error)
+        facts = await _facts(targets, local_gpus, error)
+        return replace(facts, network_devices=processes.network_devices())
 
 
 async def _cluster(target: Target) -> Facts:

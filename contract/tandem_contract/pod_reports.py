@@ -95,12 +95,18 @@ PREFILL_RATE = "tokens_per_second"
 PREFILL_TOKENS = 1000
 TRANSFER_RATE = "gigabytes_per_second"
 """Figure of the estimates of transfers; absent while transfers were too small to tell a rate."""
+TRANSFER_SECONDS = "seconds_per_transfer"
+"""Figure of the estimates of transfers: seconds of one that moves nothing."""
+KV_BYTES = "kv_bytes_per_token"
+"""Figure of the estimates of transfers; absent before the first one."""
 
 
 __all__ = [
+    "KV_BYTES",
     "PREFILL_RATE",
     "PREFILL_TOKENS",
     "TRANSFER_RATE",
+    "TRANSFER_SECONDS",
     "Estimate",
     "HitReport",
     "PodReport",

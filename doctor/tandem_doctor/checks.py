@@ -5,12 +5,13 @@ from typing import Final
 
 from tandem_contract import metrics
 from tandem_contract.paths import ErrorPhase, Role
-from tandem_planner.fabrics import ASSUMED_RATE, Fabric
+from tandem_planner.fabrics import FABRICS, Fabric
 
 from . import compatibility
 from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
+from .network import check_network
 
 _OK, _UNKNOWN, _WARNING, _BROKEN = (
     Severity.OK,
@@ -43,6 +44,7 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += _check_balance(facts)
     findings += _check_gpus(facts)
     findings += check_estimates(facts.epps)
+    findings += check_network(facts)
     # The sort is stable: findings of one severity keep the order of the checks.
     order = list(Severity)
     return tuple(sorted(findings, key=lambda f: -order.index(f.severity)))
@@ -144,7 +146,9 @@ def _check_lost_kv(engine: Engine) -> Iterator[Finding]:
         metrics.ENGINE_XFER_FAILED: (
             "transfers failed",
             "check the side channel, the network and that no prefill pod was killed; with "
-            "loadFailurePolicy: recompute the decode engine computes the missing KV itself",
+            "loadFailurePolicy: recompute the decode engine computes the missing KV itself; if all "
+            "of that is right, start both engines with --enforce-eager (engine.extraArgs) once, to "
+            "rule out CUDA graphs",
         ),
         metrics.ENGINE_KV_EXPIRED: (
             "prompts' KV expired before it was read",
@@ -172,16 +176,16 @@ def _check_transfer_rate(engine: Engine) -> Iterator[Finding]:
     # Several fabrics may be open: the target is that of the fastest one.
     rate, fabric = transferred / seconds, _fastest_fabric(engine)
     detail = f"{transferred / 1e6:.1f} MB at {rate / 1e9:.3f} GB/s over {_fabric_names(engine)}"
-    if rate >= _SLOW * ASSUMED_RATE[fabric]:
+    if rate >= _SLOW * FABRICS[fabric].assumed:
         yield Finding(_OK, "transfer rate", engine.pod, detail)
         return
-    detail += f"; plans assume {ASSUMED_RATE[fabric] / 1e9:.0f} GB/s for {fabric.value}"
+    detail += f"; plans assume {FABRICS[fabric].assumed / 1e9:.0f} GB/s for {fabric.value}"
     yield Finding(_WARNING, "transfer rate", engine.pod, detail, _rate_fix(engine))
 
 
 def _fastest_fabric(engine: Engine) -> Fabric:
     """The fastest fabric that is open; TCP, of which plans assume least, if none is known."""
-    return max(engine.fabrics or {Fabric.TCP}, key=ASSUMED_RATE.__getitem__)
+    return max(engine.fabrics or {Fabric.TCP}, key=lambda fabric: FABRICS[fabric].assumed)
 
 
 def _fabric_names(engine: Engine) -> str:

@@ -88,9 +88,16 @@ def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
         get_sidecar=make_get(name, admin) if has_sidecar else None,
         command=_engine_command(pod, container) if container else None,
         compat=pod_labels.get(labels.KV_COMPAT, ""),
+        has_gpu=container is not None and _asks_for_gpus(container),
         # The API server forwards HTTP to pods, but no connections to side channels.
         is_reachable=inside,
     )
+
+
+def _asks_for_gpus(container: Mapping[str, Any]) -> bool:
+    """Whether it has a device plugin's resource such as nvidia.com/gpu or amd.com/gpu."""
+    limits = container.get("resources", {}).get("limits", {})
+    return any(name.endswith("/gpu") for name in limits)
 
 
 def _serving_port(metadata: Mapping[str, Any]) -> int:

@@ -6,9 +6,11 @@ from statistics import median
 from typing import Final
 
 from tandem_contract.pod_reports import (
+    KV_BYTES,
     PREFILL_RATE,
     PREFILL_TOKENS,
     TRANSFER_RATE,
+    TRANSFER_SECONDS,
     Estimate,
     PodReport,
     Reporter,
@@ -38,7 +40,7 @@ _OLD: Final = 3600.0
 _UNITS: Final[Mapping[str, str]] = {
     PREFILL_RATE: f"tokens/s for a prompt of {PREFILL_TOKENS:,}",
     TRANSFER_RATE: "GB/s",
-    "kv_bytes_per_token": "bytes of KV per token",
+    KV_BYTES: "bytes of KV per token",
 }
 """Figure → what stands behind its number."""
 _PER: Final[Mapping[str, str]] = {
@@ -47,7 +49,7 @@ _PER: Final[Mapping[str, str]] = {
     "seconds_per_pair": "per pair of tokens",
     "seconds_per_step": "per decode step",
     "seconds_per_step_and_decode": "more per decode in the step",
-    "seconds_per_transfer": "per transfer",
+    TRANSFER_SECONDS: "per transfer",
 }
 """Figure in seconds → what it is counted per."""
 _DURATIONS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -68,7 +70,7 @@ def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
 def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> Finding:
     figures = ", ".join(_figure(name, value) for name, value in estimate.figures.items())
     detail = f"{name} {_origin(estimate)}: {figures}"
-    if "seconds_per_transfer" in estimate.figures and TRANSFER_RATE not in estimate.figures:
+    if TRANSFER_SECONDS in estimate.figures and TRANSFER_RATE not in estimate.figures:
         detail += ", no rate: the transfers were too small to tell one"
     severity, fix = Severity.OK, ""
     if estimate.source is Source.PRIOR:

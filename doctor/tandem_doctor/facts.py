@@ -74,6 +74,8 @@ class Engine:
     """None if it was not asked from here."""
     fabrics: frozenset[Fabric] | None = None
     """Fabrics that connect its processes with other engines; None if not visible from here."""
+    has_gpu: bool = False
+    """Whether its container asks for GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,5 @@ class Facts:
     """Why `gpus` is None."""
     epps: tuple[EppReport, ...] = ()
     """What each EPP estimates of its pods."""
+    network_devices: frozenset[str] | None = None
+    """Devices of this machine as UCX names them; None if the engines run on other machines."""

@@ -51,6 +51,8 @@ class TargetPod:
     """Label `tandem.dev/kv-compat`, by which the EPP pairs engines; empty without it."""
     fabrics: frozenset[Fabric] | None = None
     """Fabrics that connect it with other engines; None if not visible from here."""
+    has_gpu: bool = False
+    """Whether the engine's container asks for GPUs."""
     is_reachable: bool = True
     """Whether this process can connect to all ports of the pod."""
 
@@ -151,6 +153,7 @@ async def _engine(target: TargetPod) -> Engine:
         command=target.command,
         side_channel=await _side_channel(target, base.owned_by if base else ""),
         fabrics=target.fabrics,
+        has_gpu=target.has_gpu,
     )
 
 

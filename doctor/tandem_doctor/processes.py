@@ -14,6 +14,7 @@ from .engine_command import parse_command
 from .facts import EngineCommand
 
 _PROC: Final = Path("/proc")
+_SYS: Final = Path("/sys/class")
 _VERBS: Final = "/dev/infiniband/uverbs"
 """Device files that a process with RDMA connections has open."""
 _UCX: Final = "libucp"
@@ -74,6 +75,17 @@ def ucx_fabrics(groups: Collection[int]) -> Mapping[int, frozenset[Fabric] | Non
             used.add(Fabric.TCP)
         fabrics[group] = frozenset(used)
     return fabrics
+
+
+def network_devices() -> frozenset[str]:
+    """The network devices of this machine as UCX names them: `mlx5_0:1` for a port of an RDMA
+    device, `eth0` for an interface."""
+    ports = (_SYS / "infiniband").glob("*/ports/*")
+    interfaces = (_SYS / "net").glob("*")
+    return frozenset(
+        {f"{port.parent.parent.name}:{port.name}" for port in ports}
+        | {interface.name for interface in interfaces}
+    )
 
 
 def _ucx_resources(

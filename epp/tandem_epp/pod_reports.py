@@ -6,9 +6,11 @@ from typing import Final, Protocol
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
+    KV_BYTES,
     PREFILL_RATE,
     PREFILL_TOKENS,
     TRANSFER_RATE,
+    TRANSFER_SECONDS,
     Estimate,
     HitReport,
     PodReport,
@@ -114,12 +116,12 @@ def _decode(fit: DecodeFit, now: float) -> Estimate:
 
 def _transfer(fit: TransferFit, now: float) -> Estimate:
     cost = fit.cost
-    figures = {"seconds_per_transfer": cost.latency}
+    figures = {TRANSFER_SECONDS: cost.latency}
     if cost.per_byte > 0:
         # Small transfers take about the same time whatever their size: then no rate is known.
         figures[TRANSFER_RATE] = 1 / cost.per_byte / _GIGABYTE
     if fit.bytes_per_token is not None:
-        figures["kv_bytes_per_token"] = fit.bytes_per_token
+        figures[KV_BYTES] = fit.bytes_per_token
     return _estimate(fit, figures, now, is_prior=cost == TRANSFER_PRIOR)
 
 

@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 
 from tandem_contract.fabric_classes import FabricClass
 
+from .fabrics import MAX_TRANSFER_SHARE
 from .kv_size import KvSize
 from .prefill_fit import PREFILL_PRIOR
 from .transfer import KV_BYTES_PRIOR, TRANSFERS_PRIOR, Transfers
@@ -50,9 +51,6 @@ FAILURE_SECONDS: Final = 5.0
 """Seconds that a failed request costs its client: it finds out and tries again."""
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
-MAX_TRANSFER_SHARE: Final = 0.5
-"""Largest transfer for which a request is split, as a share of the prefill that the decode pod
-would make itself of the same tokens."""
 TIE: Final = 1e-3
 """Seconds within which two costs are equal: then the choice is drawn."""
 

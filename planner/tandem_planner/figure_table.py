@@ -9,7 +9,8 @@ from typing import Final
 
 from tandem_contract.fabric_classes import FabricClass
 
-from .cost import HANDOFF_SECONDS, MAX_TRANSFER_SHARE, PodFigures
+from .cost import HANDOFF_SECONDS, PodFigures
+from .fabrics import MAX_TRANSFER_SHARE
 
 Computing = tuple[float, float, float, float, float, float]
 """What `prefill_terms` and `unified_terms` depend on:

@@ -8,7 +8,7 @@ config.json (`kv_size`) where one is at hand, else from the bytes of the transfe
 
 from typing import Final, NamedTuple
 
-from .fabrics import ASSUMED_RATE, Fabric
+from .fabrics import FABRICS, Fabric
 from .learned_cost import LearnedCost
 
 KV_BYTES_PRIOR: Final = 131_072.0
@@ -31,7 +31,7 @@ class TransferCost(NamedTuple):
         return self.latency + self.per_byte * count if count > 0 else 0.0
 
 
-TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / ASSUMED_RATE[Fabric.RDMA])
+TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / FABRICS[Fabric.RDMA].assumed)
 """Assumed before anything is measured: RDMA. The first transfers correct an assumption that is too
 low; one that is too high would prevent them."""
 

@@ -1,0 +1,130 @@
+"""What the doctor says about the network between engines."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem_contract.paths import Role
+from tandem_contract.pod_reports import (
+    KV_BYTES,
+    PREFILL_RATE,
+    TRANSFER_RATE,
+    TRANSFER_SECONDS,
+    Estimate,
+    PodReport,
+    Source,
+)
+from tandem_doctor import processes
+from tandem_doctor.facts import Engine, EngineCommand, EppReport, Facts, Gpu
+from tandem_doctor.findings import Finding, Severity
+from tandem_doctor.network import check_network
+
+LLAMA_8B = 131_072.0
+"""KV bytes per token of Llama 3 8B in bf16."""
+
+
+def report(
+    gigabytes_per_second: float, source: Source = Source.LEARNED, **figures: float
+) -> EppReport:
+    """An EPP that knows one prefill pod of 10,000 tokens per second, and one decode pod."""
+    transfer = {
+        TRANSFER_SECONDS: 0.002,
+        TRANSFER_RATE: gigabytes_per_second,
+        KV_BYTES: LLAMA_8B,
+    } | figures
+    prefill = Estimate(Source.LEARNED, 20, 1.0, {PREFILL_RATE: 10_000.0})
+    return EppReport(
+        "epp-0",
+        (
+            PodReport("p-0", "10.0.0.1:8000", "prefill", ("m",), estimates={"prefill": prefill}),
+            PodReport(
+                "d-0",
+                "10.0.0.2:8000",
+                "decode",
+                ("m",),
+                estimates={"transfer": Estimate(source, 20, 1.0, transfer)},
+            ),
+        ),
+    )
+
+
+def engine(
+    environment: Mapping[str, str] | None = None, role: Role = Role.DECODE, **transfer: Any
+) -> Engine:
+    command = EngineCommand({}, {"kv_connector": "NixlConnector", **transfer}, environment or {})
+    return Engine("d-0", role, "m", "10.0.0.2:8200", command=command)
+
+
+def findings(*engines: Engine, **facts: Any) -> list[Finding]:
+    return list(check_network(Facts(engines, **facts)))
+
+
+@pytest.mark.parametrize(
+    ("gigabytes_per_second", "severity", "judgement"),
+    [
+        (40.0, Severity.OK, "negligible"),
+        (10.0, Severity.OK, "tolerable"),
+        (3.125, Severity.OK, "considerable"),
+        (1.0, Severity.WARNING, "too slow"),
+    ],
+)
+def test_a_transfer_is_judged_beside_the_prefill_that_it_spares(
+    gigabytes_per_second: float, severity: Severity, judgement: str
+) -> None:
+    [finding] = findings(epps=(report(gigabytes_per_second),))
+    assert (finding.severity, finding.check, finding.subject) == (
+        severity,
+        "network",
+        "epp-0: d-0",
+    )
+    assert f": {judgement}; at least 21 Gbit/s are needed" in finding.detail
+    assert "1.05 GB" in finding.detail
+    assert bool(finding.fix) == (severity is Severity.WARNING)
+
+
+def test_fp8_is_advised_where_the_cache_is_larger() -> None:
+    slow = {"epps": (report(1.0),)}
+    assert "kvCacheDtype: fp8" in findings(engine(), **slow)[0].fix
+    with_fp8 = replace(engine(), cache={"cache_dtype": "fp8_e4m3"})
+    assert "kvCacheDtype" not in findings(with_fp8, **slow)[0].fix
+
+
+def test_nothing_is_judged_before_both_sides_are_measured() -> None:
+    assert findings(epps=(report(1.0, Source.PRIOR),)) == []
+    assert findings(epps=(replace(report(1.0), pods=report(1.0).pods[1:]),)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "severity"),
+    [
+        ("mlx5_9:1", Severity.BROKEN),
+        ("eth0,mlx5_9:1", Severity.WARNING),
+        ("mlx5_0:1,eth0", None),
+        ("mlx5_*", None),
+        ("^lo", None),
+        ("all", None),
+    ],
+)
+def test_ucx_may_only_name_devices_that_exist(names: str, severity: Severity | None) -> None:
+    named = engine({"UCX_NET_DEVICES": names})
+    result = findings(named, network_devices=frozenset({"mlx5_0:1", "eth0", "lo"}))
+    assert [f.severity for f in result] == ([] if severity is None else [severity])
+    for finding in result:
+        assert "mlx5_9:1" in finding.detail
+        assert "eth0, lo, mlx5_0:1" in finding.detail
+    assert findings(named) == [], "devices of another machine are not known"
+
+
+def test_devices_of_this_machine() -> None:
+    assert "lo" in processes.network_devices()
+
+
+def test_blocks_staged_in_host_memory_beside_a_gpu_are_a_warning() -> None:
+    staged = engine(kv_buffer_device="cpu")
+    [finding] = findings(replace(staged, has_gpu=True))
+    assert (finding.severity, finding.check) == (Severity.WARNING, "buffer")
+    assert len(findings(staged, gpus=(Gpu(0, "one"),))) == 1
+    assert findings(staged) == []
+    assert findings(replace(engine(kv_buffer_device="cuda"), has_gpu=True)) == []

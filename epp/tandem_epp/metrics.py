@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 from tandem_contract.fast_metrics import CounterVec, HistogramVec
+from tandem_contract.paths import RoutingPath
 
 from .backends.fleet import Fleet
 from .faults import Faults
@@ -55,6 +56,16 @@ class Metrics:
             ("reason", "served_by"),
             registry=self.registry,
         )
+        self._unreported = CounterVec(
+            names.REQUESTS,
+            "Generation requests ended, by the path that served them. The EPP counts those of which "
+            "no sidecar tells: one engine without a sidecar served them, for want of a hand-off.",
+            (names.ROUTING_PATH_LABEL,),
+            registry=self.registry,
+        ).child(RoutingPath.FALLBACK)
+        self._unreported_fallbacks = CounterVec(
+            names.FALLBACKS, "The same requests: all of them are fallbacks.", registry=self.registry
+        ).child()
         self.decision_seconds = HistogramVec(
             "tandem_epp_decision_seconds",
             "Seconds from a complete body to a decision: parsing, hashing, scoring, signing.",
@@ -103,6 +114,11 @@ class Metrics:
     def observe_tokenization(self, result: str, seconds: float) -> None:
         """Observe the `seconds` that a request waited for its token ids."""
         self._tokenization.child(result).observe(seconds)
+
+    def count_unreported_fallback(self) -> None:
+        """Count a request that one engine without a sidecar served, for want of a hand-off."""
+        self._unreported.inc()
+        self._unreported_fallbacks.inc()
 
     def observe_hit_ratio(self, cached: int, prompt: int, source: str) -> None:
         """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem_contract import headers as wire
+from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import OUT_OF_RANGE, Timing, parse_timing
 
 from .backends.pods import Pod
@@ -45,6 +47,9 @@ class Placement:
     """Tells the client which endpoint the gateway used; None: the response does not."""
     number: int = field(init=False, default=0)
     """The observer's number for this placement."""
+    _is_unreported_fallback: bool = field(init=False, default=False)
+    """Whether no sidecar tells of this fallback: the client and the metrics hear of it from here.
+    A prefill pod that serves alone has none."""
 
     def __post_init__(self) -> None:
         if self.observer is not None:
@@ -65,12 +70,18 @@ class Placement:
 
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers that the client gets in addition: the tokens of its sessions, and in
-        conformance tests the endpoint that served. Raises nothing: without them the client gets
-        its answer, too."""
-        if not self.sessions and self.served_header is None:
+        """The headers that the client gets in addition: the path and the backends of a fallback of
+        which no sidecar tells, the tokens of its sessions, and in conformance tests the endpoint
+        that served. Raises nothing: without them the client gets its answer, too."""
+        if not (self._is_unreported_fallback or self.sessions or self.served_header):
             return ()
         headers = list[tuple[str, str] | None]()
+        if self._is_unreported_fallback:
+            headers += (
+                (wire.ROUTING_PATH, RoutingPath.FALLBACK),
+                (wire.PREFILL_BACKEND, self.decode.name),
+                (wire.DECODE_BACKEND, self.decode.name),
+            )
         with self.metrics.faults.contained("session"):
             prefill = self.prefill[0] if self.prefill else None
             headers += [each.response_header(self.decode, prefill) for each in self.sessions]
@@ -82,6 +93,9 @@ class Placement:
         """Learn from the response's headers, which passed at `now` (Unix seconds). Raises
         nothing: the headers go on to the client, whatever was learned."""
         self.decision.status, self.decision.served = response.status, response.served
+        # A path means that a sidecar answered. Only requests that generate have prompt tokens.
+        if self.decision.path is RoutingPath.FALLBACK and response.path is None:
+            self._is_unreported_fallback = self.decision.prompt_tokens > 0
         try:
             self._learn(response, now)
         # Here and in `end` instead of `contained`, which calls three functions more.
@@ -98,6 +112,8 @@ class Placement:
         try:
             self.decision.end()
             self.metrics.requests.end(self.decision)
+            if self._is_unreported_fallback:
+                self.metrics.count_unreported_fallback()
             if self.observer is not None:
                 self.observer.on_ended(self)
         except Exception as err:  # noqa: BLE001 - as above

@@ -58,10 +58,12 @@ class Backend:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     fails: bool = False
     """Whether it answers requests with 500; its metrics stay in order."""
+    is_down: bool = False
+    """Whether its metrics page is gone, for which the EPP does not choose it."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/metrics":
-            return web.Response(text=self.page())
+            return web.Response(status=503) if self.is_down else web.Response(text=self.page())
         body = await request.read()
         headers = {key.lower(): value for key, value in request.headers.items()}
         self.received.append(ReceivedRequest(request.path, headers, body))

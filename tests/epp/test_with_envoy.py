@@ -246,6 +246,27 @@ async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:
     assert not stack.prefill.received
 
 
+async def test_a_prefill_pod_that_serves_alone_is_reported(stack: Stack) -> None:
+    for backend in stack.decode:
+        backend.is_down = True
+    try:
+        await until(lambda: stack.epp.serves("prefill-1"))
+        status, answer, headers = await post(stack, {"model": "m", "prompt": "alone " + LONG})
+    finally:
+        for backend in stack.decode:
+            backend.is_down = False
+    assert (status, answer) == (200, b"first last")
+    assert headers[wire.ROUTING_PATH] == RoutingPath.FALLBACK
+    assert headers[wire.PREFILL_BACKEND] == headers[wire.DECODE_BACKEND] == "prefill-1"
+    fallbacks = 'disaggregated_requests_total{routing_path="fallback"}'
+
+    async def is_counted() -> bool:
+        return (await stack.epp.figures())[fallbacks] == 1.0
+
+    await until(is_counted)
+    await until(lambda: stack.epp.serves("decode-1", "decode-2", "prefill-1"))
+
+
 async def test_other_requests_pass_through(stack: Stack) -> None:
     async with stack.session.get(stack.url + "/v1/models") as response:
         assert response.status == 200

@@ -6,11 +6,12 @@ from random import Random
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_contract import metrics
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, verify
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.scheduling.fallback import choose_alone
 
@@ -136,3 +137,42 @@ def test_the_least_loaded_pod_serves_and_equal_ones_share() -> None:
     unified = Pod(Backend("u", "http://10.0.0.1:1"))
     unified.in_flight = 9
     assert choose_alone([*pods, unified], Random(1)) is unified
+
+
+def reported(setup: PickerSetup, response: ResponseHeaders) -> tuple[dict[str, str], list[float]]:
+    """The headers that the EPP adds to the response for a placed prompt, and what it counts."""
+    placement, _ = setup.place(LONG)
+    placement.on_response_headers(response, NOW)
+    headers = dict(placement.response_headers)
+    placement.end(NOW)
+    value = setup.metrics.registry.get_sample_value
+    counts = [value(metrics.REQUESTS, {"routing_path": "fallback"}), value(metrics.FALLBACKS)]
+    return headers, [count or 0.0 for count in counts]
+
+
+def test_a_fallback_of_which_no_sidecar_tells_is_reported_by_the_epp() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    assert reported(setup, ResponseHeaders(None, 200)) == ({}, [0.0, 0.0]), "it was split"
+    setup.down("d")
+    headers, counts = reported(setup, ResponseHeaders(None, 200))
+    assert headers == {
+        wire.ROUTING_PATH: "fallback",
+        wire.PREFILL_BACKEND: "p",
+        wire.DECODE_BACKEND: "p",
+    }
+    assert counts == [1.0, 1.0]
+
+
+def test_a_fallback_that_a_sidecar_reports_is_not_reported_again() -> None:
+    setup = PickerSetup(u="unified", p="prefill", d="decode")
+    setup.down("d")
+    setup.down("p")
+    assert reported(setup, ResponseHeaders(None, 200, path="fallback")) == ({}, [0.0, 0.0])
+
+
+def test_a_request_that_generates_nothing_is_no_fallback() -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    setup.down("d")
+    placement = setup.picker.place(HttpRequest("GET", "/health", {}), b"", NOW)
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    assert placement.response_headers == ()

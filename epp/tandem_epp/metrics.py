@@ -58,8 +58,8 @@ class Metrics:
         )
         self._unreported = CounterVec(
             names.REQUESTS,
-            "Generation requests ended, by the path that served them. The EPP counts those of which "
-            "no sidecar tells: one engine without a sidecar served them, for want of a hand-off.",
+            "Generation requests ended, by the path that served them. The EPP counts those of "
+            "which no sidecar tells: one engine served them, for want of a hand-off.",
             (names.ROUTING_PATH_LABEL,),
             registry=self.registry,
         ).child(RoutingPath.FALLBACK)

@@ -242,6 +242,8 @@ class Service:
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = self._routing()
         self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)
+        scraping = routing.scheduling.scraping
+        self._scraper.settings, self._warm_ups.tls = scraping, scraping.tls
         self._scraper.sync()
 
     def _routing(self) -> Routing:
@@ -252,7 +254,9 @@ class Service:
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is not None:
-            return self._discovery.backends(self._configuration.routing.serving.domain_label)
+            routing = self._configuration.routing
+            found = self._discovery.backends(routing.serving.domain_label)
+            return [routing.scheduling.scraping.with_scheme(backend) for backend in found]
         return [DiscoveredBackend(backend) for backend in self._configuration.router.backends]
 
     def _file_watches(self) -> list[FileWatch]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -100,7 +101,7 @@ class Backend:
 
 
 @asynccontextmanager
-async def serving(*backends: Backend) -> AsyncIterator[None]:
+async def serving(*backends: Backend, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
     """Serve the backends, each on a free port."""
     runners = []
     try:
@@ -110,7 +111,7 @@ async def serving(*backends: Backend) -> AsyncIterator[None]:
             runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
             await runner.setup()
             runners.append(runner)
-            site = web.TCPSite(runner, "127.0.0.1", backend.port)
+            site = web.TCPSite(runner, "127.0.0.1", backend.port, ssl_context=tls)
             await site.start()
             backend.port = runner.addresses[0][1]
         yield

@@ -16,7 +16,6 @@ from typing import Final
 
 import aiohttp
 
-from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
 from ..supervised import SupervisedTask
@@ -26,6 +25,7 @@ from .members import Members
 from .pace import BUSY_INTERVAL, Allowance, fresh_seconds, next_interval, select_due
 from .page_reader import PageReader
 from .pods import Pod
+from .scrape_settings import ScrapeSettings
 
 TICK: Final = 0.025
 """Seconds between two looks at which scrapes are due."""
@@ -77,6 +77,8 @@ class Scraper:
         """`on_backend_up` is called with a pod that answers for the first time, answers again
         after it was unhealthy, or answers as another process."""
         self._fleet, self._on_backend_up = fleet, on_backend_up
+        self.settings = ScrapeSettings()
+        """Replaced as a whole, for the next scrapes."""
         self._targets: dict[Members, _Target] = {}
         self._random = Random()
         self._allowance = Allowance(burst=TICK)
@@ -192,9 +194,9 @@ class Scraper:
         """Scrape into the pods; returns whether anything changed that scorers see."""
         members = target.members
         readiness = _readiness(members)
-        url = members.url.rstrip("/") + endpoints.METRICS
+        url = self.settings.metrics_url(members.url)
         try:
-            async with session.get(url) as response:
+            async with session.get(url, ssl=self.settings.tls or True) as response:
                 body = await response.read()
                 response.raise_for_status()
         # A timeout is an OSError, too (TimeoutError).

@@ -15,6 +15,7 @@ warmed costs one short prompt.
 
 import asyncio
 import logging
+import ssl
 import uuid
 from collections.abc import Callable, Mapping
 from random import Random
@@ -78,6 +79,8 @@ class WarmUps:
         self._concurrency = asyncio.Semaphore(MAX_CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._random = Random()
+        self.tls: ssl.SSLContext | None = None
+        """For sidecars with https; None: certificates of the system's authorities."""
         self._session: aiohttp.ClientSession | None = None
 
     def on_backend_up(self, pod: Pod) -> None:
@@ -172,7 +175,9 @@ class WarmUps:
         body = msgspec.json.encode(_body(decode, prefill, self._random))
         headers = _headers(decode, prefill, self._plan_keys(), time())
         try:
-            async with session.post(url, data=body, headers=headers) as response:
+            async with session.post(
+                url, data=body, headers=headers, ssl=self.tls or True
+            ) as response:
                 # Read to the end: the hand-off is complete only with the answer.
                 await response.read()
         except (aiohttp.ClientError, TimeoutError):

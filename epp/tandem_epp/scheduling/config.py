@@ -28,6 +28,7 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
 from tandem_contract.paths import Role
 
+from ..backends.scrape_settings import ScrapeSettings
 from ..kv_events.settings import EventSettings
 from ..tokenization.tokenizer import TokenizerSettings
 from .conformance import ServedHeader
@@ -45,6 +46,7 @@ from .plugin_types import (
     DeciderType,
     FilterType,
     HandlerType,
+    MetricsSourceType,
     PickerType,
     PreciseIndexType,
     PreciseScorerType,
@@ -96,6 +98,7 @@ class Scheduling:
     """The sessions whose tokens responses carry."""
     served_header: ServedHeader | None = None
     """Tells clients which endpoint the gateway used; None: responses do not."""
+    scraping: ScrapeSettings = field(default_factory=ScrapeSettings)
     is_split_by_handler: bool = False
     """Whether a handler names a decider: then requests are split although `disaggregated_serving`
     is silent."""
@@ -168,6 +171,7 @@ class _Builder:
             learners=self._learners(),
             sessions=self._sessions(),
             served_header=self._served_header(),
+            scraping=self._scraping(),
             is_split_by_handler=has_handler and decider.split,
             summary=summary if cost is None else None,
             notices=self._notices((handler.decode, handler.prefill)),
@@ -263,3 +267,12 @@ class _Builder:
         if plugin is None or not isinstance(plugin.entry, ServedHeaderType):
             return None
         return plugin.entry.factory(plugin.parameters)
+
+    def _scraping(self) -> ScrapeSettings:
+        plugin = self._plugins.first(MetricsSourceType)
+        if plugin is None or not isinstance(plugin.entry, MetricsSourceType):
+            return ScrapeSettings()
+        try:
+            return plugin.entry.factory(plugin.parameters)
+        except ValueError as err:
+            raise self._document.error(f"{plugin.path}.parameters", str(err)) from err

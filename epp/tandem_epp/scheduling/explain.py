@@ -1,8 +1,10 @@
 """What a configuration would run, as text for `tandem-epp --check-config`. Pure."""
 
+import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from ..backends.scrape_settings import ScrapeSettings
 from .config import Routing, Scheduling
 from .decider import DeciderSettings
 from .profile_builder import ProfileSummary
@@ -31,6 +33,7 @@ def _lines(routing: Routing) -> Iterator[str]:
     if not serving.fallback_to_unified:
         yield "fallback: none, a request that cannot be split is refused"
     yield from _index(scheduling)
+    yield from _scraping(scheduling.scraping)
     for session in scheduling.sessions:
         yield f"session token: header {session.header}"
     if scheduling.notices:
@@ -53,6 +56,16 @@ def _decider(settings: DeciderSettings) -> str:
         return "off: nonCachedTokens is 0"
     longer = f", prompts of {settings.prompt_tokens}" if settings.prompt_tokens else ""
     return f"from {settings.non_cached_tokens} uncached prompt tokens on{longer}"
+
+
+def _scraping(settings: ScrapeSettings) -> Iterator[str]:
+    if settings == ScrapeSettings(tls=settings.tls):
+        return
+    port = f"port {settings.port}" if settings.port is not None else "the port of requests"
+    is_verified = settings.tls is None or settings.tls.verify_mode is ssl.CERT_REQUIRED
+    verified = "verified" if is_verified else "not verified"
+    certificates = f", certificates {verified}" if settings.scheme == "https" else ""
+    yield f"metrics: {settings.scheme}, {port}, {settings.path}{certificates}"
 
 
 def _index(scheduling: Scheduling) -> Iterator[str]:

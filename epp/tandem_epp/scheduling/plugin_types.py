@@ -12,6 +12,7 @@ from tandem_contract.paths import Role
 
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
 from ..backends.prefix_tree import LIMIT_BYTES
+from ..backends.scrape_settings import ScrapeSettings
 from ..kv_events.settings import EventSettings
 from ..tokenization.tokenizer import TokenizerSettings
 from .burst_prefix import BurstPrefix
@@ -156,6 +157,15 @@ class SourceType(PluginType[P]):
     """Says from which labels or headers other plugins read; has no effect without them."""
 
     kind = "source"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSourceType(PluginType[P]):
+    """Says how the engines' metrics are read."""
+
+    kind = "source"
+    factory: Callable[[P], ScrapeSettings]
+    """Raises ValueError."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from .plugin_types import (
     CostType,
     DeciderType,
     HandlerType,
+    MetricsSourceType,
     PickerType,
     PluginType,
     PreciseIndexType,
@@ -52,6 +53,7 @@ from .precise_parameters import (
 from .scorers import PrefixCacheScorer
 from .scoring_plugins import FILTERS, SCORERS
 from .session_parameters import AgentParameters, SessionIdParameters
+from .source_parameters import MetricsSourceParameters, scrape_settings
 from .unsupported import ACCEPTED
 
 PREDICTED_COST: Final = "predicted-cost"
@@ -178,6 +180,13 @@ PLUGINS: Final[tuple[PluginType[Any], ...]] = (
         type_name="agent-identity",
         parameters=AgentParameters,
         help="names the headers in which agents tell their session: attribute agent-identity",
+    ),
+    MetricsSourceType(
+        type_name="metrics-data-source",
+        factory=scrape_settings,
+        parameters=MetricsSourceParameters,
+        help="says how the engines' metrics are read, by TLS for example; the EPP always reads "
+        "them",
     ),
     ServedHeaderType(
         type_name="destination-endpoint-served-verifier",

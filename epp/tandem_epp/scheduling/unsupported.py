@@ -27,7 +27,6 @@ ACCEPTED: Final = (
     _always("endpoint-notification-source", "discovery always notifies the EPP of changes"),
     _always("inflight-load-producer", "the EPP always counts requests in flight"),
     _always("k8s-notification-source", "discovery always notifies the EPP of changes"),
-    _always("metrics-data-source", "the EPP always scrapes its backends"),
     _always("models-data-source", "discovery tells the models of a backend"),
     _always("models-data-extractor", "discovery tells the models of a backend"),
     _always("openai-parser", "the EPP always reads bodies of the APIs it knows"),

@@ -1,0 +1,72 @@
+"""How the EPP calls engines to read their metrics, and sidecars for warm-ups: scheme and TLS.
+
+Errors: ValueError, which names the file that cannot be used.
+"""
+
+import ssl
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tandem_contract import endpoints
+from tandem_contract.commandline import HostPort
+
+from .pods import DiscoveredBackend
+
+_HTTP: Final = "http://"
+
+
+@dataclass(frozen=True)
+class ScrapeSettings:
+    """Where a backend's metrics are, and whom the EPP trusts there."""
+
+    scheme: Literal["http", "https"] = "http"
+    """Of pods that are found in a cluster; a backend of the configuration has one in its URL."""
+    path: str = endpoints.METRICS
+    port: int | None = None
+    """Where it is not the port of requests."""
+    tls: ssl.SSLContext | None = None
+    """For backends with https; None: certificates of the system's authorities are accepted."""
+
+    def metrics_url(self, backend_url: str) -> str:
+        """The page of the backend with this URL."""
+        if self.port is None:
+            return backend_url.rstrip("/") + self.path
+        parts = urlsplit(backend_url)
+        scheme = self.scheme if self.scheme == "https" else parts.scheme
+        return f"{scheme}://{HostPort(parts.hostname or '', self.port)}{self.path}"
+
+    def with_scheme(self, discovered: DiscoveredBackend) -> DiscoveredBackend:
+        """`discovered`, a pod of a cluster, with its URL as requests must use it."""
+        # A port of its own for metrics says nothing about the port of requests.
+        backend = discovered.backend
+        if self.scheme == "http" or self.port is not None:
+            return discovered
+        url = f"https://{backend.url.removeprefix(_HTTP)}"
+        return replace(discovered, backend=msgspec.structs.replace(backend, url=url))
+
+
+def client_tls(*, verifies: bool, authorities: str, certificate: str, key: str) -> ssl.SSLContext:
+    """TLS for calls to backends. `authorities`, `certificate` and `key` are PEM files; empty: the
+    system's authorities, and no certificate of the EPP's own. Raises ValueError."""
+    try:
+        context = ssl.create_default_context(cafile=authorities or None)
+    except OSError as err:
+        raise ValueError(f"caCertPath: {authorities}: {_reason(err)}") from err
+    if not verifies:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if bool(certificate) != bool(key):
+        raise ValueError("clientCertPath and clientKeyPath need each other")
+    if certificate:
+        try:
+            context.load_cert_chain(certificate, key)
+        except OSError as err:
+            raise ValueError(f"clientCertPath: {certificate}, {key}: {_reason(err)}") from err
+    return context
+
+
+def _reason(err: OSError) -> str:
+    # OpenSSL's errors have no strerror that helps.
+    return "no certificate or key in PEM" if isinstance(err, ssl.SSLError) else str(err.strerror)

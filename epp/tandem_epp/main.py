@@ -170,8 +170,8 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     default=Settings.otlp_endpoint,
     metavar="URL",
     callback=lambda _ctx, _param, url: _collector(url),
-    help="OpenTelemetry collector that takes spans over HTTP. Default: "
-    "OTEL_EXPORTER_OTLP_ENDPOINT.",
+    help="OpenTelemetry collector that spans are sent to: by gRPC on port 4317, else over HTTP. "
+    "Default: OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option(
     "--warm-up/--no-warm-up",

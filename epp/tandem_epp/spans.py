@@ -1,4 +1,4 @@
-"""Exports one span per decision, child of the client's, to an OpenTelemetry collector over HTTP.
+"""Exports one span per decision, child of the client's, to an OpenTelemetry collector.
 
     client's traceparent ──► tandem.decide ──► traceparent of the sidecar's request
 
@@ -8,11 +8,11 @@ send.
 """
 
 import asyncio
+import os
 from contextlib import suppress
 from threading import Thread
 from typing import Final
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tandem_contract import headers as wire
+from tandem_contract.otlp_exporter import span_exporter
 
 from .history import Decision
 
@@ -33,12 +34,12 @@ class OtlpTracer:
     """The picker's `DecisionTracer`."""
 
     def __init__(self, url: str) -> None:
-        """`url` takes spans over HTTP; empty: OpenTelemetry's environment variables name one."""
+        """`url` is a collector's; empty: OpenTelemetry's environment variables name one."""
         default = Resource.create().merge(Resource({"service.name": "tandem-epp"}))
         # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win over the default.
         resource = default.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(endpoint=url or None)
+        exporter = span_exporter(url, os.environ)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tandem_epp")
 

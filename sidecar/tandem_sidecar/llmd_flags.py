@@ -104,8 +104,8 @@ FLAGS: Final = (
     ),
     Flag(
         "tracing", WORKS,
-        "sends spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, over HTTP (usually"
-        " port 4318) where llm-d uses gRPC", GO_BOOL,
+        "sends spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, by gRPC if its port"
+        " is 4317", GO_BOOL,
     ),
     Flag("metrics-port", WORKS, "port of `--admin`, which also serves /metrics; 0: 8001", GO_INT),
     Flag(

@@ -273,7 +273,8 @@ def settings_from(flags: Flags) -> Settings:
     callback=collector_url,
     default=_DEFAULTS.otlp_endpoint,
     metavar="URL",
-    help="OpenTelemetry collector that spans are sent to, over HTTP; empty: see OTEL_* variables.",
+    help="OpenTelemetry collector that spans are sent to: by gRPC on port 4317, else over HTTP; "
+    "empty: see OTEL_* variables.",
 )
 @click.option(
     "--worker-sockets",

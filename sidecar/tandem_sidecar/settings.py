@@ -105,8 +105,8 @@ class Settings:
     spans: bool = True
     """Whether spans are sent if a collector is named."""
     otlp_endpoint: str = ""
-    """URL of the OpenTelemetry collector (OTLP over HTTP); empty: the environment may name one,
-    else no spans are sent."""
+    """URL of the OpenTelemetry collector ; empty: the environment may name one, else no spans are
+    sent. By gRPC or HTTP, see `tandem_contract.otlp`."""
 
     def engine_of(self, rank: int) -> HostPort:
         """Address of the engine of a data-parallel rank. Raises ValueError if there is none."""

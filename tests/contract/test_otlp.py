@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tandem_contract.otlp import is_wanted, traces_url
+from tandem_contract.otlp import Protocol, is_wanted, protocol, traces_url
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,33 @@ def test_a_collector_takes_spans_at_its_usual_path(flag: str, url: str) -> None:
 def test_an_invalid_collector_url_is_an_error(flag: str) -> None:
     with pytest.raises(ValueError, match="write http://HOST:4318"):
         traces_url(flag)
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "expected"),
+    [
+        ("http://c:4317", {}, Protocol.GRPC),
+        ("http://c:4318", {}, Protocol.HTTP),
+        ("http://c", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, Protocol.HTTP),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317"}, Protocol.GRPC),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "c:4317"}, Protocol.GRPC),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[x:4317"}, Protocol.HTTP),
+        ("http://c:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, Protocol.HTTP),
+        ("http://c:4318", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, Protocol.GRPC),
+        (
+            "",
+            {
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            },
+            Protocol.GRPC,
+        ),
+    ],
+)
+def test_the_environment_or_the_port_names_the_protocol(
+    flag: str, environ: dict[str, str], expected: Protocol
+) -> None:
+    assert protocol(flag, environ) is expected
 
 
 def test_nothing_of_opentelemetry_is_loaded_with_the_sidecar() -> None:

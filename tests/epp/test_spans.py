@@ -18,6 +18,7 @@ from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.spans import DECIDE, OtlpTracer
 
+from ..sidecar.observability.collector import GrpcCollector
 from .test_picker import LONG, NOW, PickerSetup
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -125,3 +126,17 @@ async def test_requests_are_placed_while_the_collector_is_down(
         # Their last retry would draw random numbers in the middle of another test.
         for thread in set(threading.enumerate()) - before:
             await asyncio.to_thread(thread.join)
+
+
+async def test_spans_go_by_grpc_where_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    async with GrpcCollector() as collector:
+        setup = PickerSetup(d="decode")
+        tracer = OtlpTracer(collector.url)
+        setup.picker.tracer = tracer
+        send(setup, {"prompt": LONG})
+        await tracer.close()
+        assert [span.name for span in collector.spans] == [DECIDE]
+        assert collector.resource["service.name"] == "tandem-epp"

@@ -153,7 +153,8 @@ FLAGS: Final = (
     LlmdFlag(
         "tracing", GO_BOOL, _WORKS,
         "whether spans are exported to the collector of OTEL_EXPORTER_OTLP_ENDPOINT; without that"
-        " variable none are. They go by HTTP, to port 4318 of a collector, not by gRPC to 4317",
+        " variable none are. By gRPC if the collector's port is 4317 or OTEL_EXPORTER_OTLP_PROTOCOL"
+        " says so, else over HTTP",
         "true",
     ),
     LlmdFlag(

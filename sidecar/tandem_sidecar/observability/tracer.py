@@ -1,4 +1,4 @@
-"""Sends spans to an OpenTelemetry collector over HTTP, on a thread of the SDK.
+"""Sends spans to an OpenTelemetry collector, on a thread of the SDK.
 
 The sampled flag of the caller's `traceparent` decides whether a request is traced; without one,
 OTEL_TRACES_SAMPLER does. At most QUEUE spans wait for the collector. More are dropped and counted,
@@ -9,12 +9,12 @@ Imported only where a collector is configured: OpenTelemetry takes 20 MB of memo
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Thread
 from typing import Final
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -29,6 +29,8 @@ from opentelemetry.trace import (
     TraceFlags,
     set_span_in_context,
 )
+
+from tandem_contract.otlp_exporter import span_exporter
 
 from .record import (
     Leg,
@@ -47,6 +49,8 @@ FLUSH_SECONDS: Final = 2.0
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
+_EXPORTERS: Final = "opentelemetry.exporter"
+"""The parent of the loggers of the SDK's exporters."""
 _SCOPE: Final = InstrumentationScope("tandem_sidecar")
 _OK: Final = Status()
 
@@ -59,8 +63,8 @@ class OtlpTracer:
     def __init__(self, url: str, pod_name: str) -> None:
         """`url`: the collector's; empty: OTEL_EXPORTER_OTLP_ENDPOINT and the like name it."""
         # The SDK logs every lost batch; `_CountingExporter` logs the first one.
-        logging.getLogger(OTLPSpanExporter.__module__).setLevel(logging.CRITICAL)
-        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint=url or None))
+        logging.getLogger(_EXPORTERS).setLevel(logging.CRITICAL)
+        self._exporter = _CountingExporter(span_exporter(url, os.environ))
         self._processor = BatchSpanProcessor(self._exporter, max_queue_size=QUEUE)
         # The provider is used only to read sampler and resource from the environment.
         provider = TracerProvider(resource=_resource(pod_name), shutdown_on_exit=False)
@@ -155,7 +159,7 @@ class _CountingExporter(SpanExporter):
     Its methods run on the SDK's thread.
     """
 
-    def __init__(self, exporter: OTLPSpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self.exported = 0
         """Spans taken out of the queue, sent or lost."""
@@ -178,7 +182,7 @@ class _CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # it has no annotations
+        self._exporter.shutdown()
 
 
 def _resource(pod_name: str) -> Resource:

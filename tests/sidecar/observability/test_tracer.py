@@ -1,4 +1,4 @@
-"""Spans as a collector receives them from the SDK's thread, over HTTP."""
+"""Spans as a collector receives them from the SDK's thread."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from tandem_contract.timing import Timing
 from tandem_sidecar.observability.record import Phase, Record, Result
 from tandem_sidecar.observability.tracer import QUEUE, OtlpTracer
 
-from .collector import Collector
+from .collector import Collector, GrpcCollector
 from .records import end_record, handed_off, record
 
 PATIENCE = 60.0
@@ -55,6 +55,19 @@ async def test_a_request_arrives_as_one_tree_below_its_callers_span(collector: C
     assert collector.resource["service.name"] == "tandem-sidecar"
     assert collector.resource["k8s.pod.name"] == "decode-0"
     assert tracer.dropped == 0
+
+
+async def test_spans_go_by_grpc_where_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    async with GrpcCollector() as collector:
+        tracer = OtlpTracer(collector.url, "decode-0")
+        trace_record(tracer, handed_off())
+        await tracer.close(PATIENCE)
+        assert {span.name for span in collector.spans} == {"tandem.request", "prefill", "decode"}
+        assert collector.resource["service.name"] == "tandem-sidecar"
+        assert tracer.dropped == 0
 
 
 async def test_without_a_callers_span_a_new_trace_begins(collector: Collector) -> None:

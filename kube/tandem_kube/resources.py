@@ -50,6 +50,7 @@ SERVICE_ACCOUNTS: Final = Resource("v1", "serviceaccounts")
 DEPLOYMENTS: Final = Resource("apps/v1", "deployments")
 CONTROLLER_REVISIONS: Final = Resource("apps/v1", "controllerrevisions")
 POD_DISRUPTION_BUDGETS: Final = Resource("policy/v1", "poddisruptionbudgets")
+NETWORK_POLICIES: Final = Resource("networking.k8s.io/v1", "networkpolicies")
 ROLES: Final = Resource("rbac.authorization.k8s.io/v1", "roles")
 ROLE_BINDINGS: Final = Resource("rbac.authorization.k8s.io/v1", "rolebindings")
 LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
@@ -69,6 +70,7 @@ KINDS: Final[Mapping[str, Resource]] = {
     "Deployment": DEPLOYMENTS,
     "ControllerRevision": CONTROLLER_REVISIONS,
     "PodDisruptionBudget": POD_DISRUPTION_BUDGETS,
+    "NetworkPolicy": NETWORK_POLICIES,
     "Role": ROLES,
     "RoleBinding": ROLE_BINDINGS,
     "InferencePool": INFERENCE_POOLS,

@@ -76,10 +76,17 @@ def _run(
         kubeconfig=control_plane.kubeconfig,
     )
     kubeconfig = control_plane.kubeconfig_for_service_account(namespace, RELEASE)
+    settings = control_plane.kubectl(
+        *("get", "configmap", f"{RELEASE}-router", f"--namespace={namespace}"),
+        "--output=jsonpath={.data.router\\.yaml}",
+    )
+    router_settings = kubeconfig.with_suffix(".router.yaml")
+    router_settings.write_text(settings)
     operator = subprocess.Popen(
         [
             *(sys.executable, "-m", "tandem_operator.main", scope, f"--kubeconfig={kubeconfig}"),
             *("--health=127.0.0.1:0", "--metrics=127.0.0.1:0", f"--lease-namespace={namespace}"),
+            f"--router-settings={router_settings}",
         ],
         stdin=subprocess.DEVNULL,
     )

@@ -63,6 +63,8 @@ def test_lint(case: str) -> None:
         ("watchNamespaces={Team_A}", "watchNamespaces"),
         ("router.envoy.replica=2", "replica"),
         ("router.epp.replicas=0", "replicas"),
+        ("networkPolicy.prometheusNamespace=x", "prometheusNamespace"),
+        ("networkPolicy.controlPlaneCIDRs={10.0.0.1}", "controlPlaneCIDRs"),
     ],
 )
 def test_refuses_values(value: str, message: str) -> None:
@@ -149,7 +151,7 @@ def test_a_release_of_any_name_and_labels_fits() -> None:
 
 
 def test_the_operator_reads_the_router_settings(tmp_path: Path) -> None:
-    assert "ConfigMap" not in kinds(objects())
+    assert "ConfigMap" not in kinds(objects("--set", "networkPolicy.enabled=false"))
     values = tmp_path / "values.yaml"
     values.write_text(
         "router: {envoy: {replicas: 3, resources: {limits: {memory: 2Gi}}}, epp: {replicas: 2},"
@@ -172,6 +174,21 @@ def test_the_operator_reads_the_router_settings(tmp_path: Path) -> None:
     changed = objects("--values", values, "--set", "router.epp.replicas=4")
     (again,) = (each for each in changed if each["kind"] == "Deployment")
     assert again["spec"]["template"]["metadata"] != pod["metadata"], "it is read once"
+
+
+def test_policies_are_on_by_default_and_name_the_operators_own_pods(tmp_path: Path) -> None:
+    manifests = objects("--set", "networkPolicy.gatewayNamespaces={gateways}")
+    (config,) = (each for each in manifests if each["kind"] == "ConfigMap")
+    file = tmp_path / "router.yaml"
+    file.write_text(config["data"]["router.yaml"])
+    policy = load_router_settings(file, RouterSettings()).network_policy
+    (deployment,) = (each for each in manifests if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy is not None
+    assert policy.operator_labels.items() <= pod.items()
+    assert policy.operator_namespace == deployment["metadata"]["namespace"]
+    assert policy.prometheus_namespaces == ("monitoring",)
+    assert policy.gateway_namespaces == ("gateways",)
 
 
 def _operator(manifests: list[dict[str, Any]]) -> dict[str, Any]:

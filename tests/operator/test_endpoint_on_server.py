@@ -36,6 +36,7 @@ from ..cluster.control_plane import ControlPlane
 from ..epp.real import process, until
 from .endpoints import NOW, SECRET, decode
 from .pool_yaml import decode_pool
+from .test_policies import POLICY
 
 pytestmark = pytest.mark.control_plane
 
@@ -46,6 +47,7 @@ SETTINGS = RouterSettings(
     node_selector={"disk": "fast"},
     tolerations=({"key": "router", "operator": "Exists"},),
     priority_class="system-cluster-critical",
+    network_policy=POLICY,
 )
 DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
 GATEWAY_CRDS = (
@@ -119,14 +121,16 @@ async def test_pods_pass_the_restricted_profile_and_are_deleted_with_the_last_po
     enforce = "pod-security.kubernetes.io/enforce=restricted"
     crds.kubectl("label", "namespace", namespace, enforce)
     observed = await observed_in(api, namespace)
-    await applied(api, plan_endpoint(observed, RouterSettings()).apply)
+    await applied(api, plan_endpoint(observed, RouterSettings(network_policy=POLICY)).apply)
     in_namespace = f"--namespace={namespace}"
     for component in ("envoy", "epp"):
         selector = f"--selector={labels.ENDPOINT}=chat,{labels.COMPONENT}={component}"
         crds.kubectl("wait", "pods", in_namespace, selector, "--for=create", "--timeout=60s")
     crds.kubectl("delete", "decodepools", "d", in_namespace)
     ours = f"--selector={labels.ENDPOINT}=chat"
-    kinds = "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets"
+    kinds = (
+        "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets,networkpolicies"
+    )
     crds.kubectl("wait", kinds, in_namespace, ours, "--for=delete", "--timeout=60s")
 
 

@@ -31,6 +31,7 @@ from tandem_operator.routing.endpoint.settings import RouterSettings
 
 from .full_pools import FULL
 from .pool_yaml import decode_pool, documents, prefill_pool
+from .test_policies import POLICY
 
 GOLDEN = Path(__file__).parent / "golden" / "manifests.json"
 NOW = 1_800_000_000.0
@@ -51,6 +52,7 @@ PLACED = RouterSettings(
     node_selector={"disk": "fast"},
     tolerations=({"key": "router", "operator": "Exists"},),
     priority_class="high",
+    network_policy=POLICY,
 )
 
 Objects = list[dict[str, Any]]

@@ -50,11 +50,15 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* What of `router` is set, as YAML; empty when nothing is. */}}
+{{/* The file of --router-settings: what of `router` is set, and the policies. Empty when nothing is. */}}
 {{- define "tandem.routerSettings" -}}
 {{- $set := dict -}}
 {{- range $name, $value := .Values.router -}}
 {{- if $value -}}{{- $_ := set $set $name $value -}}{{- end -}}
+{{- end -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $operator := dict "namespace" .Release.Namespace "podLabels" (include "tandem.operatorSelector" . | fromYaml) -}}
+{{- $_ := set $set "networkPolicy" (merge (dict "operator" $operator) (omit .Values.networkPolicy "enabled")) -}}
 {{- end -}}
 {{- if $set -}}{{- toYaml $set -}}{{- end -}}
 {{- end -}}

@@ -4,7 +4,8 @@
     containers    the engine and the sidecar: ports, probes, flags, security contexts
     engines       the engine's command line, variables and volumes
     connectors    --kv-transfer-config and what belongs to it
-    prestop       preStop of a prefill engine; its source text is part of the pod
+    prestop       preStop of a vLLM prefill engine; its source text is part of the pod
+    drain_hook    preStop of a decode engine; its source text is part of the pod
 
 Read `manifests` first, then `engines`.
 """

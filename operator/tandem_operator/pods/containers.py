@@ -17,7 +17,7 @@ from tandem_contract.durations import format_duration
 
 from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
-from . import connectors, engines, prestop
+from . import connectors, drain_hook, engines, prestop
 from .connectors import POD_IP
 
 Container = dict[str, Any]
@@ -71,8 +71,9 @@ def decode_engine(pool: DecodePool) -> Container:
     handoff = pool.spec.prefill_ref is not None
     container = _engine(pool, ports.ENGINE_DECODE, handoff=handoff)
     # A hook of the engine's container, so that its SIGTERM waits until the sidecar has drained.
-    drain = {"path": endpoints.DRAIN_AND_WAIT, "port": ports.SIDECAR_ADMIN}
-    container["lifecycle"] = {"preStop": {"httpGet": drain}}
+    source = inspect.getsource(drain_hook)
+    drain = ["python3", "-c", source, str(ports.SIDECAR_ADMIN), endpoints.DRAIN_AND_WAIT]
+    container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}
     return container
 
 

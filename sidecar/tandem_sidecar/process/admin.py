@@ -5,6 +5,7 @@ SupervisorAdmin   asks every worker and aggregates the answers; it serves no cli
 """
 
 import asyncio
+import ipaddress
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -29,6 +30,7 @@ from .aggregate import Families
 from .engine_client import EngineHealth
 
 NOT_HEALTHY: Final = "the engine's /health does not answer 200\n"
+DRAIN_IS_LOCAL: Final = "only a process of this pod begins a drain: to drain it, delete the pod\n"
 _MAX_BODY_BYTES: Final = 1024
 """No admin request has a body that is read."""
 _KEEPALIVE_SECONDS: Final = 15.0
@@ -48,7 +50,7 @@ class AdminHandlers(ABC):
             web.get(endpoints.METRICS, self.metrics),
             web.get(endpoints.ALIVE, self.livez),
             web.get(endpoints.READY, self.readyz),
-            # GET, too: a preStop hook of type httpGet cannot POST.
+            # GET, too, for tools that only fetch; `drain` refuses both to other pods.
             web.get(endpoints.DRAIN, self.drain),
             web.post(endpoints.DRAIN, self.drain),
             web.get(endpoints.STATE, self.state),
@@ -71,7 +73,12 @@ class AdminHandlers(ABC):
         return web.Response(text="ready\n")
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Begin the drain; with `?wait=true`, answer when no request runs any more."""
+        """Begin the drain; with `?wait=true`, answer when no request runs any more.
+
+        A drain cannot be undone, so it takes a connection from this pod: its preStop hook's.
+        """
+        if not _is_from_this_host(request.transport):
+            return web.Response(status=403, text=DRAIN_IS_LOCAL)
         wait = request.query.get("wait", "").lower() in ("true", "1")
         in_flight = await self.begin_drain(wait=wait)
         return web.json_response({"draining": True, "in_flight": in_flight})
@@ -253,6 +260,22 @@ class SupervisorAdmin(AdminHandlers):
         """Worker, status and body of each answer; workers that do not answer are left out."""
         answers = await asyncio.gather(*(_request(w, path) for w in self._workers.serving))
         return [answer for answer in answers if answer is not None]
+
+
+def _is_from_this_host(connection: asyncio.Transport | None) -> bool:
+    """Whether the peer of a connection has an address of this pod, or a Unix socket.
+
+    The kernel gives a connection to the pod's own address that address as source, too.
+    """
+    if connection is None:
+        return False
+    peer, own = connection.get_extra_info("peername"), connection.get_extra_info("sockname")
+    if not isinstance(peer, tuple):
+        return True
+    host = ipaddress.ip_address(peer[0])
+    # An IPv4 client of a socket that listens on `::` has an address like ::ffff:127.0.0.1.
+    mapped = getattr(host, "ipv4_mapped", None)
+    return bool((mapped or host).is_loopback) or peer[0] == own[0]
 
 
 async def _request(worker: Worker, path: str) -> tuple[Worker, int, bytes] | None:

@@ -13,6 +13,8 @@ from ...resources.pools import DecodePool
 ApiKind = tuple[str, str]
 """apiVersion and kind."""
 
+NETWORK_POLICY: Final[ApiKind] = ("networking.k8s.io/v1", "NetworkPolicy")
+
 CHILD_KINDS: Final[tuple[ApiKind, ...]] = (
     ("v1", "Service"),
     ("v1", "ConfigMap"),
@@ -22,6 +24,7 @@ CHILD_KINDS: Final[tuple[ApiKind, ...]] = (
     ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     ("apps/v1", "Deployment"),
     ("policy/v1", "PodDisruptionBudget"),
+    NETWORK_POLICY,
 )
 """Kinds of an endpoint's objects that every cluster has."""
 

@@ -17,6 +17,7 @@ from ...planning.drift import is_up_to_date
 from ..objects.common import Names, Object, plan_key_object
 from ..objects.envoy import envoy_objects
 from ..objects.epp import epp_objects, http_route, inference_pool
+from ..objects.policies import network_policies
 from .observed import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -90,6 +91,9 @@ def _objects(
     rotation: Rotation | None,
 ) -> Iterator[Object]:
     """Every object that should exist, in an order in which each finds what it refers to."""
+    # First: pods are protected before they serve.
+    if settings.network_policy:
+        yield from network_policies(observed, required, settings.network_policy)
     if rotation:
         yield plan_key_object(observed, rotation.keys)
         yield from epp_objects(observed, required, settings)

@@ -8,10 +8,16 @@ All fields of the file are optional; a field that it leaves out keeps the defaul
     tolerations: [{key: router, operator: Exists}]
     priorityClassName: high
     imagePullSecrets: [{name: registry}]      # each must exist in the pools' namespaces
+    networkPolicy:                            # without it, the operator writes no NetworkPolicies
+      operator: {namespace: tandem-system, podLabels: {app: operator}}
+      prometheusNamespaces: [monitoring]
+      gatewayNamespaces: [gateways]
+      controlPlaneCIDRs: [10.0.0.0/28]
 
 Errors: `DocumentError`, with file, line and field.
 """
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +36,23 @@ _FIELD_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 """The part of msgspec's message that names the field."""
 _Count = Annotated[int, msgspec.Meta(ge=1, le=100)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class NetworkPolicySettings:
+    """Who may connect to an endpoint's pods, besides these pods themselves."""
+
+    operator_namespace: str
+    operator_labels: Mapping[str, str]
+    """The operator reads an engine's counters, and the sidecar's admin port."""
+    prometheus_namespaces: tuple[str, ...] = ()
+    """Empty: no pod may scrape metrics, except where a metrics port serves requests, too."""
+    gateway_namespaces: tuple[str, ...] = ()
+    """Where proxies of inference gateways, and pickers other than Tandem's, run. Empty: pools that
+    are behind such a gateway take requests from everyone."""
+    control_plane_cidrs: tuple[str, ...] = ()
+    """Addresses of the API server, or of the agents that connect for it. Empty: `tandem doctor` and
+    `tandem trace`, which go through the API server, may not reach the pods."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,9 @@ class RouterSettings:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Body, ...] = ()
     priority_class: str | None = None
+    network_policy: NetworkPolicySettings | None = None
+    """None: no NetworkPolicies are written, and those of an earlier setting are deleted. The chart
+    sets it; without the chart, the operator may run where no policy can name it."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -102,6 +128,18 @@ class _Secret(_Strict, frozen=True):
     name: _Text
 
 
+class _Operator(_Strict, frozen=True):
+    namespace: _Text
+    pod_labels: Annotated[dict[str, str], msgspec.Meta(min_length=1)]
+
+
+class _NetworkPolicy(_Strict, frozen=True):
+    operator: _Operator
+    prometheus_namespaces: tuple[_Text, ...] = ()
+    gateway_namespaces: tuple[_Text, ...] = ()
+    control_plane_cidrs: tuple[_Text, ...] = msgspec.field(name="controlPlaneCIDRs", default=())
+
+
 class _File(_Strict, frozen=True):
     envoy: _Envoy = _Envoy()
     epp: _Epp = _Epp()
@@ -109,6 +147,7 @@ class _File(_Strict, frozen=True):
     tolerations: tuple[_Toleration, ...] = ()
     priority_class_name: _Text | None = None
     image_pull_secrets: tuple[_Secret, ...] = ()
+    network_policy: _NetworkPolicy | None = None
 
 
 def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings:
@@ -132,6 +171,7 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "tolerations": tuple(msgspec.to_builtins(content.tolerations)),
         "priority_class": content.priority_class_name,
         "image_pull_secrets": tuple(secret.name for secret in content.image_pull_secrets),
+        "network_policy": _network_policy(document, content.network_policy),
     }
     # A field that the file leaves out is None or empty here and keeps its default.
     return replace(settings, **{name: value for name, value in overrides.items() if value})
@@ -144,6 +184,26 @@ def _parse(document: Document) -> _File:
         path = _FIELD_PATH.search(str(err))
         message = _FIELD_PATH.sub("", str(err))
         raise document.error(path[1] if path else "", message) from err
+
+
+def _network_policy(
+    document: Document, policy: _NetworkPolicy | None
+) -> NetworkPolicySettings | None:
+    if policy is None:
+        return None
+    for index, cidr in enumerate(policy.control_plane_cidrs):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as err:
+            path = ("networkPolicy", "controlPlaneCIDRs", index)
+            raise document.error(path, f"{err}: write a CIDR such as 10.0.0.0/28") from err
+    return NetworkPolicySettings(
+        policy.operator.namespace,
+        policy.operator.pod_labels,
+        policy.prometheus_namespaces,
+        policy.gateway_namespaces,
+        policy.control_plane_cidrs,
+    )
 
 
 def _resources(

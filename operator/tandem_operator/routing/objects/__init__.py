@@ -2,6 +2,7 @@
 
     common    names, labels and owners; Service, ConfigMap, Deployment, PodDisruptionBudget, …
     envoy     Envoy's Deployment, its ConfigMap and the Services that clients connect to
+    policies  NetworkPolicies: who may connect to the endpoint's pods
     epp       the EPP's Deployment, ConfigMap and RBAC; InferencePool and HTTPRoute
 
 To add an object: build it here with `common.body` and yield it in `endpoint.plan`. For a new kind,

@@ -37,6 +37,7 @@ class Names:
         self.epp_pods = f"{endpoint}-epp-pods"
         self.epp_peers = f"{endpoint}-epp-peers"
         self.decode = f"{endpoint}-decode"
+        self.prefill = f"{endpoint}-prefill"
         self.plan_keys = plan_key_secret(endpoint)
 
 

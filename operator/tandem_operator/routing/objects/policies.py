@@ -1,0 +1,197 @@
+"""NetworkPolicies of an endpoint: who may open connections to its pods. Pure.
+
+    pods of        from                                       ports
+    prefill pool   decode pods of its set                     all that its containers may listen on
+    decode pool    prefill pods of its set                    the same, without sidecar and engine
+    decode pool    Envoy, gateways                            sidecar
+    both           EPP                                        sidecar or prefill engine, KV events
+    both           operator, Prometheus, control plane        engine, the sidecar's admin port
+    EPP            Envoy, gateways; other EPPs; monitors      gRPC; peers; metrics
+    Envoy          all clients; monitors                      HTTP; health and statistics
+
+A pod may always connect to itself, so no rule is needed for a sidecar and its engine, and the
+kubelet may always connect to the pods of its node. Rules of several policies add up: a pod may be
+reached if any of them says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tandem_contract import labels, ports
+
+from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
+from ..endpoint.requirements import EndpointRequirements
+from ..endpoint.settings import NetworkPolicySettings
+from .common import ENVOY, EPP, Names, Object, body, selector
+
+Peer = Mapping[str, Any]
+Ports = tuple[tuple[int, int], ...]
+"""Ranges of TCP ports, both ends included."""
+
+_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
+"""Kubernetes' label of every namespace with its name."""
+_UNPRIVILEGED: Final = (1024, 65535)
+"""NIXL's side channel is configurable, and UCX and Mooncake listen on ports that the kernel
+chooses; as no user of the pods is privileged, none is lower."""
+_KV_EVENTS: Final[Ports] = (
+    (ports.KV_EVENTS, ports.SIDE_CHANNEL - 1),
+    (ports.KV_EVENTS_REPLAY, ports.KV_EVENTS_REPLAY + ports.SIDE_CHANNEL - ports.KV_EVENTS - 1),
+)
+"""One port for each data-parallel rank; more ranks would take the side channel's."""
+_DECODE_SERVERS: Final = (ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
+"""Ports of a decode pod that no prefill engine connects to, in ascending order."""
+
+
+def network_policies(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: NetworkPolicySettings
+) -> Iterator[Object]:
+    """All policies of the endpoint."""
+    name, names = observed.key.name, Names(observed.key.name)
+    monitors = _monitors(settings)
+    front = _front(observed, required, settings)
+    pickers = _pickers(observed, required, settings)
+    yield _policy(
+        observed, names.decode, "decode", _pods(name, "decode"),
+        (front, _single(ports.SIDECAR)),
+        (pickers, (*_single(ports.SIDECAR), *_KV_EVENTS)),
+        (monitors, (*_single(ports.SIDECAR_ADMIN), *_single(ports.ENGINE_DECODE))),
+    )  # fmt: skip
+    yield _policy(
+        observed, names.prefill, "prefill", _pods(name, "prefill"),
+        (pickers, (*_single(ports.ENGINE_PREFILL), *_KV_EVENTS)),
+        (monitors, _single(ports.ENGINE_PREFILL)),
+    )  # fmt: skip
+    yield from _handoff_policies(observed)
+    envoys = {"matchLabels": selector(observed, ENVOY)}
+    epps = {"matchLabels": selector(observed, EPP)}
+    if required.epp:
+        yield _policy(
+            observed, names.epp, EPP, epps,
+            (front, _single(ports.EPP_GRPC)),
+            ([{"podSelector": epps}], _single(ports.EPP_PEERS)),
+            (monitors, _single(ports.EPP_METRICS)),
+        )  # fmt: skip
+    if required.envoy:
+        yield _policy(
+            observed, names.envoy, ENVOY, envoys,
+            (None, _single(ports.ENVOY)),
+            (monitors, _single(ports.ENVOY_HEALTH)),
+        )  # fmt: skip
+
+
+def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
+    """Two policies for each set behind the endpoint: its prefill and decode pods reach each other.
+
+    A decode pod's set follows from its pool. Pools of *other* sets are left out by name, instead of
+    naming those of the set: pods of a pool that was deleted, which finish their requests, still
+    reach their prefill pods.
+    """
+    name = observed.key.name
+    references = {pool.name: pool.pool.spec.prefill_ref for pool in observed.pools}
+    sets = {pool: reference.name if reference else None for pool, reference in references.items()}
+    for prefill_pool in sorted(set(filter(None, sets.values()))):
+        others = sorted(pool for pool, name_of_set in sets.items() if name_of_set != prefill_pool)
+        decode = _pods(name, "decode", other_pools=others)
+        prefill = _pods(name, "prefill", pool=prefill_pool)
+        # A dot, which no endpoint's name has, keeps the names of different endpoints apart.
+        yield _policy(
+            observed, f"{name}.{prefill_pool}-prefill", "prefill", prefill,
+            ([{"podSelector": decode}], (_UNPRIVILEGED,)),
+        )  # fmt: skip
+        # A decode engine trusts the hand-off parameters of a request, so only its sidecar, which
+        # checks them, may send it one.
+        yield _policy(
+            observed, f"{name}.{prefill_pool}-decode", "decode", decode,
+            ([{"podSelector": prefill}], _without(_UNPRIVILEGED, _DECODE_SERVERS)),
+        )  # fmt: skip
+
+
+def _front(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: NetworkPolicySettings
+) -> Sequence[Peer] | None:
+    """What sends the clients' requests: our Envoy, and gateways; None for everyone.
+
+    A pool that is routed by the cluster's gateways must be reachable for them. Where the
+    installation does not say in which namespaces they run, that is everyone.
+    """
+    has_gateways = not required.envoy or required.inference_pool or bool(required.gateways)
+    if has_gateways and not settings.gateway_namespaces:
+        return None
+    envoy = [{"podSelector": {"matchLabels": selector(observed, ENVOY)}}] if required.envoy else []
+    return [*envoy, *_namespaces(settings.gateway_namespaces)]
+
+
+def _pickers(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: NetworkPolicySettings
+) -> Sequence[Peer]:
+    """Our EPP; in its place the user's, which runs in the pools' namespace or with the gateways."""
+    if required.epp:
+        return [{"podSelector": {"matchLabels": selector(observed, EPP)}}]
+    return [{"podSelector": {}}, *_namespaces(settings.gateway_namespaces)]
+
+
+def _monitors(settings: NetworkPolicySettings) -> Sequence[Peer]:
+    operator = {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: settings.operator_namespace}},
+        "podSelector": {"matchLabels": dict(settings.operator_labels)},
+    }
+    return [
+        operator,
+        *_namespaces(settings.prometheus_namespaces),
+        *({"ipBlock": {"cidr": cidr}} for cidr in settings.control_plane_cidrs),
+    ]
+
+
+def _namespaces(names: Sequence[str]) -> list[Peer]:
+    if not names:
+        return []
+    within = {"key": _NAMESPACE_NAME, "operator": "In", "values": sorted(names)}
+    return [{"namespaceSelector": {"matchExpressions": [within]}}]
+
+
+def _pods(
+    endpoint: str, role: str, *, pool: str | None = None, other_pools: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A label selector of the endpoint's pods: those of `pool`, or not those of `other_pools`."""
+    matched = {labels.endpoint_label(endpoint): role, **({labels.POOL: pool} if pool else {})}
+    if not other_pools:
+        return {"matchLabels": matched}
+    others = {"key": labels.POOL, "operator": "NotIn", "values": list(other_pools)}
+    return {"matchLabels": matched, "matchExpressions": [others]}
+
+
+def _single(port: int) -> Ports:
+    return ((port, port),)
+
+
+def _without(whole: tuple[int, int], taken: Sequence[int]) -> Ports:
+    """A range of ports without those of `taken`, which are in ascending order and inside it."""
+    starts = (whole[0], *(port + 1 for port in taken))
+    ends = (*(port - 1 for port in taken), whole[1])
+    return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start <= end)
+
+
+def _policy(
+    observed: ObservedEndpoint,
+    name: str,
+    component: str,
+    pods: Mapping[str, Any],
+    *rules: tuple[Sequence[Peer] | None, Ports],
+) -> Object:
+    """A policy that lets into `pods` what `rules` say: peers (None: everyone) and ports."""
+    ingress = [
+        {
+            **({} if peers is None else {"from": list(peers)}),
+            "ports": [_port_range(first, last) for first, last in port_ranges],
+        }
+        # An empty list of peers would mean everyone.
+        for peers, port_ranges in rules
+        if peers is None or peers
+    ]
+    spec = {"podSelector": dict(pods), "policyTypes": ["Ingress"], "ingress": ingress}
+    return body(observed, NETWORK_POLICY, name, component, spec=spec)
+
+
+def _port_range(first: int, last: int) -> dict[str, Any]:
+    single = {"protocol": "TCP", "port": first}
+    return single if first == last else {**single, "endPort": last}

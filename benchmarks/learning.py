@@ -1,10 +1,10 @@
 """Error of what the EPP learns of the torch engine's prefills, as they really take.
 
 Real Envoy, EPP and engine. In each round the EPP learns from 50 prompts of 200 to 3,500 tokens, one
-at a time; then the truth is measured at eight lengths, five times each: the median of the engine's
-own `vllm:request_prefill_time_seconds`, scaled to the speed that the machine had before. The noise
-is the median distance of the 50 single times from this truth.
-`pytest -m vllm -s tests/vllm/test_timing.py -k epp` prints the same for real vLLM.
+at a time. The truth, which is measured before, between and after parts of them, is the median of
+the engine's own `vllm:request_prefill_time_seconds` at eight lengths, six times each; its noise is
+the standard error of such a median. `pytest -m vllm -s tests/vllm/test_timing.py -k own_prefill`
+prints the same for real vLLM.
 """
 
 import asyncio
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import click
-from tests.epp.learning import ENGINE, LIMIT, Learned, Requests, learn
+from tests.epp.learning import ENGINE, LIMIT, Learned, Requests, attempt
 from tests.sidecar.real.engine import SERVED, engines
 
 from .figures import Figure, at_most, report, without_target
 
-REPEATS: Final = 5
 CASES: Final = {
     "the engine's report": Requests(SERVED),
     "streams without the header": Requests(SERVED, is_stream=True, has_timing=False),
@@ -31,7 +30,7 @@ async def measure(directory: Path, requests: Requests) -> Learned:
     await engine.up()
     try:
         backend = {"name": ENGINE, "url": engine.url, "role": "unified", "models": [SERVED]}
-        return await learn(directory, engine.url, [backend], requests, repeats=REPEATS)
+        return await attempt(directory, engine.url, [backend], requests)
     finally:
         engine.kill()
 
@@ -50,7 +49,9 @@ async def run(rounds: int) -> list[Figure]:
         errors = [100 * result.error(result.truth) for result in results]
         figures += [
             at_most(f"median error of the estimate, {name}", errors, "%", 100 * LIMIT),
-            without_target(f"noise, {name}", [100 * result.noise for result in results], "%"),
+            without_target(
+                f"noise of the truth, {name}", [100 * result.noise for result in results], "%"
+            ),
         ]
     return figures
 

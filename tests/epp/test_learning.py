@@ -1,17 +1,15 @@
 """What the EPP learns of the reference engine, with its header and without it.
 
-The engine's durations are declared, so that the error does not depend on how busy the machine is.
-`python -m benchmarks.learning` prints it for durations as they really are.
+Once of an engine whose durations are declared, so that the whole error is the EPP's, and once of
+durations as they really are.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-
-from tandem_contract.pod_reports import Source
 
 from ..sidecar.real.engine import SERVED, Engine, engines
 from .declared_engine import COST, DEVIATION, declare_times
@@ -23,37 +21,58 @@ LIMIT = 0.1
 pytestmark = [pytest.mark.component, pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
-    kind = {"flags": ("--dtype", "float32"), "prepare": declare_times}
-    [running] = engines(tmp_path_factory.mktemp("engine"), engine=kind)
+CASES = [
+    pytest.param(Requests(SERVED), id="the engine's report"),
+    pytest.param(
+        Requests(SERVED, is_stream=True, has_timing=False), id="streams without the header"
+    ),
+]
+
+
+@contextlib.asynccontextmanager
+async def running_engine(
+    directory: Path, prepare: Callable[[], None] | None = None
+) -> AsyncIterator[Engine]:
+    kind = {"flags": ("--dtype", "float32"), "prepare": prepare}
+    [engine] = engines(directory, engine=kind)
     try:
-        await running.up()
-        yield running
+        await engine.up()
+        yield engine
     finally:
         with contextlib.suppress(ProcessLookupError):
-            running.kill()
+            engine.kill()
 
 
-@pytest.mark.parametrize(
-    ("is_stream", "has_timing"),
-    [
-        pytest.param(False, True, id="the engine's report"),
-        pytest.param(True, False, id="streams without the header"),
-    ],
-)
-async def test_the_estimate_is_the_engines_own_prefill_time(
-    engine: Engine, tmp_path: Path, is_stream: bool, has_timing: bool
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def declared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    async with running_engine(tmp_path_factory.mktemp("declared"), declare_times) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def real(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    async with running_engine(tmp_path_factory.mktemp("real")) as engine:
+        yield engine
+
+
+def backend(engine: Engine) -> dict[str, object]:
+    return {"name": ENGINE, "url": engine.url, "role": "unified", "models": [SERVED]}
+
+
+@pytest.mark.parametrize("requests", CASES)
+async def test_the_estimate_is_what_the_engine_declares(
+    declared: Engine, tmp_path: Path, requests: Requests
 ) -> None:
-    backend = {"name": ENGINE, "url": engine.url, "role": "unified", "models": [SERVED]}
-    requests = Requests(SERVED, is_stream=is_stream, has_timing=has_timing)
-    learned = await learn(tmp_path, engine.url, [backend], requests)
+    learned = await learn(tmp_path, declared.url, [backend(declared)], requests)
+    learned.check()
     # The metric is the truth: it has what was declared, but for what comes before the first step.
     for length, seconds in learned.requests:
         assert seconds == pytest.approx(COST.seconds(length), rel=DEVIATION + 1e-6)
-    assert learned.estimate.source is Source.LEARNED
-    assert learned.estimate.age is not None
-    truth = {length: COST.seconds(length) for length, _ in learned.requests}
-    error = learned.error(truth)
-    print(f"{learned.estimate.samples} samples: the EPP errs by {error:.1%} (median)")
-    assert error <= LIMIT
+    assert learned.error({length: COST.seconds(length) for length, _ in learned.requests}) <= LIMIT
+
+
+@pytest.mark.parametrize("requests", CASES)
+async def test_the_estimate_is_the_engines_own_prefill_time(
+    real: Engine, tmp_path: Path, requests: Requests
+) -> None:
+    (await learn(tmp_path, real.url, [backend(real)], requests)).check()

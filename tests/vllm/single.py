@@ -1,0 +1,62 @@
+"""One real vLLM without a hand-off, for tests of what the EPP learns from engines."""
+
+import asyncio
+import os
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tandem_contract import endpoints
+from tandem_local.addresses import free_port
+from tandem_local.process import tail
+
+from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned
+
+BLOCK = 32
+"""Tokens of a KV block: the CPU's attention kernel needs a multiple of 32."""
+
+
+class SingleVllm:
+    """A process group; with data parallelism it has several engines behind its port."""
+
+    def __init__(self, process: Spawned, port: int) -> None:
+        self.url, self._process = f"http://127.0.0.1:{port}", process
+
+    async def ready(self) -> None:
+        """Wait until /health answers; on failure show the end of the log."""
+        async with asyncio.timeout(STARTS_WITHIN):
+            while not self._is_healthy():
+                assert not self._process.ended(), "\n".join(tail(self._process.log))
+                await asyncio.sleep(0.2)
+
+    def _is_healthy(self) -> bool:
+        with suppress(OSError), urllib.request.urlopen(self.url + endpoints.HEALTH, timeout=30):
+            return True
+        return False
+
+
+@contextmanager
+def single_vllm(
+    model: Path,
+    directory: Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+) -> Iterator[SingleVllm]:
+    """Start vLLM with `flags` and the variables `env` in addition to those that all tests need, and
+    end it afterwards. `prefix`: a command that starts it, for instance `taskset`."""
+    port = free_port("127.0.0.1")
+    command = (
+        *(*prefix, str(VENV / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model), "--served-model-name", MODEL_NAME, "--dtype", "float32"),
+        *("--host", "127.0.0.1", "--port", str(port), "--block-size", str(BLOCK)),
+        *("--max-model-len", "4096", "--enforce-eager", "--num-gpu-blocks-override", "256"),
+        *("--enable-prompt-tokens-details", *flags),
+    )
+    variables = {"PATH": os.environ["PATH"], "USER": "tandem", **ON_A_CPU, **(env or {})}
+    process = Spawned(command, variables, directory / "vllm.log")
+    try:
+        yield SingleVllm(process, port)
+    finally:
+        process.end()

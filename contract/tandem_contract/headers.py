@@ -68,7 +68,7 @@ send a header of this name; clients may not."""
 
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 """Client → EPP, in conformance tests of gateways: the endpoints that it may choose, `IP` or
-`IP:port`, with commas."""
+`IP:port`, with commas. All without the header."""
 
 TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 """EPP → client, in conformance tests of gateways: the endpoint that served, as the gateway told

@@ -23,5 +23,8 @@ async def test_a_request_goes_where_its_header_says(tmp_path: Path, mode: BodyMo
             status, _, headers = await post(stack, body, **{"test-epp-endpoint-selection": address})
             assert (status, headers["x-served-by"]) == (200, backend.name)
             assert headers["x-conformance-test-served-endpoint"] == address
-        status, _, _ = await post(stack, body)
+        status, _, headers = await post(stack, body)
+        served = headers["x-conformance-test-served-endpoint"]
+        assert (status, served) in {(200, f"127.0.0.1:{each.port}") for each in stack.decode}
+        status, _, _ = await post(stack, body, **{"test-epp-endpoint-selection": "127.0.0.1:1"})
         assert status == 503

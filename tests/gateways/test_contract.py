@@ -104,7 +104,8 @@ async def test_istio_tells_which_endpoint_served(tmp_path: Path) -> None:
 async def test_no_ready_pod_is_a_503_of_the_epp(tmp_path: Path, gateway: GatewayConfig) -> None:
     plugins = ("header-based-testing-filter",)
     async with behind(gateway, tmp_path, plugins) as stack:
-        status, answer, headers = await post(stack, {"model": "m", "prompt": "x"})
+        elsewhere = {"test-epp-endpoint-selection": "127.0.0.1:1"}
+        status, answer, headers = await post(stack, {"model": "m", "prompt": "x"}, **elsewhere)
         assert (status, json.loads(answer)["error"]["code"]) == (503, 503)
         assert headers["retry-after"] == "1"
         assert stack.received == 0

@@ -1,8 +1,10 @@
 """What the conformance suite of the Gateway API Inference Extension needs of an endpoint picker.
 
 Its tests name the endpoints that a request may go to, and read from the response which endpoint the
-gateway used. Meaning is llm-d's (llm-d-router, plugins/scheduling/test/filter and
-plugins/requestcontrol/test). Not for serving: any client could choose its pod.
+gateway used. The meaning is llm-d's (llm-d-router, plugins/scheduling/test/filter and
+plugins/requestcontrol/test), with one difference: without the header every endpoint stays, as with
+the picker that the suite itself deploys (pkg/lwepp of the Inference Extension), because some of its
+tests send no header. Not for serving: any client could choose its pod.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,15 +20,18 @@ from .profile import ScoringContext
 class EndpointSelectionFilter:
     """Keeps the endpoints that the request header `test-epp-endpoint-selection` names, in its
     order: `IP` or `IP:port`, with commas. One endpoint per IP: the first that is named; for an IP
-    without port, the last of its endpoints. None without the header."""
+    without port, the last of its endpoints. All without the header."""
 
     is_steady = False
 
     def keep(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:
+        named = context.headers.get(wire.TEST_SELECTION)
+        if named is None:
+            return pods
         by_ip = {_split(pod.address)[0]: pod for pod in pods if pod.address is not None}
         by_address = {_split(pod.address): pod for pod in pods if pod.address is not None}
         kept: dict[str, Pod] = {}
-        for ip, port in _named(context.headers.get(wire.TEST_SELECTION, "")):
+        for ip, port in _named(named):
             pod = by_address.get((ip, port)) if port else by_ip.get(ip)
             if pod is not None:
                 kept.setdefault(ip, pod)

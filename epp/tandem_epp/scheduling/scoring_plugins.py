@@ -180,6 +180,6 @@ FILTERS: Final[tuple[FilterType[Any], ...]] = (
         factory=lambda *_: EndpointSelectionFilter(),
         parameters=NoParameters,
         help="for conformance tests of gateways: keeps the backends that the request header "
-        "`test-epp-endpoint-selection` names, none without it",
+        "`test-epp-endpoint-selection` names, all without it (llm-d's: none)",
     ),
 )

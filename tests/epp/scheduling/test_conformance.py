@@ -40,8 +40,8 @@ def test_the_named_endpoints_stay(value: str, names: list[str]) -> None:
     assert [pod.name for pod in EndpointSelectionFilter().keep(PODS, context)] == names
 
 
-def test_no_endpoint_stays_without_the_header() -> None:
-    assert EndpointSelectionFilter().keep(PODS, ScoringContext(None)) == []
+def test_every_endpoint_stays_without_the_header() -> None:
+    assert EndpointSelectionFilter().keep(PODS, ScoringContext(None)) == PODS
 
 
 def test_the_served_endpoint_or_what_is_missing() -> None:

@@ -4,7 +4,7 @@ client never gets, and it can interrupt watches and let their versions expire.""
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +25,8 @@ class Proxy:
         self.kubeconfig = Path()
         self.writes = 0
         """Number of write requests since `kill_after`."""
+        self.before_write: Callable[[web.Request], Awaitable[None]] | None = None
+        """Awaited before a write is forwarded."""
         self._last: int | None = None
         self._kill: Callable[[], None] = lambda: None
         self._watches: set[asyncio.Task[None]] = set()
@@ -56,6 +58,8 @@ class Proxy:
         is_write = request.method not in _READS and "dryRun" not in request.query
         if is_write and self._last is not None and self.writes >= self._last:
             raise web.HTTPServiceUnavailable  # Its sender is being killed.
+        if is_write and self.before_write is not None:
+            await self.before_write(request)
         async with self._session.request(
             request.method, self._url + request.raw_path, headers=headers, data=body or None
         ) as answer:

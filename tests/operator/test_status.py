@@ -8,6 +8,7 @@ import pytest
 from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
+from tandem_operator.planning.status import statuses
 from tandem_operator.resources.schema import problems
 from tandem_operator.routing.endpoint.plan import RouterReason
 
@@ -280,3 +281,13 @@ def test_every_condition_and_reason_is_in_the_runbook() -> None:
         str(name) for name in (*ConditionType, *Reason, *RouterReason) if f"`{name}`" not in page
     ]
     assert not missing
+
+
+def test_the_status_names_the_generation_that_was_planned() -> None:
+    cluster = settled()
+    plan = cluster.plan()
+    cluster.edit("DecodePool", "d", replicas=3)
+    key = PoolKey("default", "DecodePool", "d")
+    status = statuses(cluster.observe(), plan)[key]
+    assert status["observedGeneration"] == 1
+    assert {entry["observedGeneration"] for entry in status["conditions"]} == {1}

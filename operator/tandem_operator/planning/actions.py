@@ -86,6 +86,9 @@ class PoolPlan:
     """Mode and revisions of one pool; `status` reports from it."""
 
     key: PoolKey
+    generation: int
+    """Generation of the spec that was planned. The cache may hold a newer one when the status is
+    written."""
     validation: PoolValidation
     mode: Mode
     desired: int | None

@@ -162,7 +162,8 @@ def _plan_pool(
     """Mode and revisions of a pool."""
     current = pool.current.revision if pool.current else None
     on_hold = PoolPlan(
-        key=pool.resource.key, validation=pool.validation, mode=Mode.HOLD,
+        key=pool.resource.key, generation=pool.resource.generation,
+        validation=pool.validation, mode=Mode.HOLD,
         desired=pool.validation.replicas, current=current, update=current,
         compat=pool.current.compat if pool.current else None,
         blocked_by=blockers, refused=pool.refused,

@@ -85,7 +85,7 @@ def _status(facts: Facts) -> StatusBody:
         "selector": selector(plan.key),
         "currentRevision": plan.current,
         "updateRevision": plan.update,
-        "observedGeneration": facts.resource.generation,
+        "observedGeneration": facts.plan.generation,
         # Kept until the endpoint is reconciled, like condition RouterReady.
         "endpoint": facts.router.url if facts.router else facts.resource.status.get("endpoint"),
         "scaling": _scaling(facts),
@@ -139,7 +139,7 @@ def _conditions(facts: Facts) -> list[dict[str, Any]]:
                 # As Kubernetes' API conventions say: a new reason or message is no transition.
                 "lastTransitionTime": (before.get("lastTransitionTime") if is_same else None)
                 or rfc3339(facts.now),
-                "observedGeneration": facts.resource.generation,
+                "observedGeneration": facts.plan.generation,
             }
         )
     return entries

@@ -24,7 +24,7 @@ from tandem_kube.resources import (
     resource_of,
 )
 
-from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
+from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, PoolResource, SetKey
 from ..planning.actions import Adopt, Create, SetPlan
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
@@ -146,12 +146,16 @@ class Cluster:
         for pod in plan.delete_pods:
             yield pod.pool, self._delete_pod(namespace, pod.name, pod.uid)
 
-    async def write_status(self, key: PoolKey, status: StatusBody) -> None:
-        """Write a pool's status and send events about its transitions, if the status changed."""
+    async def write_status(self, key: PoolKey, status: StatusBody) -> set[WorkKey]:
+        """Write a pool's status and send events about its transitions, if the status changed.
+
+        Returns the keys to reconcile because someone else has changed the pool since the cache last
+        saw it. The watch does not report that change: the answer to this write is newer.
+        """
         pools = self.cache.pools.by_key(key)
         # A pool at rest costs no call to the API server.
         if not pools or pools[0].status == status:
-            return
+            return set()
         pool, before = pools[0], pools[0].status
         # In a merge patch null removes a field.
         removals: dict[str, Any] = {name: None for name in before if name not in status}
@@ -162,8 +166,10 @@ class Cluster:
                 resource, key.name, patch, key.namespace, subresource="status"
             )
         except (NotFound, Conflict):
-            return  # The pool was deleted. A new one of its name is a different object.
-        self.cache.upsert_pool(body)
+            return set()  # The pool was deleted. A new one of its name is a different object.
+        changed = self.cache.upsert_pool(body)
+        after = self.cache.pools.by_key(key)
+        is_edited = not after or _without_status(after[0]) != _without_status(pool)
         for event in status_events(before, status):
             await send_event(
                 self._api,
@@ -173,6 +179,7 @@ class Cluster:
                 event.message,
                 controller=EVENT_CONTROLLER,
             )
+        return changed if is_edited else set()
 
     async def apply_endpoint(self, key: EndpointKey, plan: EndpointPlan) -> bool:
         """Make the writes of `plan` in its order; returns whether the endpoint is as planned.
@@ -313,6 +320,10 @@ class Cluster:
         if resource == PODS:
             return self.cache.upsert_pod(body)
         return self.cache.upsert_revision(body)
+
+
+def _without_status(pool: PoolResource) -> Body:
+    return {name: value for name, value in pool.body.items() if name != "status"}
 
 
 def _is_foreign(existing: Body, key: EndpointKey) -> bool:

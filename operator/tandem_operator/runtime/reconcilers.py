@@ -51,7 +51,11 @@ class Reconcilers:
         # Observed once more: by now the cache has the answers to the writes, and the failures. The
         # status is written even when a write was refused, because it tells the user which.
         for pool, status in statuses(cluster.observe(key), plan).items():
-            await cluster.write_status(pool, status)
+            self.enqueue(await cluster.write_status(pool, status))
+        # The answer to a patch may hold someone else's change too, such as a pod's readiness, and
+        # its watch event is then no news to the cache.
+        if plan.label_pods or plan.adopt:
+            self.enqueue({key})
         if not done:
             raise WritesRefused
         return plan.requeue_after

@@ -74,11 +74,16 @@ TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 """EPP → client, in conformance tests of gateways: the endpoint that served, as the gateway told
 the EPP."""
 
+PREFILL_PROOF: Final = "x-tandem-prefill-proof"
+"""Decode pod's sidecar → unified pod's sidecar: proves that a request is the prefill leg of a
+hand-off (`plan.prove_prefill`), so that it may keep its kv_transfer_params."""
+
 INTERNAL: Final = frozenset(
     {
         DESTINATION_ENDPOINT,
         PREFILLER_HOST_PORT,
         PLAN,
+        PREFILL_PROOF,
         TIMING,
         ROUTING_PATH,
         PREFILL_BACKEND,

@@ -9,6 +9,10 @@ may sign at once. Among the keys that may sign, the greatest name signs (string 
 verify. So a rotation loses nothing: the new key is distributed before its time, and the old key is
 removed after the last plan that it signed has expired.
 
+A prefill leg to a unified pod carries a proof of the same form, signed by the decode pod's sidecar
+(`prove_prefill`): the sidecar of the unified pod removes the transfer parameters of all requests
+without one. It names one pod and one attempt, and cannot be used as a plan for a split.
+
 Errors: `PlanRejected`: malformed, unsigned, signed with an unknown key, changed, or expired.
 """
 
@@ -29,6 +33,12 @@ from .paths import RoutingPath
 WARM_UP: Final = "warm_up"
 """Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
 itself. The sidecar does not count it in `metrics.REQUESTS`."""
+
+PREFILL_LEG: Final = "prefill_leg"
+"""Reason of the plan that is a proof of a prefill leg."""
+
+CLOCK_SECONDS: Final = 60.0
+"""By how much the clocks of two nodes may differ: a plan is valid for so much longer."""
 
 _VERSION: Final = b"v1"
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
@@ -56,6 +66,9 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     rank: int | None = None
     """The data-parallel rank of the engine there that serves the leg; None: the engine chooses. A
     sidecar that does not know the field ignores it."""
+    asks_for_proof: bool = False
+    """Whether it is a unified pod, whose sidecar takes a prefill leg only with a proof. A sidecar
+    that does not know the field sends none, and the hand-off falls back."""
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -160,6 +173,35 @@ class PlanSigner:
 def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
     """As `PlanSigner.sign`, for a single plan."""
     return PlanSigner(keys).sign(plan, now)
+
+
+def prove_prefill(
+    target: Target, attempt_id: str, keys: Mapping[str, bytes], *, now: float, seconds: float
+) -> str:
+    """The proof, valid for `seconds`, that the request `attempt_id` is a prefill leg for `target`.
+
+    Raises ValueError without any key.
+    """
+    # As a plan it would say: unified. So it splits nothing if it is sent to a decode pod.
+    proof = Plan(
+        RoutingPath.UNIFIED,
+        PREFILL_LEG,
+        target,
+        request_id=attempt_id,
+        expires=now + seconds,
+    )
+    return sign(proof, keys, now=now)
+
+
+def proven_target(value: str, keys: Mapping[str, bytes], *, attempt_id: str, now: float) -> Target:
+    """The pod that a proof allows to compute the prefill leg `attempt_id`.
+
+    Raises PlanRejected unless it is such a proof, and valid at `now` (Unix seconds).
+    """
+    plan = verify(value, keys, request_id=attempt_id, now=now)
+    if plan.reason != PREFILL_LEG:
+        raise PlanRejected("the plan is no proof of a prefill leg")
+    return plan.decode
 
 
 def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float) -> Plan:

@@ -5,15 +5,16 @@ from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers as wire
-from tandem_contract.plan import Plan, PlanSigner, Target
+from tandem_contract.paths import Role
+from tandem_contract.plan import CLOCK_SECONDS, Plan, PlanSigner, Target
 
 from .backends.pods import Pod
 from .ext_proc.messages import HeaderMutation, HttpRequest
 from .scheduling.result import SchedulingResult
 
-PLAN_SECONDS: Final = 120.0
-"""Seconds for which a plan is valid: one minute in Envoy's queue, and one by which the clocks of
-two nodes may differ. The request itself may take longer."""
+PLAN_SECONDS: Final = 60.0 + CLOCK_SECONDS
+"""Seconds for which a plan is valid: one minute in Envoy's queue, and the difference of clocks. The
+request itself may take longer."""
 
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 
@@ -68,7 +69,7 @@ def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
         path=path,
         reason=reason,
         decode=_target(result.decode[0]),
-        prefill=tuple(map(_target, result.prefill)),
+        prefill=tuple(map(_prefill_target, result.prefill)),
         cached_tokens=result.cached_tokens,
         request_id=request_id,
         expires=now + PLAN_SECONDS,
@@ -77,3 +78,8 @@ def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
 
 def _target(pod: Pod) -> Target:
     return Target(pod.name, pod.address or "", pod.rank)
+
+
+def _prefill_target(pod: Pod) -> Target:
+    # A unified pod has a sidecar, which removes what clients may not send.
+    return Target(pod.name, pod.address or "", pod.rank, pod.backend.role is Role.UNIFIED)

@@ -196,6 +196,15 @@ def test_a_unified_backend_prefills_for_others_and_not_for_itself() -> None:
     assert alone.place("new " * 400)[1].path is RoutingPath.FALLBACK
 
 
+def test_the_plan_tells_that_a_unified_pod_asks_for_a_proof() -> None:
+    setup = PickerSetup(WEIGHTED, d="decode", u="unified", p="prefill")
+    setup["u"].in_flight = 9
+    _, plan = setup.place(LONG)
+    asks = {target.name: target.asks_for_proof for target in plan.prefill}
+    assert asks == {"u": True, "p": False}
+    assert not plan.decode.asks_for_proof
+
+
 def test_no_prefill_backend_falls_back_or_is_refused() -> None:
     setup = PickerSetup(d="decode", p="prefill")
     setup.down("p")

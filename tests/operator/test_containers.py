@@ -43,6 +43,13 @@ def test_transfer_config_of_both_sides_of_a_handoff() -> None:
     }
 
 
+def test_a_unified_engine_produces_and_consumes() -> None:
+    _, unified = rendered({"transfer": {"connector": "mooncake"}}, {"role": "unified"})
+    config = json.loads(value_of("--kv-transfer-config", engine(unified)))
+    assert config["kv_role"] == "kv_both"
+    assert "bootstrap" in {port["name"] for port in engine(unified)["ports"]}
+
+
 def test_a_chain_of_connectors() -> None:
     links = [
         {"connector": "nixl"},

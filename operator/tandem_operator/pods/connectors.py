@@ -10,9 +10,10 @@ from typing import Any, Final
 from tandem_contract import environment as variables
 from tandem_contract import ports
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.paths import Role
 
 from ..resources import vllm_versions
-from ..resources.pools import Pool, PrefillPool
+from ..resources.pools import Pool
 from ..resources.spec import ChainedConnector, PoolSpec, Seconds
 
 POD_IP: Final = "$(POD_IP)"
@@ -20,6 +21,14 @@ ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 """Unique for each incarnation of a pod: the UID changes when a pod is replaced."""
 OFFLOAD_BYTES: Final = 10 * 1024**3
 """Bytes of host memory for offloaded KV where no extraConfig sets cpu_bytes_to_use."""
+
+_KV_ROLES: Final = {
+    Role.PREFILL: "kv_producer",
+    Role.DECODE: "kv_consumer",
+    # vLLM deprecates it for engines that have one role. Only a producer recomputes a prompt that is
+    # preempted before its KV is read; otherwise the reader could get freed blocks.
+    Role.UNIFIED: "kv_both",
+}
 
 _NIXL: Final = frozenset({ConnectorName.NIXL, ConnectorName.NIXL_PUSH})
 
@@ -72,7 +81,8 @@ def connector_ports(pool: Pool) -> dict[str, int]:
     port_by_name = rank_ports(
         "side-channel", spec.transfer.side_channel_port, spec.parallelism.data
     )
-    if ConnectorName.MOONCAKE in spec.transfer.connector_names and isinstance(pool, PrefillPool):
+    is_producer = pool.role is not Role.DECODE
+    if ConnectorName.MOONCAKE in spec.transfer.connector_names and is_producer:
         # One bootstrap server per pod: the first rank keeps the list of all ranks.
         port_by_name["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
     return port_by_name
@@ -100,7 +110,7 @@ def _connector_config(pool: Pool, link: ChainedConnector) -> dict[str, Any]:
     transfer = pool.spec.transfer
     config: dict[str, Any] = {
         "kv_connector": vllm_versions.CONNECTORS[link.connector][0],
-        "kv_role": "kv_producer" if isinstance(pool, PrefillPool) else "kv_consumer",
+        "kv_role": _KV_ROLES[pool.role],
         # Always explicit: vLLM has changed its default before.
         "kv_load_failure_policy": transfer.load_failure_policy,
     }

@@ -5,6 +5,7 @@ it refuses new work, waits for the rest, and ends what is left when the drain ti
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -120,3 +121,5 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     record: Record
     settings: Settings
     """The settings in force when the request began."""
+    keys: Mapping[str, bytes]
+    """The plan keys of that time; empty: none."""

@@ -2,6 +2,7 @@
 
 Forward ─┬─ SingleEngineGeneration   a generation that this engine serves alone
          └─ Passthrough              a request that generates nothing; also websockets
+              └─ ProvenPrefill       see `proven_prefill`
 """
 
 import asyncio
@@ -38,6 +39,7 @@ class Forward(ABC):
     """
 
     survives_half_close = False
+    phase = Phase.DECODE
     leg: Leg
     _head: ResponseHead
     _call: Call | None = None
@@ -66,8 +68,7 @@ class Forward(ABC):
         context.lifecycle.add(self)
         # Before the leg: tracing decides here which `traceparent` the leg gets.
         context.observer.on_request_start(record)
-        attempt_id = new_attempt_id(record.request_id)
-        self.leg = record.leg(Phase.DECODE, backend, attempt_id, record.received)
+        self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
         self._liveness = context.liveness.watch(engine, self)
         self._call = context.pool.send(
             engine,
@@ -78,6 +79,10 @@ class Forward(ABC):
         )
 
     # For subclasses.
+
+    def attempt_id(self) -> str:
+        """The request id that the engine sees."""
+        return new_attempt_id(self.record.request_id)
 
     @abstractmethod
     def header_lines(self) -> bytes:
@@ -272,8 +277,15 @@ class SingleEngineGeneration(Forward):
 class Passthrough(Forward):
     """A request that generates nothing; it may switch to another protocol."""
 
-    def __init__(self, context: SidecarContext, client: ClientConnection, request: Request) -> None:
-        record = new_record(request, client_request_id(request), PASSTHROUGH)
+    def __init__(
+        self,
+        context: SidecarContext,
+        client: ClientConnection,
+        request: Request,
+        request_id: str | None = None,
+    ) -> None:
+        """`request_id`: None takes the client's."""
+        record = new_record(request, request_id or client_request_id(request), PASSTHROUGH)
         super().__init__(context, client, request, record)
         # Reads are cheap for the engine, so they are finished for a client that closed its sending
         # side; see `http.client`.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import secrets
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -62,19 +63,20 @@ def engine_request(
     engine: HostPort,
     leg: Leg,
     body: bytes,
+    added: Sequence[tuple[bytes, bytes]] = (),
     *,
     rank: int | None = None,
     prefill: bool = False,
 ) -> bytes:
-    """Encode the client's request for an engine as `leg`, with `body` instead of its own. `rank`:
-    the data-parallel rank that is to serve it; None: the engine chooses."""
+    """Encode the client's request for an engine as `leg`, with `body` instead of its own and the
+    headers `added`. `rank`: the data-parallel rank that serves it; None: the engine chooses."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
     # RFC 9110 §7.6.1: headers that Connection names are for this hop only.
     if _CONNECTION in request.values:
         skip |= listed_in_connection(request.headers)
     if leg.traceparent:
         skip |= _TRACED
-    sent: Headers = [_host(engine), *leg_headers(leg)]
+    sent: Headers = [_host(engine), *leg_headers(leg), *added]
     if rank is not None:
         sent.append((_RANK, b"%d" % rank))
     sent += [pair for pair in request.headers if pair[0] not in skip]

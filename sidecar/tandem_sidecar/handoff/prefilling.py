@@ -27,6 +27,7 @@ from .events_actions import (
     PrefillUnusable,
 )
 from .outbound import engine_request, new_attempt_id
+from .proven_prefill import prefill_proof
 from .timing import measure_leg, read_timing
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class PrefillLeg:
         self._context = attempts.context
         self._loop = asyncio.get_running_loop()
         self._backend = candidate.name
-        self._rank = candidate.rank
+        self._candidate = candidate
         self._leg_record: Leg = generation.record.leg(
             Phase.PREFILL, candidate.name, attempt_id, now
         )
@@ -255,12 +256,13 @@ class PrefillLeg:
     def _send(self, connect_timeout: float) -> PrefillEvent | None:
         generation, connector = self._attempts.generation, self._context.connector
         body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
-        address, leg, rank = self.attempt.prefill, self._leg_record, self._rank
+        address, leg, rank = self.attempt.prefill, self._leg_record, self._candidate.rank
+        proof = prefill_proof(generation, self._candidate, self.attempt.attempt_id)
         self._overlap = self._context.overlaps.begin((address, rank))
         self._call = self._context.pool.send(
             address,
             generation.request.method,
-            engine_request(generation.request, address, leg, body, rank=rank, prefill=True),
+            engine_request(generation.request, address, leg, body, proof, rank=rank, prefill=True),
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
         )

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.plan import PlanRejected
 from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.kinds import kind_of, single_engine_reason
@@ -21,11 +22,12 @@ from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
 from ..security.credentials import PlanKeys
-from ..security.route import Route, rank_of, route
+from ..security.route import ProvenLeg, Route, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .driver import HandoffDriver
 from .forward import Passthrough, SingleEngineGeneration
 from .outbound import client_request_id
+from .proven_prefill import ProvenPrefill
 from .reply import ServedBy, new_record, send_error
 
 log = logging.getLogger(__name__)
@@ -95,6 +97,8 @@ class Proxy:
             lines = self._refusal_lines(request_id, engine)
             send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
             return None
+        if (leg := self._proven_leg(request, client)) is not None:
+            return self._prefill_for_another(request, client, engine, leg)
         try:
             body = parse_body(request.body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
@@ -116,10 +120,36 @@ class Proxy:
             )
             forward.start(engine, decode_name, body.data, rank=chosen.decode_rank)
             return forward
-        generation = GenerationRequest(request, request_id, kind, body, chosen, record, settings)
+        generation = GenerationRequest(
+            request, request_id, kind, body, chosen, record, settings, self._keys.current
+        )
         driver = HandoffDriver(self._context, client, generation, engine, decode_name)
         driver.start()
         return driver
+
+    def _proven_leg(self, request: Request, client: ClientConnection) -> ProvenLeg | None:
+        """The prefill leg that `request` is proven to be, and that was signed for this pod."""
+        try:
+            leg = proven_leg(request, self._keys.current, time.time())
+            if leg is None:
+                return None
+            # Without --pod-name the pod is known by the address that the leg came to.
+            own = (self._context.settings.pod_name, client.local_address)
+            if not {leg.target.name, leg.target.address}.isdisjoint(own):
+                return leg
+            reason = "the proof of a prefill leg is for another pod"
+        except PlanRejected as err:
+            reason = str(err)
+        # It goes on as the request of a client, whose transfer parameters are removed.
+        log.warning("%s", reason, extra={"request_id": client_request_id(request)})
+        return None
+
+    def _prefill_for_another(
+        self, request: Request, client: ClientConnection, engine: HostPort, leg: ProvenLeg
+    ) -> ActiveRequest:
+        forward = ProvenPrefill(self._context, client, request, leg.attempt_id)
+        forward.start(engine, str(engine), request.body, rank=leg.target.rank)
+        return forward
 
     def _refusal_lines(self, request_id: str, engine: HostPort) -> bytes:
         """Header lines of a refused generation."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from tandem_contract.commandline import HostPort
 from tandem_contract.openai_errors import error_body
 
 from .messages import response_bytes
@@ -146,6 +147,12 @@ class ClientConnection(asyncio.Protocol):
         """The port that the client connected to."""
         port: int = self._transport.get_extra_info("sockname")[1]
         return port
+
+    @property
+    def local_address(self) -> str:
+        """`host:port` (`[v6]:port`) that the client connected to."""
+        host, port = self._transport.get_extra_info("sockname")[:2]
+        return str(HostPort(host, port))
 
     def set_reading(self, on: bool) -> None:
         """Start or stop reading from the client."""

@@ -19,7 +19,7 @@ import msgspec
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, verify
+from tandem_contract.plan import Plan, PlanRejected, Target, proven_target, verify
 
 from ..http.messages import Request
 
@@ -29,6 +29,8 @@ NOT_TRUSTED: Final = "not_trusted"
 """Reason when a header names a prefill pod and cannot be trusted."""
 
 _PLAN: Final = headers.PLAN.encode()
+_PROOF: Final = headers.PREFILL_PROOF.encode()
+_REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _DATA_PARALLEL: Final = headers.DATA_PARALLEL_HOST_PORT.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
 
@@ -42,6 +44,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     address: HostPort
     rank: int | None = None
     """The data-parallel rank that is to compute the prefill; None: the engine chooses."""
+    asks_for_proof: bool = False
+    """Whether its sidecar takes a prefill leg only with a proof (`plan.prove_prefill`)."""
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +132,31 @@ def route(
     return Route(RoutingPath.UNIFIED, UNROUTED)
 
 
+class ProvenLeg(msgspec.Struct, frozen=True, gc=False):
+    """A prefill leg that another pod's sidecar sends to this pod."""
+
+    attempt_id: str
+    """Its request id, by which the engines of both pods match the legs."""
+    target: Target
+    """The pod that it was signed for."""
+
+
+def proven_leg(request: Request, keys: Mapping[str, bytes], now: float) -> ProvenLeg | None:
+    """The prefill leg that `request` is; None without a proof, or without keys to check it.
+
+    `now`: Unix seconds. Raises PlanRejected for a proof that does not hold.
+    """
+    try:
+        proof, attempt_id = request.single(_PROOF), request.single(_REQUEST_ID)
+        if proof is None or not keys:
+            return None
+        value, identity = proof.decode("ascii"), (attempt_id or b"").decode("latin-1")
+    except ValueError as err:
+        raise PlanRejected(f"the proof of a prefill leg is malformed: {err}") from err
+    target = proven_target(value, keys, attempt_id=identity, now=now)
+    return ProvenLeg(identity, target)
+
+
 def rank_of(request: Request, arrived: int, first_port: int) -> int:
     """The data-parallel rank that an unsigned header names, by its port.
 
@@ -148,7 +177,7 @@ def _route_of_plan(plan: Plan) -> Route:
     return Route(
         plan.path,
         plan.reason,
-        tuple([_candidate(t.name, t.address, t.rank) for t in plan.prefill]) if split else (),
+        tuple([_candidate(target) for target in plan.prefill]) if split else (),
         decode_name=plan.decode.name,
         decode_rank=plan.decode.rank,
         routed=True,
@@ -156,8 +185,9 @@ def _route_of_plan(plan: Plan) -> Route:
 
 
 @lru_cache(maxsize=4096)
-def _candidate(name: str, address: str, rank: int | None) -> Candidate:
-    return Candidate(name or address, parse_host_port(address), rank)
+def _candidate(target: Target) -> Candidate:
+    name, address = target.name or target.address, parse_host_port(target.address)
+    return Candidate(name, address, target.rank, target.asks_for_proof)
 
 
 def _route_of_header(value: str, allow: AllowList) -> Route:

@@ -10,12 +10,14 @@ from .engine import Engine, engines
 
 @pytest.fixture(scope="package")
 def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
-    """One decode and two prefill engines, not started; the second prefill has a short KV lease."""
+    """One decode, two prefill and one unified engine, not started; the second prefill has a short
+    KV lease."""
     shared = engines(
         tmp_path_factory.mktemp("engines"),
         decode={"role": "kv_consumer"},
         prefill={},
         second={"lease": 2.0},
+        unified={"role": "kv_both"},
     )
     try:
         yield shared
@@ -41,3 +43,9 @@ async def prefill(shared_engines: list[Engine]) -> Engine:
 async def second_prefill(shared_engines: list[Engine]) -> Engine:
     await shared_engines[2].up()
     return shared_engines[2]
+
+
+@pytest.fixture
+async def unified(shared_engines: list[Engine]) -> Engine:
+    await shared_engines[3].up()
+    return shared_engines[3]

@@ -4,9 +4,17 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan import Plan, PlanRejected, Target, prove_prefill, sign
 from tandem_sidecar.http.messages import Request
-from tandem_sidecar.security.route import AllowList, Candidate, Route, parse_allow, route
+from tandem_sidecar.security.route import (
+    AllowList,
+    Candidate,
+    ProvenLeg,
+    Route,
+    parse_allow,
+    proven_leg,
+    route,
+)
 
 KEYS = {"a": b"0123456789abcdef"}
 NOW = 1000.0
@@ -126,3 +134,49 @@ def test_an_invalid_allow_list_entry_is_named_in_the_error(entry: str) -> None:
 
 def test_an_empty_allow_list_allows_nothing() -> None:
     assert HostPort("127.0.0.1", 1) not in AllowList()
+
+
+UNIFIED_POD = Target("unified-0", "10.0.0.5:8000", 1)
+
+
+def leg(proof: str, attempt_id: str = "r1-a") -> Request:
+    return request(("x-tandem-prefill-proof", proof), ("x-request-id", attempt_id))
+
+
+def proof(keys: dict[str, bytes] = KEYS, seconds: float = 90.0) -> str:
+    return prove_prefill(UNIFIED_POD, "r1-a", keys, now=NOW, seconds=seconds)
+
+
+def test_a_prefill_leg_is_proven_for_one_pod_and_attempt() -> None:
+    assert proven_leg(leg(proof()), KEYS, NOW) == ProvenLeg("r1-a", UNIFIED_POD)
+    assert proven_leg(request(("x-request-id", "r1-a")), KEYS, NOW) is None
+    assert proven_leg(leg(proof()), {}, NOW) is None, "no key to check it with"
+
+
+@pytest.mark.parametrize(
+    ("sent", "now"),
+    [
+        pytest.param(leg(proof(), "r1-b"), NOW, id="another attempt"),
+        pytest.param(leg(proof(seconds=5.0)), NOW + 6, id="expired"),
+        pytest.param(leg(proof({"a": b"another-secret-of-16"})), NOW, id="another key"),
+        pytest.param(leg("v1.a.e30"), NOW, id="malformed"),
+        pytest.param(leg("\xe9"), NOW, id="not ASCII"),
+        pytest.param(leg(sign(plan(request_id="r1-a"), KEYS, now=NOW)), NOW, id="a plan"),
+    ],
+)
+def test_a_proof_that_does_not_hold_is_rejected(sent: Request, now: float) -> None:
+    with pytest.raises(PlanRejected):
+        proven_leg(sent, KEYS, now)
+
+
+def test_a_proof_is_no_plan_for_a_split() -> None:
+    sent = request(("x-tandem-plan", proof()))
+    chosen = route(sent, "r1-a", KEYS, ALLOW, NOW)
+    assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
+
+
+def test_the_plan_says_which_candidates_ask_for_a_proof() -> None:
+    prefill = Target("u", "10.1.2.3:8000", None, asks_for_proof=True)
+    signed = sign(plan(prefill=(prefill,)), KEYS, now=NOW)
+    (candidate,) = routed(("x-tandem-plan", signed), keys=KEYS).candidates
+    assert candidate.asks_for_proof

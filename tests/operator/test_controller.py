@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -219,6 +220,31 @@ async def test_a_refused_template_removes_no_serving_pod(
 
         await api.patch(PREFILL_POOLS, "p", {"spec": {"template": None}}, namespace)
         await until(complete, operator)
+
+
+async def test_an_invalid_edit_leaves_the_pool_replaced_and_scaled(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    # vLLM without RDMA devices: the schema admits it, the operator refuses it.
+    spec: dict[str, Any] = {"engine": {"type": "vllm"}, "model": {"name": "org/model"}}
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=2, **spec))
+    await until(lambda: count(api, namespace, 2), operator)
+    first, _ = await operating.pods(api, namespace)
+    invalid = {"transfer": {"requireRdma": True}}
+    await api.patch(PREFILL_POOLS, "p", {"spec": invalid}, namespace)
+
+    async def is_invalid() -> bool:
+        pool = await api.get(PREFILL_POOLS, "p", namespace)
+        return condition(pool, "Stalled").get("reason") == "InvalidSpec"
+
+    await until(is_invalid, operator)
+    await api.delete(PODS, first["metadata"]["name"], namespace)
+    await until(lambda: replaced(api, namespace, first), operator)
+    await api.patch(PREFILL_POOLS, "p", {"spec": {"replicas": 3}}, namespace)
+    await until(lambda: count(api, namespace, 3), operator)
+    await api.patch(PREFILL_POOLS, "p", {"spec": {"replicas": 1}}, namespace)
+    await until(lambda: count(api, namespace, 1), operator)
+    assert len(await named(api, CONTROLLER_REVISIONS, namespace)) == 1
 
 
 async def count(api: Api, namespace: str, expected: int) -> bool:

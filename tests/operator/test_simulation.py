@@ -6,22 +6,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem_contract import labels
+
 from .full_pools import FULL, paths
 from .pool_yaml import DECODE, PREFILL
-from .simulated_cluster import SimulatedCluster, named, settled
+from .simulated_cluster import SimulatedCluster, named, revisions, settled
 
-
-@pytest.mark.parametrize(
+BROKEN = pytest.mark.parametrize(
     "broken",
     [{"replicas": "two"}, {"replicas": -1}, {"model": 5}, {"engine": "x"}, {"accelerator": []},
-     {"rollout": {"maxSurge": "x%"}},
+     {"rollout": {"maxSurge": "x%"}}, {"transfer": {"requireRdma": True}},
      {"transfer": {"connector": "storage"}}, {"engine": {"version": "0.1"}}],
 )  # fmt: skip
-def test_an_unreadable_pool_is_frozen_and_blocks_no_other(broken: dict[str, Any]) -> None:
-    cluster = settled(PREFILL, DECODE, named(DECODE, "e"))
-    before = set(cluster.pods)
+
+
+def break_spec(cluster: SimulatedCluster, **broken: Any) -> None:
+    """Give DecodePool `d` a spec that an older operator or schema accepted."""
     cluster.objects["DecodePool", "d"]["spec"] |= broken
     cluster.objects["DecodePool", "d"]["metadata"]["generation"] += 1
+
+
+@BROKEN
+def test_an_unreadable_pool_keeps_its_revision_and_blocks_no_other(broken: dict[str, Any]) -> None:
+    cluster = settled(PREFILL, DECODE, named(DECODE, "e"))
+    before = set(cluster.pods)
+    break_spec(cluster, **broken)
     lost = cluster.of("e")[0].name
     cluster.remove_pod(lost)
     cluster.edit("DecodePool", "e", replicas=3)
@@ -30,6 +39,62 @@ def test_an_unreadable_pool_is_frozen_and_blocks_no_other(broken: dict[str, Any]
     assert len(cluster.of("e")) == 3
     assert cluster.condition("d", "Stalled")["reason"] in ("InvalidSpec", "Mismatch")
     assert cluster.condition("d", "Stalled")["message"]
+
+
+@BROKEN
+def test_lost_and_failed_pods_of_an_unreadable_pool_are_replaced(broken: dict[str, Any]) -> None:
+    cluster = settled(PREFILL, DECODE)
+    before = set(cluster.pods)
+    break_spec(cluster, **broken)
+    lost, failed = cluster.of("d")
+    cluster.remove_pod(lost.name)
+    cluster.fail(failed.name)
+    cluster.settle()
+    assert set(revisions(cluster, "d")) == {lost.revision}
+    assert [pod.ready for pod in cluster.of("d")] == [True, True]
+    assert len(cluster.pods) == len(before)
+    assert cluster.condition("d", "PodsReady")["status"] == "True"
+
+
+@BROKEN
+def test_an_unreadable_pool_scales_and_drains(broken: dict[str, Any]) -> None:
+    cluster = settled(PREFILL, DECODE)
+    (revision,) = set(revisions(cluster, "d"))
+    break_spec(cluster, **broken)
+    if "replicas" not in broken:
+        cluster.objects["DecodePool", "d"]["spec"]["replicas"] = 4
+        cluster.objects["DecodePool", "d"]["metadata"]["generation"] += 1
+        cluster.settle()
+        assert revisions(cluster, "d") == [revision] * 4
+        cluster.objects["DecodePool", "d"]["spec"]["replicas"] = 1
+        cluster.objects["DecodePool", "d"]["metadata"]["generation"] += 1
+        cluster.reconcile()
+        leaving = [pod for pod in cluster.of("d") if pod.leaving]
+        assert len(leaving) == 3
+        assert all(labels.DRAINING in pod.labels for pod in leaving)
+        cluster.settle()
+        assert revisions(cluster, "d") == [revision]
+    drained = cluster.of("d")[0]
+    cluster._label(drained.name, {labels.DRAINING: "true"})
+    cluster.settle()
+    assert drained.name not in cluster.pods
+    assert set(revisions(cluster, "d")) == {revision}
+
+
+def test_an_unreadable_pool_in_mid_rollout_keeps_both_revisions_complete() -> None:
+    cluster = settled(PREFILL, named(DECODE, "d", replicas=4))
+    (old,) = set(revisions(cluster, "d"))
+    cluster.edit("DecodePool", "d", engine={"maxNumSeqs": 3})
+    cluster.reconcile()
+    break_spec(cluster, transfer={"requireRdma": True})
+    for pod in cluster.of("d", revision=old)[:2]:
+        cluster.remove_pod(pod.name)
+    cluster.settle()
+    assert len([pod for pod in cluster.of("d") if pod.ready]) >= 4
+    cluster.edit("DecodePool", "d", transfer=None)
+    cluster.settle()
+    assert old not in revisions(cluster, "d")
+    assert len(cluster.of("d")) == 4
 
 
 @pytest.mark.parametrize("writes", range(14))

@@ -76,9 +76,8 @@ class Mode(Enum):
     ROLL = "roll"
     """Pods roll to the update revision, and scale."""
     HOLD = "hold"
-    """Pods scale but keep their revision: the pool is paused, waits for a peer or is rejected."""
-    FREEZE = "freeze"
-    """No pod is created or deleted: the spec cannot be read."""
+    """Pods are replaced and scale but keep their revision: the pool is paused, waits for a peer, or
+    its spec is rejected or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ class PoolPlan:
     written."""
     validation: PoolValidation
     mode: Mode
-    desired: int | None
-    """Desired number of pods; None when the spec has no readable one."""
+    desired: int
+    """Desired number of pods; the number of the last pass when the spec has no readable one."""
     current: str | None
     """The revision that served last by itself; None before any has."""
     update: str | None

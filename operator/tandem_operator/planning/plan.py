@@ -6,8 +6,8 @@
     count     how many pods to add and to remove                `rollout`
     name      which pods                                        `pod_plan`
 
-A pool whose spec cannot be read is frozen: the plan does not touch it, and the other pools of the
-set go on without it.
+A pool whose spec cannot be read keeps its current revision in full: its pods are replaced, scaled
+and drained. The other pools of the set go on without it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from tandem_contract.custom_resources import PREFILL_POOL
 
-from ..conditions import Reason
 from ..observed import (
     Body,
     Failure,
@@ -56,20 +55,24 @@ class _PoolState:
         return f"{self.resource.key.kind} {self.resource.key.name}"
 
     @property
-    def is_frozen(self) -> bool:
-        rejection = self.validation.rejection
-        return rejection is not None and rejection.reason is Reason.INVALID_SPEC
-
-    @property
     def rollable_pool(self) -> Pool | None:
         """The pool as its spec says, when its pods may roll to that spec."""
         is_held = self.validation.rejection or self.validation.paused or self.refused
         return None if is_held else self.validation.pool
 
     @property
+    def desired(self) -> int:
+        """Desired number of pods."""
+        if self.validation.replicas is not None:
+            return self.validation.replicas
+        # The spec has no readable number: the pool keeps the size that it had.
+        stored = self.resource.status.get("desiredReplicas")
+        return stored if isinstance(stored, int) else len(self.counting)
+
+    @property
     def limits(self) -> Limits:
         pool = self.validation.pool
-        return limits(pool.spec.rollout if pool else Rollout(), self.validation.replicas or 0)
+        return limits(pool.spec.rollout if pool else Rollout(), self.desired)
 
 
 def plan_set(
@@ -147,7 +150,7 @@ def _gate_member(pool: _PoolState, target: Target | None, now: float) -> Member:
     return Member(
         name=pool.name,
         prefill=pool.resource.key.kind == PREFILL_POOL,
-        desired=pool.validation.replicas or 0,
+        desired=pool.desired,
         pods=pool.counting,
         # A stuck pod serves nothing; waiting for it would block the set for good.
         serving=tuple(pod for pod in pool.pods if not pod.over and not progress.is_stuck(pod, now)),
@@ -164,13 +167,11 @@ def _plan_pool(
     on_hold = PoolPlan(
         key=pool.resource.key, generation=pool.resource.generation,
         validation=pool.validation, mode=Mode.HOLD,
-        desired=pool.validation.replicas, current=current, update=current,
+        desired=pool.desired, current=current, update=current,
         compat=pool.current.compat if pool.current else None,
         blocked_by=blockers, refused=pool.refused,
         template=pool.current.template if pool.current else None,
     )  # fmt: skip
-    if pool.is_frozen:
-        return replace(on_hold, mode=Mode.FREEZE)
     # The pool may not roll: it is rejected, paused or refused. It keeps its revision and scales.
     if target is None:
         return on_hold
@@ -208,8 +209,6 @@ class _PoolWrites:
 
 def _plan_writes(observed: Observed, pool: _PoolState, plan: PoolPlan, gate: Gate) -> _PoolWrites:
     """The writes for one pool."""
-    if plan.mode is Mode.FREEZE:
-        return _PoolWrites(plan)
     changes, source = _pod_changes(pool, plan, gate)
     routing = pod_plan.routing_labels(observed, pool.resource)
     draining, deletions = pod_plan.plan_deletions(

@@ -13,7 +13,7 @@ from tandem_contract import labels
 from ..conditions import ConditionType, Reason
 from ..observed import PodState
 from . import progress
-from .actions import Mode, PoolPlan
+from .actions import PoolPlan
 from .status_facts import Facts
 
 Truth = Literal["True", "False", "Unknown"]
@@ -73,9 +73,6 @@ def _ready(facts: Facts, states: dict[ConditionType, ConditionState]) -> Conditi
 
 
 def _pods_ready(facts: Facts) -> ConditionState:
-    rejection = facts.plan.validation.rejection
-    if facts.plan.mode is Mode.FREEZE and rejection:
-        return ConditionState("Unknown", Reason.INVALID_SPEC, rejection.message)
     count = f"{len(facts.ready_pods)} of {facts.desired} pods are ready"
     if facts.desired == 0:
         return ConditionState("True", Reason.SCALED_TO_ZERO, "no pods are requested")

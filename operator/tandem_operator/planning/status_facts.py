@@ -59,8 +59,8 @@ class Facts:
 
     @property
     def desired(self) -> int:
-        """Desired number of pods; the present number when the spec has no readable one."""
-        return len(self.active_pods) if self.plan.desired is None else self.plan.desired
+        """Desired number of pods."""
+        return self.plan.desired
 
     @property
     def limits(self) -> Limits | None:

@@ -68,7 +68,7 @@ class PoolValidation:
     rejection: Rejection | None = None
     """None: the pool may roll."""
     replicas: int | None = None
-    """Desired number of pods; set even for a pool that lacks its peer's fields."""
+    """Desired number of pods; None only when the spec has no readable one."""
     paused: bool = False
     notes: tuple[str, ...] = ()
     """Limits that cannot be checked here and that the user should know."""
@@ -155,7 +155,7 @@ def _version(body: Body) -> tuple[object, ...]:
 def _validate_prefill(request: _Request) -> PoolValidation:
     manifest = _attempt(lambda: _read_manifest(PREFILL_POOL, request.body))
     if isinstance(manifest, Rejection):
-        return PoolValidation(None, manifest)
+        return _unreadable(request.body, manifest)
     return _to_pool(manifest, lambda: prefill_pool(manifest.pool, request.defaults))
 
 
@@ -163,7 +163,7 @@ def _validate_prefill(request: _Request) -> PoolValidation:
 def _validate_decode(request: _Request) -> PoolValidation:
     manifest = _attempt(lambda: _read_manifest(DECODE_POOL, request.body))
     if isinstance(manifest, Rejection):
-        return PoolValidation(None, manifest)
+        return _unreadable(request.body, manifest)
     reference = manifest.pool.spec.get("prefillRef")
     if reference is None:
         return _to_pool(manifest, lambda: decode_pool(manifest.pool, request.defaults))
@@ -193,7 +193,7 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
     own, peer = decode.pool, prefill.pool
     merged = _attempt(lambda: inherit(peer.spec, own.spec))
     if isinstance(merged, Rejection):
-        return PoolValidation(None, merged)
+        return PoolValidation(None, merged, decode.replicas, decode.paused)
     # The DecodePool with inherited fields must be valid by itself before the pair is compared.
     complete = replace(own, spec=merged)
     validation = _to_pool(replace(decode, pool=complete), lambda: decode_pool(complete, defaults))
@@ -201,7 +201,7 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
         return validation
     differences = _attempt(lambda: tuple(disagreements(peer.spec, own.spec, merged, defaults)))
     if isinstance(differences, Rejection):
-        return PoolValidation(None, differences)
+        return PoolValidation(None, differences, decode.replicas, decode.paused)
     names = f"DecodePool {own.name}", f"PrefillPool {peer.name}"
     faults = tuple(mismatch.message(*names) for mismatch in differences)
     faults += tuple(_rules_broken_by_inheritance(validation.pool))
@@ -260,6 +260,12 @@ def _read_manifest(kind: str, body: Body) -> _Manifest:
     name, namespace = metadata["name"], metadata["namespace"]
     pool = PoolManifest(kind, name, namespace, spec, annotations, own_labels)
     return _Manifest(pool, _replicas(spec), bool(spec.get("paused")))
+
+
+def _unreadable(body: Body, rejection: Rejection) -> PoolValidation:
+    """A custom resource that cannot be read as a whole: its number of pods still applies."""
+    replicas = _attempt(lambda: _replicas(body["spec"]))
+    return PoolValidation(None, rejection, None if isinstance(replicas, Rejection) else replicas)
 
 
 def _replicas(spec: Mapping[str, Any]) -> int:

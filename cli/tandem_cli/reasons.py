@@ -20,6 +20,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no_prefill_backend": "it was to be split, but no pod that could prefill for it is ready",
     "no_decode_backend": "no decode pod is ready",
     "fault": "the EPP could not choose because of a bug, which its log shows: any pod serves it",
-    "passthrough": "the request generates nothing, or in a way that the EPP does not read",
+    "pooling": "the request generates nothing: one pod computes its prompts",
+    "passthrough": "the EPP does not read requests of this kind",
 }
 """Reason → why the path was taken."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from . import endpoints
-from .request_kinds import PATHS, RequestKind
+from .request_kinds import PATHS, POOLED_PATHS, RequestKind
 
 TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
 """Its body is a form with a field `model`."""
@@ -37,17 +37,7 @@ API: Final[Mapping[str, str]] = {
     "/v1/chat/completions/batch": "several chats in one request",
     "/v1/chat/completions/render": "the token ids of a chat",
     "/v1/completions/render": "the token ids of a prompt",
-    "/v1/embeddings": "OpenAI's embeddings",
-    "/v2/embed": "Cohere's embeddings",
-    "/pooling": "vLLM's pooling models",
-    "/classify": "the same, classes",
-    "/score": "similarity of texts",
-    "/v1/score": "the same",
-    "/rerank": "order of documents",
-    "/v1/rerank": "the same",
-    "/v2/rerank": "the same",
-    "/tokenize": "token ids of a text",
-    "/detokenize": "text of token ids",
+    **{path: pooled.use for path, pooled in POOLED_PATHS.items()},
     TRANSCRIPTIONS: "OpenAI's transcriptions of audio",
     TRANSLATIONS: "OpenAI's translations of audio",
     "/v1/realtime": "OpenAI's realtime API, a websocket",

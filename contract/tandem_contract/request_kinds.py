@@ -1,11 +1,12 @@
-"""The requests that generate text, and the HTTP path of each: vLLM's API.
+"""The requests whose bodies are read, and their HTTP paths: vLLM's API.
 
-The EPP and the sidecar read the bodies of these; every other request passes through unread.
+The EPP and the sidecar read the bodies of `RequestKind`, which generate text. The EPP also reads
+those of `PooledKind`, for their model and size. Every other request passes through unread.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 
 class RequestKind(StrEnum):
@@ -27,6 +28,50 @@ PATHS: Final[Mapping[RequestKind, str]] = {
 }
 _KINDS: Final[Mapping[str, RequestKind]] = {path: kind for kind, path in PATHS.items()}
 
+
+class PooledKind(StrEnum):
+    """Requests without generated tokens, by the fields that hold their prompts. No value is one of
+    `RequestKind`."""
+
+    INPUT = "input"
+    """`input` or `messages`."""
+    COHERE = "cohere"
+    """`texts`, `images` or `inputs`."""
+    SCORE = "score"
+    """Two lists of texts that are compared, under one of several pairs of names."""
+    RERANK = "rerank"
+    """`query` and `documents`."""
+    TOKENIZE = "tokenize"
+    """`prompt` or `messages`, from which no engine computes anything."""
+    DETOKENIZE = "detokenize"
+    """`tokens`; the same."""
+
+
+BodyKind = RequestKind | PooledKind
+
+
+class PooledPath(NamedTuple):
+    """A path of one of these kinds."""
+
+    kind: PooledKind
+    use: str
+    """What it is for."""
+
+
+POOLED_PATHS: Final[Mapping[str, PooledPath]] = {
+    "/v1/embeddings": PooledPath(PooledKind.INPUT, "OpenAI's embeddings"),
+    "/v2/embed": PooledPath(PooledKind.COHERE, "Cohere's embeddings"),
+    "/pooling": PooledPath(PooledKind.INPUT, "vLLM's pooling models"),
+    "/classify": PooledPath(PooledKind.INPUT, "the same, classes"),
+    "/score": PooledPath(PooledKind.SCORE, "similarity of texts"),
+    "/v1/score": PooledPath(PooledKind.SCORE, "the same"),
+    "/rerank": PooledPath(PooledKind.RERANK, "order of documents"),
+    "/v1/rerank": PooledPath(PooledKind.RERANK, "the same"),
+    "/v2/rerank": PooledPath(PooledKind.RERANK, "the same"),
+    "/tokenize": PooledPath(PooledKind.TOKENIZE, "token ids of a text"),
+    "/detokenize": PooledPath(PooledKind.DETOKENIZE, "text of token ids"),
+}
+
 SAMPLING_PARAMS: Final = "sampling_params"
 """The object in which a generate request keeps the fields that the other kinds have at the top."""
 
@@ -34,3 +79,9 @@ SAMPLING_PARAMS: Final = "sampling_params"
 def kind_of_path(path: str) -> RequestKind | None:
     """The kind that `path` (a query string may follow) serves; None: the request passes through."""
     return _KINDS.get(path.partition("?")[0])
+
+
+def pooled_kind_of_path(path: str) -> PooledKind | None:
+    """The kind without generated tokens that `path` serves."""
+    pooled = POOLED_PATHS.get(path.partition("?")[0])
+    return pooled.kind if pooled is not None else None

@@ -15,16 +15,17 @@ from typing import BinaryIO, Final
 import msgspec
 
 from tandem_contract.prefix import Chain
-from tandem_contract.request_kinds import RequestKind
+from tandem_contract.request_kinds import BodyKind, PooledKind, RequestKind
 
+from .bodies import parse_body
 from .body_fields import BadBody
 from .prompt_key import PromptForm
-from .request import InferenceRequest, parse_request, read_model
+from .request import InferenceRequest, read_model
 
 HEADER: Final = Format(">BI")
 """Before each body: its kind's place in `KINDS`, and its size in bytes. Before each answer: 0, and
 the size."""
-KINDS: Final = (None, *RequestKind)
+KINDS: Final = (None, *RequestKind, *PooledKind)
 """None: a body of which only the model is read."""
 
 
@@ -64,12 +65,12 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def read(kind: RequestKind | None, body: bytes) -> Reading:
+def read(kind: BodyKind | None, body: bytes) -> Reading:
     """What a pick needs to know of a body."""
     try:
         if kind is None:
             return Reading(model=read_model(body))
-        request = parse_request(kind, body)
+        request = parse_body(kind, body)
     except BadBody as err:
         return Reading(refusal=str(err))
     return Reading(

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.request_kinds import RequestKind
+from tandem_contract.request_kinds import BodyKind, PooledKind, RequestKind
 
 from .body_fields import BadBody, Members
 
@@ -70,7 +70,7 @@ def read_count(members: Members, name: str) -> int | None:
     return min(int(number), 10**9) if isfinite(number) and number >= 0 else None
 
 
-def check_types(kind: RequestKind, members: Members) -> None:
+def check_types(kind: BodyKind, members: Members) -> None:
     """Raises BadBody if a member is of a type that the engine refuses."""
     for name, expected, first in _EXPECTED[kind]:
         if (raw := members.get(name)) is not None and memoryview(raw)[0] not in first:
@@ -133,7 +133,8 @@ _Expected = tuple[str, str, bytes]
 
 _MODEL: Final[_Expected] = ("model", "the name of a model, in quotes", _TEXT)
 _MESSAGES: Final[_Expected] = ("messages", "a list of messages", _LIST)
-_EXPECTED: Final[Mapping[RequestKind, tuple[_Expected, ...]]] = {
+_TEXTS: Final = ("a text, an object with a content, or a list of these", b'"{[')
+_EXPECTED: Final[Mapping[BodyKind, tuple[_Expected, ...]]] = {
     RequestKind.COMPLETIONS: (_MODEL, ("prompt", "a text or a list", b'"[n')),
     RequestKind.CHAT: (_MODEL, _MESSAGES),
     RequestKind.RESPONSES: (
@@ -150,4 +151,21 @@ _EXPECTED: Final[Mapping[RequestKind, tuple[_Expected, ...]]] = {
         ("features", "an object", _OBJECT_OR_NULL),
         ("content_parts", "a list of parts", _LIST_OR_NULL),
     ),
+    PooledKind.INPUT: (_MODEL, ("input", "a text or a list", b'"['), _MESSAGES),
+    PooledKind.COHERE: (
+        _MODEL,
+        *((name, "a list", _LIST_OR_NULL) for name in ("texts", "images", "inputs")),
+    ),
+    PooledKind.SCORE: (
+        _MODEL,
+        *((name, *_TEXTS) for name in ("queries", "documents", "items")),
+        *((name, *_TEXTS) for name in ("data_1", "data_2", "text_1", "text_2")),
+    ),
+    PooledKind.RERANK: (
+        _MODEL,
+        ("query", "a text or an object with a content", b'"{'),
+        ("documents", *_TEXTS),
+    ),
+    PooledKind.TOKENIZE: (_MODEL, ("prompt", "a text", b'"'), _MESSAGES),
+    PooledKind.DETOKENIZE: (_MODEL, ("tokens", "a list of token ids", _LIST)),
 }

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tandem_contract.request_kinds import RequestKind
+from tandem_contract.request_kinds import BodyKind
 
 from .body_worker import HEADER, KINDS, Reading, read
 
@@ -51,7 +51,7 @@ class LargeBodies:
         """Whether the process runs."""
         return self._process is not None
 
-    async def read(self, kind: RequestKind | None, body: bytes) -> Reading:
+    async def read(self, kind: BodyKind | None, body: bytes) -> Reading:
         """What a pick needs to know of a body; `kind`: None for its model alone. Raises
         WorkerFault."""
         job = _Job(kind, body)
@@ -140,6 +140,6 @@ class LargeBodies:
 class _Job:
     """A body that is to be read."""
 
-    def __init__(self, kind: RequestKind | None, body: bytes) -> None:
+    def __init__(self, kind: BodyKind | None, body: bytes) -> None:
         self.kind, self.body = kind, body
         self.reading: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()

@@ -24,6 +24,7 @@ from tandem_contract.plan import PlanSigner
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
+from .bodies import is_form, is_json, kind_of, named_model
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
 from .ext_proc.messages import HttpRequest
@@ -36,7 +37,7 @@ from .placement_headers import header_changes
 from .preparation import Preparation, preparation_of, read_body
 from .prompt_key import PromptForm
 from .refusals import Refusals, unknown_model
-from .request import InferenceRequest, is_json, kind_of, read_model
+from .request import InferenceRequest
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
 from .scheduling.fallback import FAULT, choose_alone
@@ -97,12 +98,12 @@ class EndpointPicker:
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
-        different models, for any JSON that may name a model."""
+        different models, for any JSON or form that may name a model."""
         if kind_of(request) is not None:
             return True
         if request.path not in self.routing.api:
             return False
-        return self._fleet.has_mixed_models and is_json(request)
+        return self._fleet.has_mixed_models and (is_json(request) or is_form(request))
 
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         """Pick pods for `request` and count the request on them; a body of None is not read. Raises
@@ -172,7 +173,8 @@ class EndpointPicker:
         serving = self.routing.serving
         if serving.enabled and not serving.fallback_to_unified:
             raise self._error(500, "fault", _FAULT)
-        decision.model = read_model(body or b"") if self._fleet.has_mixed_models else None
+        has_mixed_models = self._fleet.has_mixed_models
+        decision.model = named_model(request, body or b"") if has_mixed_models else None
         ready = in_subset(self._fleet.ready_pods(decision.model), request.subset)
         decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
         if not decodes:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
+from .bodies import kind_of, named_model, parse_body
 from .body_fields import BadBody
 from .body_worker import Reading
 from .ext_proc.messages import HttpRequest
 from .kv_events.collector import PreciseMatch
-from .request import InferenceRequest, kind_of, parse_request, read_model
+from .request import InferenceRequest
 
 MAX_MODEL: Final = 4096
 """Characters of a model's name; no engine serves one nearly as long."""
@@ -44,7 +45,7 @@ def preparation_of(request: HttpRequest) -> Preparation:
 def parse(request: HttpRequest, body: bytes) -> InferenceRequest | None:
     """What a pick reads of the body; None for a request whose body is not read. Raises BadBody."""
     kind = kind_of(request)
-    return parse_request(kind, body) if kind is not None else None
+    return parse_body(kind, body) if kind is not None else None
 
 
 def read_body(
@@ -60,7 +61,7 @@ def read_body(
         if prepared.reading is not None:
             return None, _bounded(prepared.reading.model)
         parsed = parse(request, body)
-    return parsed, _bounded(parsed.model if parsed is not None else read_model(body))
+    return parsed, _bounded(parsed.model if parsed is not None else named_model(request, body))
 
 
 def _bounded(model: str | None) -> str | None:

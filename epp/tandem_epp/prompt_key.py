@@ -45,6 +45,8 @@ class PromptForm(Enum):
     """One list of token ids: the data is exact."""
     MEDIA = "media"
     """Messages with media."""
+    POOLED = "pooled"
+    """The prompts of a request that generates nothing; only their length is read."""
     OTHER = "other"
 
 
@@ -94,18 +96,24 @@ _features: Final = msgspec.json.Decoder(_Features)
 
 
 def _completion_data(members: Members) -> tuple[bytes, PromptForm]:
-    raw = bytes(members.get("prompt", _NONE))
+    return prompts_data(members, "prompt")
+
+
+def prompts_data(members: Members, name: str) -> tuple[bytes, PromptForm]:
+    """The data of the member `name`: a text, token ids, or a list of either. Raises as
+    `prompt_key`."""
+    raw = bytes(members.get(name, _NONE))
     if not raw.startswith(b"["):
         # Without the quotes: the closing one would end the prefix that a longer prompt shares.
         return raw[1:-1], PromptForm.OTHER
     if raw[1:].lstrip()[:1] not in (b'"', b"["):
-        return _token_bytes(members, "prompt"), PromptForm.IDS
+        return _token_bytes(members, name), PromptForm.IDS
     # Several prompts: hashed one behind the other. `single_engine_reason` keeps them together.
     prompts = (bytes(prompt) for prompt in _list.decode(raw))
     # Whichever of the two the first one is, all are.
     are_texts = raw[1:].lstrip()[:1] == b'"'
     return b"".join(
-        _prompt_of_several(prompt, f"prompt[{i}]", are_texts) for i, prompt in enumerate(prompts)
+        _prompt_of_several(prompt, f"{name}[{i}]", are_texts) for i, prompt in enumerate(prompts)
     ), PromptForm.OTHER
 
 

@@ -17,12 +17,14 @@ from typing import Final
 
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.otlp import is_wanted
+from tandem_contract.request_kinds import RequestKind
 from tandem_kube.pages import metrics_app
 
 from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
+from .bodies import is_form, kind_of
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
 from .discovery import Discovery, connect, discover
@@ -39,7 +41,6 @@ from .peers.turns import Turns
 from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
 from .preparation import Preparation, read_ahead
-from .request import kind_of
 from .scheduling.config import Routing
 from .servers import Servers
 from .settings import Settings
@@ -155,7 +156,7 @@ class Service:
     ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
         turn to pick until the context ends. None: the pick has to wait for neither."""
-        if self._turns is None and not self._precise.is_on and len(body) < LARGE:
+        if self._turns is None and not self._precise.is_on and not _is_large(request, body):
             return None
         return self._prepare(request, body)
 
@@ -164,7 +165,7 @@ class Service:
         began = perf_counter()
         reading, parsed = None, None
         with self._metrics.faults.contained("prepare"):
-            if len(body) >= LARGE:
+            if _is_large(request, body):
                 reading = await self._large_bodies.read(kind_of(request), body)
                 parsed = reading.request()
             elif self._turns is not None:
@@ -187,7 +188,9 @@ class Service:
         """Raises nothing."""
         with self._metrics.faults.contained("prepare"):
             kind = kind_of(request) if self._precise.is_on else None
-            return await self._precise.prepare(kind, body) if kind is not None else None
+            if isinstance(kind, RequestKind):
+                return await self._precise.prepare(kind, body)
+            return None
         # The request is placed approximately.
         return None
 
@@ -283,6 +286,11 @@ class Service:
         if directory is not None and (keys := reload_keys(directory)) is not None:
             self._picker.plan_keys = keys
             self._channel.use_keys(keys)
+
+
+def _is_large(request: HttpRequest, body: bytes) -> bool:
+    """Whether reading the body takes too long here. A form is only searched for its delimiters."""
+    return len(body) >= LARGE and not is_form(request)
 
 
 async def serve(

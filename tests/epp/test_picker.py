@@ -331,7 +331,7 @@ def test_error_responses() -> None:
     "request_head",
     [
         HttpRequest("GET", "/v1/models", {}),
-        HttpRequest("POST", "/v1/embeddings", {}),
+        HttpRequest("POST", "/v1/messages/count_tokens", {}),
         HttpRequest("POST", "/v1/completions", {"content-type": "text/plain"}),
     ],
 )
@@ -586,13 +586,13 @@ def test_a_model_without_pods_is_503_for_ten_minutes_and_then_404() -> None:
 def test_with_several_models_any_json_goes_to_a_pod_with_its_model() -> None:
     setup = PickerSetup()
     setup.fleet.apply([backend("a", "decode", None, "m"), backend("b", "decode", None, "n")])
-    embeddings = HttpRequest("POST", "/v1/embeddings", {})
-    assert setup.picker.needs_body(embeddings)
+    counting = HttpRequest("POST", "/v1/messages/count_tokens", {})
+    assert setup.picker.needs_body(counting)
     for model, name in (("m", "a"), ("n", "b")) * 3:
-        placement = setup.picker.place(embeddings, b'{"model": "%s"}' % model.encode(), NOW)
+        placement = setup.picker.place(counting, b'{"model": "%s"}' % model.encode(), NOW)
         assert placement.decode.name == name
     assert setup.refusal(b'{"model": "x"}')[0] == 404
-    assert setup.picker.place(embeddings, b"no JSON", NOW).decode.name in "ab"
+    assert setup.picker.place(counting, b"no JSON", NOW).decode.name in "ab"
 
 
 def test_with_several_models_the_epp_answers_v1_models() -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from tandem_contract.prefix import text_chain, token_bytes
 from tandem_contract.request_kinds import PATHS, RequestKind
-from tandem_epp import request as request_module
+from tandem_epp import body_fields
+from tandem_epp.bodies import kind_of
+from tandem_epp.body_fields import BadBody
 from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.request import BadBody, InferenceRequest, kind_of, parse_request, read_model
+from tandem_epp.request import InferenceRequest, parse_request, read_model
 
 DEEP = b"[" * 100_000
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
@@ -225,7 +227,7 @@ def test_the_search_for_the_place_decodes_no_more_than_its_limit(
         sizes.append(len(part))
         return len(part) > 1000
 
-    monkeypatch.setattr(request_module, "_is_too_deep", is_too_deep)
+    monkeypatch.setattr(body_fields, "_is_too_deep", is_too_deep)
     with pytest.raises(BadBody, match=r"byte 1000\)"):
         parse_request(RequestKind.CHAT, b'{"messages": ' + b"[" * 10_000_000)
     assert max(sizes) <= 65536

@@ -1,0 +1,61 @@
+"""Which body of a request is read, and how: JSON of a known kind, other JSON, or a form.
+
+    kind_of(request)            what the body holds, by path and content type
+    parse_body(kind, body)      all that a pick reads of it
+    named_model(request, body)  the model alone, of a body of no known kind
+
+Errors: `BadBody`.
+"""
+
+from typing import Final
+
+from tandem_contract.api_paths import FORMS
+from tandem_contract.request_kinds import (
+    BodyKind,
+    PooledKind,
+    kind_of_path,
+    pooled_kind_of_path,
+)
+
+from .ext_proc.messages import HttpRequest
+from .form import FORM_TYPE, form_model
+from .pooled import parse_pooled
+from .request import InferenceRequest, parse_request, read_model
+
+_CONTENT_TYPE: Final = "content-type"
+
+
+def kind_of(request: HttpRequest) -> BodyKind | None:
+    """The kind of request in the body; None for one of which at most the model is read."""
+    if not is_json(request):
+        return None
+    return kind_of_path(request.path) or pooled_kind_of_path(request.path)
+
+
+def is_json(request: HttpRequest) -> bool:
+    """Whether `request` is a POST of JSON; a POST without a content type counts as one."""
+    media_type = _media_type(request, "application/json")
+    return request.method == "POST" and media_type.endswith(("/json", "+json"))
+
+
+def is_form(request: HttpRequest) -> bool:
+    """Whether `request` is a form for a path that takes one."""
+    if request.method != "POST" or request.path.partition("?")[0] not in FORMS:
+        return False
+    return _media_type(request, "") == FORM_TYPE
+
+
+def parse_body(kind: BodyKind, body: bytes) -> InferenceRequest:
+    """The request in `body`. Raises BadBody."""
+    return parse_pooled(kind, body) if isinstance(kind, PooledKind) else parse_request(kind, body)
+
+
+def named_model(request: HttpRequest, body: bytes) -> str | None:
+    """The model that a body of no known kind names; None: it names none. Raises BadBody."""
+    if is_form(request):
+        return form_model(request.headers[_CONTENT_TYPE], body)
+    return read_model(body)
+
+
+def _media_type(request: HttpRequest, default: str) -> str:
+    return request.headers.get(_CONTENT_TYPE, default).partition(";")[0].strip().lower()

@@ -66,6 +66,9 @@ ATTEMPT: Final = f"{GROUP}/attempt"
 replacement by it (back-off). Operator → operator."""
 CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On pods whose process reads its configuration only at start: a new value rolls them. Operator."""
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+"""On pods: they may be evicted to remove their node, although they have local volumes and an owner
+that the autoscaler does not know. Operator → cluster autoscaler."""
 SCHEMA_VERSION: Final = f"{GROUP}/schema-version"
 """On the CRDs: the release's schema number, compared by the operator at startup."""
 

@@ -126,6 +126,11 @@ def _networks(
     help="Network of the pods, repeatable. Behind an EPP other than Tandem's, whose plans are not"
     " signed, sidecars contact only prefill pods in these.  [default: the private networks]",
 )
+@click.option(
+    "--assigned-users",
+    is_flag=True,
+    help="The platform assigns user ids to pods, as OpenShift does: pods name none.",
+)
 @click.option("--envoy-image", default=_DEFAULTS.scope.router.envoy_image, help="Image of Envoy.")
 @click.option(
     "--router-settings",
@@ -203,12 +208,14 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
         flags["engine_image"] or DEFAULTS.torch_image,
         flags["vllm_repository"] or DEFAULTS.vllm_repository,
         pull_policy=flags["image_pull_policy"],
+        assigned_users=flags["assigned_users"],
         pod_networks=flags["pod_networks"] or DEFAULTS.pod_networks,
     )
     router = RouterSettings(
         tandem_image=defaults.tandem_image,
         envoy_image=flags["envoy_image"],
         image_pull_policy=flags["image_pull_policy"],
+        assigned_users=flags["assigned_users"],
     )
     if flags["router_file"]:
         router = load_router_settings(flags["router_file"], router)

@@ -13,6 +13,7 @@ import pytest
 
 from tandem_contract import labels
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kubectl import Failed
 
 from . import programs
 from .programs import CHART, RELEASE
@@ -38,7 +39,12 @@ RARE = {
     ("apps", "controllerrevisions", "get"),
     ("apps", "controllerrevisions", "patch"),
     ("apps", "controllerrevisions", "delete"),
+    # Asked by the admission of owner references that block a deletion, not by a request.
+    ("tandem.dev", "prefillpools/finalizers", "update"),
+    ("tandem.dev", "decodepools/finalizers", "update"),
 }
+USERS = "rbac.authorization.k8s.io/aggregate-to-"
+"""Label prefix of ClusterRoles for users; the operator has none of them."""
 
 
 def test_cluster_wide(control_plane: ControlPlane, namespace: str) -> None:
@@ -156,9 +162,64 @@ def _audited_grants(control_plane: ControlPlane, namespace: str) -> tuple[set[Gr
     return used, denied
 
 
+def _is_for_users(role: dict[str, Any]) -> bool:
+    return any(label.startswith(USERS) for label in role["metadata"]["labels"])
+
+
+def test_no_role_lists_secrets() -> None:
+    reading = {"list", "watch", "*", "deletecollection"}
+    for values in ((), ("--set", "watchNamespaces={team-a}")):
+        for role in programs.objects("--set", "crds.install=false", *values):
+            for rule in role.get("rules", ()):
+                if {"secrets", "*"} & set(rule["resources"]):
+                    assert not reading & set(rule["verbs"]), role["metadata"]["name"]
+
+
+def test_users_roles_extend_the_clusters_own(control_plane: ControlPlane, namespace: str) -> None:
+    roles = [
+        role
+        for role in programs.objects("--set", "crds.install=false", "--namespace", namespace)
+        if role["kind"] == "ClusterRole" and _is_for_users(role)
+    ]
+    items = json.dumps({"apiVersion": "v1", "kind": "List", "items": roles})
+    control_plane.kubectl("create", "--filename=-", input=items)
+    try:
+        for role in ("view", "edit", "admin"):
+            control_plane.kubectl(
+                *("create", "rolebinding", f"user-{role}", f"--clusterrole={role}"),
+                *(f"--user=user-{role}", f"--namespace={namespace}"),
+            )
+
+        def may(user: str, verb: str, resource: str) -> bool:
+            kind, _, subresource = resource.partition("/")
+            question = (
+                *("auth", "can-i", verb, kind, f"--subresource={subresource}"),
+                *(f"--as={user}", f"--namespace={namespace}"),
+            )
+            try:
+                return control_plane.kubectl(*question).strip() == "yes"
+            except Failed:
+                return False  # kubectl's exit status of "no" is 1
+
+        # The controller manager adds the rules.
+        _until(lambda: may("user-edit", "create", "decodepools.tandem.dev"), "rights to edit")
+        _until(lambda: may("user-view", "get", "decodepools.tandem.dev"), "rights to view")
+        _until(lambda: may("user-admin", "delete", "prefillpools.tandem.dev"), "rights of admins")
+        assert may("user-edit", "patch", "prefillpools.tandem.dev/scale")
+        for verb, resource in (
+            ("create", "decodepools.tandem.dev"),
+            ("patch", "prefillpools.tandem.dev/scale"),
+        ):
+            assert not may("user-view", verb, resource)
+        assert not may("user-edit", "patch", "decodepools.tandem.dev/status")
+        assert not may("nobody", "get", "decodepools.tandem.dev")
+    finally:
+        control_plane.kubectl("delete", "--filename=-", input=items)
+
+
 def _granted(manifests: list[dict[str, Any]]) -> Iterator[Grant]:
     for role in manifests:
-        if role["kind"] not in ("Role", "ClusterRole"):
+        if role["kind"] not in ("Role", "ClusterRole") or _is_for_users(role):
             continue
         for rule in role["rules"]:
             for group in rule["apiGroups"]:

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.component, pytest.mark.usefixtures("helm")]
 
 HERE = Path(__file__).parent
 CASES = ("default", "namespaced", "ha", "monitoring")
+OPENSHIFT = "security.openshift.io/v1"
 HIDDEN = "…"
 """Placeholder for files that the chart copies unchanged; other tests check those."""
 
@@ -174,6 +175,34 @@ def test_the_operator_reads_the_router_settings(tmp_path: Path) -> None:
     changed = objects("--values", values, "--set", "router.epp.replicas=4")
     (again,) = (each for each in changed if each["kind"] == "Deployment")
     assert again["spec"]["template"]["metadata"] != pod["metadata"], "it is read once"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "apis", "assigned"),
+    [
+        ((), (), False),
+        ((), (OPENSHIFT,), True),
+        (("--set", "openshift=true"), (), True),
+        (("--set", "openshift=false"), (OPENSHIFT,), False),
+    ],
+)
+def test_no_pod_names_a_user_where_the_platform_assigns_one(
+    arguments: tuple[str, ...], apis: tuple[str, ...], assigned: bool
+) -> None:
+    manifests = objects(*arguments, apis=apis)
+    assert ("--assigned-users" in _operator(manifests)["args"]) is assigned
+    specs = [
+        manifest["spec"]["template"]["spec"]
+        if manifest["kind"] == "Deployment"
+        else manifest["spec"]
+        for manifest in manifests
+        if manifest["kind"] in ("Deployment", "Pod")
+    ]
+    assert len(specs) == 2
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert ("runAsUser" in spec["securityContext"]) is not assigned
+        assert ("runAsGroup" in spec["securityContext"]) is not assigned
 
 
 def test_policies_are_on_by_default_and_name_the_operators_own_pods(tmp_path: Path) -> None:

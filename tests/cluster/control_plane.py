@@ -131,6 +131,8 @@ class ControlPlane:
             audit_log_path=self.audit_log,
             # Megabytes. Rotation would remove events that a test still reads.
             audit_log_maxsize=10000,
+            # As on OpenShift.
+            enable_admission_plugins="OwnerReferencesPermissionEnforcement",
         )
 
     def _controller_flags(self) -> list[str]:

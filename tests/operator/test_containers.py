@@ -202,6 +202,26 @@ def test_engines_shut_down_within_the_grace_period() -> None:
     assert value_of("--shutdown-timeout", engine(torch_decode)) == "10s"
 
 
+def test_only_an_engine_that_has_rdma_devices_and_a_peer_locks_memory() -> None:
+    def added(pod: dict[str, Any]) -> list[str]:
+        capabilities: dict[str, list[str]] = engine(pod)["securityContext"]["capabilities"]
+        assert capabilities["drop"] == ["ALL"]
+        return capabilities.get("add", [])
+
+    rdma = {"transfer": {"rdma": {"resource": "rdma/ib", "count": 1}}}
+    assert [added(pod) for pod in rendered(rdma, {})] == [["IPC_LOCK"], ["IPC_LOCK"]]
+    assert [added(pod) for pod in rendered({}, {})] == [[], []]
+    assert "add" not in sidecar(rendered(rdma, {})[1])["securityContext"]["capabilities"]
+
+
+def test_the_cluster_autoscaler_may_evict_pods_unless_the_user_forbids_it() -> None:
+    annotation = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    kept = {"template": {"metadata": {"annotations": {annotation: "false"}}}}
+    prefill, decode = rendered({}, kept)
+    assert prefill["metadata"]["annotations"][annotation] == "true"
+    assert decode["metadata"]["annotations"][annotation] == "false"
+
+
 def test_the_torch_engine_can_write_only_to_its_home() -> None:
     prefill, _ = rendered(TORCH, {"accelerator": {}})
     assert engine(prefill)["securityContext"]["readOnlyRootFilesystem"] is True

@@ -42,10 +42,21 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* "true" where the platform assigns user ids to pods. */}}
+{{- define "tandem.assignedUsers" -}}
+{{- if eq (toString .Values.openshift) "auto" -}}
+{{- .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
+{{- else -}}
+{{- .Values.openshift -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tandem.podSecurity" -}}
 runAsNonRoot: true
+{{- if ne (include "tandem.assignedUsers" .) "true" }}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}

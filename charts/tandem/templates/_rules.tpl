@@ -9,6 +9,11 @@ it hands to an EPP may grant only what the operator holds itself (pods: get, lis
 - apiGroups: [tandem.dev]
   resources: [prefillpools/status, decodepools/status]
   verbs: [patch]
+# Pods and revisions block their owner's deletion. Where the API server checks that (OpenShift), only
+# who may set finalizers of the owner may create them.
+- apiGroups: [tandem.dev]
+  resources: [prefillpools/finalizers, decodepools/finalizers]
+  verbs: [update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
@@ -19,8 +24,12 @@ it hands to an EPP may grant only what the operator holds itself (pods: get, lis
   resources: [poddisruptionbudgets]
   verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
-  resources: [services, configmaps, secrets, serviceaccounts]
+  resources: [services, configmaps, serviceaccounts]
   verbs: [list, watch, create, patch, delete]
+# The endpoints' plan keys, by their names: to list or watch them would be to read every Secret.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [list, watch, create, patch, delete]

@@ -39,20 +39,26 @@ _USER: Final = 65532
 """A user id that no image assigns, so that the process owns no file of the image."""
 
 
-def pod_security() -> dict[str, Any]:
-    """`securityContext` of a pod; its volumes are writable for the pod's user (fsGroup)."""
+def pod_security(*, assigned_user: bool) -> dict[str, Any]:
+    """`securityContext` of a pod; its volumes are writable for the pod's user (fsGroup).
+
+    `assigned_user`: the platform chooses user and groups, and may refuse a pod that names them.
+    """
+    ids = {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER}
     return {
         "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": _USER,
+        **({} if assigned_user else ids),
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
-def container_security(*, read_only: bool) -> dict[str, Any]:
-    """`securityContext` of a container; `read_only`: its root file system cannot be written."""
-    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+def container_security(*, read_only: bool, locks_memory: bool = False) -> dict[str, Any]:
+    """`securityContext` of a container; `read_only`: its root file system cannot be written.
+
+    `locks_memory`: it registers memory with RDMA devices, beyond the limit on locked memory.
+    """
+    capabilities = {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if locks_memory else {})}
+    context = {"allowPrivilegeEscalation": False, "capabilities": capabilities}
     return {**context, "readOnlyRootFilesystem": True} if read_only else context
 
 
@@ -118,7 +124,10 @@ def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:
         # `failures` counts probes, and there is one every 2 seconds.
         "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
         "livenessProbe": _liveness(endpoints.HEALTH, port),
-        "securityContext": container_security(read_only=engine.type == "torch"),
+        "securityContext": container_security(
+            read_only=engine.type == "torch",
+            locks_memory=handoff and pool.spec.transfer.rdma is not None,
+        ),
         "terminationMessagePolicy": _MESSAGE_POLICY,
         "volumeMounts": engines.engine_needs(pool).mounts,
     }

@@ -52,9 +52,11 @@ def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
         "annotations": {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)},
     }
     user = pool.spec.template
+    # The user's value of this one wins: a pod may have more in its volumes than Tandem knows.
+    evictable = {"annotations": {labels.SAFE_TO_EVICT: "true"}}
     # Own labels are merged again over the user's: selectors and the EPP rely on them.
-    metadata = merge(merge(own, user.metadata), own)
-    return {"metadata": metadata, "spec": merge({**_pod_spec(pool), **parts}, user.spec)}
+    metadata = merge(merge(evictable, user.metadata), own)
+    return {"metadata": metadata, "spec": merge({**_pod_spec(pool, defaults), **parts}, user.spec)}
 
 
 def pod(
@@ -154,7 +156,7 @@ def _labels(pool: Pool) -> dict[str, str]:
     }
 
 
-def _pod_spec(pool: Pool) -> dict[str, Any]:
+def _pod_spec(pool: Pool, defaults: Defaults) -> dict[str, Any]:
     accelerator, placement = pool.spec.accelerator, pool.spec.placement
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -164,7 +166,7 @@ def _pod_spec(pool: Pool) -> dict[str, Any]:
         # Kubernetes would set variables such as TANDEM_SIDECAR_PORT for a Service of that name,
         # and the sidecar reads its flags from variables with the same prefix.
         "enableServiceLinks": False,
-        "securityContext": containers.pod_security(),
+        "securityContext": containers.pod_security(assigned_user=defaults.assigned_users),
     }
     if accelerator.node_selector:
         spec["nodeSelector"] = dict(accelerator.node_selector)

@@ -56,6 +56,8 @@ class Defaults:
     vllm_version: str = VLLM_VERSION
     pull_policy: str | None = None
     """imagePullPolicy of `tandem_image`; None leaves it to Kubernetes, which decides by the tag."""
+    assigned_users: bool = False
+    """Whether the platform assigns user ids to pods, as OpenShift does; pods then name none."""
     pod_networks: tuple[str, ...] = (
         "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7",
     )  # fmt: skip

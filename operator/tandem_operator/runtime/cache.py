@@ -66,6 +66,8 @@ class ClusterCache:
         self.revisions: Store[PoolKey, RevisionState] = Store()
         self.budgets: Store[PoolKey, Body] = Store()
         self.children: Store[EndpointKey, Body] = Store()
+        self._plan_keys: dict[EndpointKey, Body] = {}
+        """Each endpoint's Secret, as last read: Secrets are neither watched nor listed."""
         self.nodes: Store[None, NodeState] | None = Store() if nodes else None
         """None when the operator may not list nodes."""
         self.kinds = kinds
@@ -136,7 +138,7 @@ class ClusterCache:
             now=self._clock(),
             pools=tuple(pools),
             unreadable_pools=tuple(unreadable),
-            children={ObjectRef.of(body): body for body in self.children.by_key(key)},
+            children={ObjectRef.of(body): body for body in self.endpoint_objects(key)},
             kinds=self.kinds,
             secret=secret,
             failures=self.child_failures.get(key, {}),
@@ -149,6 +151,18 @@ class ClusterCache:
         prefill = next((pool.body for pool in members if pool.key.kind == PREFILL_POOL), None)
         reading = validate_set(prefill, [resource.body], self._defaults).decodes[resource.key.name]
         return reading.pool if isinstance(reading.pool, DecodePool) else None
+
+    def endpoint_objects(self, key: EndpointKey) -> list[Body]:
+        """The objects of an endpoint, its Secret included."""
+        secret = self._plan_keys.get(key)
+        return [*self.children.by_key(key), *([secret] if secret else [])]
+
+    def set_plan_keys(self, key: EndpointKey, secret: Body | None) -> None:
+        """Store an endpoint's Secret; None: there is none."""
+        if secret is None:
+            self._plan_keys.pop(key, None)
+        else:
+            self._plan_keys[key] = _trimmed(secret)
 
     def set_router_state(self, key: EndpointKey, state: RouterState) -> set[SetKey]:
         """Store an endpoint's state; the sets whose pools report it, if it changed."""
@@ -197,6 +211,9 @@ class ClusterCache:
     def upsert_child(self, body: Body) -> set[WorkKey]:
         metadata = body["metadata"]
         key = EndpointKey(metadata["namespace"], metadata["labels"][labels.ENDPOINT])
+        if body["kind"] == "Secret":
+            self.set_plan_keys(key, body)
+            return set()
         return set(self.children.put(metadata["uid"], _version(body), (key,), _trimmed(body)))
 
     def upsert_node(self, body: Body) -> set[WorkKey]:

@@ -30,6 +30,7 @@ from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
 from .cache import ClusterCache, WorkKey
+from .reads import get_by_name, read_plan_keys
 from .watches import POOL_RESOURCES
 from .write_errors import TRANSIENT_ERRORS, failure_from_error, template_failure
 
@@ -67,6 +68,10 @@ class Cluster:
             if pod.uid not in live:
                 self.cache.remove(pod.uid)
         return self.cache.observe(key)
+
+    async def read_plan_keys(self, key: EndpointKey) -> None:
+        """Bring an endpoint's Secret into the cache, which no watch keeps current."""
+        await read_plan_keys(self._api, self.cache, key)
 
     def observe_endpoint(self, key: EndpointKey) -> ObservedEndpoint:
         """The endpoint as the cache has it, with random bytes for a new plan key."""
@@ -189,11 +194,11 @@ class Cluster:
         """
         failures: dict[ObjectRef, Failure] = {}
         cache_was_behind = False
-        known = {ObjectRef.of(child) for child in self.cache.children.by_key(key)}
+        known = {ObjectRef.of(child) for child in self.cache.endpoint_objects(key)}
         for body in plan.apply:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
-                if ref not in known and (existing := await self._get_by_name(resource, body)):
+                if ref not in known and (existing := await get_by_name(self._api, resource, body)):
                     if _is_foreign(existing, key):
                         # Server-side apply would silently add our fields to someone else's object.
                         failures[ref] = Failure("NameTaken", _NOT_OURS)
@@ -218,17 +223,6 @@ class Cluster:
             await self._delete(resource, key.namespace, ref.name)
         self.cache.child_failures[key] = failures
         return not failures and not cache_was_behind
-
-    async def _get_by_name(self, resource: Resource, body: Body) -> Object | None:
-        """The object that has the name of `body` now.
-
-        Read with a list: RBAC grants the operator no `get` for these kinds, since nothing else
-        would use it.
-        """
-        metadata = body["metadata"]
-        field = f"metadata.name={metadata['name']}"
-        listed = await self._api.list(resource, metadata["namespace"], fields=field)
-        return listed.items[0] if listed.items else None
 
     async def _create_pods(self, creates: Sequence[Create]) -> None:
         """Create pods in batches of 1, 2, 4, 8, … and stop after a batch with a refusal.

@@ -66,6 +66,7 @@ class Reconcilers:
         Raises as `reconcile_set` does.
         """
         cluster = self.cluster
+        await cluster.read_plan_keys(key)
         plan = plan_endpoint(cluster.observe_endpoint(key), self.router)
         done = await cluster.apply_endpoint(key, plan)
         # The sets' pools report the endpoint's state, so their status may need an update.

@@ -69,8 +69,9 @@ def watches(cache: ClusterCache) -> tuple[Watch, ...]:
     children = (
         Watch(Resource(version, KINDS[kind].plural), labels.ENDPOINT, ClusterCache.upsert_child)
         for version, kind in (*CHILD_KINDS, *sorted(cache.kinds))
-        # Watched below for pools and endpoints together: kopf opens one watch per resource.
-        if kind != "PodDisruptionBudget"
+        # Budgets are watched below for pools and endpoints together: kopf opens one watch per
+        # resource. Secrets are read by name, see `reads`.
+        if kind not in ("PodDisruptionBudget", "Secret")
     )
     nodes = Watch(NODES, "", ClusterCache.upsert_node, namespaced=False)
     return (

@@ -66,6 +66,8 @@ class RouterSettings:
     image_pull_policy: str | None = None
     """None leaves it to Kubernetes, which derives the policy from the tag."""
     image_pull_secrets: tuple[str, ...] = ()
+    assigned_users: bool = False
+    """As `Defaults.assigned_users`."""
     envoy_threads: int = 4
     """Envoy's `--concurrency`; Envoy's own default is one worker per core of the node."""
     envoy_replicas: int = 2

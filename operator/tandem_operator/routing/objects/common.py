@@ -161,7 +161,7 @@ def pod_spec(
     spec: dict[str, Any] = {
         # Variables of Services could be taken for the EPP's flags, see `pods.manifests`.
         "enableServiceLinks": False,
-        "securityContext": pod_security(),
+        "securityContext": pod_security(assigned_user=settings.assigned_users),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,

@@ -1,0 +1,41 @@
+"""Reads of single objects, by their names.
+
+Secrets are not watched: the permission to watch or list them cannot be limited to those of Tandem.
+"""
+
+from tandem_contract import labels
+from tandem_kube.client import Api
+from tandem_kube.errors import NotFound
+from tandem_kube.resources import SECRETS, Object, Resource
+
+from ..observed import Body, EndpointKey
+from ..pods.manifests import plan_key_secret
+from .cache import ClusterCache
+
+
+async def get_by_name(api: Api, resource: Resource, body: Body) -> Object | None:
+    """The object that has the name of `body` now.
+
+    Read with a list: RBAC grants the operator no `get` for these kinds, since nothing else would
+    use it. Secrets are the exception.
+    """
+    metadata = body["metadata"]
+    if resource == SECRETS:
+        return await _secret(api, metadata["namespace"], metadata["name"])
+    field = f"metadata.name={metadata['name']}"
+    listed = await api.list(resource, metadata["namespace"], fields=field)
+    return listed.items[0] if listed.items else None
+
+
+async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> None:
+    """Bring an endpoint's Secret of plan keys into the cache; a foreign one counts as none."""
+    secret = await _secret(api, key.namespace, plan_key_secret(key.name))
+    object_labels = secret["metadata"].get("labels", {}) if secret else {}
+    cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
+
+
+async def _secret(api: Api, namespace: str, name: str) -> Object | None:
+    try:
+        return await api.get(SECRETS, name, namespace)
+    except NotFound:
+        return None

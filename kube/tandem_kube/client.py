@@ -9,8 +9,9 @@ they cost 105 MB. Every method may raise any ApiError; see `errors`.
 """
 
 import contextlib
+import copy
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -113,6 +114,15 @@ class Api:
         self._transport = Transport(client, observer)
         self.namespace = namespace
         """Namespace of the pod or of the kubeconfig's context: the default of commands."""
+
+    def fenced(self, may_write: Callable[[], bool]) -> "Api":
+        """The same client, whose writes raise Fenced once `may_write` returns False.
+
+        Close the original, not this one.
+        """
+        api = copy.copy(self)
+        api._transport = self._transport.fenced(may_write)
+        return api
 
     @property
     def configuration(self) -> Configuration:

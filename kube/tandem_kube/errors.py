@@ -4,6 +4,7 @@ KubeError
   NotConfigured      no cluster is configured: the message says what to set
   ApiError           a call failed; `message` is the API server's own, `status` the HTTP status
     Unreachable      no response, a broken one or a 5xx: retry later; a write may have happened
+    Fenced           a write that this process may not make any more, so it was not sent: stop
     TooManyRequests  retry after `retry_after` seconds
     Unauthorized     the credentials are missing or not accepted
     Forbidden        not permitted by RBAC, a quota or an admission rule; the message says which
@@ -40,6 +41,10 @@ class ApiError(KubeError):
 
 class Unreachable(ApiError):
     """No usable response. A write may or may not have happened."""
+
+
+class Fenced(ApiError):
+    """The write was not sent, because this process may not write any more."""
 
 
 class TooManyRequests(ApiError):

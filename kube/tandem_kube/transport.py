@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client.api_client import ApiClient
 
-from .errors import Unreachable, error_of
+from .errors import Fenced, Unreachable, error_of
 from .resources import Object
 
 JSON: Final = "application/json"
@@ -23,9 +23,20 @@ seconds."""
 class Transport:
     """Sends requests with an ApiClient's host, TLS and credentials, without its typed models."""
 
-    def __init__(self, client: ApiClient, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        observer: Observer | None = None,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_write` is asked right before a write is sent."""
         self.client = client
         self._observer = observer
+        self._may_write = may_write
+
+    def fenced(self, may_write: Callable[[], bool]) -> "Transport":
+        """The same client, with a fence before its writes."""
+        return Transport(self.client, self._observer, may_write)
 
     @contextlib.asynccontextmanager
     async def request(
@@ -38,7 +49,10 @@ class Transport:
         content: str = JSON,
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to one request, its body not read yet. Raises ApiError for status >= 400."""
+        """The response to one request, its body not read yet.
+
+        Raises ApiError for status >= 400, and Fenced for a write that `may_write` forbids.
+        """
         # The status stays 0 when no response arrives, which the observer reports as such.
         started, status = time.monotonic(), 0
         encoded = urlencode({key: value for key, value in query.items() if value})
@@ -50,6 +64,11 @@ class Transport:
                 await self.client.update_params_for_auth(
                     headers, [], ["BearerToken"], path, _METHODS[verb], body
                 )
+                # As late as possible: a process may be stopped at any moment and resume much later.
+                if _METHODS[verb] != "GET" and not self._may_write():
+                    raise Fenced(
+                        0, f"{path}: not sent, because this process may not write any more"
+                    )
                 call = await self.client.call_api(
                     _METHODS[verb], url, headers, body, _request_timeout=timeout
                 )

@@ -35,7 +35,7 @@ from .resources.resolve import DEFAULTS, Defaults
 from .routing.endpoint.settings import RouterSettings, load_router_settings
 from .runtime.controller import Controller, Scope
 from .runtime.crd_check import CrdsMissing, check_crds
-from .runtime.leader import Leadership, LeaseLock, LeaseTimes
+from .runtime.leader import Leadership, LeaseTimes
 from .runtime.metrics import Metrics
 from .runtime.watches import quiet_kopf_logs
 
@@ -263,22 +263,22 @@ class Replica:
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
             # Stays unset without leader election: there is no Lease to lose.
-            lost = asyncio.Event()
+            lost, api = asyncio.Event(), self._api
             if settings.leader_elect:
                 leadership = _leadership(self._api, settings)
                 await stack.enter_async_context(leadership)
                 # A follower waits here. SIGTERM ends the wait, and the replica never leads.
-                await _first_set(leadership.gained, self._stopping)
-                lost = leadership.lost
+                await _first_set(leadership.gained, leadership.lost, self._stopping)
+                lost, api = leadership.lost, self._api.fenced(leadership.may_write)
             if not self._stopping.is_set():
-                await self._lead(lost)
+                await self._lead(api, lost)
 
-    async def _lead(self, lost: asyncio.Event) -> None:
+    async def _lead(self, api: Api, lost: asyncio.Event) -> None:
         # Never set back to 0: a replica that stops leading exits.
         self._metrics.leader.set(1)
         namespaces = ", ".join(self._settings.scope.namespaces) or "all namespaces"
         log.info("leading: reconciling the pools of %s", namespaces)
-        controller = await Controller.create(self._api, self._settings.scope, self._metrics)
+        controller = await Controller.create(api, self._settings.scope, self._metrics)
         run = asyncio.create_task(controller.run(self._stopping, self._catch_signals))
         # The Lease is watched beside the work: it may be lost while a call to the API server hangs.
         lease_lost = asyncio.create_task(lost.wait())
@@ -306,8 +306,8 @@ def _leadership(api: Api, settings: Settings) -> Leadership:
     # In a cluster the host name is the pod's name. The random part distinguishes a restarted
     # container from its predecessor, whose Lease it must not continue.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    lock = LeaseLock(api, settings.lease_namespace or api.namespace, identity)
-    return Leadership(lock, settings.lease_times)
+    namespace = settings.lease_namespace or api.namespace
+    return Leadership(api, namespace, identity, settings.lease_times)
 
 
 async def _first_set(*events: asyncio.Event) -> None:

@@ -25,8 +25,8 @@ class Proxy:
         self.kubeconfig = Path()
         self.writes = 0
         """Number of write requests since `kill_after`."""
-        self.before_write: Callable[[web.Request], Awaitable[None]] | None = None
-        """Awaited before a write is forwarded."""
+        self.before: Callable[[web.Request], Awaitable[None]] | None = None
+        """Awaited before a request other than a watch is forwarded."""
         self._last: int | None = None
         self._kill: Callable[[], None] = lambda: None
         self._watches: set[asyncio.Task[None]] = set()
@@ -58,8 +58,8 @@ class Proxy:
         is_write = request.method not in _READS and "dryRun" not in request.query
         if is_write and self._last is not None and self.writes >= self._last:
             raise web.HTTPServiceUnavailable  # Its sender is being killed.
-        if is_write and self.before_write is not None:
-            await self.before_write(request)
+        if self.before is not None:
+            await self.before(request)
         async with self._session.request(
             request.method, self._url + request.raw_path, headers=headers, data=body or None
         ) as answer:

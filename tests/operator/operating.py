@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,10 @@ class Operator:
         return self._process.is_alive()
 
     def signal(self, number: int) -> None:
+        """Send a signal; a process that has ended gets none."""
         if self._process.pid is not None:
-            (self._process.kill if number == signal.SIGKILL else self._process.terminate)()
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     async def ended(self) -> int:
         """Wait until the process has ended; returns its exit code."""

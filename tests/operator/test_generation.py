@@ -26,7 +26,7 @@ async def test_an_edit_that_only_the_answer_to_the_status_write_shows_is_planned
                     between.cut_watches()
                     await api.patch(PREFILL_POOLS, "p", {"spec": {"replicas": 3}}, namespace)
 
-        between.before_write = edit
+        between.before = edit
         flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}"
         with operating(tmp_path / "operator.log", *flags, "--no-leader-elect") as operator:
             await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=1))

@@ -1,16 +1,33 @@
-"""Two replicas: one leads, and when it dies the other takes over."""
+"""Two replicas: one leads, and when it dies or is cut off the other takes over."""
 
+import asyncio
+import itertools
 import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from tandem_contract.metrics import OPERATOR_LEADER
+from tandem_kube.client import Api
 from tandem_kube.resources import LEASES
-from tandem_operator.runtime.leader import LEASE_NAME, LeaseTimes
+from tandem_operator.runtime.leader import LEASE_NAME, Leadership, LeaseTimes
 
 from ..cluster.control_plane import ControlPlane
-from .operating import PREFILL_POOLS, Operator, api_of, names, operating, prefill, until
+from .killing import proxy
+from .operating import (
+    PREFILL_POOLS,
+    Operator,
+    api_of,
+    names,
+    operating,
+    prefill,
+    until,
+    writes,
+)
 
 pytestmark = pytest.mark.control_plane
 
@@ -22,14 +39,10 @@ async def leads(operator: Operator) -> bool:
 async def test_a_follower_takes_over_and_creates_no_pod_twice(
     crds: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    flags = (
-        *(f"--kubeconfig={crds.kubeconfig}", f"--namespace={namespace}"),
-        *(f"--lease-namespace={namespace}", "--lease-duration=3s"),
-    )
     async with api_of(crds.kubeconfig) as api:
-        with operating(tmp_path / "first.log", *flags) as first:
+        with operating(tmp_path / "first.log", *flags(crds.kubeconfig, namespace)) as first:
             await until(lambda: leads(first), first)
-            with operating(tmp_path / "second.log", *flags) as second:
+            with operating(tmp_path / "second.log", *flags(crds.kubeconfig, namespace)) as second:
                 await until(second.ready, second)
                 await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=3))
 
@@ -55,6 +68,107 @@ async def test_a_follower_takes_over_and_creates_no_pod_twice(
                 lease = await api.get(LEASES, LEASE_NAME, namespace)
                 assert lease["spec"]["holderIdentity"] == ""
                 assert lease["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.timeout(180)
+async def test_a_leader_that_was_stopped_writes_nothing_after_its_successor(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    users = [f"{name}-{namespace}" for name in ("first", "second")]
+    first_user, second_user = (
+        crds.kubeconfig_for(user, groups=("system:masters",)) for user in users
+    )
+    async with api_of(crds.kubeconfig) as api:
+        with operating(tmp_path / "first.log", *flags(first_user, namespace)) as first:
+            await until(lambda: leads(first), first)
+            with operating(tmp_path / "second.log", *flags(second_user, namespace)) as second:
+                await api.create(PREFILL_POOLS, prefill("p", namespace))
+                async with edits(api, namespace):
+                    await until(lambda: len(writes(crds.audit_log, users[0])) > 20, first)
+                    first.signal(signal.SIGSTOP)
+                    resumes_at = time.monotonic() + 30
+                    await until(lambda: time.monotonic() >= resumes_at, second)
+                    assert await leads(second)
+                    first.signal(signal.SIGCONT)
+                    assert await first.ended() == 1
+                    await until(second.ready, second)
+    assert "the Lease could not be renewed" in first.log
+    assert_one_writer_at_a_time(crds, *users)
+
+
+@pytest.mark.timeout(180)
+async def test_a_leader_whose_renewal_hangs_writes_nothing_after_its_successor(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    users = [f"{name}-{namespace}" for name in ("first", "second")]
+    first_user, second_user = (
+        crds.kubeconfig_for(user, groups=("system:masters",)) for user in users
+    )
+    never = asyncio.Event()
+
+    async def hang(request: web.Request) -> None:
+        if "/leases" in request.path:
+            await never.wait()
+
+    async with api_of(crds.kubeconfig) as api, proxy(first_user, tmp_path) as between:
+        with operating(tmp_path / "first.log", *flags(between.kubeconfig, namespace)) as first:
+            await until(lambda: leads(first), first)
+            with operating(tmp_path / "second.log", *flags(second_user, namespace)) as second:
+                await api.create(PREFILL_POOLS, prefill("p", namespace))
+                async with edits(api, namespace):
+                    await until(lambda: len(writes(crds.audit_log, users[0])) > 20, first)
+                    between.before = hang
+                    await until(lambda: len(writes(crds.audit_log, users[1])) > 20, second)
+                    assert await first.ended() == 1
+    assert_one_writer_at_a_time(crds, *users)
+
+
+async def test_an_election_that_ends_by_an_error_is_a_lost_lease() -> None:
+    class FakeApi:
+        async def get(self, *_: object) -> None:
+            raise ZeroDivisionError
+
+    async def lose() -> None:
+        async with Leadership(FakeApi(), "n", "i", LeaseTimes()) as leadership:  # type: ignore[arg-type]
+            await leadership.lost.wait()
+            assert not leadership.may_write()
+
+    with pytest.raises(ZeroDivisionError):
+        await lose()
+
+
+def flags(kubeconfig: Path, namespace: str) -> tuple[str, ...]:
+    return (
+        *(f"--kubeconfig={kubeconfig}", f"--namespace={namespace}"),
+        *(f"--lease-namespace={namespace}", "--lease-duration=3s"),
+    )
+
+
+@asynccontextmanager
+async def edits(api: Api, namespace: str) -> AsyncIterator[None]:
+    """Change the number of replicas all the time, so that whoever leads has something to write."""
+
+    async def run() -> None:
+        for number in itertools.count():
+            spec = {"replicas": 1 + number % 2}
+            await api.patch(PREFILL_POOLS, "p", {"spec": spec}, namespace)
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def assert_one_writer_at_a_time(cluster: ControlPlane, first: str, second: str) -> None:
+    """By the API server's audit log, which has microseconds."""
+    before = [event["stageTimestamp"] for event in writes(cluster.audit_log, first)]
+    after = [event["requestReceivedTimestamp"] for event in writes(cluster.audit_log, second)]
+    assert before
+    assert after
+    assert max(before) < min(after)
 
 
 def test_the_lease_outlasts_the_renew_deadline() -> None:

@@ -5,6 +5,7 @@ from typing import Final
 from tandem_kube.errors import (
     AlreadyExists,
     ApiError,
+    Fenced,
     Forbidden,
     TooManyRequests,
     Unauthorized,
@@ -13,7 +14,7 @@ from tandem_kube.errors import (
 
 from ..observed import Failure
 
-TRANSIENT_ERRORS: Final = (Unreachable, TooManyRequests, Unauthorized)
+TRANSIENT_ERRORS: Final = (Unreachable, TooManyRequests, Unauthorized, Fenced)
 """Errors that say nothing about the object written: the whole reconciliation is retried later."""
 
 _REASON_BY_PHRASE: Final = (

@@ -21,6 +21,7 @@ from . import logs
 from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
 from .configuration import load, load_text, log_notices
+from .garbage import collect_seldom
 from .http2.tls import TlsSettings
 from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
 from .llmd.values import selects_pods, with_values
@@ -300,6 +301,7 @@ def _serve(settings: Settings) -> None:
         fail(str(err), status=2)
     log_notices(configuration)
     reuse_large_blocks()
+    collect_seldom()
     try:
         uvloop.run(serve(settings, configuration, plan_keys))
     except NotConfigured as err:

@@ -61,7 +61,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             max_tokens=self.max_tokens,
             form=self.form,
             read_tokens=self.assumed_tokens,
-            _chain=Chain("Q", self.chain),
+            chain=Chain("Q", self.chain),
         )
 
 

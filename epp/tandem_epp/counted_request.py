@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,54 +22,64 @@ NO_CHAIN: Final = array("Q")
 """The prefix chain of a request that is not read."""
 
 
-@dataclass(slots=True)
 class CountedRequest:
     """Counts one request: on the decode pod until `end`, on the prefill pod until the response
     headers pass, because the prefill is over then.
 
-    Every count is taken once in `__post_init__` and returned exactly once, in whatever order
+    Every count is taken once in `__init__` and returned exactly once, in whatever order
     response and end come. It holds Pods, not names: a pod that left the fleet meanwhile is still
     decremented.
     """
 
-    fleet: Fleet
-    decode: Pod
-    prefill: Sequence[Pod]
-    """The choice, then the retries. The request counts on the choice alone."""
-    placed: float
-    """When the request was placed; Unix seconds."""
-    size: PlacedPrompt
-    """What the request was predicted to take."""
-    chain: Chain
-    """The prompt's prefix chain."""
-    model: str | None = None
-    """The model or LoRA adapter that the client asked for."""
-    assumed_tokens: int = 0
-    """Length of a text at BYTES_PER_TOKEN, of which the engine's count tells the tokens; 0: token
-    ids, or media, or a request that is not read."""
-    can_fall_back: bool = True
-    """Whether the sidecar may serve a split request alone when the prefill fails."""
-    is_own: bool = True
-    """Whether this EPP placed the request, and not another replica."""
-    is_judged: bool = False
-    """Whether the outcome is counted: response headers have passed, here or at the replica that
-    placed the request."""
-    _entries: PromptEntries = field(init=False)
-    _pods: PlacedPods = field(init=False)
-    _load: RequestLoad = field(init=False)
-    _hand_over: HandOver | None = field(init=False)
-    _prefill_in_flight: Pod | None = field(init=False)
-    """The prefill pod on which the request counts; None once that count is returned."""
-    _computing: Pod | None = field(init=False)
-    """The pod on which the uncached tokens count; None once they are returned."""
+    __slots__ = (
+        *("_computing", "_entries", "_hand_over", "_load", "_pods", "_prefill_in_flight"),
+        *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "is_judged", "is_own"),
+        *("model", "placed", "prefill", "size"),
+    )
 
-    def __post_init__(self) -> None:
-        decode, prefill = self.decode, self.prefill
-        self._count(decode, 1)
+    def __init__(  # noqa: PLR0917 - what was placed, in its order
+        self,
+        fleet: Fleet,
+        decode: Pod,
+        prefill: Sequence[Pod],
+        placed: float,
+        size: PlacedPrompt,
+        chain: Chain,
+        model: str | None = None,
+        assumed_tokens: int = 0,
+        can_fall_back: bool = True,
+        is_own: bool = True,
+        is_judged: bool = False,
+    ) -> None:
+        self.fleet, self.decode = fleet, decode
+        self.prefill = prefill
+        """The choice, then the retries. The request counts on the choice alone."""
+        self.placed = placed
+        """When the request was placed; Unix seconds."""
+        self.size = size
+        """What the request was predicted to take."""
+        self.chain = chain
+        """The prompt's prefix chain."""
+        self.model = model
+        """The model or LoRA adapter that the client asked for."""
+        self.assumed_tokens = assumed_tokens
+        """Length of a text at BYTES_PER_TOKEN, of which the engine's count tells the tokens; 0:
+        token ids, or media, or a request that is not read."""
+        self.can_fall_back = can_fall_back
+        """Whether the sidecar may serve a split request alone when the prefill fails."""
+        self.is_own = is_own
+        """Whether this EPP placed the request, and not another replica."""
+        self.is_judged = is_judged
+        """Whether the outcome is counted: response headers have passed, here or at the replica that
+        placed the request."""
+        self._hand_over: HandOver | None = None
         self._prefill_in_flight = prefill[0] if prefill else None
+        """The prefill pod on which the request counts; None once that count is returned."""
+        self._computing: Pod | None = self._prefill_in_flight or decode
+        """The pod on which the uncached tokens count; None once they are returned."""
+        self._count(decode, 1)
         if self._prefill_in_flight is not None:
             self._count(self._prefill_in_flight, 1)
-        self._computing = self._prefill_in_flight or decode
         self._computing.tokens_in_flight += self._uncached
         try:
             self._begin()
@@ -95,7 +104,8 @@ class CountedRequest:
         fabric = known_fabric(prefill[0], decode) if prefill else None
         self._load = RequestLoad(decode.estimates, computing, self.size, self.placed, fabric)
         try:
-            self._hand_over = decode.hits.hand_over(self.size.prompt) if prefill else None
+            if prefill:
+                self._hand_over = decode.hits.hand_over(self.size.prompt)
             # Before the answer, so that requests arriving now with this prefix go to the same pods.
             self._entries = PromptEntries(self.fleet.prefixes, self.chain, decode, prefill)
         except BaseException:

@@ -7,7 +7,6 @@ history.find(id)                              for `tandem trace`: a scan of all 
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
 from typing import Final, Protocol
@@ -54,46 +53,63 @@ def candidates(pods: Sequence[Pod]) -> tuple[Candidate, ...]:
     return tuple([Candidate(p.name, p.address or "", p.in_flight, p.gauges) for p in pods])
 
 
-@dataclass(slots=True)
 class Decision:
     """The decision for one request. `status` and all that follows is filled in as the response
     passes and the stream ends."""
 
-    request_id: str
-    decided_at: float
-    """Unix seconds."""
-    seconds: float = 0.0
-    """Duration of the decision, from the complete body on."""
-    turn_seconds: float = 0.0
-    """The part of it for which it waited for its turn among the EPP's replicas."""
-    path: RoutingPath | None = None
-    """None when the EPP answered the request itself."""
-    reason: str = ""
-    model: str | None = None
-    decode: tuple[Candidate, ...] = ()
-    """The choice, then its alternates."""
-    prefill: tuple[Candidate, ...] = ()
-    """The choice, then the retries."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens believed to be cached on the decode pod."""
-    status: int | None = None
-    """HTTP status of the response."""
-    timing: Timing | None = None
-    """The times and token counts that the sidecar sent with the response headers."""
-    ended: float | None = None
-    """Seconds after the decision began at which the request ended."""
-    explanation: Explanation | None = None
-    predicted_ttft: float | None = None
-    """Seconds from the beginning of the decision to the first token; None: not predicted."""
-    overhead: float = 0.0
-    """The part of `predicted_ttft` that is no term of the costs."""
-    measured_ttft: float | None = None
-    """The same as it was; None if the answer was no stream."""
-    served: str | None = None
-    """`ip:port` of the pod that Envoy used; None if the gateway does not tell."""
-    # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.
-    began: float = field(default_factory=perf_counter)
+    __slots__ = (
+        *("began", "cached_tokens", "decided_at", "decode", "ended", "explanation"),
+        *("measured_ttft", "model", "overhead", "path", "predicted_ttft", "prefill"),
+        *("prompt_tokens", "reason", "request_id", "seconds", "served", "status", "timing"),
+        "turn_seconds",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        decided_at: float,
+        *,
+        path: RoutingPath | None = None,
+        reason: str = "",
+        turn_seconds: float = 0.0,
+        began: float | None = None,
+    ) -> None:
+        """`began`: by `perf_counter`; None: now."""
+        self.request_id = request_id
+        self.decided_at = decided_at
+        """Unix seconds."""
+        self.seconds = 0.0
+        """Duration of the decision, from the complete body on."""
+        self.turn_seconds = turn_seconds
+        """The part of it for which it waited for its turn among the EPP's replicas."""
+        self.path = path
+        """None when the EPP answered the request itself."""
+        self.reason = reason
+        self.model: str | None = None
+        self.decode: tuple[Candidate, ...] = ()
+        """The choice, then its alternates."""
+        self.prefill: tuple[Candidate, ...] = ()
+        """The choice, then the retries."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Prompt tokens believed to be cached on the decode pod."""
+        self.status: int | None = None
+        """HTTP status of the response."""
+        self.timing: Timing | None = None
+        """The times and token counts that the sidecar sent with the response headers."""
+        self.ended: float | None = None
+        """Seconds after the decision began at which the request ended."""
+        self.explanation: Explanation | None = None
+        self.predicted_ttft: float | None = None
+        """Seconds from the beginning of the decision to the first token; None: not predicted."""
+        self.overhead = 0.0
+        """The part of `predicted_ttft` that is no term of the costs."""
+        self.measured_ttft: float | None = None
+        """The same as it was; None if the answer was no stream."""
+        self.served: str | None = None
+        """`ip:port` of the pod that Envoy used; None if the gateway does not tell."""
+        # Durations use the monotonic clock; `decided_at` is wall-clock time for the reader.
+        self.began = perf_counter() if began is None else began
 
     def complete(self) -> float:
         """Record the duration of the decision, now that it is complete; returns it in seconds."""

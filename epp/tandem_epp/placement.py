@@ -1,7 +1,6 @@
 """A request that this EPP placed, from the pick to the end of its stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem_contract import headers as wire
@@ -31,30 +30,40 @@ class PlacementObserver(Protocol):
         """The stream ended."""
 
 
-@dataclass(slots=True)
 class Placement:
     """Tells of one request what happens to it: to its pods, metrics, history and the observer."""
 
-    mutation: HeaderMutation
-    pods: CountedRequest
-    """The request on its pods."""
-    metrics: Metrics
-    decision: Decision
-    observer: PlacementObserver | None = None
-    sessions: Sequence[TokenSession] = ()
-    """The sessions whose tokens the response carries."""
-    served_header: ServedHeader | None = None
-    """Tells the client which endpoint the gateway used; None: the response does not."""
-    number: int = field(init=False, default=0)
-    """The observer's number for this placement."""
-    _is_unreported_fallback: bool = field(init=False, default=False)
-    """Whether no sidecar tells of this fallback: the client and the metrics hear of it from here.
-    A prefill pod that serves alone has none."""
+    __slots__ = (
+        *("_is_unreported_fallback", "decision", "metrics", "mutation", "number", "observer"),
+        *("pods", "served_header", "sessions"),
+    )
 
-    def __post_init__(self) -> None:
-        if self.observer is not None:
+    def __init__(  # noqa: PLR0917 - the parts that are told, in their order
+        self,
+        mutation: HeaderMutation,
+        pods: CountedRequest,
+        metrics: Metrics,
+        decision: Decision,
+        observer: PlacementObserver | None = None,
+        sessions: Sequence[TokenSession] = (),
+        served_header: ServedHeader | None = None,
+    ) -> None:
+        self.mutation = mutation
+        self.pods = pods
+        """The request on its pods."""
+        self.metrics, self.decision, self.observer = metrics, decision, observer
+        self.sessions = sessions
+        """The sessions whose tokens the response carries."""
+        self.served_header = served_header
+        """Tells the client which endpoint the gateway used; None: the response does not."""
+        self.number = 0
+        """The observer's number for this placement."""
+        self._is_unreported_fallback = False
+        """Whether no sidecar tells of this fallback: the client and the metrics hear of it from
+        here. A prefill pod that serves alone has none."""
+        if observer is not None:
             try:
-                self.observer.on_started(self)
+                observer.on_started(self)
             except Exception as err:  # noqa: BLE001 - an exception would reset the request
                 self.metrics.faults.count("share", err)
 

@@ -47,7 +47,7 @@ def parse_pooled(kind: PooledKind, body: bytes) -> InferenceRequest:
             max_tokens=0,
             form=PromptForm.POOLED,
             read_tokens=min(-(-size // BYTES_PER_TOKEN), MAX_TOKENS),
-            _chain=NO_CHAIN,
+            chain=NO_CHAIN,
         )
     except UNREADABLE as err:
         raise unreadable_body(body, err) from err

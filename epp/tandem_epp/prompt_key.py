@@ -9,9 +9,8 @@ Errors: `BadBody`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -50,8 +49,7 @@ class PromptForm(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class PromptKey:
+class PromptKey(NamedTuple):
     """The input of the prefix hash."""
 
     data: bytes

@@ -7,7 +7,6 @@ better.
 Errors: `BadBody`, for the client: what is wrong and where.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -29,33 +28,50 @@ from .field_types import check_types, read_count, read_flag, wrong_type
 from .prompt_key import PromptForm, PromptKey, prompt_key
 
 
-@dataclass(slots=True)
 class InferenceRequest:
     """The properties of one request that the scheduler uses."""
 
-    model: str | None
-    """None when the body names none: any backend may serve it."""
-    prompt: bytes
-    """Input of the prefix hash: JSON of text or messages, or four bytes per token id."""
-    single_engine_reason: str | None = None
-    """Why one engine must serve the request alone, in one word; None when it may be split."""
-    needs_sidecar: bool = False
-    """Whether the body holds a field that clients may not set and only a sidecar removes."""
-    is_stream: bool = False
-    """Whether the answer comes token by token, so that its headers tell of the first one."""
-    max_tokens: int | None = None
-    """Most tokens of the answer; None when the body does not say."""
-    salt: bytes = b""
-    """What separates this prompt from others with the same beginning: see `prompt_key`."""
-    form: PromptForm = PromptForm.OTHER
-    token_scale: float = 1.0
-    """Tokens per assumed token; stays 1 where the prompt is exact."""
-    exact_tokens: int | None = None
-    """Length of the prompt in tokens, where it was tokenized."""
-    read_tokens: int | None = None
-    """`assumed_tokens` where the prompt is not here: another process read it, or only its length
-    counts."""
-    _chain: Chain | None = None
+    __slots__ = (
+        *("_chain", "exact_tokens", "form", "is_stream", "max_tokens", "model", "needs_sidecar"),
+        *("prompt", "read_tokens", "salt", "single_engine_reason", "token_scale"),
+    )
+
+    def __init__(  # noqa: PLR0917 - what was read, in its order
+        self,
+        model: str | None,
+        prompt: bytes,
+        single_engine_reason: str | None = None,
+        needs_sidecar: bool = False,
+        is_stream: bool = False,
+        max_tokens: int | None = None,
+        salt: bytes = b"",
+        form: PromptForm = PromptForm.OTHER,
+        read_tokens: int | None = None,
+        chain: Chain | None = None,
+    ) -> None:
+        self.model = model
+        """None when the body names none: any backend may serve it."""
+        self.prompt = prompt
+        """Input of the prefix hash: JSON of text or messages, or four bytes per token id."""
+        self.single_engine_reason = single_engine_reason
+        """Why one engine must serve the request alone, in one word; None when it may be split."""
+        self.needs_sidecar = needs_sidecar
+        """Whether the body holds a field that clients may not set and only a sidecar removes."""
+        self.is_stream = is_stream
+        """Whether the answer comes token by token, so that its headers tell of the first one."""
+        self.max_tokens = max_tokens
+        """Most tokens of the answer; None when the body does not say."""
+        self.salt = salt
+        """What separates this prompt from others with the same beginning: see `prompt_key`."""
+        self.form = form
+        self.token_scale = 1.0
+        """Tokens per assumed token; stays 1 where the prompt is exact."""
+        self.exact_tokens: int | None = None
+        """Length of the prompt in tokens, where it was tokenized."""
+        self.read_tokens = read_tokens
+        """`assumed_tokens` where the prompt is not here: another process read it, or only its
+        length counts."""
+        self._chain = chain
 
     @property
     def assumed_tokens(self) -> int:

@@ -13,7 +13,6 @@ Every operation is bounded: one call forgets at most MAX_DROPS nodes, and later 
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final, Generic, TypeVar
 
@@ -32,19 +31,20 @@ _MASKS: Final = 4096
 prompts that one pod holds."""
 
 
-@dataclass(slots=True, eq=False)
 class PodCache(Generic[K]):
     """What one pod holds."""
 
-    pod: K
-    bit: int
-    """The pod's bit in `Node.holders`."""
-    tokens: int = 0
-    """Tokens in the nodes that it holds."""
-    leaves: OrderedDict[Node[int], None] = field(default_factory=OrderedDict)
-    """Nodes below which the pod holds nothing, the least recently used first."""
-    forks: dict[Node[int], int] = field(default_factory=dict)
-    """Node → how many of its children the pod holds, where these are at least two."""
+    __slots__ = ("bit", "forks", "leaves", "pod", "tokens")
+
+    def __init__(self, pod: K, bit: int) -> None:
+        """`bit`: the pod's bit in `Node.holders`."""
+        self.pod, self.bit = pod, bit
+        self.tokens = 0
+        """Tokens in the nodes that it holds."""
+        self.leaves: OrderedDict[Node[int], None] = OrderedDict()
+        """Nodes below which the pod holds nothing, the least recently used first."""
+        self.forks: dict[Node[int], int] = {}
+        """Node → how many of its children the pod holds, where these are at least two."""
 
     @property
     def bytes(self) -> int:

@@ -7,7 +7,6 @@ requests in flight.
 
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandem_contract.prefix import Chain, covered_tokens
@@ -17,14 +16,15 @@ from .radix_tree import Node, RadixTree
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(slots=True, eq=False)
 class PrefixEntry(Generic[K]):
     """One prompt placed on one pod."""
 
-    pod: K
-    chain: Chain
-    end: Node[dict[K, int]] | None = None
-    """Where the prompt ends in the tree; None once it is confirmed or withdrawn."""
+    __slots__ = ("chain", "end", "pod")
+
+    def __init__(self, pod: K, chain: Chain) -> None:
+        self.pod, self.chain = pod, chain
+        self.end: Node[dict[K, int]] | None = None
+        """Where the prompt ends in the tree; None once it is confirmed or withdrawn."""
 
 
 class PlacedPrefixes(Generic[K]):

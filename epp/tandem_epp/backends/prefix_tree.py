@@ -11,8 +11,6 @@ Memory is bounded over all pods. At the limit the pod that holds most forgets fi
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Generic, TypeVar
 
 from tandem_contract.prefix import Chain
@@ -36,21 +34,29 @@ _PLACED_SHARE: Final = 0.25
 """Share of the limit that provisional entries may take; beyond it they are not kept."""
 
 
-@dataclass(frozen=True)
 class PrefixMatch(Generic[K]):
     """How much of one prompt each pod has."""
 
-    groups: Sequence[tuple[tuple[K, ...], int]]
-    """Pods, and the tokens of the longest prefix that they have answered; pods that have none are
-    missing. For a pod that is in several groups the last one counts. Pods that answered the same
-    prompts are one group, the same object for each match, so that nothing is done pod by pod."""
-    placed: Mapping[K, int]
-    """Pod → tokens of the longest prefix that was placed and not answered yet."""
+    __slots__ = ("_cached", "groups", "placed")
 
-    @cached_property
+    def __init__(
+        self, groups: Sequence[tuple[tuple[K, ...], int]], placed: Mapping[K, int]
+    ) -> None:
+        self.groups = groups
+        """Pods, and the tokens of the longest prefix that they have answered; pods that have none
+        are missing. For a pod that is in several groups the last one counts. Pods that answered the
+        same prompts are one group, the same object for each match, so that nothing is done pod by
+        pod."""
+        self.placed = placed
+        """Pod → tokens of the longest prefix that was placed and not answered yet."""
+        self._cached: Mapping[K, int] | None = None
+
+    @property
     def cached(self) -> Mapping[K, int]:
-        """`groups` as pod → tokens."""
-        return {pod: tokens for pods, tokens in self.groups for pod in pods}
+        """`groups` as pod → tokens; computed once."""
+        if self._cached is None:
+            self._cached = {pod: tokens for pods, tokens in self.groups for pod in pods}
+        return self._cached
 
     def cached_tokens(self, pod: K) -> int:
         """Tokens of the longest prefix whose KV is believed to be on `pod`."""

@@ -4,19 +4,19 @@ An engine computes prompts in order. So the queue's head ends at a predicted tim
 wait behind it. A first token ends an entry exactly; between first tokens the clock does.
 """
 
-from dataclasses import dataclass, field
 
-
-@dataclass(slots=True, eq=False)
 class QueuedPrefill:
     """A prefill that is under way or waits."""
 
-    seconds: float
-    """Predicted duration."""
-    has_first_token: bool
-    """Whether its first token will be seen. An answer that is no stream passes only when it is
-    complete: then the prediction alone says when the prefill is over."""
-    is_queued: bool = field(default=True, init=False)
+    __slots__ = ("has_first_token", "is_queued", "seconds")
+
+    def __init__(self, seconds: float, has_first_token: bool) -> None:
+        self.seconds = seconds
+        """Predicted duration."""
+        self.has_first_token = has_first_token
+        """Whether its first token will be seen. An answer that is no stream passes only when it is
+        complete: then the prediction alone says when the prefill is over."""
+        self.is_queued = True
 
 
 class PrefillQueue:

@@ -1,7 +1,8 @@
 """The cheapest pods for a request, by the predicted cost that `cost` defines. Pure.
 
-Costs that differ by less than `cost.TIE` are equal, and the choice among them is drawn: first the
-decode pod, by the cost of its cheapest pair, then the prefill pod, by the cost of its pair with it.
+Costs that differ by no more than `cost.TIE`, or `cost.TIE_SHARE` of the least, are equal, and the
+choice among them is drawn: first the decode pod, by the cost of its cheapest pair, then the prefill
+pod, by the cost of its pair with it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +14,12 @@ from typing import Final, NamedTuple
 from tandem_contract.fabric_classes import FabricClass
 
 from .cost import (
-    TIE,
     PodFigures,
     RequestFigures,
     decode_terms,
     idle_prefill_seconds,
     is_transfer_too_long,
+    tie_seconds,
     unified_terms,
 )
 from .figure_table import FigureTable
@@ -93,11 +94,11 @@ def choose(
         pairs.append(_cheapest_pair(request, candidates, group, of_group, random, count))
     split = min((pair.cost for pair in pairs), default=inf)
     if split < unified:
-        best = random.choice([pair for pair in pairs if pair.cost <= split + TIE])
+        best = random.choice([pair for pair in pairs if pair.cost <= split + tie_seconds(split)])
         return Choice(best.decodes, best.prefills, split, unified, fabric=best.fabric)
     if unified == inf:
         return Choice(())
-    chosen = _cheapest(costs, which, count, random)
+    chosen = _cheapest(costs, which, count, random, tie_seconds(unified))
     decode = chosen[0]
     too_far = [pair.prefill for pair in pairs if decode in pair.too_long]
     is_too_long = False
@@ -155,12 +156,14 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
     too_long: Sequence[int] = ()
     if inf in decodes:
         too_long = [i for i, cost in zip(which, decodes, strict=True) if cost == inf]
-    first = _cheapest(decodes, which, count, random)
-    if not first or not prefills:
-        return _Pair(too_long=too_long, prefill=min(prefills, default=inf))
-    ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random)
-    prefill = min(prefills)
-    return _Pair(prefill + min(decodes), first, ranking, too_long, group.fabric, prefill)
+    prefill = min(prefills, default=inf)
+    # Both terms are compared by the cost of the whole pair, of which they are a part.
+    if (cost := prefill + min(decodes, default=inf)) == inf:
+        return _Pair(too_long=too_long, prefill=prefill)
+    tie = tie_seconds(cost)
+    first = _cheapest(decodes, which, count, random, tie)
+    ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random, tie)
+    return _Pair(cost, first, ranking, too_long, group.fabric, prefill)
 
 
 def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
@@ -181,22 +184,23 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     if inf in costs:
         cheapest = map(min, *nearest)
         too_long = [i for i, p, cost in zip(which, cheapest, costs, strict=True) if p < cost == inf]
-    if not (first := _cheapest(costs, range(len(which)), 1, random)):
+    if (least := min(costs, default=inf)) == inf:
         return _Pair(too_long=too_long, prefill=min(prefills))
+    first = _cheapest(costs, range(len(which)), 1, random, tie := tie_seconds(least))
     [decode] = first
     fabrics = neighbours.classes_to(decode)
     of_decode = transfer_costs(request, pods, cached, which[decode])
     pairs = [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)]
-    ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random)
+    ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random, tie)
     if count > 1:
         of_all = [decode_costs(request, pods, cached, which, fabric) for fabric in FabricClass]
         from_prefill = neighbours.classes_from(ranking[0])
         others = [of_all[fabric][at] for at, fabric in enumerate(from_prefill)]
         # The choice stays the first one, whatever others cost with its prefill pod.
         others[decode] = -inf
-        first = _cheapest(others, range(len(which)), count, random)
+        first = _cheapest(others, range(len(which)), count, random, tie)
     return _Pair(
-        min(costs),
+        least,
         [which[at] for at in first],
         [group.prefills[at] for at in ranking],
         too_long,
@@ -206,12 +210,13 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
 
 
 def _cheapest(
-    costs: Sequence[float], which: Sequence[int], count: int, random: Random
+    costs: Sequence[float], which: Sequence[int], count: int, random: Random, tie: float
 ) -> list[int]:
-    """Up to `count` of the pods `which`, the cheapest first; the first is drawn among equals."""
+    """Up to `count` of the pods `which`, the cheapest first; the first is drawn among those that
+    cost at most `tie` seconds more."""
     if not costs or (least := min(costs)) == inf:
         return []
-    most = least + TIE
+    most = least + tie
     equal = [i for cost, i in zip(costs, which, strict=True) if cost <= most]
     # Not `choice`, which calls three functions to be exact in the last digit.
     first = equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]

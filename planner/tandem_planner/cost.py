@@ -52,7 +52,17 @@ FAILURE_SECONDS: Final = 5.0
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 TIE: Final = 1e-3
-"""Seconds within which two costs are equal: then the choice is drawn."""
+TIE_SHARE: Final = 0.03
+"""Two costs are equal, and the choice between them is drawn, if they differ by no more than TIE
+seconds, or TIE_SHARE of the cheapest way to serve the request: estimates are not more exact. Too
+low: of alike pods at low load, the one that seemed faster once gets all the work, and the others
+are never measured again. Too high: requests wait where they need not."""
+
+
+def tie_seconds(least: float) -> float:
+    """Seconds by which a cost may exceed that of the cheapest way to serve the request, `least`,
+    and be equal to it."""
+    return max(TIE, TIE_SHARE * least)
 
 
 class PodFigures(NamedTuple):

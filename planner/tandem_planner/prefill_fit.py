@@ -76,6 +76,11 @@ class PrefillFit(LearnedCost[PrefillCost]):
             self.window.clear()
         self.window.add(features, sample.seconds, now)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether its only sample is the first one after the engine's start."""
+        return self._is_cold and self.count > 0
+
     def end_cold_start(self) -> None:
         """Keep the samples of the window: others measured them after the engine's start."""
         self._is_cold = False

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite, sqrt
+from operator import mul
 from typing import Final
 
 from .linear_fit import RIDGE, FitSample, robust_fit
@@ -25,6 +26,18 @@ def is_usable(features: tuple[float, ...], seconds: float) -> bool:
     return seconds > 0.0 and all(map(isfinite, (seconds, *features)))
 
 
+_INDEPENDENT: Final = 16
+"""Samples that count for how exact a fit is, at most. More: consecutive samples share what makes
+the machine slower for a while, so a fit would seem more exact than it is."""
+_ERROR_PRIOR: Final = 0.2
+_ERROR_PRIOR_SAMPLES: Final = 4.0
+"""Relative error of samples before any is known, and its weight, in samples. Too low: a pod with
+one or two samples seems to differ from others by whatever these happen to be."""
+_DEVIATIONS: Final = 2.5
+"""Two standard errors of a mean, as a multiple of the samples' mean absolute error (normally
+distributed errors: 2 × 1.25)."""
+
+
 class SampleWindow:
     """Samples of one duration and their coefficients."""
 
@@ -43,6 +56,11 @@ class SampleWindow:
         """`count` at the latest fit."""
         self._fitted_at = 0.0
         """`updated_at` at the latest fit."""
+        self.typical: tuple[float, ...] = prior
+        """The mean features of the samples; of no meaning without one."""
+        self.tolerance = 1.0
+        """By how much, as a share of the fit at `typical`, the truth may differ from it: two
+        standard errors, by how far the samples are from the fit."""
 
     def add(self, features: tuple[float, ...], seconds: float, now: float) -> None:
         """Add a measurement, unless it is not usable."""
@@ -78,6 +96,29 @@ class SampleWindow:
     def _fit(self) -> None:
         self._coefficients = robust_fit(self._samples, self.prior, self._ridge)
         self._fitted, self._fitted_at = self.count, self.updated_at or 0.0
+        if self._samples:
+            self._assess()
+
+    def _assess(self) -> None:
+        """How exact the fit is."""
+        samples, number = self._samples, len(self._samples)
+        columns = zip(*(sample.features for sample in samples), strict=True)
+        self.typical = tuple(sum(column) / number for column in columns)
+        # An outlier counts once: what it took says nothing about the others.
+        errors = (
+            min(1.0, abs(sample.seconds / predicted - 1.0)) if predicted > 0.0 else 1.0
+            for sample in samples
+            for predicted in [sum(map(mul, self._coefficients, sample.features))]
+        )
+        error = (sum(errors) + _ERROR_PRIOR * _ERROR_PRIOR_SAMPLES) / (
+            number + _ERROR_PRIOR_SAMPLES
+        )
+        self.tolerance = _DEVIATIONS * error / sqrt(min(number, _INDEPENDENT))
+
+    def difference(self, coefficients: Sequence[float], others: Sequence[float]) -> float:
+        """How far apart both are at what is typical for the samples, as a share of the first."""
+        seconds = sum(map(mul, coefficients, self.typical))
+        return abs(sum(map(mul, others, self.typical)) / seconds - 1.0) if seconds else inf
 
     def clear(self) -> None:
         """Forget all samples."""

@@ -17,12 +17,12 @@ from tandem_planner.choice import (
     would_split,
 )
 from tandem_planner.cost import (
-    TIE,
     PodFigures,
     RequestFigures,
     decode_terms,
     is_transfer_too_long,
     prefill_terms,
+    tie_seconds,
     unified_terms,
 )
 from tandem_planner.figure_table import FigureTable
@@ -148,15 +148,15 @@ def test_nothing_is_cheaper_than_the_choice(
     }
     if made.prefills:
         cost = pairs[made.prefills[0], made.decodes[0]]
-        assert cost < min(costs.values()) + 2 * TIE
+        assert cost < min(costs.values()) + 2 * tie_seconds(made.cost)
     else:
         cost = costs[made.decodes[0]]
     assert made.cost <= cost + 1e-9
-    assert cost <= made.cost + 2 * TIE + 1e-9
+    assert cost <= made.cost + 2 * tie_seconds(made.cost) + 1e-9
     alone = min(costs, key=costs.__getitem__)
     if request.prompt - cached[alone] <= 32:
         pairs = {}
-    assert made.cost <= min([*costs.values(), *pairs.values()]) + TIE
+    assert made.cost <= min([*costs.values(), *pairs.values()]) + tie_seconds(made.cost)
 
 
 def test_equal_pods_share_the_requests() -> None:
@@ -164,6 +164,26 @@ def test_equal_pods_share_the_requests() -> None:
     candidates = some([PodFigures()] * 4, [0] * 4, range(4))
     chosen = {choice(request, candidates, seed).decodes[0] for seed in range(60)}
     assert chosen == {0, 1, 2, 3}
+
+
+def test_decode_pods_whose_transfers_differ_by_less_than_the_estimates_errors_share() -> None:
+    """As measured: at low load one pod seemed to receive KV 1.5 ms faster, and got 46 of 51
+    requests."""
+    request = RequestFigures(512, 128.0, NOW)
+    prefill = PodFigures(fixed=0.1)
+    decodes = [
+        PodFigures(stall=1.0, fixed=0.4, transfers=(TransferCost(seconds, 0.0),) * 3)
+        for seconds in (0.0015, 0.0031)
+    ]
+    candidates = some([prefill, *decodes], [0] * 3, (1, 2), [((0,), (1, 2))])
+    chosen = [choice(request, candidates, seed).decodes[0] for seed in range(200)]
+    assert 60 < chosen.count(1) < 140
+
+
+def test_a_pod_that_costs_more_than_the_estimates_errors_gets_nothing() -> None:
+    request = RequestFigures(1000, 10.0, NOW)
+    candidates = some([PodFigures(), PodFigures(queued=0.01)], [0] * 2, range(2))
+    assert {choice(request, candidates, seed).decodes[0] for seed in range(60)} == {0}
 
 
 def test_a_cache_is_worth_a_wait_until_it_costs_more() -> None:
@@ -217,8 +237,8 @@ def test_pairs_are_made_within_a_group() -> None:
 
 
 def test_retries_and_alternates_are_the_next_cheapest() -> None:
-    pods = [PREFILL._replace(queued=q / 100) for q in (3, 1, 0, 2)]
-    pods += [DECODE._replace(standing=s / 100) for s in (2, 0, 1)]
+    pods = [PREFILL._replace(queued=q / 10) for q in (3, 1, 0, 2)]
+    pods += [DECODE._replace(standing=s / 10) for s in (2, 0, 1)]
     candidates = some(pods, [0] * 7, (4, 5, 6), [((0, 1, 2, 3), (4, 5, 6))])
     made = choose(RequestFigures(8000, 10.0, NOW), candidates, Random(0), count=2)
     assert (made.prefills, made.decodes) == ([2, 1, 3], [5, 6])

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.choice import PREFILL_CANDIDATES, Candidates, Choice, choose
 from tandem_planner.cost import (
-    TIE,
     PodFigures,
     RequestFigures,
     decode_terms,
     is_transfer_too_long,
     prefill_terms,
+    tie_seconds,
     unified_terms,
 )
 from tandem_planner.fabrics import Place, fabric_class
@@ -100,13 +100,13 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
 
 def _check_pair(made: Choice, pairs: Pairs, count: int, places: Sequence[Place]) -> None:
     p, d = made.prefills[0], made.decodes[0]
-    assert pairs[p, d] <= made.cost + 2 * TIE + 1e-9
+    assert pairs[p, d] <= made.cost + 2 * tie_seconds(made.cost) + 1e-9
     assert made.fabric is fabric_class(places[p], places[d])
     # Retries: the cheapest for this decode pod, whatever their class.
     usable = sorted(cost for (_, other), cost in pairs.items() if other == d and cost < inf)
     retries = sorted(pairs[retry, d] for retry in made.prefills)
     assert len(made.prefills) == len({*made.prefills}) == min(PREFILL_CANDIDATES, len(usable))
-    assert retries == pytest.approx(usable[: len(retries)], abs=TIE + 1e-9)
+    assert retries == pytest.approx(usable[: len(retries)], abs=tie_seconds(made.cost) + 1e-9)
     # Alternates can read this prefill pod's KV in time.
     readers = [cost for (other, _), cost in pairs.items() if other == p and cost < inf]
     assert len(made.decodes) == len({*made.decodes}) == min(count, len(readers))

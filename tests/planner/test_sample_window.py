@@ -59,3 +59,24 @@ def test_a_sample_after_a_pause_is_learned_at_once() -> None:
     window.add((1.0, 100.0), 0.2, 20_000.0)
     fixed, slope = window.coefficients
     assert fixed + 100 * slope == pytest.approx(0.2, rel=0.01)
+
+
+def test_the_tolerance_shrinks_with_samples_and_grows_with_their_scatter() -> None:
+    def tolerance(count: int, scatter: float) -> float:
+        window = SampleWindow((0.01, 1e-4))
+        for i in range(count):
+            window.add((1.0, 100.0), 0.02 * (1 + scatter * (-1) ** i), float(i))
+        assert sum(window.coefficients) > 0
+        return window.tolerance
+
+    assert tolerance(1, 0.0) > tolerance(4, 0.0) > tolerance(16, 0.0) > tolerance(64, 0.0) > 0
+    assert tolerance(64, 0.02) < 0.06
+    assert tolerance(64, 0.4) > 0.15
+
+
+def test_costs_are_compared_at_what_is_typical() -> None:
+    window = SampleWindow((0.01, 1e-4))
+    window.add((1.0, 100.0), 0.02, 0.0)
+    assert sum(window.coefficients) > 0
+    assert window.difference((0.01, 1e-4), (0.01, 2e-4)) == pytest.approx(0.5)
+    assert window.difference((0.0, 0.0), (0.01, 1e-4)) == inf

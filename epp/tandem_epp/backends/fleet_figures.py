@@ -76,7 +76,7 @@ class FleetFigures:
                 for pod in self.pods
             )
             # A pod of another role may be another machine: it does not replace what was measured.
-            fill_in(alike, replaces_stale=is_role_equal)
+            fill_in(alike, is_same_role=is_role_equal)
         if self.pods:
             self.mean_prefill = fmean(pod.estimates.mean_prefill for pod in self.pods)
         outputs = [o for pod in self.pods if (o := pod.estimates.answers.average) is not None]

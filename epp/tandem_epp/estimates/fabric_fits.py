@@ -41,15 +41,15 @@ class FabricFits:
     def costs(self) -> Transfers:
         """What a transfer takes in each class."""
         if not self.fits:
-            overall = self._overall.cost
+            overall = self._overall.best
             return (overall, overall, overall)
         node, domain, elsewhere = map(self._cost, FabricClass)
         return (node, domain, elsewhere)
 
     def _cost(self, fabric: FabricClass) -> TransferCost:
         if self.is_known(fabric):
-            return self.fits[fabric].cost
-        overall = self._overall.cost
+            return self.fits[fabric].best
+        overall = self._overall.best
         if any(self.is_known(other) for other in FabricClass if other > fabric):
             return TransferCost(*map(min, overall, TRANSFER_PRIOR))
         return overall

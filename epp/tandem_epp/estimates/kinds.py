@@ -1,5 +1,9 @@
 """Pods without samples start from the figures of alike pods: same role, models and compat hash.
 
+Pods whose samples do not tell them apart have the same figures, those of one of them. With
+figures that differ by chance, the pod that seems faster would get all requests at low load, and the
+others, which get none, would never be measured again.
+
 A pod whose samples are old returns to them: a pod that was slow once, and gets no requests because
 of that, would otherwise be believed to be slow for ever.
 """
@@ -14,6 +18,7 @@ from tandem_contract.fabric_classes import FabricClass
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost
 from tandem_planner.learned_cost import CostT, LearnedCost
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
+from tandem_planner.shared_costs import share_costs
 from tandem_planner.transfer import KV_BYTES_PRIOR, TRANSFER_PRIOR, TransferCost, TransferFit
 
 from .pod_estimates import PodEstimates
@@ -36,14 +41,15 @@ STALE_SECONDS: Final = 1800.0
 with few requests forgets that it differs. Too long: a pod that was slow is avoided long after."""
 
 
-def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, replaces_stale: bool = False) -> None:
+def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, is_same_role: bool = False) -> None:
     """Give each pod without samples the medians of those of its kind; `pods` are (kind, estimates)
-    pairs. `replaces_stale`: also each pod whose samples are old beside those of its kind."""
+    pairs. `is_same_role`: those of a kind have one role. Then also each pod gets them whose samples
+    are old beside those of its kind, or do not tell it apart."""
     kinds = defaultdict(list)
     for kind, estimates in pods:
         kinds[kind].append(estimates)
     for alike in kinds.values():
-        if replaces_stale:
+        if is_same_role:
             _drop_stale(alike, [pod.prefill for pod in alike])
             _drop_stale(alike, [pod.decode for pod in alike])
             _drop_stale(alike, [pod.transfer for pod in alike])
@@ -51,8 +57,14 @@ def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, replaces_stale: bo
         _fill_in_prefill(alike)
         _fill_in_decode(alike)
         _fill_in_transfer(alike)
-        for fabric in {fabric for pod in alike for fabric in pod.fabrics.fits}:
+        classes = {fabric for pod in alike for fabric in pod.fabrics.fits}
+        for fabric in classes:
             _fill_in_costs(alike, [pod.fabrics.fit(fabric) for pod in alike])
+        if is_same_role:
+            _share(alike, [pod.prefill for pod in alike])
+            _share(alike, [pod.transfer for pod in alike])
+            for fabric in classes:
+                _share(alike, [pod.fabrics.fit(fabric) for pod in alike])
 
 
 def _medians(
@@ -63,6 +75,13 @@ def _medians(
     medians = [median(column) for column in zip(*costs, strict=True)]
     speed = sum(map(mul, medians, typical)) / sum(map(mul, assumed, typical))
     return (max(m, _LEAST_SHARE * speed * c) for m, c in zip(medians, assumed, strict=True))
+
+
+def _share(alike: list[PodEstimates], fits: Sequence[LearnedCost[CostT]]) -> None:
+    """Let the pods share those of `fits`, one per pod, that samples do not tell apart."""
+    for pod, is_changed in zip(alike, share_costs(fits), strict=True):
+        if is_changed:
+            pod.learned()
 
 
 def _drop_stale(alike: list[PodEstimates], fits: Sequence[LearnedCost[CostT]]) -> None:

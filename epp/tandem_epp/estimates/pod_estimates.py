@@ -196,7 +196,7 @@ class PodEstimates:
     def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
         slope = self.decode.cost.slope if self.shared_slope is None else self.shared_slope
-        return _Rates(self.prefill.cost, DECODE_WEIGHT * slope, self.fabrics.costs, kv)
+        return _Rates(self.prefill.best, DECODE_WEIGHT * slope, self.fabrics.costs, kv)
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue

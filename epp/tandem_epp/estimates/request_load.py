@@ -73,7 +73,7 @@ class RequestLoad:
     def _place(self, now: float) -> None:
         size, decode, computing = self._size, self._decode, self._computing
         uncached = max(1, size.prompt - size.cached)
-        seconds = computing.prefill.cost.seconds(uncached, size.cached)
+        seconds = computing.prefill.best.seconds(uncached, size.cached)
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         self._overlap = computing.overlaps.begin(decode.sidecar)
         computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))

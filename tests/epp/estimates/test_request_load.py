@@ -288,10 +288,10 @@ def test_a_pod_that_has_long_taught_nothing_returns_to_alike_pods() -> None:
     pods = [("a", busy), ("a", idle), ("a", other)]
     fill_in(pods)
     assert other.prefill.count == 1
-    fill_in(pods, replaces_stale=True)
+    fill_in(pods, is_same_role=True)
     assert (busy.prefill.count, idle.prefill.count, other.prefill.count) == (1, 1, 0)
     assert other.prefill.cost == busy.prefill.cost
-    fill_in([("a", busy)], replaces_stale=True)
+    fill_in([("a", busy)], is_same_role=True)
     assert busy.prefill.count == 1, "no alike pod knows better"
 
 

@@ -11,7 +11,8 @@ from .block_pool import BLOCK
 from .engine import Engine
 from .policies import Router
 from .real_picker import PickerSettings, RealPicker
-from .run import Served, Simulation, engines, simulate
+from .run import CACHE_TOKENS, Served, Simulation, engines, simulate
+from .speed import Speed
 from .workload import Request, shared_prompts
 
 Pods = Sequence[Engine]
@@ -67,6 +68,16 @@ def loop_imbalance(
         simulation.send(next(prompts), i * 1e-3)
     simulation.run(tick=_TICK)
     return fmean(ratios)
+
+
+def least_share(seed: int, new_router: NewRouter = RealPicker) -> float:
+    """Requests at low load, without a common prefix, to two pods of one speed: the share of the pod
+    that gets fewer."""
+    pods = [Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=2 * seed + i) for i in range(2)]
+    requests = [Request(2.0 * i, 1000, 20, (2 * i, 2 * i + 1)) for i in range(100)]
+    served = simulate(requests, pods, new_router(pods, seed)).served
+    first = sum(each.choice.decode == 0 for each in served)
+    return min(first, len(served) - first) / len(served)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,17 @@ def test_clients_that_share_a_prompt_spread() -> None:
     assert scenarios.loop_imbalance(1, requests=800) < 1.3
 
 
+@pytest.mark.parametrize("reports", Reports)
+def test_idle_pods_of_one_speed_share_the_requests(reports: Reports) -> None:
+    """What they are measured to take differs by chance."""
+    settings = PickerSettings(reports=reports)
+    shares = [
+        scenarios.least_share(seed, lambda pods, seed: RealPicker(pods, seed, settings))
+        for seed in range(5)
+    ]
+    assert min(shares) > 0.3
+
+
 def test_a_long_prompt_goes_to_its_cache_unless_the_queue_there_takes_longer() -> None:
     assert scenarios.long_prompt(1, queued=0).went_to_cache
     assert not scenarios.long_prompt(1, queued=10).went_to_cache

@@ -115,6 +115,9 @@ class PodState:
     """Why the pod does not run, in the cluster's words: unschedulable, image, crash, eviction."""
     ready_since: float | None = None
     """Unix seconds; None while not ready."""
+    available: bool = False
+    """Ready for the pool's `rollout.minReadySeconds` without a break. The pod alone does not tell:
+    `pod_plan.own_pods` sets it."""
     ended: float | None = None
     """Unix seconds at which the last container terminated; None before."""
     leaves_by: float | None = None
@@ -132,6 +135,11 @@ class PodState:
     def over(self) -> bool:
         """Whether the pod has terminated for good, or its node is lost: it must be replaced."""
         return self.phase in ("Succeeded", "Failed", "Unknown")
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the pod has ended, or is not ready for a reason that the cluster reports."""
+        return self.over or (not self.ready and self.trouble is not None)
 
     @property
     def active(self) -> bool:

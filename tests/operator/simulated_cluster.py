@@ -14,6 +14,7 @@ from tandem_operator.observed import Failure, NodeState, Observed, PodState, Poo
 from tandem_operator.planning import api_objects
 from tandem_operator.planning.actions import SetPlan
 from tandem_operator.planning.plan import plan_set
+from tandem_operator.planning.rollout import MIN_READY_SECONDS
 from tandem_operator.planning.status import Event, status_events, statuses
 from tandem_operator.resources.resolve import Defaults
 from tandem_operator.resources.schema import defaulted
@@ -125,8 +126,12 @@ class SimulatedCluster:
             writes = self.status_writes
             plan = self.reconcile()
             moved = self.kubelets()
+            wait = plan.requeue_after
             if not plan.writes and not moved and writes == self.status_writes:
-                return
+                # Pods become available without any change; a deadline is not waited for.
+                if wait is None or wait > MIN_READY_SECONDS:
+                    return
+                self.now += wait
             self.now += 1
         raise AssertionError(f"still changing after {passes} passes: {plan}")
 

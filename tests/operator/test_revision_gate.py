@@ -59,6 +59,8 @@ def test_no_old_pod_is_removed_before_every_pool_has_a_ready_new_one() -> None:
         assert {n for n in old if not cluster.pods[n].leaving} == old
     for pod in cluster.of("d", ready=False):
         cluster.make_ready(pod.name)
+    assert not cluster.reconcile().delete_pods, "ready is not yet available"
+    cluster.now += 10
     plan = cluster.reconcile()
     assert [deleted.name[0] for deleted in plan.delete_pods] == ["d"]
 

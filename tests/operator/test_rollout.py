@@ -20,13 +20,16 @@ from tandem_operator.planning.rollout import (
 from tandem_operator.resources.spec import Rollout
 
 
-def pod(name: str, *, ready: bool = True, scheduled: bool = True) -> PodState:
-    """`pool-revision-index`; its compat hash is its revision."""
+def pod(
+    name: str, *, ready: bool = True, available: bool | None = None, scheduled: bool = True
+) -> PodState:
+    """`pool-revision-index`; its compat hash is its revision. Ready means available by default."""
     revision = name.split("-")[1]
     return PodState(
         name=PodName(name), uid=name, pool="p", role="prefill", revision=revision,
         compat=revision, owner="u", phase="Running", ready=ready, scheduled=scheduled or ready,
         node="n", deleting=False, draining=False, created=0.0, address=None, labels={},
+        available=ready if available is None else available,
     )  # fmt: skip
 
 
@@ -83,6 +86,19 @@ def test_without_surge_an_old_pod_is_removed_first() -> None:
 def test_a_lost_old_pod_is_replaced_with_its_own_revision() -> None:
     changes = roll([*pods("a", 0), *pods("b", 0, ready=False)], Limits(2, 1, 0), "a", "b")
     assert changes == PodChanges(add_current=1)
+
+
+def test_a_new_pod_that_is_ready_but_not_yet_available_replaces_no_old_one() -> None:
+    waiting = [*pods("a", 0, 1), pod("p-b-0", available=False)]
+    assert roll(waiting, Limits(2, 1, 0), "a", "b") == PodChanges()
+    assert not has_served([pod("p-b-0", available=False)], Limits(1, 1, 0), "b")
+
+
+def test_the_old_revision_comes_back_in_the_places_of_new_pods_that_fail() -> None:
+    failing = [replace(pod(f"p-b-{i}", ready=False), trouble="crash") for i in (0, 1)]
+    changes = roll([*pods("a", 0, 1), *failing], Limits(4, 0, 1), "a", "b")
+    assert names(changes) == ["p-b-1"]
+    assert (changes.add_current, changes.add_update) == (1, 0)
 
 
 def test_a_lost_old_pod_is_replaced_even_when_it_was_the_only_one() -> None:
@@ -197,15 +213,24 @@ def test_a_rollout_always_completes_within_its_limits(
         update = data.draw(st.sampled_from(["a", "b", "c"]))
         pool.roll(update)
         for name in sorted(pool.pods):
-            fate = data.draw(st.sampled_from(["stay", "ready", "unready", "lost"]))
+            fate = data.draw(
+                st.sampled_from(["stay", "available", "ready", "unready", "failing", "lost"])
+            )
             if fate == "lost":
                 del pool.pods[name]
             elif fate != "stay":
-                pool.pods[name] = replace(pool.pods[name], ready=fate == "ready")
+                pool.pods[name] = replace(
+                    pool.pods[name],
+                    available=fate == "available",
+                    ready=fate in ("available", "ready"),
+                    trouble="crash" if fate == "failing" else None,
+                )
     for _ in range(40):
-        at_rest = pool.roll("b") == PodChanges() and all(pod.ready for pod in pool.pods.values())
+        at_rest = pool.roll("b") == PodChanges() and all(
+            pod.available for pod in pool.pods.values()
+        )
         for name in pool.pods:
-            pool.pods[name] = replace(pool.pods[name], ready=True)
+            pool.pods[name] = replace(pool.pods[name], ready=True, available=True, trouble=None)
         if at_rest:
             break
     assert sorted(pod.revision for pod in pool.pods.values()) == ["b"] * desired

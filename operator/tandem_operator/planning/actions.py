@@ -10,6 +10,7 @@ from enum import Enum
 
 from ..observed import Body, Failure, PodName, PoolKey, SetKey
 from ..resources.pools import Pool
+from ..resources.spec import Rollout
 from .validation import PoolValidation
 
 
@@ -111,6 +112,11 @@ class PoolPlan:
     @property
     def pool(self) -> Pool | None:
         return self.validation.pool
+
+    @property
+    def rollout(self) -> Rollout:
+        """The spec's section; empty for a pool that cannot be read."""
+        return self.pool.spec.rollout if self.pool else Rollout()
 
 
 @dataclass(frozen=True)

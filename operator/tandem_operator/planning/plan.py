@@ -1,6 +1,6 @@
 """One pass over a set: from what the operator observes to what it writes. Pure.
 
-    validate  each pool as a type, or why it is rejected        `validation`
+    validate  each pool as a type, or why it is rejected        `validation`, `pool_state`
     target    the revision to which each pool rolls             `revisions`
     gate      which pools wait for which                        `revision_gate`
     count     how many pods to add and to remove                `rollout`
@@ -20,59 +20,16 @@ from ..observed import (
     Body,
     Failure,
     Observed,
-    PodState,
     PoolKey,
-    PoolResource,
     RevisionState,
 )
-from ..resources.pools import Pool
 from ..resources.resolve import DEFAULTS, Defaults
-from ..resources.spec import Rollout
 from . import budgets, pod_plan, progress, revisions
 from .actions import Adopt, Create, Delete, Label, Mode, PoolPlan, SetPlan
+from .pool_state import PoolState, pool_states
 from .revision_gate import Member, blocked_by, gate
 from .revisions import Target
-from .rollout import OPEN, Gate, Limits, PodChanges, has_served, hold, limits, roll
-from .validation import PoolValidation, check_renderable, validate_set
-
-
-@dataclass(frozen=True)
-class _PoolState:
-    """One pool, with the objects that belong to it."""
-
-    resource: PoolResource
-    validation: PoolValidation
-    pods: tuple[PodState, ...]
-    counting: tuple[PodState, ...]
-    """Those of `pods` that fill a place among the replicas."""
-    pinned: tuple[RevisionState, ...]
-    """Its ControllerRevisions, oldest first."""
-    current: RevisionState | None
-    refused: Failure | None
-
-    @property
-    def name(self) -> str:
-        return f"{self.resource.key.kind} {self.resource.key.name}"
-
-    @property
-    def rollable_pool(self) -> Pool | None:
-        """The pool as its spec says, when its pods may roll to that spec."""
-        is_held = self.validation.rejection or self.validation.paused or self.refused
-        return None if is_held else self.validation.pool
-
-    @property
-    def desired(self) -> int:
-        """Desired number of pods."""
-        if self.validation.replicas is not None:
-            return self.validation.replicas
-        # The spec has no readable number: the pool keeps the size that it had.
-        stored = self.resource.status.get("desiredReplicas")
-        return stored if isinstance(stored, int) else len(self.counting)
-
-    @property
-    def limits(self) -> Limits:
-        pool = self.validation.pool
-        return limits(pool.spec.rollout if pool else Rollout(), self.desired)
+from .rollout import OPEN, Gate, PodChanges, has_served, hold, roll
 
 
 def plan_set(
@@ -85,7 +42,7 @@ def plan_set(
     `refused`: pools whose new revision the API server refuses to create pods of; they keep the
     revision that they have.
     """
-    pools = _pool_states(observed, defaults, refused)
+    pools = pool_states(observed, defaults, refused)
     targets = revisions.choose_targets(
         {pool.name: pool.rollable_pool for pool in pools if pool.rollable_pool},
         {pool.name: pool.pinned for pool in pools},
@@ -102,44 +59,7 @@ def plan_set(
     return _combine(observed, writes)
 
 
-def _pool_states(
-    observed: Observed, defaults: Defaults, refused: Mapping[PoolKey, Failure]
-) -> list[_PoolState]:
-    """The set's pools that are not being deleted, the PrefillPool first."""
-    prefill = observed.prefill if observed.prefill and not observed.prefill.deleting else None
-    # Pods of a pool that is being deleted are left to Kubernetes' garbage collector.
-    decodes = [decode for decode in observed.decodes if not decode.deleting]
-    validations = validate_set(
-        prefill.body if prefill else None, [decode.body for decode in decodes], defaults
-    )
-    pairs = [(decode, validations.decodes[decode.key.name]) for decode in decodes]
-    if prefill and validations.prefill:
-        pairs.insert(0, (prefill, validations.prefill))
-    return [
-        _pool_state(observed, resource, validation, defaults, refused.get(resource.key))
-        for resource, validation in pairs
-    ]
-
-
-def _pool_state(
-    observed: Observed,
-    resource: PoolResource,
-    validation: PoolValidation,
-    defaults: Defaults,
-    refused: Failure | None,
-) -> _PoolState:
-    validation = check_renderable(
-        validation, lambda pool: revisions.render_template(pool, pool.revision, defaults)
-    )
-    pods = pod_plan.own_pods(observed, resource)
-    pinned = tuple(revisions.owned_revisions(observed, resource))
-    return _PoolState(
-        resource, validation, pods, pod_plan.counting(pods, observed.now), pinned,
-        revisions.current_revision(resource, pinned, pods), refused,
-    )  # fmt: skip
-
-
-def _gate_member(pool: _PoolState, target: Target | None, now: float) -> Member:
+def _gate_member(pool: PoolState, target: Target | None, now: float) -> Member:
     reason = ""
     if pool.validation.rejection:
         reason = f"does not agree ({pool.validation.rejection.reason})"
@@ -160,7 +80,7 @@ def _gate_member(pool: _PoolState, target: Target | None, now: float) -> Member:
 
 
 def _plan_pool(
-    pool: _PoolState, target: Target | None, blockers: tuple[str, ...], defaults: Defaults
+    pool: PoolState, target: Target | None, blockers: tuple[str, ...], defaults: Defaults
 ) -> PoolPlan:
     """Mode and revisions of a pool."""
     current = pool.current.revision if pool.current else None
@@ -207,7 +127,7 @@ class _PoolWrites:
     """Unix seconds."""
 
 
-def _plan_writes(observed: Observed, pool: _PoolState, plan: PoolPlan, gate: Gate) -> _PoolWrites:
+def _plan_writes(observed: Observed, pool: PoolState, plan: PoolPlan, gate: Gate) -> _PoolWrites:
     """The writes for one pool."""
     changes, source = _pod_changes(pool, plan, gate)
     routing = pod_plan.routing_labels(observed, pool.resource)
@@ -239,11 +159,16 @@ def _plan_writes(observed: Observed, pool: _PoolState, plan: PoolPlan, gate: Gat
     )
 
 
-def _requeue_times(pool: _PoolState, plan: PoolPlan, now: float) -> Iterator[float]:
+def _requeue_times(pool: PoolState, plan: PoolPlan, now: float) -> Iterator[float]:
     """Unix seconds at which the plan or the status changes although no object changes."""
     yield from progress.requeue_times(pool.resource, plan, pool.counting, now)
     yield from (
         pod_plan.replacement_time(pod) for pod in pool.counting if pod_plan.is_in_backoff(pod, now)
+    )
+    yield from (
+        pod_plan.available_from(pod, pool.rollout)
+        for pod in pool.counting
+        if pod.ready and not pod.available
     )
     for pod in pool.pods:
         if (start := progress.stuck_from(pod)) is not None and start > now:
@@ -251,7 +176,7 @@ def _requeue_times(pool: _PoolState, plan: PoolPlan, now: float) -> Iterator[flo
 
 
 def _pod_changes(
-    pool: _PoolState, plan: PoolPlan, gate: Gate
+    pool: PoolState, plan: PoolPlan, gate: Gate
 ) -> tuple[PodChanges, RevisionState | None]:
     """Pods to add and to remove, and the revision that `add_current` pods are created from."""
     if plan.mode is Mode.ROLL and plan.update is not None:
@@ -265,7 +190,7 @@ def _pod_changes(
 
 def _create_pods(
     observed: Observed,
-    pool: _PoolState,
+    pool: PoolState,
     batches: Iterable[tuple[int, Body | None]],
     *,
     routing: Mapping[str, str],
@@ -283,7 +208,7 @@ def _create_pods(
             )
 
 
-def _adopt_revisions(pool: _PoolState) -> Iterable[Adopt]:
+def _adopt_revisions(pool: PoolState) -> Iterable[Adopt]:
     for state in pool.pinned:
         if state.owner is None:
             yield Adopt(
@@ -292,7 +217,7 @@ def _adopt_revisions(pool: _PoolState) -> Iterable[Adopt]:
             )  # fmt: skip
 
 
-def _create_revision(pool: _PoolState, plan: PoolPlan) -> Iterable[Create]:
+def _create_revision(pool: PoolState, plan: PoolPlan) -> Iterable[Create]:
     """The update revision, unless it is pinned already."""
     pinned = {state.revision for state in pool.pinned}
     if plan.mode is not Mode.ROLL or plan.update is None or plan.update in pinned:
@@ -302,13 +227,13 @@ def _create_revision(pool: _PoolState, plan: PoolPlan) -> Iterable[Create]:
     yield Create(pool.resource.key, revisions.controller_revision(pool.resource, target, number))
 
 
-def _apply_budget(observed: Observed, pool: _PoolState) -> Iterable[Create]:
+def _apply_budget(observed: Observed, pool: PoolState) -> Iterable[Create]:
     desired = budgets.budget(pool.resource, pool.limits)
     if desired is not None and not budgets.has_budget(desired, observed.budgets):
         yield Create(pool.resource.key, desired)
 
 
-def _delete_budget(observed: Observed, pool: _PoolState) -> Iterable[str]:
+def _delete_budget(observed: Observed, pool: PoolState) -> Iterable[str]:
     name = budgets.budget_name(pool.resource)
     if budgets.budget(pool.resource, pool.limits) is None and any(
         body["metadata"]["name"] == name for body in observed.budgets
@@ -316,7 +241,7 @@ def _delete_budget(observed: Observed, pool: _PoolState) -> Iterable[str]:
         yield name
 
 
-def _delete_revisions(pool: _PoolState, plan: PoolPlan) -> Iterable[str]:
+def _delete_revisions(pool: PoolState, plan: PoolPlan) -> Iterable[str]:
     """Unused revisions beyond the history that is kept."""
     # A revision in use keeps its object: pods lost meanwhile are created from it again.
     used = {plan.update, plan.current, pool.current.revision if pool.current else None}

@@ -8,6 +8,7 @@ stored nowhere else, so it survives restarts of the operator.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -17,8 +18,10 @@ from tandem_contract.paths import Role
 
 from ..observed import Body, Observed, PodState, PoolResource, roles_of
 from ..pods import manifests
+from ..resources.spec import Rollout
 from .actions import Adopt, Create, Delete, Label
 from .revisions import owner_reference
+from .rollout import MIN_READY_SECONDS
 
 OVER: Final = "over"
 """Reason of a deletion: the pod's containers have ended, or its node is gone."""
@@ -31,13 +34,16 @@ _LONGEST_DELAY: Final = 300.0
 """Seconds of back-off, first and most; the kubelet's for containers."""
 
 
-def own_pods(observed: Observed, resource: PoolResource) -> tuple[PodState, ...]:
-    """Pods of a pool, by name: those it owns, and orphans with its labels."""
+def own_pods(observed: Observed, resource: PoolResource, rollout: Rollout) -> tuple[PodState, ...]:
+    """Pods of a pool, by name: those it owns, and orphans with its labels.
+
+    `rollout` says from when they count as available.
+    """
     roles = roles_of(resource.key.kind)
     return tuple(
         sorted(
             (
-                pod
+                replace(pod, available=pod.ready and available_from(pod, rollout) <= observed.now)
                 for pod in observed.pods
                 if pod.owner == resource.uid
                 # The role as well: a PrefillPool and a DecodePool may share a name.
@@ -46,6 +52,14 @@ def own_pods(observed: Observed, resource: PoolResource) -> tuple[PodState, ...]
             key=lambda pod: pod.name,
         )
     )
+
+
+def available_from(pod: PodState, rollout: Rollout) -> float:
+    """Unix seconds from which a ready pod counts as available."""
+    seconds = rollout.min_ready_seconds
+    # A pod without the time of its readiness counts from its creation.
+    since = pod.created if pod.ready_since is None else pod.ready_since
+    return since + (MIN_READY_SECONDS if seconds is None else seconds)
 
 
 def counting(pods: Iterable[PodState], now: float) -> tuple[PodState, ...]:

@@ -1,17 +1,19 @@
 """Whether a pool comes nearer to its spec, and when it counts as stalled. Pure.
 
-The deadline runs anew from every sign of progress that is stored in the cluster: a revision
-pinned, a pod created for the first time, a pod that became ready. Nothing is kept in memory, so a
-restart of the operator changes no deadline.
+The deadline runs anew when more pods of the update revision are available than ever in this attempt
+to apply the spec. A pod that gets ready again, or that replaces one that crashed, is no progress: a
+revision whose pods crash again and again stalls. The record is `status.progress`. Nothing is kept
+in memory, so a restart of the operator changes no deadline.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from ..conditions import ConditionType, Reason
+from ..conditions import Reason
 from ..observed import PodState, PoolResource
 from .actions import Mode, PoolPlan
-from .api_objects import timestamp
+from .api_objects import rfc3339, timestamp
 from .rollout import PROGRESS_DEADLINE
 
 STUCK_AFTER: Final = 30.0
@@ -29,10 +31,48 @@ def is_stuck(pod: PodState, now: float) -> bool:
     return start is not None and now >= start
 
 
+@dataclass(frozen=True)
+class Progress:
+    """The last progress of a pool whose pods are not yet as the spec says."""
+
+    generation: int
+    revision: str
+    available: int
+    """Most pods of the revision that were available at the same time."""
+    time: float
+    """Unix seconds at which `available` last grew, or the attempt began."""
+
+    @property
+    def as_status(self) -> dict[str, Any]:
+        """`status.progress`."""
+        return {
+            "generation": self.generation,
+            "revision": self.revision,
+            "availableReplicas": self.available,
+            "lastProgressTime": rfc3339(self.time),
+        }
+
+
 def is_complete(plan: PoolPlan, counting: Sequence[PodState]) -> bool:
-    """Whether the pool has exactly its number of pods, all ready, all of the update revision."""
-    ready = [pod for pod in counting if pod.ready and pod.revision == plan.update]
-    return plan.mode is Mode.ROLL and len(ready) == len(counting) == plan.desired
+    """Whether the pool has exactly its number of pods, all available, of the update revision."""
+    return plan.mode is Mode.ROLL and _available(plan, counting) == len(counting) == plan.desired
+
+
+def last_progress(
+    resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
+) -> Progress | None:
+    """The progress up to now; None for a pool that has nothing to reach."""
+    if plan.mode is not Mode.ROLL or is_complete(plan, counting):
+        return None
+    present = Progress(plan.generation, plan.update or "", _available(plan, counting), now)
+    before = _stored_progress(resource.status)
+    # A changed spec is a new attempt with a deadline of its own.
+    if before is None or (before.generation, before.revision) != (
+        present.generation,
+        present.revision,
+    ):
+        return present
+    return present if present.available > before.available else before
 
 
 def progressing_reason(
@@ -45,7 +85,7 @@ def progressing_reason(
         return Reason.HELD if plan.validation.rejection or plan.refused else Reason.PAUSED
     if is_complete(plan, counting):
         return Reason.COMPLETE
-    if _remains_stalled(resource, plan, counting) or now >= deadline(resource, plan, counting, now):
+    if now >= deadline(resource, plan, counting, now):
         return Reason.PROGRESS_DEADLINE_EXCEEDED
     if any(pod.revision != plan.update for pod in counting):
         return Reason.ROLLING_OUT
@@ -56,13 +96,9 @@ def deadline(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> float:
     """Unix seconds from which a pool that is not complete counts as stalled."""
-    pool = plan.pool
-    seconds = pool.spec.rollout.progress_deadline if pool else None
-    before = condition(resource.status, ConditionType.PROGRESSING)
-    # The rollout began when Progressing became True; a pool that only starts now begins now.
-    began = timestamp(before.get("lastTransitionTime")) if before.get("status") == "True" else now
-    last_sign = max([began or now, *_progress_times(plan, counting)])
-    return last_sign + (PROGRESS_DEADLINE if seconds is None else seconds)
+    record = last_progress(resource, plan, counting, now)
+    seconds = plan.rollout.progress_deadline
+    return (record.time if record else now) + (PROGRESS_DEADLINE if seconds is None else seconds)
 
 
 def requeue_times(
@@ -83,26 +119,17 @@ def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return {}
 
 
-def _remains_stalled(resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState]) -> bool:
-    """Whether the deadline has passed in an earlier pass and no progress was made since.
-
-    `deadline` alone does not tell: condition Progressing is False by then, so there is no start.
-    """
-    status = resource.status
-    before = condition(status, ConditionType.PROGRESSING)
-    if before.get("reason") != Reason.PROGRESS_DEADLINE_EXCEEDED:
-        return False
-    # A changed spec is a new attempt with a deadline of its own.
-    if (status.get("updateRevision"), status.get("desiredReplicas")) != (plan.update, plan.desired):
-        return False
-    # When the pool was found stalled: only signs of progress after that count.
-    since = timestamp(before.get("lastTransitionTime")) or 0.0
-    return not any(time > since for time in _progress_times(plan, counting))
+def _available(plan: PoolPlan, counting: Sequence[PodState]) -> int:
+    return len([pod for pod in counting if pod.available and pod.revision == plan.update])
 
 
-def _progress_times(plan: PoolPlan, counting: Sequence[PodState]) -> list[float]:
-    """Unix seconds at which pods of the update revision were first created or became ready."""
-    pods = [pod for pod in counting if pod.revision == plan.update]
-    # A pod that replaces a failed one is no progress.
-    created = [pod.created for pod in pods if pod.attempt == 0]
-    return [*created, *(pod.ready_since for pod in pods if pod.ready_since is not None)]
+def _stored_progress(status: Mapping[str, Any]) -> Progress | None:
+    """The record as the API server has it; None when there is none that can be read."""
+    stored = status.get("progress")
+    if not isinstance(stored, Mapping):
+        return None
+    time = timestamp(stored.get("lastProgressTime"))
+    generation, available = stored.get("generation"), stored.get("availableReplicas")
+    if time is None or not isinstance(generation, int) or not isinstance(available, int):
+        return None
+    return Progress(generation, str(stored.get("revision")), available, time)

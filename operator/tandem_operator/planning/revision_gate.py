@@ -4,7 +4,7 @@ A prefill pod and a decode pod can hand KV over only when their compat hashes ar
 moves from one hash to the next as a whole:
 
 - No pool starts before every pool that shares its present hash can move too (`blocked_by`).
-- No older pod is removed before every moving pool has a ready pod of the new hash (`gate`).
+- No older pod is removed before every moving pool has an available pod of the new hash (`gate`).
 - The last ready prefill pod of an older hash stays while a decode pod of that hash is left.
 """
 
@@ -66,7 +66,7 @@ def gate(member: Member, members: Sequence[Member]) -> Gate:
     # A pool that moves alone has no peer to wait for.
     if len(moving) < 2:
         return OPEN
-    if not all(any(p.ready and p.compat == target for p in other.pods) for other in moving):
+    if not all(any(p.available and p.compat == target for p in other.pods) for other in moving):
         return Gate(is_open=False)
     # Decode pods of an older hash need prefill pods of it, but not the other way round.
     if not member.prefill or member.desired == 0:

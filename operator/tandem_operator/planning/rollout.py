@@ -1,10 +1,13 @@
 """How many pods of which revision to add and to remove in one pass over a pool. Pure arithmetic.
 
     desired D, surge S, unavailable U        N, O: pods of the update revision, of older revisions
-    floor   F = max(0, D - U - ready N)      older pods that are still needed
-    remove  older pods above F, as long as D - U stay ready
+    floor   F = max(0, D - U - available N)  older pods that are still needed
+    remove  older pods above F, as long as D - U stay available
     add     min(F - O, room) of the current revision, then min(D - N, room) of the update revision
-    room    D + S - all pods
+    room    D + S - all pods; failing pods of the update revision give way to missing older pods
+
+A pod is available when it has been ready for `rollout.minReadySeconds`: a revision whose pods get
+ready and then crash must not take the place of one that serves.
 
 The update revision is the one to roll to; the current revision is the one that served last.
 
@@ -26,6 +29,9 @@ MAX_SURGE: Final = "25%"
 MAX_UNAVAILABLE: Final = "25%"
 """The defaults of a Deployment. A single replica is replaced by surge; in a cluster without a spare
 accelerator set `maxSurge: 0, maxUnavailable: 1`."""
+MIN_READY_SECONDS: Final = 10
+"""An engine that answers /health and fails at its first requests does so within seconds. Zero would
+count it as available before it has served anything; each step of a rollout waits this long."""
 PROGRESS_DEADLINE: Final = 2400.0
 """Seconds; more than the 1800 that an engine may take to load its weights."""
 
@@ -98,8 +104,8 @@ def roll(
     # After a scale-down there may be more new pods than desired.
     remove = [*abandoned, *_first_to_remove(new, len(new) - bounds.desired)]
     new = [pod for pod in new if pod not in remove]
-    # Each ready new pod replaces one older pod that is still needed.
-    floor = max(0, bounds.fewest_ready - _ready_count(new))
+    # Each available new pod replaces one older pod that is still needed.
+    floor = max(0, bounds.fewest_ready - _available_count(new))
     remove += _older_to_remove(old, new, floor, bounds, gate)
     stay = [pod for pod in (*new, *old) if pod not in remove]
     # After a scale-down there can be too many pods of both revisions: remove unready new pods,
@@ -107,13 +113,18 @@ def roll(
     unready = [pod for pod in new if not pod.ready]
     remove += _first_to_remove(unready, min(len(stay) - bounds.most, len(unready)))
     stay = [pod for pod in stay if pod not in remove]
+    missing = 0
+    if current is not None and current != update:
+        missing = max(0, floor - len([pod for pod in stay if pod.revision != update]))
+    # The revision that served comes back in the places of new pods that fail.
+    failing = [pod for pod in stay if pod.revision == update and pod.is_failing]
+    remove += _first_to_remove(failing, missing - max(0, bounds.most - len(stay)))
+    stay = [pod for pod in stay if pod not in remove]
     # From here on pods are added. Pods that are being removed no longer count, although they may
     # run until their drain ends: desired and surge limit the pods that fill a place.
     capacity = max(0, bounds.most - len(stay))
     older = len([pod for pod in stay if pod.revision != update])
-    add_current = 0
-    if current is not None and current != update:
-        add_current = min(max(0, floor - older), capacity)
+    add_current = min(missing, capacity)
     # Older pods have priority in the capacity that is left: they keep up the capacity that serves.
     add_update = min(bounds.desired - (len(stay) - older), capacity - add_current)
     return PodChanges(tuple(remove), add_current, max(0, add_update))
@@ -134,12 +145,12 @@ def hold(pods: Sequence[PodState], bounds: Limits, current: str | None) -> PodCh
 
 
 def has_served(pods: Sequence[PodState], bounds: Limits, update: str) -> bool:
-    """Whether the update revision has enough ready pods to carry the pool by itself.
+    """Whether the update revision has enough available pods to carry the pool by itself.
 
     It then becomes the current revision.
     """
-    ready = _ready_count([pod for pod in pods if pod.revision == update])
-    return bounds.desired == 0 or ready >= max(1, bounds.fewest_ready)
+    available = _available_count([pod for pod in pods if pod.revision == update])
+    return bounds.desired == 0 or available >= max(1, bounds.fewest_ready)
 
 
 def index_of(pod: PodState) -> int:
@@ -155,9 +166,9 @@ def _older_to_remove(
     bounds: Limits,
     gate: Gate,
 ) -> list[PodState]:
-    """Older pods to remove, unready ones first; at least `bounds.fewest_ready` pods stay ready."""
+    """Older pods to remove, unready ones first; `bounds.fewest_ready` pods stay available."""
     removable = len(old) - floor
-    spare_ready = _ready_count(old) + _ready_count(new) - bounds.fewest_ready
+    spare = _available_count(old) + _available_count(new) - bounds.fewest_ready
     surplus = len(old) + len(new) - bounds.most
     keep: Collection[str] = gate.keep
     if not gate.is_open:
@@ -168,10 +179,10 @@ def _older_to_remove(
     for pod in _first_to_remove(old, len(old)):
         if len(remove) >= removable:
             break
-        if pod.name in keep or (pod.ready and spare_ready <= 0):
+        if pod.name in keep or (pod.ready and spare <= 0):
             continue
         # An unready pod is no loss of capacity and needs no spare one.
-        spare_ready -= pod.ready
+        spare -= pod.available
         remove.append(pod)
     return remove
 
@@ -186,8 +197,8 @@ def _removal_order(pod: PodState, current: str | None) -> tuple[bool, bool, bool
     return (pod.scheduled, pod.ready, not is_other, -index_of(pod), pod.name)
 
 
-def _ready_count(pods: Sequence[PodState]) -> int:
-    return len([pod for pod in pods if pod.ready])
+def _available_count(pods: Sequence[PodState]) -> int:
+    return len([pod for pod in pods if pod.available])
 
 
 def _pod_count(value: int | str | None, default: str, desired: int, *, up: bool) -> int:

@@ -88,6 +88,7 @@ def _status(facts: Facts) -> StatusBody:
         "observedGeneration": facts.plan.generation,
         # Kept until the endpoint is reconciled, like condition RouterReady.
         "endpoint": facts.router.url if facts.router else facts.resource.status.get("endpoint"),
+        "progress": facts.last_progress.as_status if facts.last_progress else None,
         "scaling": _scaling(facts),
         "conditions": _conditions(facts),
     }

@@ -186,8 +186,8 @@ def _router_ready(facts: Facts) -> ConditionState:
 def _progressing(facts: Facts) -> ConditionState:
     plan, reason = facts.plan, facts.progress
     updated = [pod for pod in facts.active_pods if pod.revision == plan.update]
-    ready = len([pod for pod in updated if pod.ready])
-    pods = f"{ready} of {facts.desired} pods are of revision {plan.update} and ready"
+    available = len([pod for pod in updated if pod.available])
+    pods = f"{available} of {facts.desired} pods are of revision {plan.update} and available"
     # While older pods keep PodsReady true, only this message says why new pods are not ready.
     counting = [pod for pod in facts.counting_pods if pod.revision == plan.update]
     if failing := [pod for pod in counting if pod.trouble and not pod.ready]:

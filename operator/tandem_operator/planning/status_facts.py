@@ -19,6 +19,7 @@ from ..observed import (
 from . import pod_plan, progress
 from .actions import Mode, PoolPlan, SetPlan
 from .node_fit import no_fit_reason
+from .progress import Progress
 from .rollout import Limits, limits
 
 
@@ -95,6 +96,10 @@ class Facts:
     def progress(self) -> Reason:
         return progress.progressing_reason(self.resource, self.plan, self.counting_pods, self.now)
 
+    @cached_property
+    def last_progress(self) -> Progress | None:
+        return progress.last_progress(self.resource, self.plan, self.counting_pods, self.now)
+
     @property
     def is_rolling(self) -> bool:
         return self.plan.mode is Mode.ROLL and any(
@@ -124,7 +129,10 @@ def pool_facts(observed: Observed, plan: SetPlan) -> list[Facts]:
     """The facts of every pool that the plan covers."""
     resources = [*([observed.prefill] if observed.prefill else []), *observed.decodes]
     planned = [resource for resource in resources if resource.key in plan.pools]
-    pods = {resource.key: pod_plan.own_pods(observed, resource) for resource in planned}
+    pods = {
+        resource.key: pod_plan.own_pods(observed, resource, plan.pools[resource.key].rollout)
+        for resource in planned
+    }
     prefill = next((p for key, p in plan.pools.items() if key.kind == PREFILL_POOL), None)
     decodes = tuple(p for key, p in plan.pools.items() if key.kind == DECODE_POOL)
     return [

@@ -186,6 +186,7 @@ class Scaling(Section, frozen=True, kw_only=True):
 class Rollout(Section, frozen=True, kw_only=True):
     max_surge: int | str | None = None
     max_unavailable: int | str | None = None
+    min_ready_seconds: int | None = None
     progress_deadline: Seconds | None = None
 
 

@@ -8,6 +8,7 @@ from xdist.scheduler import LoadGroupScheduling
 
 from .cluster.fixtures import (
     chromium_program,
+    conformance_program,
     control_plane,
     crds,
     gateway_definitions,
@@ -25,6 +26,7 @@ from .cluster.fixtures import (
 
 __all__ = [
     "chromium_program",
+    "conformance_program",
     "control_plane",
     "crds",
     "gateway_definitions",

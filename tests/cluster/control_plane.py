@@ -72,16 +72,7 @@ class ControlPlane:
 
         `definitions` select them, as arguments of kubectl. Raises kubectl.Failed after a minute.
         """
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.kubectl("wait", "--for=condition=Established", *definitions, "--timeout=60s")
-                return
-            except kubectl.Failed as err:
-                # Generated definitions have `conditions: null` until the API server sets them, and
-                # kubectl fails on that instead of waiting.
-                if "accessor error" not in err.stderr or time.monotonic() > deadline:
-                    raise
+        kubectl.wait_until_established(self.kubeconfig, *definitions)
 
     def kubeconfig_for(self, user: str, *, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig with a client certificate for `user`; RBAC limits what it may do."""

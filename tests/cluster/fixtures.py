@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from . import gateway_crds, tools
+from . import gateway_crds, gobuild, tools
 from .control_plane import ControlPlane
 from .node import Node
 
@@ -27,6 +27,7 @@ _PROGRAMS = {
     "h2spec_program": ("h2spec",),
     "gateway_definitions": (tools.GATEWAY_CRDS,),
     "istiod_program": ("pilot-discovery",),
+    "conformance_program": (gobuild.CONFORMANCE, tools.GATEWAY_CRDS),
 }
 """Programs that each fixture needs."""
 
@@ -140,6 +141,11 @@ def gateway_definitions(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture(scope="session")
 def istiod_program() -> None:
     """For tests that run Istio's control plane: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def conformance_program() -> None:
+    """For tests that run the conformance suite of gateways: skipped where it is not built."""
 
 
 @pytest.fixture(scope="session")

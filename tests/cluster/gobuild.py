@@ -126,6 +126,14 @@ def _pause_module(go: Go) -> None:
     go("mod", "init", "pause")
 
 
+def _conformance_module(go: Go) -> None:
+    source = HERE / "src/gateway_conformance.go"
+    (go.folder / "main.go").write_text(source.read_text())
+    go("mod", "init", CONFORMANCE)
+    go("get", f"{_CONFORMANCE}@v{versions.INFERENCE_EXTENSION}")
+    go("get", f"{_ECHO}@v{versions.GATEWAY_API}")
+
+
 def _tool_module(package: str, version: str) -> Callable[[Go], None]:
     def prepare(go: Go) -> None:
         go("mod", "init", "toolbuild")
@@ -156,6 +164,12 @@ _HELM = "helm.sh/helm/v3"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _H2SPEC = "github.com/summerwind/h2spec"
 _ISTIO = "istio.io/istio"
+_CONFORMANCE = "sigs.k8s.io/gateway-api-inference-extension/conformance"
+_ECHO = "sigs.k8s.io/gateway-api/conformance/echo-basic"
+CONFORMANCE = "gateway-conformance"
+"""The program of the conformance suite; it brings `ECHO`."""
+ECHO = "echo-basic"
+"""The servers of the suite's pods."""
 PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
     program.name: program
     for program in (
@@ -223,6 +237,15 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             (f"{_ISTIO}/pilot/cmd/pilot-discovery",),
             _tool_module(f"{_ISTIO}/pilot/cmd/pilot-discovery", versions.ISTIO),
             f"-s -w -X {_ISTIO}/pkg/version.buildVersion={versions.ISTIO}",
+            version_flags=("version",),
+        ),
+        Program(
+            CONFORMANCE,
+            versions.INFERENCE_EXTENSION,
+            f"{CONFORMANCE}-{versions.INFERENCE_EXTENSION}",
+            (".", _ECHO),
+            _conformance_module,
+            f"-s -w -X main.version={versions.INFERENCE_EXTENSION}",
             version_flags=("version",),
         ),
     )

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 from . import tools
@@ -34,3 +35,21 @@ def run(kubeconfig: Path, *arguments: str, input: str | None = None) -> str:
     if done.returncode != 0:
         raise Failed(arguments, done.stderr)
     return done.stdout
+
+
+def wait_until_established(kubeconfig: Path, *definitions: str) -> None:
+    """Wait until the API server serves the kinds of CustomResourceDefinitions.
+
+    `definitions` select them, as arguments of kubectl. Raises Failed after a minute.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            wait = ("wait", "--for=condition=Established", "--timeout=60s")
+            run(kubeconfig, *wait, *definitions)
+            return
+        except Failed as err:
+            # Generated definitions have `conditions: null` until the API server sets them, and
+            # kubectl fails on that instead of waiting.
+            if "accessor error" not in err.stderr or time.monotonic() > deadline:
+                raise

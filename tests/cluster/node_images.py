@@ -18,14 +18,15 @@ _UPSTREAM_UID = "101:101"
 def write(folder: Path) -> None:
     """Write the images' archives into `folder`. Raises tools.MissingTool."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_image(folder, PAUSE, tools.path("pause"), "/pause")
-    _write_image(folder, COREDNS, tools.path("coredns"), "/coredns")
-    _write_image(folder, ENVOY, _envoy(), "/usr/local/bin/envoy", user=_UPSTREAM_UID)
+    write_image(folder, PAUSE, tools.path("pause"), "/pause")
+    write_image(folder, COREDNS, tools.path("coredns"), "/coredns")
+    write_image(folder, ENVOY, _envoy(), "/usr/local/bin/envoy", user=_UPSTREAM_UID)
 
 
-def _write_image(
+def write_image(
     folder: Path, reference: str, program: Path, at: str, user: str = "65532:65532"
-) -> None:
+) -> Path:
+    """Write the archive of an image with `program` at the path `at` as its entrypoint."""
     name = at.rpartition("/")[2]
     layer = folder / f"{name}.layer"
     files: dict[str, oci.Content] = {
@@ -35,8 +36,10 @@ def _write_image(
         "/etc/passwd": oci.Text(b"root:x:0:0::/:/sbin/nologin\n"),
     }
     image = oci.Image(reference, [oci.write_layer(files, layer)], entrypoint=[at], user=user)
-    oci.write_archive(image, folder / f"{name}.tar")
+    archive = folder / f"{name}.tar"
+    oci.write_archive(image, archive)
     layer.unlink()
+    return archive
 
 
 def _envoy() -> Path:

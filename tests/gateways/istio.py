@@ -1,8 +1,9 @@
-"""Istio on this machine: its control plane (istiod) and one Envoy as the gateway, as processes.
+"""Istio on this machine: its control plane (istiod), and Envoys as gateways.
 
 istiod watches the API server and sends the gateway's configuration over xDS. In a cluster Istio
 runs the gateway's Envoy in pods, with Istio's own build of Envoy; here upstream Envoy connects to
-istiod by itself. So istiod is told to leave out the filters that only Istio's build has.
+istiod by itself, as a process or in a pod. So istiod is told to leave out the filters that only
+Istio's build has.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from tandem_local.addresses import free_port
 from tandem_local.router import find_envoy
 from tests.cluster import tools
 
+GATEWAY_LABEL: Final = "gateway.networking.k8s.io/gateway-name"
+"""Label of a gateway's pods: Istio selects them by it."""
 _HOST: Final = "127.0.0.1"
 _START_SECONDS: Final = 120.0
 _VERSION: Final = "1.31.0"
@@ -44,14 +47,18 @@ _MESH: Final = {"enableAutoMtls": False, "enablePrometheusMerge": False}
 class Istiod:
     """A running istiod."""
 
+    host: str
     xds_port: int
     log: Path
 
 
 @asynccontextmanager
-async def istiod(kubeconfig: Path, folder: Path) -> AsyncIterator[Istiod]:
-    """istiod for the cluster of `kubeconfig`, once it is ready; its files are in `folder`."""
-    http, xds, monitoring = (free_port(_HOST) for _ in range(3))
+async def istiod(kubeconfig: Path, folder: Path, host: str = _HOST) -> AsyncIterator[Istiod]:
+    """istiod for the cluster of `kubeconfig`, once it is ready; its files are in `folder`.
+
+    Gateways connect to it at the address `host`.
+    """
+    http, monitoring, xds = free_port(_HOST), free_port(_HOST), free_port(host)
     mesh, log = folder / "mesh.json", folder / "istiod.log"
     mesh.write_text(json.dumps(_MESH))
     flags = {
@@ -59,7 +66,7 @@ async def istiod(kubeconfig: Path, folder: Path) -> AsyncIterator[Istiod]:
         "meshConfig": mesh,
         "networksConfig": folder / "none",
         "httpAddr": f"{_HOST}:{http}",
-        "grpcAddr": f"{_HOST}:{xds}",
+        "grpcAddr": f"{host}:{xds}",
         "monitoringAddr": f"{_HOST}:{monitoring}",
         "httpsAddr": "",
         "secureGRPCAddr": "",
@@ -70,7 +77,7 @@ async def istiod(kubeconfig: Path, folder: Path) -> AsyncIterator[Istiod]:
     command += [f"--{name}={value}" for name, value in flags.items()]
     async with _process(command, log, _ENVIRONMENT) as process:
         await _until_ready(process, f"http://{_HOST}:{http}/ready", log)
-        yield Istiod(xds, log)
+        yield Istiod(host, xds, log)
 
 
 @dataclass
@@ -94,18 +101,28 @@ async def gateway_envoy(
 ) -> AsyncIterator[GatewayEnvoy]:
     """Envoy as the only pod of the Gateway `gateway`, once it has its configuration."""
     admin, file, log = free_port(_HOST), folder / "envoy.json", folder / "envoy.log"
-    file.write_text(json.dumps(_bootstrap(control, namespace, gateway, admin)))
+    file.write_text(json.dumps(bootstrap(control, namespace, gateway, address(_HOST, admin))))
     command = [str(find_envoy()), "-c", str(file), "--use-dynamic-base-id", "--concurrency", "1"]
+    command += ["--service-node", node_id(_HOST, namespace, gateway)]
     async with _process(command, log, {}) as process:
         url = f"http://{_HOST}:{admin}"
         await _until_ready(process, url + "/ready", log)
         yield GatewayEnvoy(process, url, log)
 
 
-def _bootstrap(control: Istiod, namespace: str, gateway: str, admin: int) -> Any:
-    """What Istio's agent writes for a gateway, without certificates and statistics."""
-    labels = {"gateway.networking.k8s.io/gateway-name": gateway}
-    endpoint = {"endpoint": {"address": _address(control.xds_port)}}
+def node_id(ip: str, namespace: str, gateway: str) -> str:
+    """The name by which istiod knows the Envoy with the address `ip`."""
+    return f"router~{ip}~{gateway}-0.{namespace}~{namespace}.svc.cluster.local"
+
+
+def bootstrap(control: Istiod, namespace: str, gateway: str, admin: Any) -> Any:
+    """What Istio's agent writes for a gateway, without certificates and statistics.
+
+    The node's name is left to Envoy's flag --service-node; `admin` is the address of the admin
+    interface.
+    """
+    labels = {GATEWAY_LABEL: gateway}
+    endpoint = {"endpoint": {"address": address(control.host, control.xds_port)}}
     http2 = {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
@@ -113,7 +130,6 @@ def _bootstrap(control: Istiod, namespace: str, gateway: str, admin: int) -> Any
     source = {"ads": {}, "resource_api_version": "V3", "initial_fetch_timeout": "0s"}
     return {
         "node": {
-            "id": f"router~{_HOST}~{gateway}-0.{namespace}~{namespace}.svc.cluster.local",
             "cluster": f"{gateway}.{namespace}",
             "metadata": {
                 "NAMESPACE": namespace,
@@ -122,7 +138,7 @@ def _bootstrap(control: Istiod, namespace: str, gateway: str, admin: int) -> Any
                 "ISTIO_VERSION": _VERSION,
             },
         },
-        "admin": {"address": _address(admin)},
+        "admin": {"address": admin},
         "dynamic_resources": {
             "ads_config": {
                 "api_type": "GRPC",
@@ -148,8 +164,8 @@ def _bootstrap(control: Istiod, namespace: str, gateway: str, admin: int) -> Any
     }
 
 
-def _address(port: int) -> Any:
-    return {"socket_address": {"address": _HOST, "port_value": port}}
+def address(host: str, port: int) -> Any:
+    return {"socket_address": {"address": host, "port_value": port}}
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.epp.real import Epp, until
 from tests.sidecar.real.engine import SERVED
 
-from .istio import GatewayEnvoy, gateway_envoy, istiod
+from .istio import GATEWAY_LABEL, GatewayEnvoy, gateway_envoy, istiod
 from .site import Site, local_network, manifest, site
 
 pytestmark = [
@@ -91,7 +91,7 @@ def objects(port: int) -> list[Any]:
         # Istio makes this one together with the gateway's pods.
         service(
             "inference-gateway-istio",
-            {"gateway.networking.k8s.io/gateway-name": "inference-gateway"},
+            {GATEWAY_LABEL: "inference-gateway"},
             port,
             "http",
         ),

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hpack import Decoder
 
 from tandem_contract import headers as wire
+from tandem_epp.http2.frames import HEADER, FrameType
 from tandem_operator.routing.envoy.clusters import Json
 
+from .http2 import client
 from .real import Backend, until
-from .test_with_envoy import Stack, at_rest, post, running
+from .test_with_envoy import COMPLETIONS, Stack, at_rest, post, running
 
 pytestmark = pytest.mark.component
 
@@ -45,15 +48,19 @@ async def test_requests_pass_and_are_placed(
             _send(stack, "POST", "/v1/completions", b""),
             _with_trailers(stack, b'{"model": "m", "prompt": "trailers"}'),
             _with_trailers(stack, b""),
+            _with_http2_trailers(stack, b'{"model": "m", "prompt": "HTTP/2"}'),
+            _with_http2_trailers(stack, b""),
         )
         statuses = [answer[0] for answer in answers]
         reads_bodies = request_mode in ("BUFFERED", "FULL_DUPLEX_STREAMED")
         # An empty body is no JSON: refused where the body is read and has arrived.
-        assert [s for n, s in enumerate(statuses) if n not in (3, 5)] == [200] * 4
-        assert {statuses[3], statuses[5]} <= {200, 400}
+        assert [s for n, s in enumerate(statuses) if n not in (3, 5, 7)] == [200] * 5
+        assert {statuses[n] for n in (3, 5, 7)} <= {200, 400}
         bodies = [request.body for backend in stack.decode for request in backend.received]
+        assert len(bodies) == statuses.count(200), "nothing is sent twice"
         assert json.dumps(prompt).encode() in bodies
         assert b'{"model": "m", "prompt": "trailers"}' in bodies
+        assert b'{"model": "m", "prompt": "HTTP/2"}' in bodies
         for backend in stack.decode:
             for request in backend.received:
                 # Envoy used the pod that the EPP chose.
@@ -92,3 +99,33 @@ async def _with_trailers(stack: Stack, body: bytes) -> tuple[int, bytes]:
     answer = await reader.read()
     writer.close()
     return int(answer.split(b" ", 2)[1]), answer
+
+
+async def _with_http2_trailers(stack: Stack, body: bytes) -> tuple[int, bytes]:
+    """A request by HTTP/2 with a trailer; status and body of the answer."""
+    host, _, port = stack.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": COMPLETIONS,
+        ":authority": "x",
+        "content-type": "application/json",
+    }
+    frames = [client.START, client.headers(1, client.block(fields))]
+    frames += [client.data(1, body[n : n + 9000]) for n in range(0, len(body), 9000)]
+    frames.append(client.headers(1, client.block({"x-checksum": "1"}), end=True))
+    writer.write(b"".join(frames))
+    decoder, status, answer = Decoder(), 0, b""
+    while True:
+        head = await reader.readexactly(HEADER.size)
+        high, low, *_ = HEADER.unpack(head)
+        (frame,) = client.parse(head + await reader.readexactly(high << 8 | low))
+        assert frame.kind not in (FrameType.RST_STREAM, FrameType.GOAWAY), frame
+        if frame.kind is FrameType.HEADERS:
+            status = int(dict(decoder.decode(frame.payload)).get(":status", status))
+        elif frame.kind is FrameType.DATA:
+            answer += frame.payload
+        if frame.is_end:
+            writer.close()
+            return status, answer

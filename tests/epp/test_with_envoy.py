@@ -3,7 +3,7 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,13 @@ async def running(
     directory: Path,
     mode: BodyMode,
     change: Callable[[Json, list[Backend]], None] = lambda *_: None,
-    plugins: tuple[str, ...] = (),
+    plugins: Sequence[str | Json] = (),
     server: str = "http2",
     flags: tuple[str, ...] = (),
 ) -> AsyncIterator[Stack]:
     """Two decode backends and one prefill backend behind an EPP and Envoy; `change` may edit
-    Envoy's configuration, given the decode backends; `plugins` choose instead of the cost, `flags`
-    are further ones of the EPP."""
+    Envoy's configuration, given the decode backends; `plugins`, by type or with parameters, choose
+    instead of the cost, `flags` are further ones of the EPP."""
     decode = [Backend("decode-1"), Backend("decode-2")]
     for backend in decode:
         backend.prefilled_by = "prefill-1"
@@ -116,10 +116,10 @@ async def stack(shared: Stack) -> Stack:
     return shared
 
 
-def router_yaml(decode: list[Backend], prefill: Backend, plugins: tuple[str, ...] = ()) -> str:
+def router_yaml(decode: list[Backend], prefill: Backend, plugins: Sequence[str | Json] = ()) -> str:
     return json.dumps(
         {
-            "plugins": [{"type": plugin} for plugin in plugins],
+            "plugins": [{"type": p} if isinstance(p, str) else p for p in plugins],
             "disaggregated_serving": {"enabled": True},
             "backends": [
                 {"name": b.name, "url": f"http://127.0.0.1:{b.port}", "role": role, "models": ["m"]}

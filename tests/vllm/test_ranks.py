@@ -1,10 +1,6 @@
 """The data-parallel ranks of real vLLM, each a backend of its own behind real Envoy and EPP."""
 
-import asyncio
-import os
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,13 +10,12 @@ import aiohttp
 import pytest
 
 from tandem_contract import endpoints, headers
-from tandem_local.addresses import free_port
-from tandem_local.process import tail
 
 from ..epp.learning import Requests, routing
 from ..epp.real import Epp, until
-from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned, metric
+from .engines import MODEL_NAME, metric
 from .pairs import page
+from .single import SingleVllm, single_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -31,43 +26,16 @@ TURNS = 4
 TURN_TOKENS = 320
 
 
-class RankedVllm:
-    """One process group with two engines behind one port."""
-
-    def __init__(self, model: Path, directory: Path) -> None:
-        port = free_port("127.0.0.1")
-        self.url, self._log = f"http://127.0.0.1:{port}", directory / "vllm.log"
-        command = (
-            *(str(VENV / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(model), "--served-model-name", MODEL_NAME, "--dtype", "float32"),
-            *("--host", "127.0.0.1", "--port", str(port), "--block-size", "32"),
-            *("--max-model-len", "4096", "--enforce-eager", "--num-gpu-blocks-override", "256"),
-            *("--enable-prompt-tokens-details", "--data-parallel-size", str(RANKS)),
-        )
-        env = {"PATH": os.environ["PATH"], "USER": "tandem"}
-        self.process = Spawned(command, {**env, **ON_A_CPU}, self._log)
-
-    async def ready(self) -> None:
-        async with asyncio.timeout(STARTS_WITHIN):
-            while not self._is_healthy():
-                assert not self.process.ended(), "\n".join(tail(self._log))
-                await asyncio.sleep(0.2)
-
-    def _is_healthy(self) -> bool:
-        with suppress(OSError), urllib.request.urlopen(self.url + endpoints.HEALTH, timeout=30):
-            return True
-        return False
-
-
 @pytest.fixture(scope="module")
-def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedVllm]:
-    running = RankedVllm(model, tmp_path_factory.mktemp("ranks"))
-    yield running
-    running.process.end()
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleVllm]:
+    """Two engines behind one port."""
+    flags = ("--data-parallel-size", str(RANKS))
+    with single_vllm(model, tmp_path_factory.mktemp("ranks"), *flags) as running:
+        yield running
 
 
 async def test_each_rank_is_a_backend_that_gets_what_the_epp_chose_for_it(
-    engine: RankedVllm, http: aiohttp.ClientSession, tmp_path: Path
+    engine: SingleVllm, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     await engine.ready()
     backends = [{"name": BACKEND, "url": engine.url, "role": "unified", "models": [MODEL_NAME]}]
@@ -97,7 +65,7 @@ async def test_each_rank_is_a_backend_that_gets_what_the_epp_chose_for_it(
 
 
 async def serve(
-    engine: RankedVllm, picker: Epp, http: aiohttp.ClientSession, url: str, body: dict[str, Any]
+    engine: SingleVllm, picker: Epp, http: aiohttp.ClientSession, url: str, body: dict[str, Any]
 ) -> tuple[str, int]:
     """Send a request. Returns the backend that the EPP chose and the tokens that it had cached,
     after the rank of that name, and no other, has counted the request."""
@@ -126,7 +94,7 @@ def prompt(conversation: int, turn: int) -> dict[str, Any]:
     return {"model": MODEL_NAME, "prompt": tokens, "max_tokens": 2}
 
 
-async def counted(engine: RankedVllm, http: aiohttp.ClientSession) -> list[float]:
+async def counted(engine: SingleVllm, http: aiohttp.ClientSession) -> list[float]:
     """Requests that each rank has finished."""
     text = await page(http, engine.url + endpoints.METRICS)
     return [metric(text, "vllm:request_success_total", engine=str(i)) for i in range(RANKS)]

@@ -18,7 +18,7 @@ from tandem_sidecar.settings import Settings
 
 from ..epp.real import envoy, envoy_settings, epp
 from ..sidecar.peers import FakeDecode, Turn, free_pair
-from ..sidecar.processes import sidecar
+from ..sidecar.processes import Sidecar, sidecar
 from ..sidecar.real.client import ClientResult, ask
 from ..sidecar.real.engine import SERVED, Engine
 from ..sidecar.real.pair import call, expected_tokens
@@ -57,6 +57,24 @@ async def tandem_epp(
         yield await stack.enter_async_context(envoy(directory, settings))
 
 
+@asynccontextmanager
+async def via_llmd_epp(
+    program: Path, directory: Path, decode: Engine, prefill: Engine, allow: str
+) -> AsyncIterator[tuple[Sidecar, str]]:
+    """Tandem's sidecar before `decode`, and the URL of Envoy, for which llm-d's EPP chooses. The
+    sidecar hands over to prefill pods in the network `allow`."""
+    flags = ("--engine", decode.url, "--prefill-allow", allow, "--pod-name", "decode-0")
+    async with AsyncExitStack() as stack:
+        before_decode = await stack.enter_async_context(sidecar(*flags))
+        pods = [
+            ("decode-0", "decode", before_decode.listen),
+            ("prefill-0", "prefill", prefill.address),
+        ]
+        grpc = await stack.enter_async_context(llmd_epp(program, directory, pods))
+        settings = envoy_settings(grpc, (str(before_decode.listen),), "FULL_DUPLEX_STREAMED")
+        yield before_decode, await stack.enter_async_context(envoy(directory, settings))
+
+
 @pytest.mark.parametrize("has_plan", [False, True])
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
 async def test_llm_d_s_sidecar_splits_what_tandem_s_epp_places(
@@ -90,16 +108,7 @@ async def test_llm_d_s_sidecar_splits_what_tandem_s_epp_places(
 async def test_tandem_s_sidecar_splits_what_llm_d_s_epp_places(
     epp_program: Path, tmp_path: Path, decode: Engine, prefill: Engine
 ) -> None:
-    allow = ("--prefill-allow", "127.0.0.0/8", "--pod-name", "decode-0")
-    async with AsyncExitStack() as stack:
-        before_decode = await stack.enter_async_context(sidecar("--engine", decode.url, *allow))
-        pods = [
-            ("decode-0", "decode", before_decode.listen),
-            ("prefill-0", "prefill", prefill.address),
-        ]
-        grpc = await stack.enter_async_context(llmd_epp(epp_program, tmp_path, pods))
-        settings = envoy_settings(grpc, (str(before_decode.listen),), "FULL_DUPLEX_STREAMED")
-        url = await stack.enter_async_context(envoy(tmp_path, settings))
+    async with via_llmd_epp(epp_program, tmp_path, decode, prefill, "127.0.0.0/8") as (_, url):
         for stream in (False, True):
             request = call(200 + stream, stream=stream)
             result = await send(url, request)
@@ -112,21 +121,12 @@ async def test_tandem_s_sidecar_splits_what_llm_d_s_epp_places(
 async def test_tandem_s_sidecar_follows_only_allowed_pods_of_llm_d_s_epp(
     epp_program: Path, tmp_path: Path, decode: Engine, prefill: Engine
 ) -> None:
-    allow = ("--prefill-allow", "10.0.0.0/8", "--pod-name", "decode-0")
-    async with AsyncExitStack() as stack:
-        before_decode = await stack.enter_async_context(sidecar("--engine", decode.url, *allow))
-        pods = [
-            ("decode-0", "decode", before_decode.listen),
-            ("prefill-0", "prefill", prefill.address),
-        ]
-        grpc = await stack.enter_async_context(llmd_epp(epp_program, tmp_path, pods))
-        settings = envoy_settings(grpc, (str(before_decode.listen),), "FULL_DUPLEX_STREAMED")
-        url = await stack.enter_async_context(envoy(tmp_path, settings))
+    async with via_llmd_epp(epp_program, tmp_path, decode, prefill, "10.0.0.0/8") as (before, url):
         request = call(300)
         result = await send(url, request)
         assert (result.status, result.path) == (200, "unified")
         assert result.tokens == expected_tokens(request)
-        page = await _page(f"{before_decode.admin_url('/metrics')}")
+        page = await _page(before.admin_url("/metrics"))
         assert "tandem_sidecar_ignored_candidates_total 1.0" in page
         assert headers.PREFILL_BACKEND not in page
 

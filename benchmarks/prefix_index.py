@@ -3,8 +3,12 @@
 Every pod holds 100,000 KV blocks of 16 tokens, in prompts of its own behind a system prompt that
 all pods hold. Memory is the process's resident memory, so it includes what the index's own estimate
 may miss.
+
+The precise index is measured with prompts that one pod has cached whole: the walk along their
+blocks, and the longest time for which it keeps other tasks of the event loop from running.
 """
 
+import asyncio
 import multiprocessing
 import os
 import time
@@ -12,20 +16,26 @@ from array import array
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import click
 
 from tandem_contract.prefix import Chain, covered_tokens, text_chain, whole_blocks
+from tandem_epp.backends.block_keys import TokenizedPrompt
+from tandem_epp.backends.blocks import StoredBlocks, Tier
+from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.backends.prefix_tree import PrefixTree
+from tandem_epp.kv_events.collector import EventCollector
 
-from .figures import Figure, at_most, report
+from .figures import Figure, at_most, report, without_target
 from .figures import progress as show_progress
 
 PODS: Final = 100
 POD_TOKENS: Final = 100_000 * 16
 SYSTEM_TOKENS: Final = 1024
 LIMIT_BYTES: Final = 600_000_000
+BLOCK_TOKENS: Final = 16
 _REPEATS: Final = 300
 
 
@@ -130,11 +140,52 @@ def _time_figures() -> list[Figure]:
     return figures
 
 
+def _precise(tokens: int) -> tuple[PodBlocks, TokenizedPrompt]:
+    """PODS pods, of which one has cached all of a prompt and the others prompts of their own."""
+    random, blocks = Random(0), PodBlocks()
+    for pod in range(PODS):
+        ids = array("I", (random.randrange(100_000) for _ in range(tokens if not pod else 4096)))
+        names = [random.getrandbits(64) for _ in range(len(ids) // BLOCK_TOKENS)]
+        blocks.store(f"{pod}", Tier.GPU, StoredBlocks(names, None, ids, BLOCK_TOKENS))
+        if not pod:
+            prompt = TokenizedPrompt(ids)
+    return blocks, prompt
+
+
+async def _longest_turn(collector: EventCollector, prompt: TokenizedPrompt) -> float:
+    """Microseconds for which other tasks wait at most while the prompt is looked up."""
+    matching, longest = asyncio.create_task(collector.match(prompt)), 0.0
+    while not matching.done():
+        start = time.perf_counter()
+        await asyncio.sleep(0)
+        longest = max(longest, time.perf_counter() - start)
+    return 1e6 * longest
+
+
+def _precise_figures() -> list[Figure]:
+    show_progress("precise index")
+    figures = []
+    for tokens in (8_000, 32_000, 128_000):
+        blocks, prompt = _precise(tokens)
+        collector = EventCollector(blocks)
+        times = microseconds(lambda _, c=collector, p=prompt: asyncio.run(c.match(p)), 30)  # type: ignore[misc]
+        turns = [
+            sorted(asyncio.run(_longest_turn(collector, prompt)) for _ in range(30))[15]
+            for _ in range(5)
+        ]
+        name = f"precise match, {tokens:,} tokens cached, {PODS} pods"
+        figures += [
+            without_target(name, times, "µs"),
+            at_most(f"{name}: longest turn on the event loop", turns, "µs", 1000),
+        ]
+    return figures
+
+
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 def main(file: Path | None) -> None:
     """Measure the memory of the prefix index, and the time of its operations."""
-    report(_memory_figures() + _time_figures(), file)
+    report(_memory_figures() + _time_figures() + _precise_figures(), file)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class PrecisePrefixes:
         if prompt is None or self.collector is None:
             return None
         try:
-            return self.collector.match(prompt)
+            return await self.collector.match(prompt)
         except OverflowError:
             # Token ids that no vocabulary has: the engine refuses the request.
             return None

@@ -80,7 +80,7 @@ async def _cached(
     """The tokens that the index has of a prompt, as the engine counts: it computes at least one."""
     prompt = await tokenizer.tokenize(kind, json.dumps(body).encode())
     assert prompt is not None
-    match = collector.match(prompt)
+    match = await collector.match(prompt)
     prefix = match.cached(POD)
     assert prefix is not None
     return min(prefix.total, (match.prompt_tokens - 1) // BLOCK * BLOCK)

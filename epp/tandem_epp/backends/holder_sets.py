@@ -65,7 +65,8 @@ class PrefixEnds:
     def keep(self, pods: int, present: int, depth: int) -> int:
         """Record `depth` for the `pods` that are not `present`; returns those that are."""
         kept = pods & present
-        lost = pods ^ kept
+        # Without an entry, the depth is 0: that is where most pods are lost.
+        lost = pods ^ kept if depth else 0
         while lost:
             bit = lost.bit_length() - 1
             self._depths[bit] = depth

@@ -5,8 +5,9 @@
     blocks.match({16: prompt.keys(16)}) ─► BlockMatch: cached tokens of every pod, per tier
 
 One table serves all pods: block key → *holders*, the set of pods and tiers that have the block. So
-one walk along a prompt's keys finds the longest cached prefix of every pod. Sets of holders are
-interned: a few distinct sets stand for millions of blocks. Each pod has a second table, engine hash
+one walk along a prompt's keys finds the longest cached prefix of every pod; it can be done in
+slices between which the table changes. Sets of holders are interned: a few distinct sets stand for
+millions of blocks. Each pod has a second table, engine hash
 → block key, because events name removed and parent blocks by the engine's hash.
 
 Memory is bounded over all pods: past `max_bytes` further blocks are not stored.
@@ -20,11 +21,13 @@ Pure: no clock, no I/O.
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Final
 
 from .block_keys import ROOT, block_keys
-from .blocks import BlockMatch, CachedPrefix, EngineHash, StoredBlocks, Tier
-from .holder_sets import HolderSets, PrefixEnds
+from .blocks import BlockMatch, EngineHash, StoredBlocks, Tier
+from .holder_sets import HolderSets
+from .prefix_walk import PrefixWalk
 from .sorted_table import SortedTable
 
 MAX_BYTES: Final = 600 << 20
@@ -164,47 +167,39 @@ class PodBlocks:
     def match(self, keys: Mapping[int, Iterable[int]]) -> BlockMatch:
         """The longest cached prefixes of a prompt whose keys by block size are `keys`; pods with
         another block size are left out. No key is taken behind the first that no pod has."""
-        prefixes: dict[str, CachedPrefix] = {}
+        walks = self.walks(keys)
+        for walk in walks:
+            walk.advance(maxsize)
+        return self.result(walks)
+
+    def walks(self, keys: Mapping[int, Iterable[int]]) -> Sequence[PrefixWalk[_PodTable]]:
+        """The walks from which `match` follows, for callers that make them in slices."""
+        walks = []
         for block_tokens, chain in keys.items():
             tables = {
                 name: table
                 for name, table in self._pods.items()
                 if table.block_tokens == block_tokens
             }
-            prefixes |= self._match_tables(tables, chain, block_tokens)
-        return BlockMatch(prefixes)
+            walks.append(
+                PrefixWalk(iter(chain), tables, block_tokens, self._holders.get, self._sets)
+            )
+        return walks
+
+    def result(self, walks: Iterable[PrefixWalk[_PodTable]]) -> BlockMatch:
+        """The longest cached prefixes after the walks."""
+        return BlockMatch({
+            name: prefix
+            for walk in walks
+            for name, prefix in walk.prefixes().items()
+            # A pod that was dropped meanwhile has nothing; its number may be another pod's now.
+            if self._pods.get(name) is walk.tables[name]
+        })  # fmt: skip
 
     @property
     def block_sizes(self) -> frozenset[int]:
         """The block sizes of all pods, in tokens."""
         return frozenset(table.block_tokens for table in self._pods.values() if table.block_tokens)
-
-    def _match_tables(
-        self, tables: Mapping[str, _PodTable], chain: Iterable[int], block_tokens: int
-    ) -> dict[str, CachedPrefix]:
-        """Walk once along `chain`. A pod stays in `present` while it has every block so far."""
-        present = gpu = sum(1 << (2 * table.number) for table in tables.values())
-        total_ends, gpu_ends = PrefixEnds(), PrefixEnds()
-        depth, former = 0, -1
-        holders_of = self._holders.get
-        for key in chain:
-            if not present or (number := holders_of(key)) is None:
-                break
-            # Blocks that follow each other mostly have the same holders: then no pod is lost.
-            if number != former:
-                either, on_gpu = self._sets.views(number)
-                present = total_ends.keep(present, either, depth)
-                gpu = gpu_ends.keep(gpu, on_gpu, depth)
-                former = number
-            depth += 1
-        # The walk ended for all that are left: at the first block without holders, or at the end.
-        total_ends.keep(present, 0, depth)
-        gpu_ends.keep(gpu, 0, depth)
-        return {
-            name: CachedPrefix(total * block_tokens, gpu_ends.of(table.number) * block_tokens)
-            for name, table in tables.items()
-            if (total := total_ends.of(table.number))
-        }
 
     def _store_known(self, pod: str, tier: Tier, hashes: Sequence[EngineHash]) -> int:
         table, unknown = self._pods.get(pod), 0

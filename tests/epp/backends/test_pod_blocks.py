@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_epp.backends.block_keys import MediaItem, TokenizedPrompt
-from tandem_epp.backends.blocks import CachedPrefix, StoredBlocks, Tier
+from tandem_epp.backends.block_keys import ROOT, MediaItem, TokenizedPrompt, block_keys
+from tandem_epp.backends.blocks import BlockMatch, CachedPrefix, StoredBlocks, Tier
 from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.backends.sorted_table import SortedTable
 
@@ -88,11 +88,38 @@ def test_matches_are_those_of_a_plain_model(
             assert {p: match.prefix(p) for p in model} == {
                 p: model[p].cached(prompt) for p in model
             }
+            assert _in_slices(blocks, prompt, number + 1) == match
         assert all(blocks.count(p) == len(model[p].all) for p in model)
     while blocks.sweep(100):
         pass
     names = sum(len(pod.all) for pod in model.values())
     assert blocks.bytes == 16 * names + 12 * len(set().union(*(p.all for p in model.values())))
+
+
+def _in_slices(blocks: PodBlocks, prompt: Prefix, size: int) -> BlockMatch:
+    """The result of walks in slices of `size` blocks."""
+    walks = blocks.walks({BLOCK: TokenizedPrompt(prompt).keys(BLOCK)})
+    for walk in walks:
+        while walk.advance(size):
+            pass
+    return blocks.result(walks)
+
+
+def test_between_two_slices_numbers_of_pods_and_of_sets_may_change() -> None:
+    blocks, prompt = PodBlocks(), tuple(range(4 * BLOCK))
+    for pod in "ab":
+        _store(blocks, pod, Tier.GPU, prompt, 0)
+    walks = blocks.walks({BLOCK: TokenizedPrompt(prompt).keys(BLOCK)})
+    assert walks[0].advance(2)
+    # Another pod gets the number of the one that left, and other sets of holders the old numbers.
+    blocks.drop("a")
+    assert not blocks.sweep(100)
+    _store(blocks, "c", Tier.GPU, prompt, 0)
+    blocks.remove("b", Tier.GPU, [engine_hash(prompt[: 3 * BLOCK])])
+    while walks[0].advance(2):
+        pass
+    match = blocks.result(walks)
+    assert {pod: match.prefix(pod).total for pod in "abc"} == {"a": 0, "b": 2 * BLOCK, "c": 0}
 
 
 def _step_store(
@@ -148,6 +175,17 @@ def test_extra_keys_separate_prompts_as_in_the_engine() -> None:
         assert cached == {
             other: 12 if other == name else 4 if {other, name} <= shared else 0 for other in prompts
         }
+
+
+def test_a_long_prompts_keys_are_those_of_its_blocks_one_by_one() -> None:
+    prompt = TokenizedPrompt(range(1001), "sql", "tenant", (MediaItem("cat", 333, 400),))
+    parent, keys = ROOT, list(prompt.keys(4))
+    for number, key in enumerate(keys):
+        start, end = 4 * number, 4 * number + 4
+        extras = [prompt.extra_keys(start, end)]
+        assert [key] == list(block_keys(parent, prompt.token_ids[start:end], 4, extras))
+        parent = key
+    assert len(keys) == 250
 
 
 def test_vllms_extra_keys_are_adapter_then_media_then_salt() -> None:

@@ -39,9 +39,18 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def cached(collector: EventCollector, prompt: TokenizedPrompt = PROMPT) -> int | None:
-    prefix = collector.match(prompt).cached(POD)
+async def cached(collector: EventCollector, prompt: TokenizedPrompt = PROMPT) -> int | None:
+    prefix = (await collector.match(prompt)).cached(POD)
     return prefix.total if prefix is not None else None
+
+
+async def until_cached(
+    collector: EventCollector, tokens: int | None, prompt: TokenizedPrompt = PROMPT
+) -> None:
+    """Return once `cached` is `tokens`."""
+    async with asyncio.timeout(30):
+        while await cached(collector, prompt) != tokens:
+            await asyncio.sleep(0.005)
 
 
 async def follow(collector: EventCollector, engine: FakeVllmPublisher, identity: int = 1) -> None:
@@ -56,14 +65,16 @@ async def test_stored_and_removed_blocks_are_known_at_once(
     assert collector.knowledge(POD) is Knowledge.WHOLE
     await engine.publish(stored([b"1" * 32, b"2" * 32], list(range(1, 9))))
     await engine.publish(stored([b"3" * 32], [9, 10, 11, 12], parent=b"2" * 32))
-    await until(lambda: cached(collector) == 12)
+    await until_cached(collector, 12)
     await engine.publish(removed([b"3" * 32]))
-    await until(lambda: cached(collector) == 8)
+    await until_cached(collector, 8)
     await engine.publish(stored([b"1" * 32], [1, 2, 3, 4], medium="CPU"))
     await engine.publish(removed([b"1" * 32]))
-    await until(lambda: collector.match(PROMPT).cached(POD) == CachedPrefix(total=8, gpu=0))
+    async with asyncio.timeout(30):
+        while (await collector.match(PROMPT)).cached(POD) != CachedPrefix(total=8, gpu=0):
+            await asyncio.sleep(0.005)
     await engine.publish(CLEARED)
-    await until(lambda: cached(collector) == 0)
+    await until_cached(collector, 0)
     assert collector.blocks.count(POD) == 0
 
 
@@ -73,7 +84,7 @@ async def test_what_was_cached_before_the_connection_is_replayed(
     await engine.publish(stored([1, 2], list(range(1, 9))))
     await engine.publish(stored([3], [9, 10, 11, 12], parent=2))
     await follow(collector, engine)
-    assert cached(collector) == 12
+    assert await cached(collector) == 12
     assert collector.knowledge(POD) is Knowledge.WHOLE
     assert engine.replays_asked == [0]
     assert collector.replays == {"restarted": 1}
@@ -88,7 +99,7 @@ async def test_a_gap_is_filled_by_a_replay_from_the_last_batch(
     await engine.publish(removed([2]), is_lost=True)
     await engine.publish(stored([2], [5, 6, 7, 8], parent=1), is_lost=True)
     await engine.publish(stored([3], [9, 10, 11, 12], parent=2))
-    await until(lambda: cached(collector) == 12)
+    await until_cached(collector, 12)
     assert engine.replays_asked == [0, 1]
     assert collector.replays == {"restarted": 1, "gap": 1, "continued": 1}
     assert collector.knowledge(POD) is Knowledge.WHOLE
@@ -98,12 +109,12 @@ async def test_a_gap_that_cannot_be_filled_drops_the_index(collector: EventColle
     async with FakeVllmPublisher(keeps=2) as engine:
         await engine.publish(stored([1], [1, 2, 3, 4]))
         await follow(collector, engine)
-        assert cached(collector) == 4
+        assert await cached(collector) == 4
         for _ in range(3):
             await engine.publish(removed([1]), is_lost=True)
         await engine.publish(stored([7], [21, 22, 23, 24]))
-        await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
-        assert cached(collector) == 0
+        await until_cached(collector, 4, TokenizedPrompt(range(21, 25)))
+        assert await cached(collector) == 0
         assert collector.knowledge(POD) is Knowledge.PARTIAL
         assert collector.replays["incomplete"] == 1
         # An empty cache is a whole one.
@@ -117,11 +128,11 @@ async def test_a_restarted_engine_has_an_empty_cache(
     for _ in range(3):
         await engine.publish(stored([1], [1, 2, 3, 4]))
     await follow(collector, engine)
-    assert cached(collector) == 4
+    assert await cached(collector) == 4
     await engine.restart()
     await engine.publish(stored([5], [21, 22, 23, 24]))
-    await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
-    assert cached(collector) == 0
+    await until_cached(collector, 4, TokenizedPrompt(range(21, 25)))
+    assert await cached(collector) == 0
     assert collector.knowledge(POD) is Knowledge.WHOLE
 
 
@@ -131,7 +142,7 @@ async def test_without_a_connection_nothing_is_known(
     await engine.publish(stored([1], [1, 2, 3, 4]))
     await follow(collector, engine)
     engine._pub.close()
-    await until(lambda: cached(collector) is None)
+    await until_cached(collector, None)
 
 
 async def test_an_engine_without_replay_is_known_in_part(
@@ -144,13 +155,13 @@ async def test_an_engine_without_replay_is_known_in_part(
         assert collector.knowledge(POD) is Knowledge.PARTIAL
         await engine.publish(stored([2], [5, 6, 7, 8], parent=1))
         await engine.publish(stored([7], [21, 22, 23, 24]))
-        await until(lambda: cached(collector, TokenizedPrompt(range(21, 25))) == 4)
+        await until_cached(collector, 4, TokenizedPrompt(range(21, 25)))
         # A block that follows an unknown one says nothing.
         assert collector.events["unplaced"] == 1
         await engine.publish(is_lost=True)
         await engine.publish(stored([8], [31, 32, 33, 34]))
-        await until(lambda: cached(collector, TokenizedPrompt(range(31, 35))) == 4)
-        assert cached(collector, TokenizedPrompt(range(21, 25))) == 0
+        await until_cached(collector, 4, TokenizedPrompt(range(31, 35)))
+        assert await cached(collector, TokenizedPrompt(range(21, 25))) == 0
         assert collector.replays == {"failed": 1, "gap": 2}
 
 
@@ -160,7 +171,7 @@ async def test_a_malformed_batch_drops_the_index(
     await engine.publish(stored([1], [1, 2, 3, 4]))
     await follow(collector, engine)
     await engine.publish_raw(b"\xc1 no msgpack")
-    await until(lambda: cached(collector) == 0)
+    await until_cached(collector, 0)
     assert collector.knowledge(POD) is Knowledge.PARTIAL
 
 
@@ -170,11 +181,11 @@ async def test_a_pod_that_left_or_was_replaced_is_forgotten(
     await engine.publish(stored([1], [1, 2, 3, 4]))
     await follow(collector, engine)
     collector.sync([PodEngine(POD, 2, engine.address)])
-    assert cached(collector) is None
+    assert await cached(collector) is None
     assert collector.blocks.count(POD) == 0
-    await until(lambda: cached(collector) == 4)
+    await until_cached(collector, 4)
     collector.sync([])
-    assert cached(collector) is None
+    assert await cached(collector) is None
     await until(lambda: collector.blocks.bytes == 0)
 
 
@@ -186,7 +197,7 @@ async def test_an_error_leaves_no_knowledge_and_the_engine_is_followed_again(
 ) -> None:
     await follow(collector, engine)
     await engine.publish(stored([b"1" * 32], [1, 2, 3, 4]))
-    await until(lambda: cached(collector) == 4)
+    await until_cached(collector, 4)
     known: list[Knowledge] = []
 
     def broken(*_: object) -> None:
@@ -198,6 +209,43 @@ async def test_an_error_leaves_no_knowledge_and_the_engine_is_followed_again(
     await engine.publish(stored([b"2" * 32], [5, 6, 7, 8], parent=b"1" * 32))
     await until(lambda: bool(known))
     assert known == [Knowledge.NOTHING]
-    await until(lambda: cached(collector) == 8)
+    await until_cached(collector, 8)
     assert collector.knowledge(POD) is Knowledge.WHOLE
     assert f"following the KV events of {POD} ended by an unexpected error" in caplog.text
+
+
+async def test_other_tasks_run_while_a_long_prompt_is_looked_up(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    blocks = 1000
+    prompt = TokenizedPrompt(range(4 * blocks))
+    await follow(collector, engine)
+    names = list(range(1, blocks + 1))
+    await engine.publish(stored(names, list(prompt.token_ids)))
+    await until_cached(collector, 4 * blocks, prompt)
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    assert await cached(collector, prompt) == 4 * blocks
+    other.cancel()
+    assert turns == blocks // 256
+
+
+async def test_a_pod_that_restarts_while_a_prompt_is_looked_up_has_nothing_cached(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    blocks = 1000
+    prompt = TokenizedPrompt(range(4 * blocks))
+    await follow(collector, engine)
+    await engine.publish(stored(list(range(1, blocks + 1)), list(prompt.token_ids)))
+    await until_cached(collector, 4 * blocks, prompt)
+    looking_up = asyncio.create_task(cached(collector, prompt))
+    await asyncio.sleep(0)
+    collector.blocks.drop(POD)
+    assert await looking_up == 0

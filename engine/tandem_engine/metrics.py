@@ -158,6 +158,14 @@ class EngineMetrics:
             lambda: stats().waiting - stats().waiting_for_kv
         )
         waiting.labels(*self._labels, "deferred").set_function(lambda: stats().waiting_for_kv)
+        fetching = Gauge(
+            names.ENGINE_KV_FETCH,
+            "Sequences whose KV is loaded from another engine, by stage",
+            (*_LABELS, "stage"),
+            registry=self.registry,
+        )
+        loading = fetching.labels(*self._labels, names.KV_FETCH_LOADING)
+        loading.set_function(lambda: stats().waiting_for_kv)
         self._gauge(names.ENGINE_KV_USAGE, "KV blocks in use, 0 to 1", lambda: stats().kv_usage)
         self._gauge(
             names.ENGINE_HELD,

@@ -143,7 +143,8 @@ def settings_from(flags: Flags) -> Settings:
     "--kv-transfer-timeout",
     type=DURATION,
     default=duration_text(_DEFAULTS.kv_transfer_timeout),
-    help="Time limit of a request that releases KV; the decode engine limits the transfer itself.",
+    help="Time limit of a KV transfer, where the engine's metrics tell that it has not ended, and "
+    "of a request that releases KV.",
 )
 @click.option(
     "--push-timeout",

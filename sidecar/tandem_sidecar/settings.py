@@ -76,8 +76,9 @@ class Settings:
     the KV of such prefills stays allocated until its lease expires. Too high: prefill pods compute
     prompts whose answer no client receives."""
     kv_transfer_timeout: float = 10.0
-    """Seconds for a request that releases KV. The decode engine itself limits the time of a
-    transfer: to the sidecar, a slow transfer looks like a long queue."""
+    """Seconds for a KV transfer, where the engine's metrics tell that it has not ended
+    (`handoff.transfer_monitor`; not with more than one worker); and for a request that releases
+    KV. Too low: prompts whose KV is on its way are computed again."""
     push_timeout: float = 300.0
     """Seconds without a first byte of the decode after which the KV of a pushed hand-off is given
     up and the decode engine computes the prompt. Too low: long answers that are not streamed are

@@ -58,6 +58,25 @@ async def test_a_producer_killed_before_its_kv_is_read(
     assert ASKED.text(refused) == alone
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_producer_that_stops_before_its_kv_is_read(
+    pair: Pair, http: aiohttp.ClientSession, stream: bool
+) -> None:
+    """vLLM tells that the KV is still being loaded after `--kv-transfer-timeout`."""
+    body = ASKED.body(f"{stream}: the harbour freezes " * 20, stream=stream)
+    alone = ASKED.text(await pair.alone(http, ASKED, body))
+    async with stopped(pair.decode):
+        client = asyncio.create_task(pair.handed_off(http, ASKED, body))
+        await in_phase(pair, http, "decoding", 1)
+        pair.prefill.process.signal(signal.SIGSTOP)
+    try:
+        answer = await client
+        assert answer.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
+        assert ASKED.text(answer) == alone
+    finally:
+        pair.prefill.process.signal(signal.SIGCONT)
+
+
 async def test_a_decode_engine_killed_in_mid_stream(
     pair: Pair, http: aiohttp.ClientSession
 ) -> None:

@@ -23,6 +23,7 @@ from ..security.route import Route
 from ..settings import Settings
 from .breaker import Breakers
 from .liveness import LivenessMonitor
+from .transfer_monitor import TransferMonitor
 
 
 class RecordObserver(Protocol):
@@ -106,6 +107,7 @@ class SidecarContext:
     lifecycle: Lifecycle
     breakers: Breakers
     liveness: LivenessMonitor
+    transfers: TransferMonitor
     overlaps: Overlaps = field(default_factory=Overlaps)
     """The prompts that engines compute for this process, by engine address and rank."""
 

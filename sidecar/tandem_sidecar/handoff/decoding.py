@@ -133,12 +133,14 @@ class DecodeLeg:
         reads_kv: bool,
         rank: int | None,
         first_byte_timeout: float | None,
+        transfer_timeout: float | None,
     ) -> None:
         """Send the leg. One that reads KV is sent only once: a second read could come after the
         producer freed the blocks and gave them to another prompt.
 
         `rank`: the data-parallel rank that `request` names. `first_byte_timeout`: seconds, for an
-        engine that might wait for KV without limit.
+        engine that might wait for KV without limit. `transfer_timeout`: seconds for its KV to
+        arrive, where the engine tells that it has not.
         """
         if not reads_kv:
             self._overlap = self._context.overlaps.begin((self._engine, rank))
@@ -146,6 +148,8 @@ class DecodeLeg:
             self._first_byte_timer = self._loop.call_later(
                 first_byte_timeout, self._expire, first_byte_timeout
             )
+        if transfer_timeout is not None:
+            self._context.transfers.watch(self._engine, self, transfer_timeout)
         self._reads_kv = reads_kv
         self._call = self._context.pool.send(self._engine, method, request, self, once=reads_kv)
 
@@ -168,7 +172,7 @@ class DecodeLeg:
         result = Result.ABORTED if status is None or status < 500 else result_of(status)
         self._leg.end(result, self._loop.time(), status=status)
         self._liveness.unwatch(self)
-        self._cancel_first_byte_timer()
+        self._stop_waiting_for_kv()
         self._end_overlap()
         if self._call is not None:
             self._call.abort()
@@ -253,15 +257,20 @@ class DecodeLeg:
         status = self._leg.status
         self._leg.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
         self._liveness.unwatch(self)
-        self._cancel_first_byte_timer()
+        self._stop_waiting_for_kv()
         self._end_overlap()
         self._call = None
         lost = DecodeLost(f"decode failed: {detail}", failure is Failure.STALE)
         self._listener.on_decode_event(lost)
 
+    def kv_did_not_arrive(self, seconds: float) -> None:
+        self._give_up(f"{self._engine}: the KV did not arrive within {seconds:.3g}s")
+
     def _expire(self, seconds: float) -> None:
-        """The first byte did not come in time: the KV does not arrive, though the engine lives."""
-        detail = f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off"
+        self._give_up(f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off")
+
+    def _give_up(self, detail: str) -> None:
+        """The KV does not arrive, though the engine lives."""
         # Ended before `abort`, which would record the leg as aborted: the first result counts.
         self._leg.end(Result.DEADLINE, self._loop.time(), detail=detail)
         self.abort()
@@ -273,14 +282,15 @@ class DecodeLeg:
         if self._overlap is not None:
             self._overlap.end()
 
-    def _cancel_first_byte_timer(self) -> None:
+    def _stop_waiting_for_kv(self) -> None:
+        self._context.transfers.unwatch(self._engine, self)
         if self._first_byte_timer is not None:
             self._first_byte_timer.cancel()
             self._first_byte_timer = None
 
     def _start_answer(self, data: bytes, last: bool) -> None:
         """Report the first bytes; within the call the listener forwards, waits or aborts."""
-        self._cancel_first_byte_timer()
+        self._stop_waiting_for_kv()
         self._first_bytes = data
         if self.answer is not None and starts_with_error(self.answer, data):
             detail = "a stream that begins with an error"

@@ -221,12 +221,15 @@ class HandoffDriver:
         reads_kv = kv_hold is not None
         may_wait = reads_kv and connector.core.decode_may_wait_forever
         timeout = generation.settings.push_timeout if may_wait else None
+        # The KV of concurrent legs does not exist before the prefill has ended.
+        is_transfer = reads_kv and connector.concurrent is None
         self._decode.send(
             generation.request.method,
             request,
             reads_kv=reads_kv,
             rank=rank,
             first_byte_timeout=timeout,
+            transfer_timeout=generation.settings.kv_transfer_timeout if is_transfer else None,
         )
         if self._client_is_slow:
             self._decode.pause()

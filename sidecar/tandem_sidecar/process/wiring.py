@@ -15,6 +15,7 @@ from ..handoff.breaker import Breakers, BreakerState
 from ..handoff.context import Lifecycle, SidecarContext
 from ..handoff.liveness import LivenessMonitor
 from ..handoff.proxy import Proxy
+from ..handoff.transfer_monitor import TransferMonitor
 from ..http.server import Server
 from ..http.upstream import Pool
 from ..observability.engine_counters import DataPathCounts, EngineCounters
@@ -46,6 +47,9 @@ class Components:
         self._breakers = Breakers(settings.breaker)
         self._liveness = LivenessMonitor(pool, settings.silence_timeout)
         stack.callback(self._liveness.close)
+        # Each worker sees its own legs only, and the engine counts those of all.
+        transfers = TransferMonitor(None if is_worker else partial(fetch_metrics, pool))
+        stack.callback(transfers.close)
         self._connector_options = ConnectorOptions(settings.tokenize_once, settings.peer_port)
         metrics, self._history = Metrics(), History(settings.history)
         observer = RequestObserver(metrics, self._history, _tracer(settings, metrics, stack))
@@ -59,6 +63,7 @@ class Components:
             self.lifecycle,
             self._breakers,
             self._liveness,
+            transfers,
         )
         self.overlaps = self._context.overlaps
         tls = self.listen_tls

@@ -14,6 +14,7 @@ from tandem_sidecar.handoff.breaker import Breakers
 from tandem_sidecar.handoff.context import Lifecycle, SidecarContext
 from tandem_sidecar.handoff.liveness import LivenessMonitor
 from tandem_sidecar.handoff.proxy import Proxy
+from tandem_sidecar.handoff.transfer_monitor import TransferMonitor
 from tandem_sidecar.http.server import Server
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
@@ -58,7 +59,14 @@ async def serving(
     monitor = LivenessMonitor(pool, settings.silence_timeout)
     connector = make_connector("nixl", ConnectorOptions())
     context = SidecarContext(
-        settings, pool, connector, notes, Lifecycle(1.0), Breakers(settings.breaker), monitor
+        settings,
+        pool,
+        connector,
+        notes,
+        Lifecycle(1.0),
+        Breakers(settings.breaker),
+        monitor,
+        TransferMonitor(None),
     )
     clients = Server(Proxy(context, PlanKeys(None)), settings.limits)
     loop = asyncio.get_running_loop()

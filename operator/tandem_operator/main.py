@@ -127,6 +127,13 @@ def _networks(
     " signed, sidecars contact only prefill pods in these.  [default: the private networks]",
 )
 @click.option(
+    "--pool-pull-secret",
+    "pool_pull_secrets",
+    multiple=True,
+    metavar="NAME",
+    help="Pull secret of all pools' pods, repeatable; it must exist in the pools' namespaces.",
+)
+@click.option(
     "--assigned-users",
     is_flag=True,
     help="The platform assigns user ids to pods, as OpenShift does: pods name none.",
@@ -208,6 +215,7 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
         flags["engine_image"] or DEFAULTS.torch_image,
         flags["vllm_repository"] or DEFAULTS.vllm_repository,
         pull_policy=flags["image_pull_policy"],
+        image_pull_secrets=flags["pool_pull_secrets"],
         assigned_users=flags["assigned_users"],
         pod_networks=flags["pod_networks"] or DEFAULTS.pod_networks,
     )

@@ -205,6 +205,33 @@ def test_no_pod_names_a_user_where_the_platform_assigns_one(
         assert ("runAsGroup" in spec["securityContext"]) is not assigned
 
 
+def test_images_by_digest_variables_and_pull_secrets(tmp_path: Path) -> None:
+    digest = f"sha256:{'0' * 64}"
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        f"image: {{repository: registry/tandem, digest: '{digest}'}}\n"
+        f"engineImage: registry/engine@{digest}\n"
+        "imagePullSecrets: [{name: own}]\n"
+        "poolImagePullSecrets: [{name: pools}]\n"
+        "operator:\n"
+        "  nodeSelector: {disk: fast}\n"
+        "  extraEnv: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]\n"
+        "  extraEnvFrom: [{secretRef: {name: proxy}}]\n"
+        "router: {epp: {envFrom: [{configMapRef: {name: otlp}}]}}\n"
+    )
+    manifests = objects("--values", values)
+    operator = _operator(manifests)
+    assert operator["image"] == f"registry/tandem@{digest}"
+    assert f"--tandem-image=registry/tandem@{digest}" in operator["args"]
+    assert f"--engine-image=registry/engine@{digest}" in operator["args"]
+    assert "--pool-pull-secret=pools" in operator["args"]
+    assert operator["envFrom"] == [{"secretRef": {"name": "proxy"}}]
+    assert operator["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    (deployment,) = (each for each in manifests if each["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "own"}]
+    assert deployment["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
+
+
 def test_policies_are_on_by_default_and_name_the_operators_own_pods(tmp_path: Path) -> None:
     manifests = objects("--set", "networkPolicy.gatewayNamespaces={gateways}")
     (config,) = (each for each in manifests if each["kind"] == "ConfigMap")

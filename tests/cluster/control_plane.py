@@ -9,7 +9,7 @@ All files are in `folder`, all ports are on loopback, and no process outlives th
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,8 +33,10 @@ class DidNotStart(Exception):
 class ControlPlane:
     """A running control plane. `audit_log` has one JSON event per line, without bodies."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, api_flags: Mapping[str, object] | None = None) -> None:
+        """`api_flags`: more flags of kube-apiserver, with `_` for `-`."""
         self._folder = folder
+        self._more_api_flags = dict(api_flags or {})
         self._ports = _free_ports(3)
         self._authority = pki.Authority(folder / "pki")
         self._controllers: subprocess.Popen[bytes] | None = None
@@ -45,14 +47,16 @@ class ControlPlane:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path) -> Iterator["ControlPlane"]:
+    def running(
+        cls, folder: Path, api_flags: Mapping[str, object] | None = None
+    ) -> Iterator["ControlPlane"]:
         """Start a control plane in `folder`, stop it at the end.
 
         Raises tools.MissingTool, DidNotStart.
         """
         for attempt in range(_START_TRIES):
             with ExitStack() as started:
-                cluster = cls(folder / str(attempt))
+                cluster = cls(folder / str(attempt), api_flags)
                 try:
                     cluster._start(started)
                 except DidNotStart:
@@ -124,6 +128,7 @@ class ControlPlane:
             audit_log_maxsize=10000,
             # As on OpenShift.
             enable_admission_plugins="OwnerReferencesPermissionEnforcement",
+            **self._more_api_flags,
         )
 
     def _controller_flags(self) -> list[str]:

@@ -26,10 +26,16 @@ _SHARED: dict[str, Any] = {
             {"name": "A", "value": "b"},
             {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k",
                                                          "optional": True}}},
+            {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k",
                                                             "optional": True}}},
         ],
+        "envFrom": [
+            {"prefix": "P_", "secretRef": {"name": "s", "optional": True}},
+            {"configMapRef": {"name": "c", "optional": True}},
+        ],
     },
+    "imagePullSecrets": [{"name": "registry"}],
     "parallelism": {"tensor": 2, "pipeline": 1, "data": 1, "expert": True,
                     "all2allBackend": "deepep_low_latency", "nodes": 1},
     "accelerator": {
@@ -57,7 +63,7 @@ _SHARED: dict[str, Any] = {
     },
 }  # fmt: skip
 _SCALED: dict[str, Any] = {
-    "model": {"name": "org/model", "revision": "main",
+    "model": {"name": "org/model", "revision": "main", "cache": {"claimName": "hub"},
               "source": {"huggingface": {"repository": "org/model",
                                          "tokenSecretRef": {"name": "hf", "key": "token"}}}},
     "replicas": None,
@@ -68,6 +74,25 @@ _TINY: dict[str, Any] = {
     "engine": {"type": "torch", "dtype": "float64"},
     "accelerator": {},
 }
+_OCI: dict[str, Any] = {
+    "model": {
+        "name": "m",
+        "source": {"oci": {"reference": "registry/m:1", "path": "weights", "pullPolicy": "Always"}},
+    }
+}
+_S3: dict[str, Any] = {
+    "model": {
+        "name": "m",
+        "source": {
+            "s3": {
+                "uri": "s3://models/m",
+                "endpoint": "http://store:9000",
+                "region": "eu-west-1",
+                "credentialsSecretRef": {"name": "store"},
+            }
+        },
+    }
+}
 _PATH: dict[str, Any] = {"model": {"name": "m", "source": {"path": "/models/m"}}}
 _DECODE: dict[str, Any] = {
     "role": "decode",
@@ -75,7 +100,8 @@ _DECODE: dict[str, Any] = {
     "sidecar": {"prefillTimeout": "20s", "kvTransferTimeout": "5s", "fallbackToUnified": False,
                 "retries": 1},
     "routing": {
-        "endpoint": "chat", "split": "off", "apiPaths": ["/version"], "envoy": {"enabled": False},
+        "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
+        "envoy": {"enabled": False, "apiKeySecretRef": {"name": "clients"}},
         "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []}},
         "inferencePool": {"enabled": True},
         "gatewayRef": {"name": "g", "namespace": "n", "sectionName": "s"},
@@ -88,8 +114,11 @@ _DECODE_SCALED: dict[str, Any] = {
 }  # fmt: skip
 
 FULL = [
-    *(prefill_pool(**spec) for spec in (_SHARED, _SCALED, _TINY, _PATH)),
-    *(decode_pool(**spec) for spec in ({**_SHARED, **_DECODE}, _DECODE_SCALED, _TINY, _PATH)),
+    *(prefill_pool(**spec) for spec in (_SHARED, _SCALED, _TINY, _PATH, _OCI, _S3)),
+    *(
+        decode_pool(**spec)
+        for spec in ({**_SHARED, **_DECODE}, _DECODE_SCALED, _TINY, _PATH, _OCI, _S3)
+    ),
 ]
 
 _VALUES: list[Any] = [

@@ -98,6 +98,8 @@ def test_vllm_flags_follow_the_spec() -> None:
         ({"huggingface": {"repository": "o/r"}}, "o/r", None),
         ({"pvc": {"claimName": "c", "path": "a/b"}}, "/model/a/b", "persistentVolumeClaim"),
         ({"pvc": {"claimName": "c"}}, "/model", "persistentVolumeClaim"),
+        ({"oci": {"reference": "registry/m:1", "path": "dir/m"}}, "/model/dir/m", "image"),
+        ({"s3": {"uri": "s3://models/m"}}, "s3://models/m", None),
         ({"path": "/models/x"}, "/models/x", "hostPath"),
     ],
 )
@@ -117,6 +119,60 @@ def test_a_token_comes_from_its_secret() -> None:
     prefill, _ = rendered({"model": {"name": "m", "source": source}})
     reference = {"secretKeyRef": {"name": "s", "key": "k"}}
     assert {"name": "HF_TOKEN", "valueFrom": reference} in engine(prefill)["env"]
+
+
+def test_an_image_volume_is_pulled_as_the_pool_says() -> None:
+    source = {"oci": {"reference": "registry/m:1", "pullPolicy": "Always"}}
+    for pod in rendered({"model": {"name": "m", "source": source}}, {}):
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "model")
+        assert volume["image"] == {"reference": "registry/m:1", "pullPolicy": "Always"}
+        mounts = {m["name"]: m for m in engine(pod)["volumeMounts"]}
+        assert mounts["model"]["readOnly"] is True
+
+
+def test_vllm_streams_from_s3_with_the_secrets_credentials() -> None:
+    s3 = {
+        "uri": "s3://models/m", "endpoint": "http://store:9000", "region": "eu-west-1",
+        "credentialsSecretRef": {"name": "store"},
+    }  # fmt: skip
+    prefill, _ = rendered({"model": {"name": "m", "source": {"s3": s3}}})
+    container = engine(prefill)
+    assert value_of("--load-format", container) == "runai_streamer"
+    assert value_of("--served-model-name", container) == "m"
+    env = {variable["name"]: variable for variable in container["env"]}
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert env[key]["valueFrom"] == {"secretKeyRef": {"name": "store", "key": key}}
+    assert env["AWS_ENDPOINT_URL"]["value"] == "http://store:9000"
+    assert env["AWS_DEFAULT_REGION"]["value"] == "eu-west-1"
+    own, _ = rendered({"model": {"name": "m", "source": {"s3": {"uri": "s3://models/m"}}}})
+    assert not [v for v in engine(own)["env"] if v["name"].startswith("AWS_")]
+
+
+def test_both_pools_of_a_set_share_the_cache_and_each_may_write_it() -> None:
+    for pod in rendered({"model": {"name": "m", "cache": {"claimName": "hub"}}}, {}):
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "model-cache")
+        assert volume["persistentVolumeClaim"] == {"claimName": "hub"}
+        (mount,) = (m for m in engine(pod)["volumeMounts"] if m["name"] == "model-cache")
+        assert "readOnly" not in mount
+        assert {"name": "HF_HUB_CACHE", "value": mount["mountPath"]} in engine(pod)["env"]
+
+
+def test_pull_secrets_of_the_installation_and_of_the_pool() -> None:
+    defaults = Defaults(image_pull_secrets=("all", "both"))
+    secrets = {"imagePullSecrets": [{"name": "both"}, {"name": "own"}]}
+    prefill, *_ = pods(pair(secrets)[0], defaults)
+    assert prefill["spec"]["imagePullSecrets"] == [
+        {"name": "all"}, {"name": "both"}, {"name": "own"},
+    ]  # fmt: skip
+    assert "imagePullSecrets" not in pods(pair()[0])[0]["spec"]
+
+
+def test_variables_from_whole_secrets_and_from_fields_of_the_pod() -> None:
+    node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    source = {"prefix": "S_", "secretRef": {"name": "s"}}
+    prefill, _ = rendered({"engine": {"env": [node], "envFrom": [source]}})
+    assert node in engine(prefill)["env"]
+    assert engine(prefill)["envFrom"] == [source]
 
 
 def test_the_sidecar_gets_the_pools_settings() -> None:

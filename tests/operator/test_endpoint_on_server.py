@@ -48,6 +48,7 @@ SETTINGS = RouterSettings(
     tolerations=({"key": "router", "operator": "Exists"},),
     priority_class="system-cluster-critical",
     network_policy=POLICY,
+    epp_env={"env": ({"name": "A", "value": "b"},), "envFrom": ({"secretRef": {"name": "s"}},)},
 )
 DECODE_POOLS = Resource(labels.API_VERSION, "decodepools")
 GATEWAY_CRDS = (

@@ -132,6 +132,45 @@ def test_objects_that_no_pool_requires_are_deleted() -> None:
     assert plan.requeue_after is None
 
 
+KEYED = {"envoy": {"enabled": True, "apiKeySecretRef": {"name": "clients"}}}
+
+
+def _asks_for_keys(objects: dict[ObjectRef, Any]) -> bool:
+    filters = [each["name"] for each in _manager(bootstrap(objects))["http_filters"]]
+    spec = objects[ENVOY]["spec"]["template"]["spec"]
+    has_program = "api-keys" in [each["name"] for each in spec["initContainers"]]
+    mounted = [v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v]
+    assert mounted == (["clients"] if has_program else [])
+    assert ("envoy.filters.http.api_key_auth" in filters) is has_program
+    return has_program
+
+
+def _manager(config: Any) -> Any:
+    (listener,) = (x for x in config["static_resources"]["listeners"] if x["name"] == "clients")
+    return listener["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def test_envoy_asks_for_keys_if_any_pool_names_a_secret() -> None:
+    assert not _asks_for_keys(planned(endpoint(decode("a"))))
+    objects = planned(endpoint(decode("a"), decode("b", routing=KEYED)))
+    assert _asks_for_keys(objects)
+    names = [each["name"] for each in objects[ENVOY]["spec"]["template"]["spec"]["initContainers"]]
+    assert names == ["api-keys", "envoy"], "Envoy does not start without the file"
+
+
+def test_a_pool_that_cannot_be_read_any_more_does_not_open_the_endpoint() -> None:
+    before = settled(endpoint(decode("a"), decode("b", routing=KEYED)))
+    broken = replace(
+        endpoint(decode("a")),
+        children=before.children,
+        unreadable_pools=(UnreadablePool("uid-b", "b"),),
+    )
+    changed = {**before.children, **planned(broken)}
+    assert _asks_for_keys(changed)
+    # Only the pool itself can say that keys are no longer asked for.
+    assert not _asks_for_keys(planned(replace(endpoint(decode("a")), children=before.children)))
+
+
 def test_the_last_pools_deletion_deletes_every_object() -> None:
     children = settled(endpoint()).children
     observed = replace(endpoint(), pools=(), children=children)

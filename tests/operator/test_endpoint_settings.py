@@ -14,7 +14,11 @@ from .endpoints import endpoint
 
 FULL = """\
 envoy: {replicas: 3, threads: 2, resources: {requests: {cpu: 1}, limits: {memory: 2Gi}}}
-epp: {replicas: 3, resources: {requests: {cpu: 500m}}}
+epp:
+  replicas: 3
+  resources: {requests: {cpu: 500m}}
+  env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}, {name: A, value: b}]
+  envFrom: [{prefix: S_, secretRef: {name: s}}]
 nodeSelector: {disk: fast}
 tolerations: [{key: router, operator: Exists, effect: NoSchedule}]
 priorityClassName: high
@@ -49,6 +53,11 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
     (envoy,) = deployments["chat-envoy"]["template"]["spec"]["initContainers"]
     assert envoy["image"] == "mine"
+    assert "env" not in envoy
+    (epp,) = deployments["chat-epp"]["template"]["spec"]["containers"]
+    field = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert epp["env"] == [{"name": "NODE", "valueFrom": field}, {"name": "A", "value": "b"}]
+    assert epp["envFrom"] == [{"prefix": "S_", "secretRef": {"name": "s"}}]
     assert envoy["resources"] == {"requests": {"cpu": 1}, "limits": {"memory": "2Gi"}}
     assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "2"
 

@@ -56,6 +56,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "pipeline": ({"accelerator": {}, "parallelism": {"tensor": 2, "pipeline": 2}}, {}),
+    "s3": (
+        {"model": {"name": "org/model", "source": {"s3": {
+            "uri": "s3://models/org/model", "endpoint": "http://store:9000",
+            "credentialsSecretRef": {"name": "store"}}}}},
+        {},
+    ),
+    "oci": (
+        {"model": {"name": "org/model", "source": {"oci": {
+            "reference": "registry/models/model@sha256:" + "0" * 64, "path": "weights"}}}},
+        {},
+    ),
+    "cached": (
+        {"model": {"name": "org/model", "revision": "v1", "cache": {"claimName": "hub"}}},
+        {"imagePullSecrets": [{"name": "registry"}],
+         "engine": {"envFrom": [{"secretRef": {"name": "s"}}],
+                    "env": [{"name": "NODE",
+                             "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}},
+    ),
     "lora": (
         {"model": {"name": "org/model", "servedNames": ["chat", "model"], "revision": "v1",
                    "loraAdapters": [{"name": "sql", "path": "org/sql"},

@@ -123,8 +123,10 @@ POOLS: dict[str, Objects] = {
     ),
     "unified": unified_pool(),
     "template": pair({"template": _TEMPLATE}, template=_TEMPLATE),
-    "every field": [copy.deepcopy(FULL[0]), copy.deepcopy(FULL[4])],
-    "scaled": [copy.deepcopy(FULL[1]), copy.deepcopy(FULL[5])],
+    "every field": [copy.deepcopy(FULL[0]), copy.deepcopy(FULL[6])],
+    "scaled": [copy.deepcopy(FULL[1]), copy.deepcopy(FULL[7])],
+    "model in an image": [copy.deepcopy(FULL[4]), copy.deepcopy(FULL[10])],
+    "model in S3": [copy.deepcopy(FULL[5]), copy.deepcopy(FULL[11])],
     "another picker": pair(routing={"epp": {"enabled": False}, "endpoint": "chat"}),
     "sidecar": pair(sidecar={"prefillTimeout": "20s", "kvTransferTimeout": "5s", "retries": 1,
                              "fallbackToUnified": False}, drain={"timeout": "60s"}),
@@ -140,6 +142,10 @@ ENDPOINTS: dict[str, tuple[Objects, RouterSettings]] = {
     "placed": (POOLS["nixl"], PLACED),
     "every field": (POOLS["every field"], SETTINGS),
     "another picker": (POOLS["another picker"], SETTINGS),
+    "API keys": (
+        pair(routing={"envoy": {"enabled": True, "apiKeySecretRef": {"name": "clients"}}}),
+        SETTINGS,
+    ),
     "Envoy and gateway": (
         pair(routing={"inferencePool": {"enabled": True}, "gatewayRef": {"name": "g"},
                       "epp": {"enabled": True, "replicas": 2}}),

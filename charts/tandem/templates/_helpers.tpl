@@ -32,7 +32,7 @@ app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "tandem.image" -}}
-{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ default .Chart.AppVersion .Values.image.tag }}{{ end }}
 {{- end -}}
 
 {{- define "tandem.containerSecurity" -}}

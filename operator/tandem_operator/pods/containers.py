@@ -131,6 +131,8 @@ def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:
         "terminationMessagePolicy": _MESSAGE_POLICY,
         "volumeMounts": engines.engine_needs(pool).mounts,
     }
+    if engine.env_from:
+        container["envFrom"] = list(engine.env_from)
     if engine.image_pull_policy:
         container["imagePullPolicy"] = engine.image_pull_policy
     if resources := _resources(pool, handoff=handoff):

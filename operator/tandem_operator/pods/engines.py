@@ -16,14 +16,15 @@ from tandem_contract.paths import Role
 
 from ..resources import vllm_versions
 from ..resources.pools import Pool, PrefillPool
-from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec
+from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec, S3Source
 from . import connectors
 from .connectors import POD_IP
 
 SHUTDOWN: Final = 10
 """Seconds an engine has to end after a drain; within the pod's grace beyond `drain.timeout`."""
 
-_CLAIM_MOUNT: Final = "/model"
+_MODEL_MOUNT: Final = "/model"
+_CACHE_MOUNT: Final = "/model-cache"
 _HOME: Final = "/home/tandem"
 _SHM_PER_RANK: Final = 2
 """GiB of /dev/shm for the queues of NCCL and vLLM between the ranks of one node."""
@@ -148,14 +149,17 @@ def downward_api() -> list[dict[str, Any]]:
 
 
 def model_argument(model: ModelSpec) -> str:
-    """The engine's model argument: a directory in the container, a repository, or `tiny:SEED`."""
+    """The engine's model argument: a directory in the container, a repository, an S3 URI, or
+    `tiny:SEED`."""
     source = model.source
     if source.tiny is not None:
         return f"tiny:{source.tiny.seed}"
     if source.path is not None:
         return source.path
-    if source.pvc is not None:
-        return f"{_CLAIM_MOUNT}/{source.pvc.path}" if source.pvc.path else _CLAIM_MOUNT
+    if source.s3 is not None:
+        return source.s3.uri
+    if (mounted := source.pvc or source.oci) is not None:
+        return f"{_MODEL_MOUNT}/{mounted.path}" if mounted.path else _MODEL_MOUNT
     repository = source.huggingface.repository if source.huggingface else None
     return repository or model.name
 
@@ -176,13 +180,51 @@ def _model_volume(model: ModelSpec) -> ContainerNeeds:
         return _read_only_mount(volume, source.path)
     if source.pvc is not None:
         claim = {"claimName": source.pvc.claim_name, "readOnly": True}
-        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, _CLAIM_MOUNT)
+        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, _MODEL_MOUNT)
+    if source.oci is not None:
+        policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
+        image = {"reference": source.oci.reference, **policy}
+        return _read_only_mount({"name": "model", "image": image}, _MODEL_MOUNT)
+    if source.s3 is not None:
+        return ContainerNeeds(env=_s3_variables(source.s3))
+    return _hub_needs(model)
+
+
+def _hub_needs(model: ModelSpec) -> ContainerNeeds:
+    """The token for the Hugging Face hub, and the shared directory for what is downloaded."""
+    source = model.source
+    cache = ContainerNeeds()
+    if model.cache is not None:
+        claim = {"claimName": model.cache.claim_name}
+        cache = ContainerNeeds(
+            # Not HF_HOME: the token and other state stay in the pod's own home directory.
+            env={"HF_HUB_CACHE": _CACHE_MOUNT},
+            mounts=[{"name": "model-cache", "mountPath": _CACHE_MOUNT}],
+            volumes=[{"name": "model-cache", "persistentVolumeClaim": claim}],
+        )
     token = source.huggingface.token_secret_ref if source.huggingface else None
     if token is None:
-        return ContainerNeeds()
-    return ContainerNeeds(
-        env={"HF_TOKEN": {"secretKeyRef": {"name": token.name, "key": token.key}}}
-    )
+        return cache
+    reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
+    return cache + ContainerNeeds(env={"HF_TOKEN": reference})
+
+
+def _s3_variables(source: S3Source) -> dict[str, Any]:
+    """Variables of the AWS SDK, which lists the model's files, and of the Run:ai streamer."""
+    env: dict[str, Any] = {}
+    if source.region:
+        env["AWS_DEFAULT_REGION"] = source.region
+    if source.endpoint:
+        env["AWS_ENDPOINT_URL"] = source.endpoint
+        # Stores other than AWS often have no host name for each bucket.
+        env["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] = "0"
+    if source.credentials_secret_ref:
+        # Credentials are given: the SDK must not wait for AWS's metadata service.
+        env["AWS_EC2_METADATA_DISABLED"] = "true"
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            secret = source.credentials_secret_ref.name
+            env[key] = {"secretKeyRef": {"name": secret, "key": key}}
+    return env
 
 
 def _read_only_mount(volume: dict[str, Any], path: str) -> ContainerNeeds:
@@ -247,6 +289,7 @@ def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
     yield "--max-num-seqs", best.max_num_seqs
     yield "--max-num-batched-tokens", best.max_num_batched_tokens
     yield "--revision", spec.model.revision
+    yield "--load-format", "runai_streamer" if spec.model.source.s3 else None
     yield "--kv-cache-dtype", _unless(engine.kv_cache_dtype, "auto")
     yield "--gpu-memory-utilization", best.gpu_memory_utilization
     yield "--enable-prefix-caching", best.prefix_caching

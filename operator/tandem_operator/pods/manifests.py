@@ -168,6 +168,11 @@ def _pod_spec(pool: Pool, defaults: Defaults) -> dict[str, Any]:
         "enableServiceLinks": False,
         "securityContext": containers.pod_security(assigned_user=defaults.assigned_users),
     }
+    secrets = dict.fromkeys(
+        (*defaults.image_pull_secrets, *(secret.name for secret in pool.spec.image_pull_secrets))
+    )
+    if secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     if accelerator.node_selector:
         spec["nodeSelector"] = dict(accelerator.node_selector)
     if accelerator.tolerations:

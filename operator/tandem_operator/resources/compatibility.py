@@ -36,7 +36,7 @@ _INHERITED: Final[tuple[FieldPath, ...]] = (
     *(path for path in AGREE if path != ("engine", "version")),
     ("transfer", "backends"), ("transfer", "bufferDevice"), ("transfer", "sideChannelPort"),
     ("transfer", "leaseDuration"), ("transfer", "rdma"), ("transfer", "requireRdma"),
-    ("engine", "imagePullPolicy"),
+    ("engine", "imagePullPolicy"), ("model", "cache"),
 )  # fmt: skip
 
 _VERSION: Final = ("engine", "version")

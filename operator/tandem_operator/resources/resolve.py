@@ -56,6 +56,8 @@ class Defaults:
     vllm_version: str = VLLM_VERSION
     pull_policy: str | None = None
     """imagePullPolicy of `tandem_image`; None leaves it to Kubernetes, which decides by the tag."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets, in the pools' namespaces, with which nodes pull the images of pools."""
     assigned_users: bool = False
     """Whether the platform assigns user ids to pods, as OpenShift does; pods then name none."""
     pod_networks: tuple[str, ...] = (

@@ -38,6 +38,23 @@ class ClaimSource(Section, frozen=True, kw_only=True):
     path: str | None = None
 
 
+class OciSource(Section, frozen=True, kw_only=True):
+    reference: str
+    path: str | None = None
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+
+
+class SecretName(Section, frozen=True, kw_only=True):
+    name: str
+
+
+class S3Source(Section, frozen=True, kw_only=True):
+    uri: str
+    endpoint: str | None = None
+    region: str | None = None
+    credentials_secret_ref: SecretName | None = None
+
+
 class TinySource(Section, frozen=True, kw_only=True):
     seed: int
 
@@ -47,6 +64,8 @@ class ModelSource(Section, frozen=True, kw_only=True):
 
     huggingface: HuggingFaceSource | None = None
     pvc: ClaimSource | None = None
+    oci: OciSource | None = None
+    s3: S3Source | None = None
     path: str | None = None
     tiny: TinySource | None = None
 
@@ -56,9 +75,14 @@ class LoraAdapter(Section, frozen=True, kw_only=True):
     path: str
 
 
+class ModelCache(Section, frozen=True, kw_only=True):
+    claim_name: str
+
+
 class ModelSpec(Section, frozen=True, kw_only=True):
     name: str
     source: ModelSource = ModelSource()
+    cache: ModelCache | None = None
     revision: str | None = None
     served_names: tuple[str, ...]
     lora_adapters: tuple[LoraAdapter, ...] = ()
@@ -93,6 +117,8 @@ class EngineSpec(Section, frozen=True, kw_only=True):
     extra_args: tuple[str, ...] = ()
     env: tuple[dict[str, Any], ...] = ()
     """EnvVars, as in a container."""
+    env_from: tuple[dict[str, Any], ...] = ()
+    """EnvFromSources, as in a container."""
 
 
 class Parallelism(Section, frozen=True, kw_only=True):
@@ -218,6 +244,7 @@ class PoolSpec(Section, frozen=True, kw_only=True):
     rollout: Rollout = Rollout()
     drain: Drain
     placement: Placement | None = None
+    image_pull_secrets: tuple[SecretName, ...] = ()
     paused: bool
     template: Template = Template()
 
@@ -254,6 +281,10 @@ class Switch(Section, frozen=True, kw_only=True):
     enabled: bool
 
 
+class EnvoySpec(Switch, frozen=True, kw_only=True):
+    api_key_secret_ref: SecretName | None = None
+
+
 class GatewayRef(Section, frozen=True, kw_only=True):
     name: str
     namespace: str | None = None
@@ -263,7 +294,7 @@ class GatewayRef(Section, frozen=True, kw_only=True):
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     epp: EppSpec
-    envoy: Switch
+    envoy: EnvoySpec
     inference_pool: Switch
     gateway_ref: GatewayRef | None = None
     api_paths: tuple[str, ...] = ()

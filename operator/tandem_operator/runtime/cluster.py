@@ -32,7 +32,12 @@ from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoin
 from .cache import ClusterCache, WorkKey
 from .reads import get_by_name, read_plan_keys
 from .watches import POOL_RESOURCES
-from .write_errors import TRANSIENT_ERRORS, failure_from_error, template_failure
+from .write_errors import (
+    TRANSIENT_ERRORS,
+    failure_from_error,
+    image_volume_failure,
+    template_failure,
+)
 
 FIELD_MANAGER: Final = "tandem-operator"
 """Server-side apply's owner of the fields that this operator sets."""
@@ -85,13 +90,16 @@ class Cluster:
         """
         refused: dict[PoolKey, Failure] = {}
         for revision in plan.create_revisions:
+            pod = sample_pod(revision.body)
             try:
-                await self._api.create(PODS, sample_pod(revision.body), dry_run=True)
+                answer = await self._api.create(PODS, pod, dry_run=True)
+                failure = image_volume_failure(pod, answer)
             except TRANSIENT_ERRORS:
                 raise
             except ApiError as err:
-                if (failure := template_failure(err)) is not None:
-                    refused[revision.pool] = failure
+                failure = template_failure(err)
+            if failure is not None:
+                refused[revision.pool] = failure
         return refused
 
     async def apply(self, plan: SetPlan) -> bool:

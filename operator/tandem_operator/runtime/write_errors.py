@@ -12,7 +12,7 @@ from tandem_kube.errors import (
     Unreachable,
 )
 
-from ..observed import Failure
+from ..observed import Body, Failure
 
 TRANSIENT_ERRORS: Final = (Unreachable, TooManyRequests, Unauthorized, Fenced)
 """Errors that say nothing about the object written: the whole reconciliation is retried later."""
@@ -27,6 +27,11 @@ _REASON_BY_PHRASE: Final = (
     ("Apply failed with", "NameTaken"),
 )
 """The API server sends the one reason Forbidden for most of these; only its message differs."""
+
+_NO_IMAGE_VOLUMES: Final = (
+    "model.source.oci: this cluster has no image volumes. Use Kubernetes 1.35 or newer, or turn on"
+    " the feature gate ImageVolume of API server and kubelets (from 1.33), or give another source"
+)
 
 _PASSING_REASONS: Final = frozenset({"QuotaExceeded", "NamespaceTerminating", "NameTaken"})
 """Reasons that lie in the state of the cluster and not in the pod template. A quota, for example,
@@ -55,3 +60,15 @@ def template_failure(err: ApiError) -> Failure | None:
     if failure.reason in _PASSING_REASONS or "does not support dry run" in err.message:
         return None
     return failure
+
+
+def image_volume_failure(pod: Body, answer: Body) -> Failure | None:
+    """Whether the API server dropped image volumes from a pod, as one without them does, silently.
+
+    `answer` is what it made of `pod` in a dry run.
+    """
+    sent, kept = (
+        {volume["name"] for volume in body["spec"].get("volumes", ()) if "image" in volume}
+        for body in (pod, answer)
+    )
+    return None if sent <= kept else Failure("NoImageVolumes", _NO_IMAGE_VOLUMES)

@@ -7,6 +7,7 @@ Both start from `combine_requirements(observed.pools)`; `routing.objects` builds
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
@@ -15,7 +16,7 @@ from tandem_contract import ports
 from ...observed import RouterState
 from ...planning.drift import is_up_to_date
 from ..objects.common import Names, Object, plan_key_object
-from ..objects.envoy import envoy_objects
+from ..objects.envoy import api_key_secret, envoy_objects
 from ..objects.epp import epp_objects, http_route, inference_pool
 from ..objects.policies import network_policies
 from .observed import (
@@ -60,6 +61,10 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
     if not observed.pools:
         return EndpointPlan(delete=() if observed.unreadable_pools else tuple(observed.children))
     required = combine_requirements(observed.pools)
+    if observed.unreadable_pools and not required.api_key_secret:
+        # An unreadable pool may be the one that asks for keys: a typing error must not open it.
+        envoy = ObjectRef("apps/v1", "Deployment", Names(observed.key.name).envoy)
+        required = replace(required, api_key_secret=api_key_secret(observed.children.get(envoy)))
     # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
     desired = {

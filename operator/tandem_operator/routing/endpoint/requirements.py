@@ -31,6 +31,8 @@ class EndpointRequirements:
     """EndpointPickerConfig as the user wrote it; empty when no pool sets it."""
     envoy: bool
     """Whether the operator runs Envoy."""
+    api_key_secret: str | None
+    """Name of the Secret with the clients' API keys; None: clients need none."""
     inference_pool: bool
     """Whether an InferencePool is to exist."""
     gateways: tuple[GatewayRef, ...]
@@ -54,6 +56,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         epp_replicas=max(replicas, default=None),
         epp_config=epp_config(decodes),
         envoy=any(r.envoy.enabled for r in routings),
+        api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         inference_pool=any(r.inference_pool.enabled for r in routings),
         gateways=tuple(gateways[key] for key in sorted(gateways)),
         disaggregated_serving=disaggregated_serving(decodes),
@@ -126,10 +129,16 @@ def _serving_port(pool: PrefillPool | DecodePool) -> int:
     return ports.ENGINE_PREFILL if isinstance(pool, PrefillPool) else ports.SIDECAR
 
 
+def _api_key_secret(routing: Routing) -> str | None:
+    reference = routing.envoy.api_key_secret_ref
+    return reference.name if reference else None
+
+
 _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "epp.enabled": lambda routing: routing.epp.enabled,
     "epp.config": lambda routing: routing.epp.config or None,
     "envoy.enabled": lambda routing: routing.envoy.enabled,
+    "envoy.apiKeySecretRef": _api_key_secret,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""
 
@@ -164,8 +173,8 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
             f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"
             f" set it in one pool, or the same in all"
         )
-    # As in `combine_requirements`: it is on when any pool turns it on.
-    effective = "auto" if "auto" in values else True
+    # As in `combine_requirements`: it is on when any pool turns it on; of names the first counts.
+    effective = "auto" if "auto" in values else True if True in values else values[0]
     summary = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in stated)
     return (
         f"routing.{name} is {summary}: {json.dumps(effective)} is used;"

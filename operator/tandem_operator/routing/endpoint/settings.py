@@ -3,7 +3,7 @@
 All fields of the file are optional; a field that it leaves out keeps the default of RouterSettings:
 
     envoy: {replicas: 2, threads: 4, resources: {limits: {memory: 1Gi}}}
-    epp: {replicas: 2, resources: {requests: {cpu: 250m}}}
+    epp: {replicas: 2, resources: {requests: {cpu: 250m}}, envFrom: [{secretRef: {name: otlp}}]}
     nodeSelector: {disk: fast}
     tolerations: [{key: router, operator: Exists}]
     priorityClassName: high
@@ -89,6 +89,10 @@ class RouterSettings:
         }
     )
     """No CPU limit: CPU throttling of the EPP delays the first token."""
+    envoy_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
+    """`env` and `envFrom` of Envoy's container, as in a container."""
+    epp_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
+    """The same of the EPP's."""
     key_period: float = 24 * 3600.0
     """Seconds for which one plan key signs. A period under an hour remounts Secrets without making
     anything safer."""
@@ -109,9 +113,23 @@ class _Resources(_Strict, frozen=True, omit_defaults=True):
     limits: dict[str, str | int | float] = {}
 
 
+class _EnvVar(_Strict, frozen=True, omit_defaults=True):
+    name: _Text
+    value: str | None = None
+    value_from: dict[str, Any] | None = None
+
+
+class _EnvSource(_Strict, frozen=True, omit_defaults=True):
+    prefix: str | None = None
+    config_map_ref: dict[str, Any] | None = None
+    secret_ref: dict[str, Any] | None = None
+
+
 class _Epp(_Strict, frozen=True):
     replicas: _Count | None = None
     resources: _Resources | None = None
+    env: tuple[_EnvVar, ...] = ()
+    env_from: tuple[_EnvSource, ...] = ()
 
 
 class _Envoy(_Epp, frozen=True):
@@ -167,6 +185,8 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "envoy_replicas": content.envoy.replicas,
         "envoy_threads": content.envoy.threads,
         "envoy_resources": _resources(document, "envoy", content.envoy.resources),
+        "envoy_env": _env(content.envoy),
+        "epp_env": _env(content.epp),
         "epp_replicas": content.epp.replicas,
         "epp_resources": _resources(document, "epp", content.epp.resources),
         "node_selector": content.node_selector,
@@ -186,6 +206,11 @@ def _parse(document: Document) -> _File:
         path = _FIELD_PATH.search(str(err))
         message = _FIELD_PATH.sub("", str(err))
         raise document.error(path[1] if path else "", message) from err
+
+
+def _env(component: _Epp) -> dict[str, tuple[Body, ...]]:
+    lists = {"env": component.env, "envFrom": component.env_from}
+    return {name: tuple(msgspec.to_builtins(items)) for name, items in lists.items() if items}
 
 
 def _network_policy(

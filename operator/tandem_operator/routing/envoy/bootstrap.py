@@ -1,8 +1,9 @@
 """Envoy's bootstrap configuration, as the operator's ConfigMap and the local runner use it. Pure.
 
     client ─► drop internal headers ─► ext_proc (EPP) ─► route: the EPP picked a pod ─► that pod
-                                   │                      route: it did not           ─► any decode
-                                   └─► route: no path of the API ─► 404
+                │                  │                      route: it did not           ─► any decode
+                └─► no API key:    └─► route: no path of the API ─► 404
+                    401, if asked for
 
 The second route serves requests while no EPP answers: `failure_mode_allow` lets a request pass
 without a pick, and Envoy balances it over the decode pods.
@@ -29,6 +30,7 @@ from .http_filters import (
     EXT_PROC,
     ROUTER,
     BodyMode,
+    api_key_auth,
     broken_answer_log,
     drop_internal_headers,
     drop_timing,
@@ -85,6 +87,8 @@ class EnvoySettings:
     the other mode the EPP's --max-body limits them."""
     api: ApiPaths = field(default_factory=ApiPaths)
     """The paths that clients may request; others get 404."""
+    api_key_file: str | None = None
+    """File with the API keys of clients, see `routing.api_keys`; None: clients need no key."""
     access_log: bool = False
     """One line per request on stdout."""
     health_port: int | None = None
@@ -108,7 +112,10 @@ def envoy_bootstrap(settings: EnvoySettings) -> Json:
     if settings.health_port is not None:
         health.append(_health_listener(settings.listen_address, settings.health_port))
         admin.append(admin_cluster(settings.admin_address, settings.admin_port))
+    # Envoy reads no further file without a name of its own; nothing reads the name.
+    named: Json = {"node": {"id": "tandem", "cluster": "tandem"}} if settings.api_key_file else {}
     return {
+        **named,
         "admin": {"address": socket_address(settings.admin_address, settings.admin_port)},
         "static_resources": {
             "listeners": [_client_listener(settings), *health],
@@ -167,6 +174,8 @@ def _connection_manager(settings: EnvoySettings) -> Json:
         "route_config": routes(settings.body_limit, settings.api),
         "http_filters": [
             extension_filter("http.header_mutation", drop_timing()),
+            # Before the EPP, which spends nothing on a request that is refused.
+            *([api_key_auth(settings.api_key_file)] if settings.api_key_file else []),
             extension_filter(EXT_PROC, ext_proc(settings.body_mode, settings.response_bodies)),
             ROUTER,
         ],

@@ -4,6 +4,7 @@ A request passes the filters from first to last, its response from last to first
 """
 
 import json
+from pathlib import PurePosixPath
 from typing import Final, Literal
 
 from tandem_contract import headers as wire
@@ -23,14 +24,17 @@ _LOG_FLUSH: Final = "0.2s"
 _CONTENT_TOO_LARGE: Final = 413
 EXT_PROC: Final = "http.ext_proc"
 """Name of the filter that asks the EPP, without its prefix."""
+API_KEY_AUTH: Final = "http.api_key_auth"
+"""Name of the filter that refuses clients without an API key, without its prefix."""
 
 
 def extension_filter(name: str, typed_config: Json) -> Json:
     """A filter of Envoy's extension registry with its typed configuration."""
-    return {"name": _full_name(name), "typed_config": typed_config}
+    return {"name": full_filter_name(name), "typed_config": typed_config}
 
 
-def _full_name(filter_name: str) -> str:
+def full_filter_name(filter_name: str) -> str:
+    """A filter's name in Envoy's extension registry."""
     return f"envoy.filters.{filter_name}"
 
 
@@ -48,6 +52,22 @@ def drop_internal_headers() -> Json:
             "@type": TYPE
             + "extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [{"remove": name} for name in sorted(wire.INTERNAL)],
+        },
+    }
+
+
+def api_key_auth(file: str) -> Json:
+    """Refuses clients that send no API key of those in `file`, which `routing.api_keys` writes.
+
+    Envoy reads the file anew whenever another one is moved into its place. Until it has read one,
+    its listener accepts no connection.
+    """
+    source = {"path": file, "watched_directory": {"path": str(PurePosixPath(file).parent)}}
+    return {
+        "name": full_filter_name(API_KEY_AUTH),
+        "config_discovery": {
+            "config_source": {"path_config_source": source, "resource_api_version": "V3"},
+            "type_urls": [TYPE + "extensions.filters.http.api_key_auth.v3.ApiKeyAuth"],
         },
     }
 
@@ -180,7 +200,7 @@ _REFUSAL: Final[Json] = {
     ],
     # The EPP need not decide on it.
     "typed_per_filter_config": {
-        _full_name(EXT_PROC): {
+        full_filter_name(EXT_PROC): {
             "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
             "disabled": True,
         }

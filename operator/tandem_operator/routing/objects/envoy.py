@@ -8,6 +8,7 @@ from typing import Any, Final
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 
+from ...observed import Body
 from ...planning.drift import quantity
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
@@ -27,6 +28,10 @@ from .common import (
 
 _DIRECTORY: Final = "/etc/envoy"
 _FILE: Final = "envoy.json"
+_API_KEY_SECRET: Final = "/etc/tandem/api-key-secret"  # noqa: S105 - a directory
+_API_KEY_VOLUME: Final = "api-key-secret"
+_API_KEYS_MOUNT: Final = {"name": "api-keys", "mountPath": "/run/tandem/api-keys"}
+_API_KEY_FILE: Final = f"{_API_KEYS_MOUNT['mountPath']}/keys.json"
 _GRACE_AFTER_DRAIN: Final = 15
 """Seconds between the end of a drain and SIGKILL."""
 _HEAP_SHARE: Final = 0.85
@@ -78,6 +83,7 @@ def _bootstrap(
             reports_broken_answers=required.epp,
             api=ApiPaths(required.api_paths),
             health_port=ports.ENVOY_HEALTH,
+            api_key_file=_API_KEY_FILE if required.api_key_secret else None,
             max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
         )
     )
@@ -90,6 +96,7 @@ def _template(
     bootstrap: str,
 ) -> Object:
     names, drain = Names(observed.key.name), math.ceil(required.drain_timeout)
+    keys = [_api_keys(settings)] if required.api_key_secret else []
     spec = pod_spec(
         observed,
         settings,
@@ -98,9 +105,12 @@ def _template(
         automountServiceAccountToken=False,
         # Longer than the drain: SIGKILL would cut the streams that the drain waits for.
         terminationGracePeriodSeconds=drain + _GRACE_AFTER_DRAIN,
-        initContainers=[_envoy(settings)],
+        initContainers=[*keys, _envoy(settings, has_keys=bool(keys))],
         containers=[_drain(settings, drain)],
-        volumes=[{"name": "config", "configMap": {"name": names.envoy}}],
+        volumes=[
+            {"name": "config", "configMap": {"name": names.envoy}},
+            *(_api_key_volumes(required.api_key_secret) if required.api_key_secret else ()),
+        ],
     )
     annotations = {
         # Envoy reads its bootstrap once. A changed hash rolls the Deployment.
@@ -110,7 +120,7 @@ def _template(
     return {"metadata": {"annotations": annotations}, "spec": spec}
 
 
-def _envoy(settings: RouterSettings) -> Object:
+def _envoy(settings: RouterSettings, *, has_keys: bool) -> Object:
     """Envoy as a native sidecar of the drain container, so that the kubelet stops Envoy last."""
     return container(
         settings,
@@ -134,7 +144,49 @@ def _envoy(settings: RouterSettings) -> Object:
         readinessProbe=_probe(READY, failures=2),
         livenessProbe=_probe(LIVE, failures=6),
         resources=dict(settings.envoy_resources),
-        volumeMounts=[{"name": "config", "mountPath": _DIRECTORY, "readOnly": True}],
+        **{name: list(items) for name, items in settings.envoy_env.items()},
+        volumeMounts=[
+            {"name": "config", "mountPath": _DIRECTORY, "readOnly": True},
+            *([{**_API_KEYS_MOUNT, "readOnly": True}] if has_keys else []),
+        ],
+    )
+
+
+def api_key_secret(deployment: Body | None) -> str | None:
+    """Name of the Secret with API keys that an Envoy Deployment uses; None: it uses none."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes", ()) if deployment else ()
+    names = (v["secret"]["secretName"] for v in volumes if v["name"] == _API_KEY_VOLUME)
+    return next(names, None)
+
+
+def _api_key_volumes(secret: str) -> list[Object]:
+    """The Secret, and the memory in which `api_keys` writes it down for Envoy."""
+    return [
+        {"name": _API_KEY_VOLUME, "secret": {"secretName": secret}},
+        {"name": "api-keys", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+    ]
+
+
+def _api_keys(settings: RouterSettings) -> Object:
+    """Writes the clients' keys for Envoy. Before Envoy, which does not start without the file."""
+    command = ["python3", "-m", "tandem_operator.routing.api_keys"]
+    check = ["python3", "-c", f"import os; os.stat({_API_KEY_FILE!r})"]
+    return container(
+        settings,
+        name="api-keys",
+        image=settings.tandem_image,
+        restartPolicy="Always",
+        command=[*command, _API_KEY_SECRET, _API_KEY_FILE],
+        # The kubelet starts Envoy once this has succeeded.
+        startupProbe={"exec": {"command": check}, "periodSeconds": 1, "failureThreshold": 60},
+        resources={
+            "requests": {"cpu": "5m", "memory": "24Mi"},
+            "limits": {"memory": "128Mi"},
+        },
+        volumeMounts=[
+            {"name": _API_KEY_VOLUME, "mountPath": _API_KEY_SECRET, "readOnly": True},
+            dict(_API_KEYS_MOUNT),
+        ],
     )
 
 

@@ -122,6 +122,7 @@ def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
         livenessProbe=_probe(endpoints.LIVE, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         resources=dict(settings.epp_resources),
+        **{name: list(items) for name, items in settings.epp_env.items()},
         volumeMounts=[
             {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},
             {"name": "plan-keys", "mountPath": _KEY_DIRECTORY, "readOnly": True},

@@ -3,7 +3,7 @@ operator first saw a user's spec. Pure.
 
 A revision is named after the hash of the user's spec alone. A newer operator, which may render the
 same spec differently, therefore finds the revision and keeps its template: an upgrade of the
-operator restarts no pod.
+operator restarts no pod. A revision named by the earlier recipe of the hash is found as well.
 
 Where different operators pinned the two sides of a set and their compat hashes differ, no hand-off
 is possible between the pinned templates. All pools of the set then get a revision as this operator
@@ -17,9 +17,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 from tandem_contract import labels
+from tandem_contract.paths import Role
 
 from ..observed import Body, Observed, PodState, PoolResource, RevisionState, roles_of
-from ..pods import manifests
+from ..pods import connectors, manifests
+from ..pods.containers import ENGINE
 from ..pods.manifests import PodTemplate
 from ..resources.pools import Pool, short_hash, with_revision
 from ..resources.resolve import Defaults
@@ -63,7 +65,7 @@ def choose_targets(
     each pool as this operator renders it.
     """
     # A hash is a candidate only if every pool of the set has it pinned for its present spec.
-    by_hash = {key: _pinned_by_hash(pool, pinned[key]) for key, pool in pools.items()}
+    by_hash = {key: _pinned_by_hash(pool, pinned[key], defaults) for key, pool in pools.items()}
     shared = set.intersection(*map(set, by_hash.values())) if by_hash else set()
     if shared:
         # Ties are broken by the hash itself, so that equal input gives an equal plan.
@@ -185,14 +187,33 @@ def _render(identity: _PoolIdentity, revision: str, defaults: Defaults) -> PodTe
     return template
 
 
-def _pinned_by_hash(pool: Pool, pinned: Sequence[RevisionState]) -> dict[str, RevisionState]:
+def _pinned_by_hash(
+    pool: Pool, pinned: Sequence[RevisionState], defaults: Defaults
+) -> dict[str, RevisionState]:
     """Compat hash → the newest revision that pins the pool's present spec with it."""
-    return {
-        # `pinned` is sorted oldest first, so the newest of two with one hash remains.
-        state.compat: state
-        for state in pinned
-        if state.revision in (pool.revision, _qualified_name(pool, state.compat))
+    # `pinned` is sorted oldest first, so the newest of two with one hash remains.
+    return {state.compat: state for state in pinned if _is_pinned_by(pool, state, defaults)}
+
+
+def _is_pinned_by(pool: Pool, state: RevisionState, defaults: Defaults) -> bool:
+    """Whether a revision pins the pool's present spec."""
+    names = {
+        name
+        for revision in (pool.revision, pool.former_revision)
+        for name in (revision, _qualified_name(revision, state.compat))
     }
+    if state.revision not in names:
+        return False
+    # The earlier recipe gave a unified pool one name with and without a prefillRef.
+    return pool.role is not Role.UNIFIED or (
+        _hands_off(state.template) == _hands_off(render_template(pool, state.revision, defaults))
+    )
+
+
+def _hands_off(template: Body) -> bool:
+    """Whether the engine of a pod template is connected to engines of other pods."""
+    containers = {entry.get("name"): entry for entry in template["spec"].get("containers", ())}
+    return connectors.TRANSFER_FLAG in (containers.get(ENGINE, {}).get("args") or ())
 
 
 def _rendered_target(
@@ -203,14 +224,15 @@ def _rendered_target(
 ) -> Target:
     if (state := by_hash.get(pool.compat)) is not None:
         return _target(state)
-    # The plain name is taken by a template with another compat hash: add this hash to the name.
+    # The plain name is taken by a template that does not pin the present spec: of another compat
+    # hash, or by the earlier recipe. Add the compat hash to the name.
     is_taken = any(state.revision == pool.revision for state in pinned)
-    revision = _qualified_name(pool, pool.compat) if is_taken else str(pool.revision)
+    revision = _qualified_name(pool.revision, pool.compat) if is_taken else str(pool.revision)
     return Target(revision, pool.compat, None, render_template(pool, revision, defaults))
 
 
-def _qualified_name(pool: Pool, compat: str) -> str:
-    return short_hash({"revision": pool.revision, "compat": compat})
+def _qualified_name(revision: str, compat: str) -> str:
+    return short_hash({"revision": revision, "compat": compat})
 
 
 def _target(state: RevisionState) -> Target:

@@ -17,6 +17,8 @@ from ..resources.pools import Pool
 from ..resources.spec import ChainedConnector, PoolSpec, Seconds
 
 POD_IP: Final = "$(POD_IP)"
+TRANSFER_FLAG: Final = "--kv-transfer-config"
+"""The engine flag whose value is `transfer_config`; engines without a peer get none."""
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 """Unique for each incarnation of a pod: the UID changes when a pod is replaced."""
 OFFLOAD_BYTES: Final = 10 * 1024**3

@@ -115,7 +115,7 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
     args += _lora_flags(spec.model.lora_adapters)
     args += ["--kv-events-config", _json(_kv_events_config(pool))]
     if handoff:
-        args += ["--kv-transfer-config", _json(connectors.transfer_config(pool))]
+        args += [connectors.TRANSFER_FLAG, _json(connectors.transfer_config(pool))]
     # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 

@@ -7,7 +7,9 @@ every field is chosen.
 
 A pool's revision is a hash of what its user wrote about the pods. It must not change when Tandem
 is upgraded, because a new revision restarts the pods: values that equal the CRD's defaults are
-left out of it, so that a default added by a later CRD is no change.
+left out of it, so that a default added by a later CRD is no change. Empty mappings and lists, which
+state nothing, are left out as well. An earlier recipe kept them; its hash, `former_revision`, still
+names the revision of pools that were created with it.
 """
 
 import hashlib
@@ -32,6 +34,8 @@ _NOT_IN_TEMPLATE: Final = frozenset(
     {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
 )
 """Fields of the spec that change no pod, and so no revision."""
+_MEANT_WHEN_EMPTY: Final = frozenset({"tiny"})
+"""Fields whose presence is a choice: `source.tiny: {}` is another model than no source."""
 _ABSENT: Final = object()
 
 
@@ -41,6 +45,8 @@ class _Pool:
     namespace: str
     revision: Revision
     """Hash of what the user wrote about the pods; the number of pods is not part of it."""
+    former_revision: Revision
+    """The revision by the earlier recipe; equal to `revision` for most specs."""
     compat: CompatHash
     """Hash of what both sides of a hand-off must share."""
     kueue_labels: Mapping[str, str]
@@ -113,7 +119,7 @@ def prefill_pool(manifest: PoolManifest, defaults: Defaults) -> PrefillPool:
     """
     spec = resolve(PREFILL_POOL, manifest.name, manifest.spec, defaults)
     return PrefillPool(
-        manifest.name, manifest.namespace, _revision(manifest, {}), _compat_hash(spec),
+        manifest.name, manifest.namespace, *_revisions(manifest, {}), _compat_hash(spec),
         _kueue_labels(manifest), typed_spec(spec, PrefillSpec),
     )  # fmt: skip
 
@@ -127,7 +133,7 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
     if paths := routing.get("apiPaths"):
         in_pods["apiPaths"] = paths
     return DecodePool(
-        manifest.name, manifest.namespace, _revision(manifest, in_pods), _compat_hash(spec),
+        manifest.name, manifest.namespace, *_revisions(manifest, in_pods), _compat_hash(spec),
         _kueue_labels(manifest), typed_spec(spec, DecodeSpec),
     )  # fmt: skip
 
@@ -143,10 +149,22 @@ def short_hash(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> Revision:
+def _revisions(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> tuple[Revision, Revision]:
+    """The revision, and the one by the earlier recipe."""
+    # A unified pool may have a prefillRef, and its pods hand off only with one. Decode pools
+    # always have one.
+    splits = manifest.spec.get("role") == Role.UNIFIED and "prefillRef" in manifest.spec
+    handoff = {"handoff": True} if splits else {}
+    return (
+        _revision(manifest, {**in_pods, **handoff}, keep_empty=False),
+        _revision(manifest, in_pods, keep_empty=True),
+    )
+
+
+def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any], *, keep_empty: bool) -> Revision:
     # Hash the user's spec, not the resolved one: resolved defaults change between releases.
     spec_schema = load_schema(manifest.kind)["properties"]["spec"]
-    user = _without_defaults(spec_schema, manifest.spec)
+    user = _stated(spec_schema, manifest.spec, keep_empty=keep_empty)
     spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
     # Optional parts join the hash only when they are given, so that pools without them keep theirs.
     restarted = manifest.annotations.get(labels.RESTARTED_AT)
@@ -157,20 +175,23 @@ def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> Revision:
     )
 
 
-def _without_defaults(schema: Mapping[str, Any], value: Any) -> Any:
-    """`value` without the fields that equal the schema's default."""
+def _stated(schema: Mapping[str, Any], value: Any, *, keep_empty: bool) -> Any:
+    """`value` without the fields that equal the schema's default, or are empty."""
     if isinstance(value, list):
-        return [_without_defaults(schema.get("items", {}), item) for item in value]
-    if not isinstance(value, Mapping):
+        items = schema.get("items", {})
+        return [_stated(items, item, keep_empty=keep_empty) for item in value]
+    # What has no schema, such as a Pod's `emptyDir: {}`, is not ours to judge.
+    if not isinstance(value, Mapping) or "properties" not in schema:
         return value
-    fields = schema.get("properties", {})
     stated = {}
     for name, item in value.items():
-        field = fields.get(name, {})
+        field = schema["properties"].get(name, {})
         # Inner fields first: a mapping that holds only defaults then equals its own default.
-        item = _without_defaults(field, item)
+        item = _stated(field, item, keep_empty=keep_empty)
+        if not keep_empty and item in ({}, []) and name not in _MEANT_WHEN_EMPTY:
+            continue
         default = field.get("default", _ABSENT)
-        if default is _ABSENT or item != _without_defaults(field, default):
+        if default is _ABSENT or item != _stated(field, default, keep_empty=keep_empty):
             stated[name] = item
     return stated
 

@@ -25,9 +25,13 @@ class _Placed:
     """A request that is not counted."""
 
     response_headers = ()
+    answered_model = None
 
     def __init__(self, mutation: HeaderMutation) -> None:
         self.mutation = mutation
+
+    def take_body(self) -> None:
+        """The body stays."""
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         pass

@@ -66,6 +66,16 @@ SERVED_ENDPOINT: Final = "x-gateway-destination-endpoint-served"
 that served, one of those that the EPP named (Gateway API Inference Extension). Some gateways also
 send a header of this name; clients may not."""
 
+MODEL_REWRITE: Final = "x-llm-d-model-name-rewrite"
+"""Client or gateway → EPP: the model that is to serve the request instead of the one in the body;
+the EPP removes it."""
+
+MODEL_REWRITE_OLDER: Final = "x-gateway-model-name-rewrite"
+"""Its older name."""
+
+MODEL_REWRITES: Final = (MODEL_REWRITE, MODEL_REWRITE_OLDER)
+"""Both names, the one that counts first."""
+
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 """Client → EPP, in conformance tests of gateways: the endpoints that it may choose, `IP` or
 `IP:port`, with commas. All without the header."""

@@ -3,7 +3,7 @@
 The Kubernetes client is imported only where a cluster is needed: it costs memory and start time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 from .backends.inference_pool import PoolReference
 from .backends.pod_backend import PodSelection
 from .backends.pods import DiscoveredBackend
+from .backends.rewrite_rules import RewriteObject, RewriteRules
+from .model_rewrites import ModelRewrites
 
 if TYPE_CHECKING:
     from tandem_kube.client import Api
@@ -27,6 +29,13 @@ class Discovery(Protocol):
     def backends(self, domain_label: str) -> list[DiscoveredBackend]:
         """The backends as last seen. `domain_label` tells the fabric domain of those without
         Tandem's own label."""
+
+    async def run(self) -> None:
+        """Keep them current until cancelled."""
+
+
+class RewriteDiscovery(Protocol):
+    """Rules that rewrite models, watched in a cluster."""
 
     async def run(self) -> None:
         """Keep them current until cancelled."""
@@ -52,3 +61,17 @@ def discover(
     else:
         made = KubernetesDiscovery(api, pods, on_change)
     return made, made
+
+
+def discover_rewrites(
+    api: "Api", pods: PodSelection | PoolReference, rewrites: ModelRewrites
+) -> RewriteDiscovery | None:
+    """What keeps the rules in `rewrites` current; None: only an InferencePool has some."""
+    if not isinstance(pods, PoolReference):
+        return None
+    from .backends.rewrite_discovery import RewriteDiscovery as Watch  # noqa: PLC0415
+
+    def replace_rules(objects: Iterable[RewriteObject]) -> None:
+        rewrites.rules = RewriteRules(objects)
+
+    return Watch(api, pods, replace_rules)

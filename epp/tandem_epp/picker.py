@@ -31,10 +31,11 @@ from .ext_proc.messages import HttpRequest
 from .ext_proc.stream import LocalReply
 from .history import Decision, History, candidates
 from .metrics import Metrics
+from .model_rewrites import ModelRewrites, Rewrite
 from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
 from .placement_headers import header_changes
-from .preparation import Preparation, preparation_of, read_body
+from .preparation import NO_PREPARATION, Preparation, preparation_of, read_body
 from .prompt_key import PromptForm
 from .refusals import Refusals, unknown_model
 from .request import InferenceRequest
@@ -74,6 +75,7 @@ class EndpointPicker:
         self.observer: PlacementObserver | None = None
         """Is told what happens to each placement; None: no other part needs it."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
+        self.rewrites = ModelRewrites(random)
         self._error = Refusals(metrics).error
         self._random = random
         self._scheduler = Scheduler(fleet, routing, random)
@@ -98,11 +100,13 @@ class EndpointPicker:
 
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
-        different models, for any JSON or form that may name a model."""
+        different models or one may be replaced, for any JSON or form that may name a model."""
         if kind_of(request) is not None:
             return True
         if request.path not in self.routing.api:
             return False
+        if self.rewrites.may_apply(request):
+            return True
         return self._fleet.has_mixed_models and (is_json(request) or is_form(request))
 
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
@@ -188,15 +192,14 @@ class EndpointPicker:
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
-            prepared = preparation_of(request)
-            parsed, decision.model = read_body(prepared, request, body)
+            parsed, rewrite, decision.model = self._read(request, body)
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
             context = ScoringContext(
                 parsed,
                 self._fleet.prefixes,
-                prepared.precise_of(parsed),
+                preparation_of(request).precise_of(parsed),
                 request.headers,
                 decision.decided_at,
             )
@@ -213,7 +216,21 @@ class EndpointPicker:
         is_prefill_pod = result.decode[0].backend.role is Role.PREFILL
         if is_prefill_pod and _needs_sidecar(request, parsed):
             raise self._error(503, "no_backend", _NO_BACKEND)
-        return self._placement(request, parsed, result, decision)
+        return self._placement(request, parsed, result, decision, rewrite)
+
+    def _read(
+        self, request: HttpRequest, body: bytes | None
+    ) -> tuple[InferenceRequest | None, Rewrite | None, str | None]:
+        """What a pick reads of the body, the replacement of its model, and the model that is to
+        serve it. Raises BadBody."""
+        prepared = preparation_of(request)
+        rewrite = prepared.rewrite
+        parsed, model = read_body(prepared, request, body if rewrite is None else rewrite.body)
+        if prepared is NO_PREPARATION and body and self.rewrites.may_apply(request):
+            rewrite = self.rewrites.rewrite(request, model, body)
+            if rewrite is not None:
+                parsed, _ = read_body(prepared, request, rewrite.body)
+        return parsed, rewrite, model if rewrite is None else rewrite.target
 
     def _answer_models(self, request: HttpRequest, now: float) -> None:
         """Raises LocalReply with the list of models, unless a backend must answer."""
@@ -239,9 +256,13 @@ class EndpointPicker:
         parsed: InferenceRequest | None,
         result: SchedulingResult,
         decision: Decision,
+        rewrite: Rewrite | None = None,
     ) -> Placement:
         now = decision.decided_at
-        mutation = header_changes(request, result, decision.request_id, self._signer, now)
+        length = len(rewrite.body) if rewrite is not None else None
+        mutation = header_changes(
+            request, result, decision.request_id, self._signer, now, length=length
+        )
         self._record(parsed, result, decision)
         pods = CountedRequest(
             self._fleet,
@@ -263,6 +284,8 @@ class EndpointPicker:
             self.observer,
             scheduling.sessions,
             scheduling.served_header,
+            rewrite.answered_model if rewrite is not None else None,
+            rewrite.body if rewrite is not None else None,
         )
 
     def _record(

@@ -7,6 +7,7 @@ from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import OUT_OF_RANGE, Timing, parse_timing
 
+from .answered_model import AnsweredModel
 from .backends.pods import Pod
 from .counted_request import CountedRequest
 from .estimates.overheads import overhead_of
@@ -34,8 +35,8 @@ class Placement:
     """Tells of one request what happens to it: to its pods, metrics, history and the observer."""
 
     __slots__ = (
-        *("_is_unreported_fallback", "decision", "metrics", "mutation", "number", "observer"),
-        *("pods", "served_header", "sessions"),
+        *("_is_unreported_fallback", "answered_model", "body", "decision", "metrics", "mutation"),
+        *("number", "observer", "pods", "served_header", "sessions"),
     )
 
     def __init__(  # noqa: PLR0917 - the parts that are told, in their order
@@ -47,6 +48,8 @@ class Placement:
         observer: PlacementObserver | None = None,
         sessions: Sequence[TokenSession] = (),
         served_header: ServedHeader | None = None,
+        answered_model: AnsweredModel | None = None,
+        body: bytes | None = None,
     ) -> None:
         self.mutation = mutation
         self.pods = pods
@@ -56,6 +59,10 @@ class Placement:
         """The sessions whose tokens the response carries."""
         self.served_header = served_header
         """Tells the client which endpoint the gateway used; None: the response does not."""
+        self.answered_model = answered_model
+        """Names the model in the answer as the client did; None: it stays."""
+        self.body = body
+        """The request's body if its model was replaced, until it is taken."""
         self.number = 0
         """The observer's number for this placement."""
         self._is_unreported_fallback = False
@@ -76,6 +83,11 @@ class Placement:
     def prefill(self) -> Sequence[Pod]:
         """The prefill pods: the choice, then the retries."""
         return self.pods.prefill
+
+    def take_body(self) -> bytes | None:
+        """The changed body, once: it must not stay in memory as long as the answer takes."""
+        body, self.body = self.body, None
+        return body
 
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:

@@ -16,6 +16,7 @@ PLAN_SECONDS: Final = 60.0 + CLOCK_SECONDS
 """Seconds for which a plan is valid: one minute in Envoy's queue, and the difference of clocks. The
 request itself may take longer."""
 
+_LENGTH: Final = "content-length"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
 
 
@@ -25,10 +26,15 @@ def header_changes(
     request_id: str,
     signer: PlanSigner | None,
     now: float,
+    *,
+    length: int | None = None,
 ) -> HeaderMutation:
     """The changes for `request`, which was placed as in `result` at `now` (Unix seconds) and goes
-    on under `request_id`. `signer`: None sends no plan."""
+    on under `request_id`. `signer`: None sends no plan. `length`: bytes of the body if it was
+    changed."""
     headers = {}
+    if length is not None and _LENGTH in request.headers:
+        headers[_LENGTH] = str(length)
     if request.headers.get(wire.REQUEST_ID) != request_id:
         headers[wire.REQUEST_ID] = request_id
     headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
@@ -40,14 +46,21 @@ def header_changes(
     if signer is not None:
         # Bound to this request id: the plan cannot be replayed for another request.
         headers[wire.PLAN] = signer.sign(_plan(result, request_id, now), now)
-    return HeaderMutation(tuple(headers.items()), _removals(tuple(headers)), destination)
+    return HeaderMutation(
+        tuple(headers.items()), _removals(tuple(headers), *_rewrite_headers(request)), destination
+    )
 
 
-# There are as many as combinations of the five headers above.
-@lru_cache(64)
-def _removals(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The internal headers that are not set: a client's copy of them is dropped."""
-    return tuple(name for name in _INTERNAL if name not in names)
+def _rewrite_headers(request: HttpRequest) -> tuple[str, ...]:
+    """Those of the request: most have none, and then none is removed."""
+    return tuple(name for name in wire.MODEL_REWRITES if name in request.headers)
+
+
+# There are as many as combinations of the headers above.
+@lru_cache(256)
+def _removals(names: tuple[str, ...], *others: str) -> tuple[str, ...]:
+    """The internal headers that are not set: a client's copy of them is dropped; and `others`."""
+    return (*(name for name in _INTERNAL if name not in names), *others)
 
 
 def _addresses(pods: Sequence[Pod]) -> str:

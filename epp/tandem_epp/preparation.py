@@ -8,6 +8,7 @@ from .body_fields import BadBody
 from .body_worker import Reading
 from .ext_proc.messages import HttpRequest
 from .kv_events.collector import PreciseMatch
+from .model_rewrites import Rewrite
 from .request import InferenceRequest
 
 MAX_MODEL: Final = 4096
@@ -24,6 +25,8 @@ class Preparation:
     """None: not read."""
     precise: PreciseMatch | None = None
     """What the precise index found; None: nothing, or it is off."""
+    rewrite: Rewrite | None = None
+    """The request with another model, of which all of this is; None: it stays."""
     began: float | None = None
     """When the body was complete, by `perf_counter`; None: it is not prepared."""
     turn_seconds: float = 0.0
@@ -39,7 +42,7 @@ class Preparation:
 
 def preparation_of(request: HttpRequest) -> Preparation:
     """What was found out about the body of `request`."""
-    return request.preparation if isinstance(request.preparation, Preparation) else _NOTHING
+    return request.preparation if isinstance(request.preparation, Preparation) else NO_PREPARATION
 
 
 def parse(request: HttpRequest, body: bytes) -> InferenceRequest | None:
@@ -83,4 +86,4 @@ def read_ahead(request: HttpRequest, body: bytes) -> InferenceRequest | None:
     return parsed
 
 
-_NOTHING: Final = Preparation()
+NO_PREPARATION: Final = Preparation()

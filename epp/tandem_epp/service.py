@@ -8,31 +8,25 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from random import Random
-from time import perf_counter, time
+from time import time
 from typing import Final
 
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.otlp import is_wanted
-from tandem_contract.request_kinds import RequestKind
 from tandem_kube.pages import metrics_app
 
 from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
-from .bodies import is_form, kind_of
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
-from .discovery import Discovery, connect, discover
-from .ext_proc.messages import HttpRequest
+from .discovery import Discovery, RewriteDiscovery, connect, discover, discover_rewrites
 from .history import History
 from .http2.held_bytes import HeldBytes
-from .kv_events.collector import PreciseMatch
-from .large_bodies import LARGE, LargeBodies
 from .memory_limit import default_held_bytes
 from .metrics import HeldCollector, Metrics
 from .peers.channel import PeerChannel, PeerSettings
@@ -40,7 +34,7 @@ from .peers.metrics import PeerMetrics
 from .peers.turns import Turns
 from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
-from .preparation import Preparation, read_ahead
+from .preparer import Preparer
 from .scheduling.config import Routing
 from .servers import Servers
 from .settings import Settings
@@ -86,13 +80,17 @@ class Service:
         self._scraper = Scraper(self._fleet, self._warm_ups.on_backend_up)
         self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
         self._metrics.registry.register(PreciseCollector(self._precise))
-        self._large_bodies = LargeBodies()
+        self.preparer = Preparer(
+            self._precise, self._picker.rewrites, self._metrics.faults, self._turns
+        )
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         """Set by a second signal: it ends the time in which new requests are still answered."""
         self._servers = Servers(settings, self._held, self._is_ready)
         self._discovery: Discovery | None = None
         """None with static discovery."""
+        self._rewrites: RewriteDiscovery | None = None
+        """None without an InferencePool."""
 
     def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
         """The channel to the other replicas, which are told of this one's placements."""
@@ -119,9 +117,9 @@ class Service:
             self._start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
-            stack.push_async_callback(self._large_bodies.close)
+            stack.push_async_callback(self.preparer.close)
             server = self._servers.ext_proc(self._picker, self._shared.on_broken)
-            server.prepare = self.prepare
+            server.prepare = self.preparer.prepare
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
@@ -139,6 +137,7 @@ class Service:
         if api is not None and settings.pods is not None:
             self._discovery, collector = discover(api, settings.pods, self._apply)
             registry.register(collector)
+            self._rewrites = discover_rewrites(api, settings.pods, self._picker.rewrites)
         # Entered first, so closed last: probes and metrics answer until the last stream ends.
         await stack.enter_async_context(self._servers.health())
         pages = metrics_app(registry)
@@ -150,49 +149,6 @@ class Service:
         if self._stopping.is_set():
             self._drained.set()
         self._stopping.set()
-
-    def prepare(
-        self, request: HttpRequest, body: bytes
-    ) -> AbstractAsyncContextManager[object] | None:
-        """What is known of a request's prompt before the pick; among replicas, it is this one's
-        turn to pick until the context ends. None: the pick has to wait for neither."""
-        if self._turns is None and not self._precise.is_on and not _is_large(request, body):
-            return None
-        return self._prepare(request, body)
-
-    @asynccontextmanager
-    async def _prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
-        began = perf_counter()
-        reading, parsed = None, None
-        with self._metrics.faults.contained("prepare"):
-            if _is_large(request, body):
-                reading = await self._large_bodies.read(kind_of(request), body)
-                parsed = reading.request()
-            elif self._turns is not None:
-                # Outside of the turn: it takes longer than the pick.
-                parsed = read_ahead(request, body)
-        precise = None
-        if reading is None or reading.refusal is None:
-            precise = await self._match_precisely(request, body)
-        if self._turns is None:
-            yield Preparation(reading, parsed, precise, began)
-            return
-        async with AsyncExitStack() as stack:
-            waited = 0.0
-            # Only until the turn begins: what is raised within it is not the turn's fault.
-            with self._metrics.faults.contained("prepare"):
-                waited = await stack.enter_async_context(self._turns.turn())
-            yield Preparation(reading, parsed, precise, began, waited)
-
-    async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:
-        """Raises nothing."""
-        with self._metrics.faults.contained("prepare"):
-            kind = kind_of(request) if self._precise.is_on else None
-            if isinstance(kind, RequestKind):
-                return await self._precise.prepare(kind, body)
-            return None
-        # The request is placed approximately.
-        return None
 
     def _start_tracing(self, stack: AsyncExitStack) -> None:
         url = self._settings.otlp_endpoint
@@ -211,6 +167,8 @@ class Service:
             running = [tasks.create_task(watch.run()) for watch in self._file_watches()]
             if self._discovery is not None:
                 running.append(tasks.create_task(self._discovery.run()))
+                if self._rewrites is not None:
+                    running.append(tasks.create_task(self._rewrites.run()))
             else:
                 self._apply()
             await self._stopping.wait()
@@ -286,11 +244,6 @@ class Service:
         if directory is not None and (keys := reload_keys(directory)) is not None:
             self._picker.plan_keys = keys
             self._channel.use_keys(keys)
-
-
-def _is_large(request: HttpRequest, body: bytes) -> bool:
-    """Whether reading the body takes too long here. A form is only searched for its delimiters."""
-    return len(body) >= LARGE and not is_form(request)
 
 
 async def serve(

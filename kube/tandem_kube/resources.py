@@ -59,6 +59,10 @@ CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
     "apiextensions.k8s.io/v1", "customresourcedefinitions"
 )
 INFERENCE_POOLS: Final = Resource("inference.networking.k8s.io/v1", "inferencepools")
+MODEL_REWRITES: Final = Resource("llm-d.ai/v1alpha2", "inferencemodelrewrites")
+OLDER_MODEL_REWRITES: Final = Resource(
+    "inference.networking.x-k8s.io/v1alpha2", "inferencemodelrewrites"
+)
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io/v1", "httproutes")
 
 KINDS: Final[Mapping[str, Resource]] = {

@@ -93,7 +93,7 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     service = Service(Settings(config=file), load(file, {}), {})
     for _ in range(2):
         request = HttpRequest("POST", "/v1/completions", {})
-        context = service.prepare(request, b"{}")
+        context = service.preparer.prepare(request, b"{}")
         assert context is not None
         async with context as preparation:
             assert isinstance(preparation, Preparation)
@@ -112,7 +112,7 @@ async def test_a_turn_that_fails_is_not_waited_for_and_hides_no_error_of_the_pic
     service = Service(Settings(config=file, peers=(HostPort("127.0.0.1", 1),)), load(file, {}), {})
 
     async def pick(error: type[BaseException] | None = None) -> None:
-        context = service.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}")
+        context = service.preparer.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}")
         assert context is not None
         async with context as preparation:
             assert isinstance(preparation, Preparation)

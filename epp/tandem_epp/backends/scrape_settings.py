@@ -20,7 +20,7 @@ _HTTP: Final = "http://"
 
 @dataclass(frozen=True)
 class ScrapeSettings:
-    """Where a backend's metrics are, and whom the EPP trusts there."""
+    """Where a backend's metrics are, and which certificates it accepts there."""
 
     scheme: Literal["http", "https"] = "http"
     """Of pods that are found in a cluster; a backend of the configuration has one in its URL."""

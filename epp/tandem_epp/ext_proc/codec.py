@@ -41,6 +41,8 @@ def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
             part.response.SetInParent()
         if answer.mutation is not None:
             _write_mutation(message, part.response, answer.mutation)
+        if answer.body is not None:
+            part.response.body_mutation.body = answer.body
         return message
     streamed = part.response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = answer.body, answer.end_of_stream

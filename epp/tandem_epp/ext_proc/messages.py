@@ -129,10 +129,12 @@ class HeaderMutation(Struct, frozen=True):
 
 
 class Continue(Struct, frozen=True):
-    """Envoy goes on with `part`; headers change only if a mutation is given."""
+    """Envoy goes on with `part`; headers and body change only where they are given."""
 
     part: Part
     mutation: HeaderMutation | None = None
+    body: bytes | None = None
+    """The body that takes the place of the one in the message; not for FULL_DUPLEX_STREAMED."""
 
 
 class StreamedChunk(Struct, frozen=True):

@@ -22,7 +22,7 @@ or a second service whose records arrive in batches (an access log). The transpo
 `close` when the gRPC stream ends, for whatever reason.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from itertools import chain
 from typing import Final, Protocol
@@ -31,8 +31,10 @@ from msgspec.structs import replace
 
 from tandem_contract import headers as wire
 
+from ..answered_model import AnsweredModel
 from ..http2.held_bytes import HeldBytes
 from ..http2.pieces import Pieces
+from .bodies import answer_body, answer_trailers, split
 from .messages import (
     Answer,
     BodyMode,
@@ -48,13 +50,10 @@ from .messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    StreamedChunk,
 )
 
-CHUNK: Final = 62 * 1024
-"""Bytes of body per answer. Envoy takes at most 64 KiB per message, including its envelope."""
-
 _REMOVE_TIMING: Final = HeaderMutation(remove=(wire.TIMING,))
+_LENGTH: Final = "content-length"
 
 
 class PlacedRequest(Protocol):
@@ -67,6 +66,13 @@ class PlacedRequest(Protocol):
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:
         """The headers that the client gets in addition, once the response headers passed."""
+
+    @property
+    def answered_model(self) -> AnsweredModel | None:
+        """Changes the model in the answer; None: the answer stays."""
+
+    def take_body(self) -> bytes | None:
+        """The request's body if it was changed, once; None: it stays."""
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         """Response headers passed at `now` (Unix seconds)."""
@@ -221,9 +227,13 @@ class ExtProcStream:
             case ResponseHeaders():
                 return (self._response_headers(message, now),)
             case ResponseBody(body=body, end_of_stream=end):
-                return self._response_body(body, end)
+                return answer_body(self._response_mode, self._answered_model, body, end)
             case ResponseTrailers():
-                return (Continue(Part.RESPONSE_TRAILERS),)
+                return answer_trailers(self._response_mode, self._answered_model)
+
+    @property
+    def _answered_model(self) -> AnsweredModel | None:
+        return self._placed_request.answered_model if self._placed_request is not None else None
 
     def _response_headers(self, message: ResponseHeaders, now: float) -> Answer:
         # The timing header is internal: it must not reach the client.
@@ -232,16 +242,11 @@ class ExtProcStream:
             self._placed_request.on_response_headers(message, now)
             if headers := self._placed_request.response_headers:
                 mutation = HeaderMutation(headers, mutation.remove if mutation else ())
+            if self._response_mode and self._answered_model is not None:
+                # The body may become longer or shorter.
+                mutation = mutation or HeaderMutation()
+                mutation = HeaderMutation(mutation.set, (*mutation.remove, _LENGTH))
         return Continue(Part.RESPONSE_HEADERS, mutation)
-
-    def _response_body(self, body: bytes, end: bool) -> Sequence[Answer]:
-        # In full duplex Envoy forwards only what the EPP sends back.
-        if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            if 0 < len(body) <= CHUNK:
-                # Most chunks are a token or a few: this is the path that gateways take for each.
-                return (StreamedChunk(Part.RESPONSE_BODY, body, end),)
-            return tuple(_split(Part.RESPONSE_BODY, body, end))
-        return (Continue(Part.RESPONSE_BODY),)
 
     def _request_headers(self, message: RequestHeaders, now: float) -> Sequence[Answer]:
         if self._state is not _State.OPEN:
@@ -253,7 +258,8 @@ class ExtProcStream:
         # later.
         if message.end_of_stream or not self._waits_for_body(message.request):
             body = b"" if message.end_of_stream else None
-            return (Continue(Part.REQUEST_HEADERS, self._place(body, now)),)
+            mutation, _ = self._place(body, now)
+            return (Continue(Part.REQUEST_HEADERS, mutation),)
         self._state = _State.COLLECT
         if self._request_mode is BodyMode.BUFFERED:
             # Without this answer Envoy would never send the body.
@@ -269,7 +275,7 @@ class ExtProcStream:
         if self._state is not _State.COLLECT:
             # Placed on its headers alone: the body passes through, whatever its size.
             if is_duplex:
-                return tuple(_split(Part.REQUEST_BODY, message.body, message.end_of_stream))
+                return tuple(split(Part.REQUEST_BODY, message.body, message.end_of_stream))
             return (Continue(Part.REQUEST_BODY),)
         if self._whole is None:
             size = self._chunks.size + len(message.body)
@@ -282,7 +288,8 @@ class ExtProcStream:
         # In BUFFERED mode one message holds the whole body.
         body = self._whole if self._whole is not None else self._with(message.body)
         if not is_duplex:
-            return (Continue(Part.REQUEST_BODY, self._place(body, now)),)
+            mutation, changed = self._place(body, now)
+            return (Continue(Part.REQUEST_BODY, mutation, changed),)
         return self._forward(body, now, end=True)
 
     def _collect(self, body: bytes, size: int) -> None:
@@ -313,12 +320,15 @@ class ExtProcStream:
         return ()
 
     def _forward(self, body: bytes, now: float, *, end: bool) -> Iterable[Answer]:
-        """Pick, answer the headers, then return the collected body unchanged."""
-        headers = Continue(Part.REQUEST_HEADERS, self._place(body, now))
+        """Pick, answer the headers, then return the collected body, which the pick may change."""
+        mutation, changed = self._place(body, now)
+        headers = Continue(Part.REQUEST_HEADERS, mutation)
         # A large body is cut into chunks only as they are sent.
-        return chain((headers,), _split(Part.REQUEST_BODY, body, end))
+        chunks = split(Part.REQUEST_BODY, body if changed is None else changed, end)
+        return chain((headers,), chunks)
 
-    def _place(self, body: bytes | None, now: float) -> HeaderMutation:
+    def _place(self, body: bytes | None, now: float) -> tuple[HeaderMutation, bytes | None]:
+        """The changes of the headers, and the body if it is changed."""
         if self._request is None:
             raise ValueError("ext_proc: a request body came before the request headers")
         self._placed_request = self._picker.place(self._request, body, now)
@@ -327,13 +337,4 @@ class ExtProcStream:
         # The headers are up to 64 KB, and the stream may last for hours.
         self._request = None
         self._drop_body()
-        return self._placed_request.mutation
-
-
-def _split(part: Part, body: bytes, end: bool) -> Iterator[StreamedChunk]:
-    """`body` in chunks of at most CHUNK bytes; an empty chunk only where it carries the end."""
-    last = max(0, (len(body) - 1) // CHUNK)
-    for i in range(last + 1):
-        chunk = body[i * CHUNK : (i + 1) * CHUNK] if last else body
-        if chunk or end:
-            yield StreamedChunk(part, chunk, end and i == last)
+        return self._placed_request.mutation, self._placed_request.take_body()

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
+from tandem_epp.answered_model import AnsweredModel
+from tandem_epp.ext_proc.bodies import CHUNK
 from tandem_epp.ext_proc.messages import (
     Answer,
     BodyMode,
@@ -25,7 +27,7 @@ from tandem_epp.ext_proc.messages import (
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.ext_proc.stream import CHUNK, ExtProcStream, LocalReply
+from tandem_epp.ext_proc.stream import ExtProcStream, LocalReply
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})
@@ -42,6 +44,11 @@ class Placement:
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
     response_headers: tuple[tuple[str, str], ...] = ()
+    answered_model: AnsweredModel | None = None
+    body: bytes | None = None
+
+    def take_body(self) -> bytes | None:
+        return self.body
 
     def on_response_headers(self, response: ResponseHeaders, now: float) -> None:
         self.timings.append(response.timing)
@@ -266,3 +273,54 @@ class _Preparing(Placer):
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         self.preparations.append(request.preparation)
         return super().place(request, body, now)
+
+
+def changing(mode: BodyMode, response: BodyMode) -> tuple[ExtProcStream, Placement]:
+    """A stream whose pick changed body and model."""
+    placer = Placer()
+    stream = ExtProcStream(placer, LIMIT)
+    stream.receive(RequestHeaders(POST, False, mode, response), 1.0)
+    stream.receive(RequestBody(b"{}", True), 1.0)
+    (placement,) = placer.placements
+    placement.answered_model = AnsweredModel("t", "asked")
+    return stream, placement
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (
+            BodyMode.FULL_DUPLEX_STREAMED,
+            [
+                StreamedChunk(Part.RESPONSE_BODY, b'{"model":"asked",', False),
+                StreamedChunk(Part.RESPONSE_BODY, b'"model": "t', False),
+                Continue(Part.RESPONSE_TRAILERS),
+            ],
+        ),
+        (
+            BodyMode.STREAMED,
+            [
+                Continue(Part.RESPONSE_BODY, body=b'{"model":"asked",'),
+                Continue(Part.RESPONSE_BODY),
+                Continue(Part.RESPONSE_BODY),
+                Continue(Part.RESPONSE_TRAILERS),
+            ],
+        ),
+    ],
+)
+def test_the_model_of_an_answer_is_changed(mode: BodyMode, expected: list[Answer]) -> None:
+    stream, _ = changing(BodyMode.FULL_DUPLEX_STREAMED, mode)
+    (headers,) = stream.receive(ResponseHeaders(None), 1.0)
+    assert isinstance(headers, Continue)
+    assert headers.mutation is not None
+    assert "content-length" in headers.mutation.remove
+    chunks = (b'{"model":"t",', b'"model":', b' "t')
+    answers = [a for chunk in chunks for a in stream.receive(ResponseBody(chunk, False), 1.0)]
+    assert [*answers, *stream.receive(ResponseTrailers(), 1.0)] == expected
+    stream.close(2.0)
+
+
+def test_an_answer_that_does_not_pass_keeps_its_length() -> None:
+    stream, _ = changing(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE)
+    assert stream.receive(ResponseHeaders(None), 1.0) == (Continue(Part.RESPONSE_HEADERS),)
+    stream.close(2.0)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_epp.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.ext_proc.bodies import CHUNK
 from tandem_epp.ext_proc.codec import write_answer
 from tandem_epp.ext_proc.messages import (
     Answer,
@@ -14,7 +15,6 @@ from tandem_epp.ext_proc.messages import (
     Part,
     StreamedChunk,
 )
-from tandem_epp.ext_proc.stream import CHUNK
 from tandem_epp.ext_proc.wire_answers import encode_answer
 from tandem_epp.http2.grpc import MessageReader
 

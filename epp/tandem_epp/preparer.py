@@ -1,0 +1,108 @@
+"""Finds out about a body what takes time or must wait, before the pick: `Preparation`.
+
+A large body is read by another process, a model that another one serves is replaced, the precise
+index is asked, and among replicas the turn to pick is waited for. Most requests need none of this.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from time import perf_counter
+from typing import Final
+
+from tandem_contract.request_kinds import RequestKind
+
+from .bodies import is_form, kind_of, named_model
+from .body_fields import BadBody
+from .body_worker import Reading
+from .ext_proc.messages import HttpRequest
+from .faults import Faults
+from .kv_events.collector import PreciseMatch
+from .large_bodies import LARGE, LargeBodies
+from .model_rewrites import ModelRewrites, Rewrite
+from .precise import PrecisePrefixes
+from .preparation import Preparation, read_ahead
+from .turn_taking import TurnTaker
+
+
+class Preparer:
+    """Prepares requests for the pick."""
+
+    def __init__(
+        self,
+        precise: PrecisePrefixes,
+        rewrites: ModelRewrites,
+        faults: Faults,
+        turns: TurnTaker | None,
+    ) -> None:
+        """`turns`: None if there is one replica."""
+        self._precise, self._rewrites, self._faults = precise, rewrites, faults
+        self._turns: Final = turns
+        self._large_bodies = LargeBodies()
+
+    def prepare(
+        self, request: HttpRequest, body: bytes
+    ) -> AbstractAsyncContextManager[object] | None:
+        """What is known of a request's prompt before the pick; among replicas, it is this one's
+        turn to pick until the context ends. None: the pick has to wait for neither."""
+        if self._turns is None and not self._precise.is_on and not _is_large(request, body):
+            return None
+        return self._prepare(request, body)
+
+    async def close(self) -> None:
+        """End the process that reads large bodies."""
+        await self._large_bodies.close()
+
+    @asynccontextmanager
+    async def _prepare(self, request: HttpRequest, body: bytes) -> AsyncIterator[object]:
+        began = perf_counter()
+        reading, parsed, rewrite = None, None, None
+        with self._faults.contained("prepare"):
+            if _is_large(request, body):
+                reading = await self._large_bodies.read(kind_of(request), body)
+                parsed = reading.request()
+            if (rewrite := self._rewrite(request, reading, body)) is not None:
+                body = rewrite.body
+                if parsed is not None:
+                    # Its prefix was hashed under the first name.
+                    parsed.model = rewrite.target
+            if reading is None and self._turns is not None:
+                # Outside of the turn: it takes longer than the pick.
+                parsed = read_ahead(request, body)
+        precise = None
+        if reading is None or reading.refusal is None:
+            precise = await self._match_precisely(request, body)
+        if self._turns is None:
+            yield Preparation(reading, parsed, precise, rewrite, began)
+            return
+        async with AsyncExitStack() as stack:
+            waited = 0.0
+            # Only until the turn begins: what is raised within it is not the turn's fault.
+            with self._faults.contained("prepare"):
+                waited = await stack.enter_async_context(self._turns.turn())
+            yield Preparation(reading, parsed, precise, rewrite, began, waited)
+
+    def _rewrite(
+        self, request: HttpRequest, reading: Reading | None, body: bytes
+    ) -> Rewrite | None:
+        if not self._rewrites.may_apply(request):
+            return None
+        try:
+            model = reading.model if reading is not None else named_model(request, body)
+            return self._rewrites.rewrite(request, model, body)
+        except BadBody:
+            # The pick refuses it, with the same message.
+            return None
+
+    async def _match_precisely(self, request: HttpRequest, body: bytes) -> PreciseMatch | None:
+        """Raises nothing."""
+        with self._faults.contained("prepare"):
+            kind = kind_of(request) if self._precise.is_on else None
+            if isinstance(kind, RequestKind):
+                return await self._precise.prepare(kind, body)
+        # The request is placed approximately, or has no prefix that is cached.
+        return None
+
+
+def _is_large(request: HttpRequest, body: bytes) -> bool:
+    """Whether reading the body takes too long here. A form is only searched for its delimiters."""
+    return len(body) >= LARGE and not is_form(request)

@@ -1,0 +1,126 @@
+"""InferenceModelRewrite on a real API server: its rules apply as the objects change."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import yaml
+
+from tandem_contract import labels
+from tandem_kube.client import Api, connect
+from tandem_kube.resources import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    MODEL_REWRITES,
+    OLDER_MODEL_REWRITES,
+    Resource,
+)
+
+from ...cluster.control_plane import ControlPlane
+from ..real import Backend, envoy, envoy_settings, serving, until
+from .cluster_pods import Pods
+from .test_pool_discovery import MODULE, Pool, pool, pool_kind, started
+
+__all__ = ["pool", "pool_kind"]
+pytestmark = [pytest.mark.component, pytest.mark.control_plane]
+
+DEFINITION = "config/crd/bases/inference.networking.x-k8s.io_inferencemodelrewrites.yaml"
+
+
+@pytest.fixture(params=[MODEL_REWRITES, OLDER_MODEL_REWRITES], ids=lambda kind: kind.group)
+def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path) -> Resource:
+    """The kind whose definition is installed: that of the Gateway API Inference Extension, for
+    llm-d's group under its name."""
+    go = shutil.which("go")
+    assert go is not None, "pool_kind skips without it"
+    done = subprocess.run(
+        [go, "mod", "download", "-json", MODULE], capture_output=True, text=True, check=True
+    )
+    definition = yaml.safe_load((Path(json.loads(done.stdout)["Dir"]) / DEFINITION).read_text())
+    resource: Resource = request.param
+    # Groups that end in k8s.io need the annotation that the original has.
+    definition["metadata"]["name"] = f"{resource.plural}.{resource.group}"
+    definition["spec"]["group"] = resource.group
+    file = tmp_path / "definition.json"
+    file.write_text(json.dumps(definition))
+    pool_kind.kubectl("apply", "--server-side", f"--filename={file}")
+    pool_kind.wait_until_established(f"--filename={file}")
+    return resource
+
+
+@pytest_asyncio.fixture
+async def api(pool_kind: ControlPlane, kind: Resource) -> AsyncIterator[Api]:
+    async with await connect(pool_kind.kubeconfig) as connected:
+        yield connected
+        # The other kind is preferred or not by what is installed.
+        await connected.delete(CUSTOM_RESOURCE_DEFINITIONS, f"{kind.plural}.{kind.group}")
+
+
+def rewrite(kind: Resource, namespace: str, target: str, pool: str = "p") -> dict[str, Any]:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": f"to-{pool}", "namespace": namespace},
+        "spec": {
+            "poolRef": {"name": pool},
+            "rules": [
+                {
+                    "matches": [{"model": {"value": "alias"}}],
+                    "targets": [{"modelRewrite": target, "weight": 1}],
+                }
+            ],
+        },
+    }
+
+
+async def ask(url: str) -> tuple[int, str]:
+    """Status of a request for the alias, and the message of its error."""
+    body = {"model": "alias", "prompt": "hi"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json=body) as response,
+    ):
+        answer = await response.text()
+        return response.status, answer if response.status != 200 else ""
+
+
+async def test_rules_apply_as_objects_change(
+    control_plane: ControlPlane,
+    pods: Pods,
+    pool: Pool,
+    kind: Resource,
+    api: Api,
+    tmp_path: Path,
+) -> None:
+    backend = Backend("vllm")
+    backend.release.set()
+    async with serving(backend):
+        annotations = {labels.SERVED_MODELS: '["m", "n"]'}
+        await pods.create_plain("vllm", {"app": "vllm"}, annotations)
+        await pool.apply("vllm", backend.port)
+        other = rewrite(kind, pods.namespace, "unknown", pool="other")
+        await api.apply(kind, other, manager="test")
+        async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
+            await until(epp.ready)
+            async with envoy(tmp_path, envoy_settings(epp.grpc)) as url:
+                status, message = await ask(url)
+                assert status == 404, "rules of another pool do not count"
+                assert "`alias` does not exist" in message
+
+                async def reaches(model: str) -> bool:
+                    status, _ = await ask(url)
+                    return status == 200 and json.loads(backend.received[-1].body)["model"] == model
+
+                async def is_refused() -> bool:
+                    return (await ask(url))[0] == 404
+
+                for target in ("m", "n"):
+                    await api.apply(kind, rewrite(kind, pods.namespace, target), manager="test")
+                    await until(lambda target=target: reaches(target))  # type: ignore[misc]
+                await api.delete(kind, "to-p", pods.namespace)
+                await until(is_refused)

@@ -104,7 +104,11 @@ _DECODE: dict[str, Any] = {
         "envoy": {"enabled": False, "apiKeySecretRef": {"name": "clients"}},
         "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []}},
         "inferencePool": {"enabled": True},
-        "gatewayRef": {"name": "g", "namespace": "n", "sectionName": "s"},
+        "gatewayRef": {
+            "name": "g", "namespace": "n", "sectionName": "s", "hostnames": ["*.example.com"],
+            "matches": [{"path": {"type": "Exact", "value": "/v1/completions"},
+                         "headers": [{"name": "x-tenant", "value": "a"}]}],
+        },
     },
 }  # fmt: skip
 _DECODE_SCALED: dict[str, Any] = {

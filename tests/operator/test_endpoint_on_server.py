@@ -212,7 +212,16 @@ async def test_inference_pool_and_route_match_their_crds(
     routing = {
         "endpoint": "chat",
         "inferencePool": {"enabled": True},
-        "gatewayRef": {"name": "inference", "namespace": "gateways", "sectionName": "http"},
+        "gatewayRef": {
+            "name": "inference",
+            "namespace": "gateways",
+            "sectionName": "http",
+            "hostnames": ["chat.example.com", "*.chat.example.com"],
+            "matches": [
+                {"path": {"type": "PathPrefix", "value": "/v1"}},
+                {"headers": [{"name": "X-Tenant", "value": "blue"}]},
+            ],
+        },
     }
     observed = await observed_in(api, namespace, routing=routing)
     observed = replace(observed, kinds=frozenset({pool_kind, HTTP_ROUTE}))

@@ -287,6 +287,27 @@ def test_the_inference_pool_has_a_version_that_the_cluster_serves(kind: tuple[st
     assert backend["group"] == kind[0].split("/")[0]
 
 
+def test_endpoints_behind_one_gateway_are_told_apart_by_their_routes() -> None:
+    kinds = frozenset({INFERENCE_POOL, HTTP_ROUTE})
+    match = {"path": {"value": "/v1"}, "headers": [{"name": "x-tenant", "value": "blue"}]}
+    limits = {"hostnames": ["chat.example.com"], "matches": [match]}
+    routing = {**ASKED, "gatewayRef": {"name": "g", **limits}}
+    observed = endpoint(decode(routing=routing), kinds=kinds)
+    spec = planned(observed)[ObjectRef(*HTTP_ROUTE, "chat")]["spec"]
+    assert spec["hostnames"] == ["chat.example.com"]
+    (rule,) = spec["rules"]
+    assert rule["matches"] == [
+        {
+            "path": {"type": "PathPrefix", "value": "/v1"},
+            "headers": [{"name": "x-tenant", "value": "blue"}],
+        }
+    ]
+    unlimited = planned(endpoint(decode(routing=ASKED), kinds=kinds))
+    spec = unlimited[ObjectRef(*HTTP_ROUTE, "chat")]["spec"]
+    assert "hostnames" not in spec
+    assert "matches" not in spec["rules"][0]
+
+
 def test_no_inference_pool_unless_enabled_and_served() -> None:
     both = frozenset(OPTIONAL_KINDS)
     assert not {r.kind for r in planned(endpoint(kinds=both))} & {"InferencePool", "HTTPRoute"}

@@ -99,6 +99,22 @@ def test_each_gateway_is_listed_once() -> None:
     assert [(g.name, g.namespace) for g in requirements.gateways] == [("y", None), ("x", "n")]
 
 
+def test_a_route_is_limited_by_all_its_pools_or_not_at_all() -> None:
+    def via(pool: str, **limits: Any) -> DecodePool:
+        routing = {"inferencePool": {"enabled": True}, "gatewayRef": {"name": "g", **limits}}
+        return decode(pool, routing=routing)
+
+    path, header = {"path": {"value": "/v1"}}, {"headers": [{"name": "h", "value": "v"}]}
+    first = via("a", hostnames=["x", "y"], matches=[path])
+    requirements = together(first, via("b", hostnames=["y", "z"], matches=[header, path]))
+    assert requirements.hostnames == ("x", "y", "z")
+    assert [bool(match.headers) for match in requirements.matches] == [False, True]
+    requirements = together(first, via("b", matches=[path]))
+    assert requirements.hostnames == ()
+    assert len(requirements.matches) == 1
+    assert together(first, via("b", hostnames=["z"])).matches == ()
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -285,10 +285,27 @@ class EnvoySpec(Switch, frozen=True, kw_only=True):
     api_key_secret_ref: SecretName | None = None
 
 
+class PathMatch(Section, frozen=True, kw_only=True):
+    type: Literal["PathPrefix", "Exact"]
+    value: str
+
+
+class HeaderMatch(Section, frozen=True, kw_only=True):
+    name: str
+    value: str
+
+
+class RouteMatch(Section, frozen=True, kw_only=True):
+    path: PathMatch | None = None
+    headers: tuple[HeaderMatch, ...] = ()
+
+
 class GatewayRef(Section, frozen=True, kw_only=True):
     name: str
     namespace: str | None = None
     section_name: str | None = None
+    hostnames: tuple[str, ...] = ()
+    matches: tuple[RouteMatch, ...] = ()
 
 
 class Routing(Section, frozen=True, kw_only=True):

@@ -107,7 +107,7 @@ def _objects(
     if required.inference_pool and has_inference_pools(observed):
         yield inference_pool(observed)
         if required.gateways and HTTP_ROUTE in observed.kinds:
-            yield http_route(observed, required.gateways)
+            yield http_route(observed, required)
 
 
 def has_inference_pools(observed: ObservedEndpoint) -> bool:

@@ -8,15 +8,18 @@ needs the consent of every pool; of several EPP configurations that of the first
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from tandem_contract import ports
 from tandem_contract.durations import format_duration
 
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
-from ...resources.spec import GatewayRef, Routing
+from ...resources.spec import GatewayRef, RouteMatch, Routing
 from .observed import EndpointPool
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class EndpointRequirements:
     """Whether an InferencePool is to exist."""
     gateways: tuple[GatewayRef, ...]
     """Gateways that get an HTTPRoute to the InferencePool."""
+    hostnames: tuple[str, ...]
+    """Of the HTTPRoute; empty: all."""
+    matches: tuple[RouteMatch, ...]
+    """Of the HTTPRoute; empty: every request."""
     disaggregated_serving: Mapping[str, Any]
     """The section of that name in the router configuration."""
     api_paths: tuple[str, ...]
@@ -50,7 +57,8 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
     decodes = [pool.pool for pool in _by_name(pools)]
     routings = [pool.spec.routing for pool in decodes]
     replicas = [r.epp.replicas for r in routings if r.epp.replicas is not None]
-    gateways = {_gateway_key(r.gateway_ref): r.gateway_ref for r in routings if r.gateway_ref}
+    references = [r.gateway_ref for r in routings if r.gateway_ref]
+    gateways = {_gateway_key(reference): reference for reference in references}
     return EndpointRequirements(
         epp=any(r.epp.enabled for r in routings),
         epp_replicas=max(replicas, default=None),
@@ -59,6 +67,8 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         inference_pool=any(r.inference_pool.enabled for r in routings),
         gateways=tuple(gateways[key] for key in sorted(gateways)),
+        hostnames=_union([reference.hostnames for reference in references]),
+        matches=_union([reference.matches for reference in references]),
         disaggregated_serving=disaggregated_serving(decodes),
         api_paths=api_paths(decodes),
         drain_timeout=max(pool.spec.drain.timeout for pool in decodes),
@@ -184,6 +194,11 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
 
 def _by_name(pools: Sequence[EndpointPool]) -> list[EndpointPool]:
     return sorted(pools, key=lambda pool: pool.name)
+
+
+def _union(limits: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
+    """All values, each once; none when one of the pools has none and thus no limit."""
+    return tuple(dict.fromkeys(chain.from_iterable(limits))) if all(limits) else ()
 
 
 def _gateway_key(ref: GatewayRef) -> tuple[str, str, str]:

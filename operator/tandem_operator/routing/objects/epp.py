@@ -1,12 +1,11 @@
 """The EPP's objects: Deployment, ConfigMap, RBAC, Services, InferencePool, HTTPRoute. Pure."""
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
 
-from ...resources.spec import GatewayRef
+from ...resources.spec import GatewayRef, RouteMatch
 from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
@@ -162,15 +161,31 @@ def inference_pool(observed: ObservedEndpoint) -> Object:
     return body(observed, INFERENCE_POOL_ALPHA, name, "router", spec=spec)
 
 
-def http_route(observed: ObservedEndpoint, gateways: Sequence[GatewayRef]) -> Object:
+def http_route(observed: ObservedEndpoint, required: EndpointRequirements) -> Object:
     """Routes from the gateways to the InferencePool, without a limit on a response's duration."""
     group, kind = INFERENCE_POOL if INFERENCE_POOL in observed.kinds else INFERENCE_POOL_ALPHA
     backend = {"group": group.partition("/")[0], "kind": kind, "name": observed.key.name}
-    spec = {
-        "parentRefs": [_parent_ref(gateway) for gateway in gateways],
-        "rules": [{"backendRefs": [backend], "timeouts": {"request": "0s"}}],
+    rule: Object = {"backendRefs": [backend], "timeouts": {"request": "0s"}}
+    if required.matches:
+        rule["matches"] = [_match(match) for match in required.matches]
+    spec: Object = {
+        "parentRefs": [_parent_ref(gateway) for gateway in required.gateways],
+        "rules": [rule],
     }
+    if required.hostnames:
+        spec["hostnames"] = list(required.hostnames)
     return body(observed, HTTP_ROUTE, observed.key.name, "router", spec=spec)
+
+
+def _match(match: RouteMatch) -> Object:
+    fields: Object = {}
+    if match.path:
+        fields["path"] = {"type": match.path.type, "value": match.path.value}
+    if match.headers:
+        fields["headers"] = [
+            {"name": header.name, "value": header.value} for header in match.headers
+        ]
+    return fields
 
 
 def _parent_ref(gateway: GatewayRef) -> dict[str, str]:

@@ -1,19 +1,20 @@
 """`tandem-operator`: its flags, and one replica from start to end.
 
-check CRDs → listen on --health and --metrics → acquire the Lease → Controller.run → release
+listen on --health and --metrics → check CRDs → acquire the Lease → Controller.run → release
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -37,13 +38,17 @@ from .runtime.controller import Controller, Scope
 from .runtime.crd_check import CrdsMissing, check_crds
 from .runtime.leader import Leadership, LeaseTimes
 from .runtime.metrics import Metrics
-from .runtime.watches import quiet_kopf_logs
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _HEALTH: Final = HostPort("0.0.0.0", ports.OPERATOR_HEALTH)
 _METRICS: Final = HostPort("0.0.0.0", ports.OPERATOR_METRICS)
 
+_RETRY_PERIOD: Final = 5.0
+"""Seconds between attempts at the start, while the API server does not answer or the CRDs are
+missing."""
 MIN_LEASE_DURATION: Final = 3.0
 """Seconds. Renewing a shorter Lease would leave no time for a single slow call to the API
 server."""
@@ -190,7 +195,7 @@ def main(*, kubeconfig: Path | None, **flags: Any) -> None:
     except NotConfigured as err:
         fail(str(err), status=2)
     # These may pass, so status 1 and not 2; the kubelet restarts the container.
-    except (CrdsMissing, ApiError, LeaseLost, OSError) as err:
+    except (LeaseLost, OSError) as err:
         fail(str(err))
 
 
@@ -252,24 +257,23 @@ class Replica:
         self._api = api
         self._metrics = metrics
         self._stopping = asyncio.Event()
+        self._has_crds = False
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT.
 
-        Raises CrdsMissing, ApiError when the API server does not answer at the start, OSError when
-        a port is taken, and LeaseLost.
+        Raises OSError when a port is taken, and LeaseLost.
         """
-        quiet_kopf_logs()
-        # kopf replaces these handlers when it starts; `Controller.run` then installs them again.
         self._catch_signals()
-        for line in await check_crds(self._api):
-            log.warning("%s", line)
         settings = self._settings
         async with AsyncExitStack() as stack:
             # Opened first and so closed last: probes and scrapes are answered until the end.
             health, metrics = health_app(self._is_ready), metrics_app(self._metrics.registry)
             await stack.enter_async_context(listening(health, settings.health, "--health"))
             await stack.enter_async_context(listening(metrics, settings.metrics, "--metrics"))
+            for line in await self._retried(lambda: check_crds(self._api)) or ():
+                log.warning("%s", line)
+            self._has_crds = True
             # Stays unset without leader election: there is no Lease to lose.
             lost, api = asyncio.Event(), self._api
             if settings.leader_elect:
@@ -286,8 +290,12 @@ class Replica:
         self._metrics.leader.set(1)
         namespaces = ", ".join(self._settings.scope.namespaces) or "all namespaces"
         log.info("leading: reconciling the pools of %s", namespaces)
-        controller = await Controller.create(api, self._settings.scope, self._metrics)
-        run = asyncio.create_task(controller.run(self._stopping, self._catch_signals))
+        controller = await self._retried(
+            lambda: Controller.create(api, self._settings.scope, self._metrics)
+        )
+        if controller is None:
+            return
+        run = asyncio.create_task(controller.run(self._stopping))
         # The Lease is watched beside the work: it may be lost while a call to the API server hangs.
         lease_lost = asyncio.create_task(lost.wait())
         await asyncio.wait([run, lease_lost], return_when=asyncio.FIRST_COMPLETED)
@@ -301,7 +309,19 @@ class Replica:
 
     def _is_ready(self) -> bool:
         """A follower is ready too: it can take over."""
-        return not self._stopping.is_set()
+        return self._has_crds and not self._stopping.is_set()
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of `call`, once the API server answers and has the CRDs; None at SIGTERM."""
+        # An exit would end in CrashLoopBackOff, whose pauses are of up to 5 minutes.
+        while not self._stopping.is_set():
+            try:
+                return await call()
+            except (ApiError, CrdsMissing) as err:
+                log.warning("%s; trying again in %g s", err, _RETRY_PERIOD)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), _RETRY_PERIOD)
+        return None
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -6,9 +6,13 @@
 All files are in `folder`, all ports are on loopback, and no process outlives this one.
 """
 
+import base64
+import json
+import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -39,6 +43,8 @@ class ControlPlane:
         self._more_api_flags = dict(api_flags or {})
         self._ports = _free_ports(3)
         self._authority = pki.Authority(folder / "pki")
+        self._servers: list[subprocess.Popen[bytes]] = []
+        """etcd, then the API server."""
         self._controllers: subprocess.Popen[bytes] | None = None
         self.url = f"https://{HOST}:{self._ports[0]}"
         self.audit_log = folder / "audit.jsonl"
@@ -98,15 +104,48 @@ class ControlPlane:
         self._controllers = self._launch("kube-controller-manager", *self._controller_flags())
         self._until("kube-controller-manager", self._controllers, self._controllers_are_active)
 
+    def backup(self) -> None:
+        """Keep etcd's present state for `restore`; restarts etcd and the API server."""
+        self._stop_servers()
+        shutil.copytree(self._folder / "etcd", self._folder / "backup", dirs_exist_ok=True)
+        self._start_servers()
+
+    def restore(self, *, bumped_by: int = 0) -> None:
+        """Bring etcd back to the state of `backup`; restarts etcd and the API server.
+
+        `bumped_by`: how many revisions etcd is advanced, as `etcdutl snapshot restore
+        --bump-revision` does.
+        """
+        self._stop_servers()
+        shutil.rmtree(self._folder / "etcd")
+        shutil.copytree(self._folder / "backup", self._folder / "etcd")
+        self._start_servers(bumped_by)
+
     def _start(self, started: ExitStack) -> None:
-        etcd = self._launch("etcd", *self._etcd_flags())
-        started.callback(_stop, etcd)
-        self._until("etcd", etcd, lambda: _is_listening(self._ports[1]))
-        api = self._launch("kube-apiserver", *self._api_flags())
-        started.callback(_stop, api)
-        self._until("kube-apiserver", api, lambda: self._succeeds("get", "--raw=/readyz"))
+        started.callback(self._stop_servers)
+        self._start_servers()
         started.callback(self._stop_controllers)
         self.restart_controllers()
+
+    def _start_servers(self, bumped_by: int = 0) -> None:
+        etcd = self._launch("etcd", *self._etcd_flags())
+        self._servers.append(etcd)
+        self._until("etcd", etcd, lambda: _is_listening(self._ports[1]))
+        for _ in range(bumped_by):
+            self._put_in_etcd(b"bump")
+        api = self._launch("kube-apiserver", *self._api_flags())
+        self._servers.append(api)
+        self._until("kube-apiserver", api, lambda: self._succeeds("get", "--raw=/readyz"))
+
+    def _stop_servers(self) -> None:
+        while self._servers:
+            _stop(self._servers.pop())
+
+    def _put_in_etcd(self, key: bytes) -> None:
+        """Write a key that no API server reads, by etcd's JSON gateway."""
+        body = json.dumps({"key": base64.b64encode(key).decode(), "value": ""}).encode()
+        url = f"http://{HOST}:{self._ports[1]}/v3/kv/put"
+        urllib.request.urlopen(url, body, timeout=10).close()
 
     def _stop_controllers(self) -> None:
         if self._controllers is not None:

@@ -29,6 +29,11 @@ class Proxy:
         """Awaited before a request other than a watch is forwarded."""
         self._last: int | None = None
         self._kill: Callable[[], None] = lambda: None
+        self.is_down = False
+        """While true, every connection breaks when a request arrives on it."""
+        self.requests_while_down = 0
+        self.hidden = ""
+        """Requests to paths with this prefix get 404; empty: none."""
         self._watches: set[asyncio.Task[None]] = set()
         self._connected = asyncio.Event()
         self._connected.set()
@@ -41,6 +46,15 @@ class Proxy:
         for watch in self._watches:
             watch.cancel()
 
+    def go_down(self) -> None:
+        """Break every connection until `come_back`."""
+        self.is_down = True
+        for watch in self._watches:
+            watch.cancel()
+
+    def come_back(self) -> None:
+        self.is_down = False
+
     def forget(self) -> None:
         """Let watches start again, and answer the first of each with Expired."""
         self._forgetful = True
@@ -51,6 +65,13 @@ class Proxy:
         self.writes, self._last, self._kill = 0, writes, kill
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.is_down:
+            self.requests_while_down += 1
+            if request.transport is not None:
+                request.transport.abort()
+            raise web.HTTPServiceUnavailable
+        if self.hidden and request.path.startswith(self.hidden):
+            raise web.HTTPNotFound
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         if "watch" in request.query:
             return await self._watch(request, headers)

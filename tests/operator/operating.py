@@ -71,7 +71,7 @@ class Operator:
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text() if self._log.exists() else ""
 
     @property
     def running(self) -> bool:

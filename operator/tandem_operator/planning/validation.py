@@ -151,6 +151,12 @@ def _version(body: Body) -> tuple[object, ...]:
     return (uid, generation, restarted, tuple(sorted((metadata.get("labels") or {}).items())))
 
 
+def forget_validations() -> None:
+    """Forget all results, because a generation may mean another spec than before."""
+    _validate_prefill.cache_clear()
+    _validate_decode.cache_clear()
+
+
 @lru_cache(maxsize=512)
 def _validate_prefill(request: _Request) -> PoolValidation:
     manifest = _attempt(lambda: _read_manifest(PREFILL_POOL, request.body))

@@ -1,7 +1,7 @@
 """The running operator: watches, cache, work queue, reconcilers, writes and leader election.
 
-    watches               kopf handlers that feed the cache, and the relist that corrects it
-    store, cache          the cluster as last seen, indexed by set and by endpoint
+    watches               one list and watch per kind and namespace, which feed the cache
+    bodies, store, cache  the cluster as last seen, indexed by set and by endpoint
     queue, controller     keys to reconcile, and the workers that reconcile them
     reconcilers           observe → plan (pure) → apply → write status
     cluster, write_errors reads and writes of the API server, and what a refused write means

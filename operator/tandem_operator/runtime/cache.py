@@ -10,18 +10,16 @@ it runs on one event loop without awaiting, so no update is ever seen half done.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
-from tandem_contract.paths import Role
 
 from ..observed import (
     Body,
     EndpointKey,
     Failure,
-    Kind,
     NodeState,
     Observed,
     PodState,
@@ -32,7 +30,7 @@ from ..observed import (
     SetKey,
 )
 from ..planning.api_objects import node_state, pod_state, pool_resource, revision_state, set_key
-from ..planning.validation import validate_set
+from ..planning.validation import forget_validations, validate_set
 from ..resources.pools import DecodePool
 from ..resources.resolve import DEFAULTS, Defaults
 from ..routing.endpoint.observed import (
@@ -42,10 +40,14 @@ from ..routing.endpoint.observed import (
     ObservedEndpoint,
     UnreadablePool,
 )
-from .store import Store
+from .bodies import endpoint_of, pool_key_of, scope_of, trimmed, version_of
+from .store import Store, WatchScope
 
 WorkKey = SetKey | EndpointKey
 """A key of the work queue: what one reconciliation is about."""
+
+Upsert = Callable[["ClusterCache", Body, int | None], set[WorkKey]]
+"""Puts an object into the cache, from a list of that version or from a watch."""
 
 
 class ClusterCache:
@@ -162,7 +164,7 @@ class ClusterCache:
         if secret is None:
             self._plan_keys.pop(key, None)
         else:
-            self._plan_keys[key] = _trimmed(secret)
+            self._plan_keys[key] = trimmed(secret)
 
     def set_router_state(self, key: EndpointKey, state: RouterState) -> set[SetKey]:
         """Store an endpoint's state; the sets whose pools report it, if it changed."""
@@ -187,47 +189,97 @@ class ClusterCache:
             for (role, state), count in counts.items():
                 yield key.namespace, key.name, role, state, count
 
-    def upsert_pool(self, body: Body) -> set[WorkKey]:
-        resource = pool_resource(_trimmed(body))
+    def upsert_pool(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
+        resource = pool_resource(trimmed(body))
         keys: tuple[PoolKey | WorkKey, ...] = (resource.key, set_key(resource.body))
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)
         # When the pool moved to another set or endpoint, the old keys are among those returned.
-        # The version is read from `body`, since `_trimmed` has removed it.
-        changed = self.pools.put(resource.uid, _version(body), keys, resource)
+        # The version is read from `body`, since `trimmed` has removed it.
+        changed = self.pools.put(
+            resource.uid,
+            version_of(body),
+            keys,
+            resource,
+            scope=scope_of(body),
+            listed_at=listed_at,
+        )
         return {key for key in changed if not isinstance(key, PoolKey)}
 
-    def upsert_pod(self, body: Body) -> set[WorkKey]:
+    def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # PodState has only fields that planning reads: other updates of the pod enqueue nothing.
-        return self._put(self.pods, body, pod_state(body))
+        return self._put(self.pods, body, pod_state(body), listed_at)
 
-    def upsert_revision(self, body: Body) -> set[WorkKey]:
-        return self._put(self.revisions, body, revision_state(body))
+    def upsert_revision(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
+        return self._put(self.revisions, body, revision_state(body), listed_at)
 
-    def upsert_budget(self, body: Body) -> set[WorkKey]:
+    def upsert_budget(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # Kubernetes rewrites the status of a budget with every change of its pods.
-        return self._put(self.budgets, body, _trimmed(body, "status"))
+        return self._put(self.budgets, body, trimmed(body, "status"), listed_at)
 
-    def upsert_child(self, body: Body) -> set[WorkKey]:
+    def upsert_child(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         metadata = body["metadata"]
         key = EndpointKey(metadata["namespace"], metadata["labels"][labels.ENDPOINT])
         if body["kind"] == "Secret":
             self.set_plan_keys(key, body)
             return set()
-        return set(self.children.put(metadata["uid"], _version(body), (key,), _trimmed(body)))
+        return set(
+            self.children.put(
+                metadata["uid"], version_of(body), (key,), trimmed(body),
+                scope=scope_of(body), listed_at=listed_at,
+            )
+        )  # fmt: skip
 
-    def upsert_node(self, body: Body) -> set[WorkKey]:
+    def upsert_node(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         if self.nodes is None:
             return set()
         uid = body["metadata"]["uid"]
         # Any node may decide whether a replica of any set fits.
-        changed = self.nodes.put(uid, _version(body), (None,), node_state(body))
+        changed = self.nodes.put(
+            uid,
+            version_of(body),
+            (None,),
+            node_state(body),
+            scope=scope_of(body),
+            listed_at=listed_at,
+        )
         return self._all_sets() if changed else set()
 
-    def uids(self) -> set[str]:
-        """The uids of all objects in the cache."""
-        stores = (self.pools, self.pods, self.revisions, self.budgets, self.children, self.nodes)
-        return {uid for store in stores if store is not None for uid in store.uids()}
+    def replace(
+        self,
+        scope: WatchScope,
+        upsert: Upsert,
+        listed: Sequence[Body],
+        version: int,
+        *,
+        restored: bool,
+    ) -> set[WorkKey]:
+        """Bring the objects of `scope` to a complete list of `version`.
+
+        Objects that are not in it are removed, unless they are younger: the answers to our own
+        writes may be. `restored`: the cluster is in an older state than before.
+        """
+        affected: set[WorkKey] = set()
+        if restored:
+            # Whatever was known may be wrong now, for each key that had or has a pool.
+            affected |= {*self.work_keys()}
+            for store in self._stores():
+                store.forget(scope)
+        # Lists are rare. After a restore, which may also have raised the version, a generation may
+        # mean another spec.
+        forget_validations()
+        for body in listed:
+            affected |= upsert(self, body, version)
+        listed_uids = {body["metadata"]["uid"] for body in listed}
+        for store in self._stores():
+            for uid in store.uids_in(scope, version) - listed_uids:
+                affected |= self.remove(uid, version)
+        return affected | {*self.work_keys()} if restored else affected
+
+    def _stores(self) -> Iterator[Store[Any, Any]]:
+        yield from (self.pools, self.pods, self.revisions, self.budgets, self.children)
+        if self.nodes is not None:
+            yield self.nodes
 
     def remove_deleted(self, body: Body) -> set[WorkKey]:
         """Remove an object for which a watch sent DELETED.
@@ -235,7 +287,7 @@ class ClusterCache:
         A watch with a selector also sends that when an object's labels stop matching. Such an
         object may come back, hence the version.
         """
-        return self.remove(body["metadata"]["uid"], _version(body))
+        return self.remove(body["metadata"]["uid"], version_of(body))
 
     def remove(self, uid: str, version: float = math.inf) -> set[WorkKey]:
         """Remove an object of any kind; with a `version` only if it is not newer than that."""
@@ -254,30 +306,20 @@ class ClusterCache:
         work_keys = {key for key in keys if not isinstance(key, PoolKey)}
         return work_keys | self.children.remove(uid, version) | self._sets(pool_keys)
 
-    def _put(self, store: Store[PoolKey, Any], body: Body, value: Any) -> set[WorkKey]:
-        key = pool_key_of(body)
-        return self._sets(store.put(body["metadata"]["uid"], _version(body), (key,), value))
+    def _put(
+        self, store: Store[PoolKey, Any], body: Body, value: Any, listed_at: int | None
+    ) -> set[WorkKey]:
+        changed = store.put(
+            body["metadata"]["uid"], version_of(body), (pool_key_of(body),), value,
+            scope=scope_of(body), listed_at=listed_at,
+        )  # fmt: skip
+        return self._sets(changed)
 
     def _all_sets(self) -> set[WorkKey]:
         return {key for key in self.work_keys() if isinstance(key, SetKey)}
 
     def _sets(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         return {set_key(resource.body) for pool in pools for resource in self.pools.by_key(pool)}
-
-
-def endpoint_of(pool: PoolResource) -> EndpointKey:
-    """The endpoint of a DecodePool: `spec.routing.endpoint`, by default the pool's own name."""
-    name = _text_at(pool.body, "spec", "routing", "endpoint")
-    return EndpointKey(pool.key.namespace, name or pool.key.name)
-
-
-def pool_key_of(body: Body) -> PoolKey:
-    """The pool that an object's labels name."""
-    metadata = body["metadata"]
-    object_labels = metadata.get("labels") or {}
-    is_prefill = object_labels.get(labels.ROLE) == Role.PREFILL
-    kind: Kind = PREFILL_POOL if is_prefill else DECODE_POOL
-    return PoolKey(metadata["namespace"], kind, object_labels.get(labels.POOL, ""))
 
 
 def _metric_state(pod: PodState) -> str:
@@ -288,14 +330,6 @@ def _metric_state(pod: PodState) -> str:
     return "ready" if pod.ready else "pending"
 
 
-def _text_at(body: Body, *path: str) -> str | None:
-    """The string at `path`; None when it or a parent is missing or of another type."""
-    value: Any = body
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) and value else None
-
-
 def _values(store: Store[PoolKey, Any], keys: Iterable[PoolKey]) -> Iterable[Any]:
     return (value for key in keys for value in store.by_key(key))
 
@@ -303,19 +337,3 @@ def _values(store: Store[PoolKey, Any], keys: Iterable[PoolKey]) -> Iterable[Any
 def _sorted_by_name(store: Store[PoolKey, Any], keys: Iterable[PoolKey]) -> Iterable[Any]:
     """Sorted, so that a snapshot does not depend on the order in which events arrived."""
     return sorted(_values(store, keys), key=lambda value: value.name)
-
-
-def _version(body: Body) -> int:
-    """The resourceVersion. Kubernetes 1.35 documents that versions are growing numbers, which
-    etcd-backed API servers have always sent."""
-    return int(body["metadata"]["resourceVersion"])
-
-
-def _trimmed(body: Body, *without: str) -> Body:
-    """The object without fields that change with every write and that the operator does not read.
-
-    Objects that differ in these alone compare equal, and so cause no reconciliation.
-    """
-    dropped = ("managedFields", "resourceVersion")
-    metadata = {k: v for k, v in body["metadata"].items() if k not in dropped}
-    return {**{k: v for k, v in body.items() if k not in without}, "metadata": metadata}

@@ -57,10 +57,7 @@ async def check_crds(api: Api) -> Sequence[str]:
 
 
 async def _check_served(api: Api) -> None:
-    """Raise CrdsMissing when discovery lacks a kind.
-
-    kopf, which may not watch CRDs either, would otherwise never notice that they get installed.
-    """
+    """Raise CrdsMissing when discovery lacks a kind."""
     try:
         # By default every authenticated client may use discovery. Where it may not, the kinds are
         # taken to be there.

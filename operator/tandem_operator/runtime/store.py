@@ -19,8 +19,23 @@ _MAX_TOMBSTONES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class WatchScope:
+    """The objects of one kind in one namespace, or in all of them: what one watch delivers."""
+
+    api_version: str
+    kind: str
+    namespace: str | None
+    """None: all namespaces, or cluster-scoped objects."""
+
+    def has(self, other: "WatchScope") -> bool:
+        same_kind = (self.api_version, self.kind) == (other.api_version, other.kind)
+        return same_kind and self.namespace in (None, other.namespace)
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry(Generic[K, V]):
     version: int
+    scope: WatchScope
     keys: tuple[K, ...]
     value: V
 
@@ -47,25 +62,37 @@ class Store(Generic[K, V]):
     def values(self) -> Iterator[V]:
         return (entry.value for entry in self._entries.values())
 
-    def uids(self) -> frozenset[str]:
-        return frozenset(self._entries)
-
-    def put(self, uid: str, version: int, keys: Iterable[K], value: V) -> set[K]:
+    def put(
+        self,
+        uid: str,
+        version: int,
+        keys: Iterable[K],
+        value: V,
+        *,
+        scope: WatchScope,
+        listed_at: int | None = None,
+    ) -> set[K]:
         """Store `version` of an object unless a newer one is known.
 
+        `listed_at`: the version of the list that the object comes from. The list shows the object
+        as it was then, so it replaces all that is older than the list, even a newer version of the
+        object: in a cluster that was restored, versions of objects go back.
         Returns the keys that this affects: those of the new and of the old version when the value
         or the keys differ, none when they do not.
         """
         previous, new_keys = self._entries.get(uid), tuple(keys)
-        if version <= self._tombstones.get(uid, -1):
+        deleted_at = self._tombstones.get(uid, -1)
+        # Infinity says that the object is gone, but not since when: the list may know better, and
+        # if it does not, the watch that follows it reports the deletion.
+        if version <= deleted_at and (listed_at is None or listed_at < deleted_at < math.inf):
             return set()  # Deleted at this version or later.
-        if previous is not None and previous.version > version:
+        if previous is not None and previous.version > max(version, listed_at or 0):
             return set()
         # An older removal no longer counts: the object had only left the watch's selector.
         self._tombstones.pop(uid, None)
         # The keys may have changed, for example when a pool moves to another endpoint.
         self._unlink(uid)
-        self._entries[uid] = _Entry(version, new_keys, value)
+        self._entries[uid] = _Entry(version, scope, new_keys, value)
         for key in new_keys:
             self._uids_by_key.setdefault(key, set()).add(uid)
         if previous is None:
@@ -74,6 +101,21 @@ class Store(Generic[K, V]):
             return set()
         # The old keys too: what the object has left must be reconciled as well.
         return {*previous.keys, *new_keys}
+
+    def uids_in(self, scope: WatchScope, version: int) -> set[str]:
+        """The objects of `scope` that are known as they were at `version` or before."""
+        return {
+            uid
+            for uid, entry in self._entries.items()
+            if entry.version <= version and scope.has(entry.scope)
+        }
+
+    def forget(self, scope: WatchScope) -> None:
+        """Drop the objects of `scope`, and all deletions: their versions mean nothing any more."""
+        for uid in [uid for uid, entry in self._entries.items() if scope.has(entry.scope)]:
+            self._unlink(uid)
+            del self._entries[uid]
+        self._tombstones.clear()
 
     def remove(self, uid: str, version: float = math.inf) -> set[K]:
         """Remove an object and return the keys it had.

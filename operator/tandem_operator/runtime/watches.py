@@ -1,95 +1,113 @@
-"""The operator's watches, the kopf handlers that feed the cache, and the relist. No policy.
+"""The operator's watches, which feed the cache. No policy.
 
-    kopf watch ──index, event──► cache.upsert_*, remove_deleted ──affected keys──► work queue
-    relist ────────────────────► cache.upsert_*, remove ──────────affected keys──►
+    list ───► cache.replace ────────────────affected keys──► work queue
+    watch ──► cache.upsert_*, remove_deleted ──affected keys──►
 
-Each watch has a label selector, so the API server sends only objects that concern the operator.
-kopf is only a source of events here: it writes no state into objects and sets no finalizers.
+Each watch has a label selector, so the API server sends only objects that concern the operator. No
+error ends a watch: while a kind cannot be read, its last content stays, and no set or endpoint of a
+namespace is reconciled before everything in that namespace was read once.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import kopf
-from kubernetes.aio.client.configuration import Configuration
+from typing import Final, NoReturn, Protocol
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import PLURALS
 from tandem_kube.client import Api
-from tandem_kube.errors import Forbidden, NotFound
+from tandem_kube.errors import ApiError, Forbidden, NotFound
+from tandem_kube.list_watch import ListWatch
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
     KINDS,
     NODES,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    Object,
     Resource,
 )
 
 from ..observed import KINDS as POOL_KINDS
 from ..observed import Body, Kind
 from ..routing.endpoint.observed import CHILD_KINDS, OPTIONAL_KINDS, ApiKind
-from .cache import ClusterCache, WorkKey
+from .cache import ClusterCache, Upsert, WorkKey
+from .store import WatchScope
 
 POOL_RESOURCES: Final[Mapping[Kind, Resource]] = {
     kind: Resource(labels.API_VERSION, PLURALS[kind]) for kind in POOL_KINDS
 }
+DISCOVERY_PERIOD: Final = 15.0
+"""Seconds between looks for optional kinds that the cluster does not serve: one that is installed
+goes unnoticed for as long. Each costs one call per missing kind."""
+
+_ELSEWHERE: Final = ("PodDisruptionBudget", "Secret")
+"""Kinds of endpoints' objects without a watch of their own: budgets are watched for pools and
+endpoints together, and Secrets are read by name (see `reads`)."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """The objects of one resource that match a label selector."""
+    """The objects of one kind that match a label selector."""
 
+    kind: str
     resource: Resource
     selector: str
     """A label that the objects have; empty: all objects of the resource."""
-    upsert: Callable[[ClusterCache, Body], set[WorkKey]]
-    """Puts an object into the cache and returns the keys it affects."""
+    upsert: Upsert
     namespaced: bool = True
+    optional: bool = False
+    """Whether sets and endpoints are reconciled although the objects cannot be read."""
 
 
 class WatchListener(Protocol):
-    """Receives what the handlers learn; `Controller` implements it."""
+    """Receives what the watches learn; `Controller` implements it."""
 
     def enqueue(self, keys: set[WorkKey]) -> None:
         """Reconcile `keys` soon."""
 
-    def mark_synced(self) -> None:
-        """The cache holds everything that the first lists contained. Called with every event."""
-
-    def request_relist(self) -> None:
-        """A watch had to start over; deletions in the meantime were missed."""
+    def enqueue_namespace(self, namespace: str | None) -> None:
+        """Reconcile everything in a namespace soon; None: in all."""
 
 
 def watches(cache: ClusterCache) -> tuple[Watch, ...]:
-    """Everything to watch, each resource once: kopf opens one watch per resource."""
-    pools = (Watch(resource, "", ClusterCache.upsert_pool) for resource in POOL_RESOURCES.values())
-    children = (
-        Watch(Resource(version, KINDS[kind].plural), labels.ENDPOINT, ClusterCache.upsert_child)
-        for version, kind in (*CHILD_KINDS, *sorted(cache.kinds))
-        # Budgets are watched below for pools and endpoints together: kopf opens one watch per
-        # resource. Secrets are read by name, see `reads`.
-        if kind not in ("PodDisruptionBudget", "Secret")
+    """Everything to watch but the optional kinds, each resource once."""
+    pools = (
+        Watch(kind, resource, "", ClusterCache.upsert_pool)
+        for kind, resource in POOL_RESOURCES.items()
     )
-    nodes = Watch(NODES, "", ClusterCache.upsert_node, namespaced=False)
+    children = (child_watch(kind) for kind in CHILD_KINDS if kind[1] not in _ELSEWHERE)
+    nodes = Watch("Node", NODES, "", ClusterCache.upsert_node, namespaced=False, optional=True)
     return (
         *pools,
-        Watch(PODS, labels.POOL, ClusterCache.upsert_pod),
-        Watch(CONTROLLER_REVISIONS, labels.POOL, ClusterCache.upsert_revision),
-        Watch(POD_DISRUPTION_BUDGETS, labels.MANAGED_BY, _upsert_budget),
+        Watch("Pod", PODS, labels.POOL, ClusterCache.upsert_pod),
+        Watch(
+            "ControllerRevision", CONTROLLER_REVISIONS, labels.POOL, ClusterCache.upsert_revision
+        ),
+        Watch("PodDisruptionBudget", POD_DISRUPTION_BUDGETS, labels.MANAGED_BY, _upsert_budget),
         *children,
         *((nodes,) if cache.nodes is not None else ()),
     )
 
 
-def _upsert_budget(cache: ClusterCache, body: Body) -> set[WorkKey]:
+def child_watch(kind: ApiKind) -> Watch:
+    """The watch of a kind of endpoints' objects."""
+    version, name = kind
+    resource = Resource(version, KINDS[name].plural)
+    is_optional = kind in OPTIONAL_KINDS
+    return Watch(name, resource, labels.ENDPOINT, ClusterCache.upsert_child, optional=is_optional)
+
+
+def _upsert_budget(cache: ClusterCache, body: Body, listed_at: int | None) -> set[WorkKey]:
     """Pools and endpoints both have PodDisruptionBudgets, told apart by their labels."""
     object_labels = body["metadata"].get("labels") or {}
     if labels.ENDPOINT in object_labels:
-        return cache.upsert_child(body)
-    return cache.upsert_budget(body) if labels.POOL in object_labels else set()
+        return cache.upsert_child(body, listed_at)
+    return cache.upsert_budget(body, listed_at) if labels.POOL in object_labels else set()
 
 
 async def may_list_nodes(api: Api) -> bool:
@@ -101,10 +119,10 @@ async def may_list_nodes(api: Api) -> bool:
     return True
 
 
-async def discover_optional_kinds(api: Api) -> frozenset[ApiKind]:
-    """The optional kinds that the cluster serves. Called once, at startup."""
+async def served_kinds(api: Api, kinds: Collection[ApiKind]) -> frozenset[ApiKind]:
+    """Those of `kinds` that the cluster serves. Raises ApiError."""
     served = set()
-    for version, kind in OPTIONAL_KINDS:
+    for version, kind in kinds:
         try:
             listed = await api.raw(f"/apis/{version}")
         except NotFound:
@@ -114,111 +132,128 @@ async def discover_optional_kinds(api: Api) -> frozenset[ApiKind]:
     return frozenset(served)
 
 
-async def relist(
-    api: Api, cache: ClusterCache, kinds: Sequence[Watch], namespaces: Sequence[str | None]
-) -> set[WorkKey]:
-    """Bring the cache to what the API server lists; returns the affected keys.
+class Feed(ListWatch[Object]):
+    """One watch in one namespace, which feeds the cache."""
 
-    Needed because a watch that was interrupted for too long starts over with a new list, and kopf
-    does not report objects that are missing from that list. `namespaces` is [None] for all of the
-    cluster. Raises ApiError; nothing is removed from the cache then.
-    """
-    before, listed_uids, affected = cache.uids(), set[str](), set[WorkKey]()
-    for kind in kinds:
-        for namespace in namespaces if kind.namespaced else (None,):
-            listed = await api.list(kind.resource, namespace, labels=kind.selector)
-            for body in listed.items:
-                listed_uids.add(body["metadata"]["uid"])
-                affected |= kind.upsert(cache, body)
-    # Only what the cache held before the first list can be missing from all of them because it is
-    # deleted. An object that a watch added since then may be younger than the lists.
-    for uid in before - listed_uids:
-        affected |= cache.remove(uid)
-    return affected
+    def __init__(
+        self,
+        api: Api,
+        watch: Watch,
+        namespace: str | None,
+        cache: ClusterCache,
+        listener: WatchListener,
+    ) -> None:
+        super().__init__(api, watch.resource, namespace, labels=watch.selector)
+        self.watch, self.namespace = watch, namespace
+        self._cache, self._listener = cache, listener
 
+    @property
+    def scope(self) -> WatchScope:
+        return WatchScope(self.watch.resource.api_version, self.watch.kind, self.namespace)
 
-def kopf_registry(
-    kinds: Sequence[Watch],
-    cache: ClusterCache,
-    listener: WatchListener,
-    configuration: Configuration,
-) -> kopf.OperatorRegistry:
-    """Handlers for all of `kinds` that update the cache and tell `listener`."""
-    registry = kopf.OperatorRegistry()
-    _register_login(registry, configuration)
-    for kind in kinds:
-        _register_handlers(registry, kind, cache, listener)
-    return registry
+    @property
+    def has_answer(self) -> bool:
+        """Whether the cache has the objects, or the operator can do without them."""
+        return self.synced.is_set() or (self.watch.optional and self.failures > 0)
 
+    def _parse(self, body: Object) -> Object:
+        # The largest part of many objects, which the cache drops anyway.
+        body["metadata"].pop("managedFields", None)
+        return body
 
-def kopf_settings(kinds: Sequence[Watch]) -> kopf.OperatorSettings:
-    """kopf as a source of events only; it then needs no permission to read CRDs."""
-    settings = kopf.OperatorSettings()
-    # Events about pools are our own (`Cluster.write_status`), and so is leader election; scanning
-    # would need permission to read CRDs and namespaces.
-    settings.posting.enabled = False
-    settings.peering.standalone = True
-    settings.scanning.disabled = True
-    settings.watching.chunk_size = 500
-    # Seconds. kopf runs a task for each object until the object had no event for so long.
-    settings.queueing.idle_timeout = 1.0
-    for kind in kinds:
-        if kind.selector:
-            # The same selector as in `relist`, or the relist would remove what the watch adds.
-            settings.watching.label_selectors[_kopf_selector(kind)] = kind.selector
-    return settings
+    def _replace(self, listed: list[Object], version: int, *, restored: bool) -> None:
+        if restored:
+            log.warning(
+                "the cluster was restored to an older state: %s are read anew", self._description
+            )
+        upsert = self.watch.upsert
+        affected = self._cache.replace(self.scope, upsert, listed, version, restored=restored)
+        self._listener.enqueue(affected)
+        if not self.synced.is_set():
+            self.synced.set()
+            # What was enqueued before everything was read has been dropped.
+            self._listener.enqueue_namespace(self.namespace)
 
+    def _apply(self, kind: str, body: Object) -> None:
+        if kind == "DELETED":
+            self._listener.enqueue(self._cache.remove_deleted(body))
+        else:
+            self._listener.enqueue(self.watch.upsert(self._cache, body, None))
 
-def quiet_kopf_logs() -> None:
-    """Drop kopf's log lines about every object; keep its warnings and errors."""
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    def _on_error(self, err: ApiError) -> None:
+        super()._on_error(err)
+        if self.watch.optional and self.failures == 1:
+            # From now on nothing waits for this feed.
+            self._listener.enqueue_namespace(self.namespace)
 
-
-def _register_handlers(
-    registry: kopf.OperatorRegistry, kind: Watch, cache: ClusterCache, listener: WatchListener
-) -> None:
-    async def upsert(body: kopf.Body, **_: Any) -> None:
-        listener.enqueue(kind.upsert(cache, dict(body)))
-
-    async def on_event(type: str | None, body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-        # kopf runs the index handlers for the first lists of all resources before it runs any event
-        # handler. The first event thus means that the cache is complete; in a cluster without any
-        # watched object there is no event, and nothing to reconcile.
-        listener.mark_synced()
-        if type == "DELETED":
-            listener.enqueue(cache.remove_deleted(body))
-        elif type is None and "listed" in memo:
-            # A type of None marks an object from a list. The second list of a watch is a new start.
-            listener.request_relist()
-        memo["listed"] = True
-
-    selector, name = _kopf_selector(kind), kind.resource.plural
-    kopf.index(*selector, id=f"{name}_upsert", registry=registry)(upsert)
-    kopf.on.event(*selector, id=f"{name}_event", registry=registry)(on_event)
+    def _reconnected(self) -> None:
+        # Reconciliations failed too meanwhile, and wait for up to a minute to be tried again.
+        self._listener.enqueue_namespace(self.namespace)
 
 
-def _kopf_selector(kind: Watch) -> tuple[str, str, str]:
-    resource = kind.resource
-    return resource.group, resource.version, resource.plural
+class Feeds:
+    """All feeds. Those of optional kinds come and go with the kinds."""
 
+    def __init__(
+        self,
+        api: Api,
+        cache: ClusterCache,
+        namespaces: Sequence[str | None],
+        listener: WatchListener,
+    ) -> None:
+        """`namespaces` is [None] for all of the cluster."""
+        self._api, self._cache = api, cache
+        self._namespaces, self._listener = namespaces, listener
+        self._tasks: dict[Feed, asyncio.Task[NoReturn]] = {}
+        self._discovered = False
 
-def _register_login(registry: kopf.OperatorRegistry, configuration: Configuration) -> None:
-    """Give kopf the credentials of our own API client; kopf asks again when they are refused."""
-
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        # Read at each login, since the service account's token is replaced regularly.
-        auth: Mapping[str, Any] = await configuration.auth_settings()
-        header: str = auth.get("BearerToken", {}).get("value") or ""
-        scheme, token = (*header.split(" ", 1), "", "")[:2]
-        return kopf.ConnectionInfo(
-            server=configuration.host,
-            ca_path=configuration.ssl_ca_cert,
-            insecure=not configuration.verify_ssl,
-            scheme=scheme or None,
-            token=token.strip() or None,
-            certificate_path=configuration.cert_file,
-            private_key_path=configuration.key_file,
-            proxy_url=configuration.proxy,
+    def is_complete(self, namespace: str) -> bool:
+        """Whether the cache has everything in a namespace. Before that, existing objects look
+        missing and would be created again."""
+        return self._discovered and all(
+            feed.has_answer for feed in self._tasks if feed.namespace in (None, namespace)
         )
 
-    kopf.on.login(id="login", registry=registry)(login)
+    async def run(self) -> None:
+        """Feed the cache until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for watch in watches(self._cache):
+                self._start(group, watch)
+            while True:
+                try:
+                    await self._discover(group)
+                except ApiError as err:
+                    log.warning("cannot discover which kinds the cluster serves: %s", err)
+                await asyncio.sleep(DISCOVERY_PERIOD)
+
+    async def _discover(self, group: asyncio.TaskGroup) -> None:
+        """Start feeds of optional kinds that were installed, end those of kinds that are gone."""
+        gone = {
+            (feed.watch.resource.api_version, feed.watch.kind)
+            for feed in self._tasks
+            if feed.watch.optional and isinstance(feed.last_error, NotFound)
+        }
+        unserved = [
+            kind for kind in OPTIONAL_KINDS if kind not in self._cache.kinds or kind in gone
+        ]
+        served = await served_kinds(self._api, unserved)
+        removed, added = gone - served, served - self._cache.kinds
+        self._cache.kinds = (self._cache.kinds - removed) | added
+        for kind in removed:
+            log.warning("the cluster no longer serves %s of %s", kind[1], kind[0])
+            self._stop(child_watch(kind))
+        for kind in added:
+            self._start(group, child_watch(kind))
+        is_first, self._discovered = not self._discovered, True
+        if is_first or removed:
+            self._listener.enqueue_namespace(None)
+
+    def _start(self, group: asyncio.TaskGroup, watch: Watch) -> None:
+        for namespace in self._namespaces if watch.namespaced else (None,):
+            feed = Feed(self._api, watch, namespace, self._cache, self._listener)
+            self._tasks[feed] = group.create_task(feed.run())
+
+    def _stop(self, watch: Watch) -> None:
+        for feed in [feed for feed in self._tasks if feed.watch == watch]:
+            self._tasks.pop(feed).cancel()
+            self._cache.replace(feed.scope, watch.upsert, (), sys.maxsize, restored=False)

@@ -1,0 +1,54 @@
+"""What the cache reads from API objects. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
+from tandem_contract.paths import Role
+
+from ..observed import Body, EndpointKey, Kind, PoolKey, PoolResource
+from .store import WatchScope
+
+
+def endpoint_of(pool: PoolResource) -> EndpointKey:
+    """The endpoint of a DecodePool: `spec.routing.endpoint`, by default the pool's own name."""
+    name = _text_at(pool.body, "spec", "routing", "endpoint")
+    return EndpointKey(pool.key.namespace, name or pool.key.name)
+
+
+def pool_key_of(body: Body) -> PoolKey:
+    """The pool that an object's labels name."""
+    metadata = body["metadata"]
+    object_labels = metadata.get("labels") or {}
+    is_prefill = object_labels.get(labels.ROLE) == Role.PREFILL
+    kind: Kind = PREFILL_POOL if is_prefill else DECODE_POOL
+    return PoolKey(metadata["namespace"], kind, object_labels.get(labels.POOL, ""))
+
+
+def version_of(body: Body) -> int:
+    """The resourceVersion. Kubernetes 1.35 documents that versions are growing numbers, which
+    etcd-backed API servers have always sent."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+def scope_of(body: Body) -> WatchScope:
+    return WatchScope(body["apiVersion"], body["kind"], body["metadata"].get("namespace"))
+
+
+def trimmed(body: Body, *without: str) -> Body:
+    """The object without fields that change with every write and that the operator does not read.
+
+    Objects that differ in these alone compare equal, and so cause no reconciliation.
+    """
+    dropped = ("managedFields", "resourceVersion")
+    metadata = {k: v for k, v in body["metadata"].items() if k not in dropped}
+    return {**{k: v for k, v in body.items() if k not in without}, "metadata": metadata}
+
+
+def _text_at(body: Body, *path: str) -> str | None:
+    """The string at `path`; None when it or a parent is missing or of another type."""
+    value: Any = body
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) and value else None

@@ -1,6 +1,7 @@
 """SIGKILL after each single write: the next operator continues to the same final state."""
 
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from .operating import (
     PREFILL_POOLS,
     Operator,
     api_of,
+    condition,
     decode,
+    kubelet,
     operating,
     pods,
     prefill,
@@ -33,10 +36,11 @@ from .operating import (
 )
 
 pytestmark = pytest.mark.control_plane
-MOST = 60
+MOST = 120
 """Upper limit on the writes of one change."""
 
 State = dict[str, Any]
+IsDone = Callable[[Api, str], Awaitable[bool]]
 
 
 @pytest.mark.timeout(300)
@@ -58,6 +62,58 @@ async def test_an_operator_killed_after_any_write_leaves_a_recoverable_state(
             await until(same)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("compat_changes", [False, True])
+async def test_an_operator_killed_after_any_write_of_a_rollout_completes_it(
+    compat_changes: bool, crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    async def roll(api: Api, namespace: str, prefix: str) -> None:
+        # The data type is part of the KV layout, and the DecodePool inherits it: the set moves
+        # together. The number of sequences concerns the DecodePool alone.
+        resource, name = (PREFILL_POOLS, "p") if compat_changes else (DECODE_POOLS, "d")
+        engine = {"dtype": "float64"} if compat_changes else {"maxNumSeqs": 3}
+        await api.patch(resource, f"{prefix}{name}", {"spec": {"engine": engine}}, namespace)
+
+    async with (
+        api_of(crds.kubeconfig) as api,
+        proxy(crds.kubeconfig, tmp_path) as between,
+        kubelet(api, namespace),
+    ):
+        for prefix in ("calm-", "shot-"):
+            await _create(api, namespace, prefix)
+        await run(between, api, namespace, tmp_path / "calm.log", None, is_complete)
+        before = {pod["metadata"]["uid"] for pod in await pods(api, namespace)}
+        await roll(api, namespace, "calm-")
+        await run(between, api, namespace, tmp_path / "calm.log", None, is_complete)
+        await roll(api, namespace, "shot-")
+        kills = await kill_after_each_write(
+            between, api, namespace, tmp_path / "shot.log", is_complete
+        )
+        print(f"killed {kills} times")
+        # At least: a revision, and for each pod its successor, its label and its deletion.
+        assert kills >= 7
+        assert await state(api, namespace, "calm-") == await state(api, namespace, "shot-")
+        rolled = {pod["metadata"]["uid"] for pod in await pods(api, namespace)} - before
+        assert len(rolled) == (8 if compat_changes else 4)
+
+
+async def is_complete(api: Api, namespace: str) -> bool:
+    """Whether every pool's rollout to its present spec is complete."""
+    pools = [
+        *(await api.list(PREFILL_POOLS, namespace)).items,
+        *(await api.list(DECODE_POOLS, namespace)).items,
+    ]
+    progress = [(pool["metadata"]["generation"], condition(pool, "Progressing")) for pool in pools]
+    return all(
+        state.get("observedGeneration") == generation and state["reason"] == "Complete"
+        for generation, state in progress
+    )
+
+
+async def any_state(_api: Api, _namespace: str) -> bool:
+    return True
+
+
 async def _create(api: Api, namespace: str, prefix: str) -> None:
     await api.create(PREFILL_POOLS, prefill(f"{prefix}p", namespace, replicas=2))
     spec: dict[str, Any] = {"prefillRef": {"name": f"{prefix}p"}, "replicas": 2}
@@ -76,28 +132,40 @@ async def _delete(api: Api, namespace: str, prefix: str) -> None:
     await api.delete(DECODE_POOLS, f"{prefix}d", namespace)
 
 
-async def kill_after_each_write(between: Proxy, api: Api, namespace: str, log: Path) -> int:
+async def kill_after_each_write(
+    between: Proxy, api: Api, namespace: str, log: Path, is_done: IsDone = any_state
+) -> int:
     """Run operators, each killed after one write, until one needs none; how many were killed."""
     for kills in range(MOST):
-        if not await run(between, api, namespace, log, 1):
+        if not await run(between, api, namespace, log, 1, is_done):
             return kills
     raise AssertionError(f"{MOST} writes and no end: {log.read_text()}")
 
 
-async def run(between: Proxy, api: Api, namespace: str, log: Path, writes: int | None) -> bool:
+async def run(
+    between: Proxy,
+    api: Api,
+    namespace: str,
+    log: Path,
+    writes: int | None,
+    is_done: IsDone = any_state,
+) -> bool:
     """Run an operator until it is killed after `writes` writes (True) or comes to rest (False)."""
     flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
     with operating(log, *flags) as operator:
         between.kill_after(writes, lambda: operator.signal(signal.SIGKILL))
-        await wait_until_quiet(operator, between, api, namespace)
+        await wait_until_quiet(operator, between, api, namespace, is_done)
         killed = not operator.running
         operator.signal(signal.SIGKILL)
         await operator.ended()
         return killed
 
 
-async def wait_until_quiet(operator: Operator, between: Proxy, api: Api, namespace: str) -> None:
-    """Wait until the operator has ended, or has reconciled every set twice without writing."""
+async def wait_until_quiet(
+    operator: Operator, between: Proxy, api: Api, namespace: str, is_done: IsDone
+) -> None:
+    """Wait until the operator has ended, or `is_done` and it has reconciled every set twice without
+    writing."""
     quiet = number = 0
     while operator.running and quiet < 2:
         number += 1
@@ -111,7 +179,7 @@ async def wait_until_quiet(operator: Operator, between: Proxy, api: Api, namespa
             return not operator.running or await operator.figure(OPERATOR_RECONCILES) >= expected
 
         await until(passed, operator)
-        quiet = quiet + 1 if between.writes == writes else 0
+        quiet = quiet + 1 if between.writes == writes and await is_done(api, namespace) else 0
 
 
 async def state(api: Api, namespace: str, prefix: str) -> State:

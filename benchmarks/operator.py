@@ -1,9 +1,9 @@
-"""Cost of the operator: time, API calls, CPU and memory for 5 sets, then 50, of 20 pods each.
+"""Cost of the operator: time, API calls, CPU and memory for 5 sets, then 50, of 20 pods each; with
+`--sets 100 --pods 10` for 100 of 10.
 
 Runs against a real control plane. kwok simulates the nodes: the real kube-scheduler places the
 pods, and they become ready at once. So the benchmark times the operator and the control plane,
-which share this machine's cores. The 20 pods are those of a set's pools; each endpoint adds Envoy
-and EPP.
+which share this machine's cores. Pods are counted without those of each endpoint's Envoy and EPP.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from .figures import Figure, at_most, progress, report
 USER = "tandem-operator-benchmark"
 NAMESPACE = "default"
 NODE_COUNT = 10
-PREFILLS, DECODES = 8, 12
 FEW, MANY = 5, 50
-REST = 60.0
+PODS_PER_SET = 20
+REST = 30.0
 """Seconds for which the operator is measured at rest."""
 DEADLINE = 900.0
 CRDS = Path(__file__).parents[1] / "crds"
@@ -49,6 +49,22 @@ LEASES = "--node-lease-duration-seconds=40"
 STAGES = Path(__file__).parent / "kwok.yaml"
 PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
 DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many sets there are in the end, and how many pods each has."""
+
+    sets: int
+    pods: int
+
+    @property
+    def prefills(self) -> int:
+        return self.pods * 2 // 5
+
+    @property
+    def decodes(self) -> int:
+        return self.pods - self.prefills
 
 
 @dataclass(frozen=True)
@@ -81,7 +97,7 @@ class Operator:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def calls(self) -> Counter[str]:
-        """API calls by verb and resource, without watches and Leases."""
+        """API calls by verb and resource, without watches, Leases and discovery."""
         counts: Counter[str] = Counter()
         with self._audit_log.open() as lines:
             for line in lines:
@@ -90,8 +106,9 @@ class Operator:
                     continue
                 event = json.loads(line)
                 resource = event.get("objectRef", {}).get("resource", "-")
-                # Watches last, and Leases are renewed all the time: neither shows work on a set.
-                if event["verb"] != "watch" and resource != "leases":
+                # Watches last, Leases are renewed all the time, and kinds that are not installed
+                # are looked for every 15 s: none of these shows work on a set.
+                if event["verb"] != "watch" and resource not in ("leases", "-"):
                     counts[f"{event['verb']} {resource}"] += 1
         return counts
 
@@ -119,7 +136,10 @@ def _find_or_build(name: str) -> None:
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--sets", default=MANY, show_default=True, help="how many sets in the end")
-def main(file: Path | None, sets: int) -> None:
+@click.option(
+    "--pods", "pod_count", default=PODS_PER_SET, show_default=True, help="pods of each set"
+)
+def main(file: Path | None, sets: int, pod_count: int) -> None:
     """Measure the operator's time, calls, CPU and memory."""
     try:
         tools.ensure(PROGRAMS, progress)
@@ -147,7 +167,8 @@ def main(file: Path | None, sets: int) -> None:
         flags = (f"--kubeconfig={own}", "--health=127.0.0.1:0", "--metrics=127.0.0.1:0")
         process = stack.enter_context(running(folder / "operator.log", *command, *flags))
         operator = Operator(process, cluster.audit_log)
-        report(asyncio.run(measure(cluster.kubeconfig, operator, sets)), file)
+        fleet = Fleet(sets, pod_count)
+        report(asyncio.run(measure(cluster.kubeconfig, operator, fleet)), file)
 
 
 def install(cluster: ControlPlane) -> None:
@@ -171,14 +192,15 @@ def running(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]
         process.wait()
 
 
-async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figure]:
+async def measure(kubeconfig: Path, operator: Operator, fleet: Fleet) -> list[Figure]:
+    sets = fleet.sets
     async with await connect(kubeconfig) as api:
         for number in range(NODE_COUNT):
             await api.create(NODES, node(f"node-{number}"))
         # Two sizes: the cost of a set must not grow with the number of sets.
-        small_fleet = await bring_up(api, operator, range(FEW))
-        large_fleet = await bring_up(api, operator, range(FEW, sets))
-        change = await scale_one(api, operator)
+        small_fleet = await bring_up(api, operator, range(FEW), fleet)
+        large_fleet = await bring_up(api, operator, range(FEW, sets), fleet)
+        change = await scale_one(api, operator, fleet)
         progress(f"watching {sets} sets at rest for {REST:.0f} s")
         await quiet(operator)
         # Once the operator is idle: rollout work would count as work at rest.
@@ -189,7 +211,7 @@ async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figur
     total = small_fleet.seconds + large_fleet.seconds
     more = f"from {small_fleet.sets} sets to {sets}"
     return [
-        at_most(f"create to last Ready, {sets} sets × 20 pods", total, "s", 300),
+        at_most(f"create to last Ready, {sets} sets × {fleet.pods} pods", total, "s", 300),
         at_most("API calls to create a set", large_fleet.calls / large_fleet.sets, "calls", 100),
         at_most("API calls to add one pod to a pool", change, "calls", 12),
         at_most(
@@ -205,19 +227,19 @@ async def measure(kubeconfig: Path, operator: Operator, sets: int) -> list[Figur
             1.2,
         ),
         at_most(f"CPU at rest, {sets} sets", at_rest, "cores", 0.02),
-        at_most("calls at rest but for the Lease", written, "calls", 0),
+        at_most("calls at rest but for the Lease and discovery", written, "calls", 0),
         at_most(f"RSS, {sets} sets", operator.megabytes(), "MB", 200),
     ]
 
 
-async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
+async def bring_up(api: Api, operator: Operator, numbers: range, fleet: Fleet) -> Cost:
     """Create sets and wait until every pool is Ready."""
     progress(f"bringing up {len(numbers)} sets")
     started, cpu, calls = time.monotonic(), operator.cpu(), operator.calls().total()
     for number in numbers:
-        await api.create(PREFILL_POOLS, pool(PREFILL_POOL, f"p{number}", MODEL, PREFILLS))
+        await api.create(PREFILL_POOLS, pool(PREFILL_POOL, f"p{number}", MODEL, fleet.prefills))
         reference = {"prefillRef": {"name": f"p{number}"}}
-        await api.create(DECODE_POOLS, pool(DECODE_POOL, f"d{number}", reference, DECODES))
+        await api.create(DECODE_POOLS, pool(DECODE_POOL, f"d{number}", reference, fleet.decodes))
     await all_ready(api, numbers)
     # Before `quiet`, which waits for the last status writes.
     took = time.monotonic() - started
@@ -227,11 +249,11 @@ async def bring_up(api: Api, operator: Operator, numbers: range) -> Cost:
     return Cost(len(numbers), took, spent, operator.calls().total() - calls)
 
 
-async def scale_one(api: Api, operator: Operator) -> int:
+async def scale_one(api: Api, operator: Operator, fleet: Fleet) -> int:
     """API calls for one more pod, up to the last status write."""
     calls = operator.calls()
-    await api.patch(DECODE_POOLS, "d0", {"spec": {"replicas": DECODES + 1}}, NAMESPACE)
-    while not await has_pods(api, DECODES + 1):  # noqa: ASYNC110 - another process makes them
+    await api.patch(DECODE_POOLS, "d0", {"spec": {"replicas": fleet.decodes + 1}}, NAMESPACE)
+    while not await has_pods(api, fleet.decodes + 1):  # noqa: ASYNC110 - another process makes them
         await asyncio.sleep(0.2)
     await all_ready(api, range(1))
     await quiet(operator)

@@ -19,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup load-peers demo test unit test-vllm chaos e2e lint format types bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test compiled test-compiled unit test-vllm chaos e2e lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -89,6 +89,13 @@ e2e: images ## test on a single-node Kubernetes with this checkout's images (Lin
 	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
 	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
+
+# In build/compiled, and not beside the sources, where they would hide later edits.
+compiled: setup ## compile the EPP's request path into build/compiled (needs gcc and Python's headers)
+	$(BIN)/python -m images.hot_path build/compiled --copy-of .
+
+test-compiled: compiled ## run the tests of the EPP's request path over its compiled form
+	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner $(ARGS)
 
 images: setup ## write images tandem, tandem-epp, tandem-sidecar and tandem-engine as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)

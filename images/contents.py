@@ -3,7 +3,7 @@
     python        interpreter, standard library, system libraries, users
     dependencies  requirements/runtime.lock, installed by uv
     engine        packages that only requirements/engine.lock has; torch without its GPU parts
-    project       the wheel of the checkout, and its commands
+    project       the wheel of the checkout with the EPP's compiled modules, and its commands
 
 Every `.py` is compiled here because a container's root may be read-only. The `.pyc` files do not
 check the source's modification time, which layers do not keep.
@@ -109,13 +109,17 @@ def engine_files(
     return {path: content for path, content in files.items() if path not in below}
 
 
-def project_files(stage: Path, root: Path) -> Files:
-    """The wheel of the checkout `root`, and each of its commands. Raises BuildFailed."""
+def project_files(stage: Path, root: Path, compiled: Path | None = None) -> Files:
+    """The wheel of the checkout `root`, and each of its commands. `compiled`: a folder with
+    extension modules for it. Raises BuildFailed."""
     wheels, unpacked = stage / "wheel", stage / "unpacked"
     _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)], root)
     (wheel,) = wheels.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(unpacked)
+    if compiled is not None:
+        for module in compiled.rglob("*.so"):
+            shutil.copy(module, unpacked / module.relative_to(compiled))
     _compile(unpacked, SITE)
     commands = {
         f"{COMMANDS}/{name}": Text(

@@ -7,6 +7,8 @@ ARG PYTHON=python:3.11-slim
 
 FROM ${PYTHON} AS build
 COPY requirements /requirements
+# For the EPP's request path (images/hot_path.py). python:3.11-slim has Python's headers.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 RUN python -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes --requirement /requirements/build.lock \
  && python -m venv /opt/tandem \
@@ -14,6 +16,8 @@ RUN python -m venv /opt/build \
 COPY . /src
 RUN cd /src && /opt/build/bin/python -m hatchling build -t wheel -d /wheel \
  && /opt/tandem/bin/pip install --no-cache-dir --no-deps --no-index /wheel/*.whl \
+ && /opt/build/bin/python -m images.hot_path --python /opt/tandem/bin/python \
+      $(/opt/tandem/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && /opt/tandem/bin/python -m compileall -q /opt/tandem
 
 FROM ${PYTHON} AS installed

@@ -20,6 +20,7 @@ from tandem_kube.errors import NotConfigured
 from . import logs
 from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
+from .compiled import is_compiled
 from .configuration import load, load_text, log_notices
 from .garbage import collect_seldom
 from .http2.tls import TlsSettings
@@ -300,6 +301,7 @@ def _serve(settings: Settings) -> None:
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
     log_notices(configuration)
+    _log.info("the request path is %s", "compiled" if is_compiled() else "not compiled")
     reuse_large_blocks()
     collect_seldom()
     try:

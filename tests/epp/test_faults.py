@@ -56,6 +56,7 @@ def test_an_impossible_timing_is_ignored_and_later_requests_are_placed(
     assert "backend d" in record.getMessage()
 
 
+@pytest.mark.interpreted
 def test_what_fails_in_learning_is_counted_and_logged_once_without_the_prompt(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +154,7 @@ def counts(setup: PickerSetup) -> list[tuple[float, ...]]:
     ]
 
 
+@pytest.mark.interpreted
 def test_a_request_that_cannot_be_scheduled_is_placed_on_any_pod_that_serves_it_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_request_that_cannot_be_scheduled_is_placed_on_any_pod_that_serves_it_
     assert "word word" not in record.getMessage()
 
 
+@pytest.mark.interpreted
 def test_where_no_fallback_is_allowed_a_bug_is_answered_with_500(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -183,6 +186,7 @@ def test_where_no_fallback_is_allowed_a_bug_is_answered_with_500(
     assert (setup.decisions("refused", "fault"), counts(setup)) == (1.0, [(0, 0, 0, 0)] * 2)
 
 
+@pytest.mark.interpreted
 def test_a_request_that_cannot_be_counted_gets_500_and_counts_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

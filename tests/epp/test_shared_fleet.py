@@ -318,6 +318,7 @@ def test_a_malformed_size_leaves_no_count() -> None:
     assert (setup["d"].in_flight, setup["d"].estimates.awaiting_prefill) == (0, 0)
 
 
+@pytest.mark.interpreted
 def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,16 @@ def test_two_builds_of_the_layer_are_identical(tmp_path: Path) -> None:
 
 
 @pytest.mark.component
+def test_the_layer_contains_compiled_modules(tmp_path: Path) -> None:
+    compiled = tmp_path / "compiled"
+    (compiled / "tandem_epp").mkdir(parents=True)
+    (compiled / "tandem_epp/picker.so").touch()
+    files = project_files(tmp_path / "stage", ROOT, compiled)
+    assert f"{SITE}/tandem_epp/picker.so" in files
+    assert f"{SITE}/tandem_epp/picker.py" in files
+
+
+@pytest.mark.component
 def test_every_command_starts_from_the_layer(tmp_path: Path) -> None:
     files = project_files(tmp_path, ROOT)
     commands = {path.rpartition("/")[2]: text for path, text in files.items() if "/bin/" in path}

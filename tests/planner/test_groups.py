@@ -1,5 +1,6 @@
 """Fabric classes in the choice: nothing is cheaper than the chosen pair, over all pairs."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
@@ -74,7 +75,7 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
         cached,
         which[1],
         [make_group(*which, places)],
-        max_unsplit_tokens=-inf,
+        max_unsplit_tokens=-sys.maxsize,
     )
     made = choose(request, candidates, Random(seed), count=count)
     pairs = pair_costs(request, candidates, places)

@@ -53,7 +53,8 @@ class PodCache(Generic[K]):
 
     def recent(self) -> Iterator[tuple[K, Chain]]:
         """Its prompts, the most recently used first."""
-        return ((self.pod, _chain(leaf)) for leaf in reversed(self.leaves))
+        for leaf in reversed(self.leaves):
+            yield self.pod, _chain(leaf)
 
     def add_leaf(self, parent: Node[int] | None, leaf: Node[int]) -> None:
         """Note that `leaf`, below `parent`, was added."""

@@ -85,6 +85,7 @@ def test_a_pod_that_cannot_load_the_adapter_is_not_chosen() -> None:
     assert pods.ready_pods("other") is pods.ready_pods("base")
 
 
+@pytest.mark.interpreted
 def test_adapters_that_no_engine_reports_any_more_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

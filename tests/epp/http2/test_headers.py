@@ -85,6 +85,7 @@ def test_equal_blocks_are_decoded_once_when_the_client_uses_no_table() -> None:
     assert second.request(BLOCK) is first.request(BLOCK)
 
 
+@pytest.mark.interpreted
 def test_a_field_that_never_recurs_leaves_the_others_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -67,6 +67,7 @@ def test_usage_errors(arguments: list[str], reason: str) -> None:
     assert re.search(reason, result.stderr)
 
 
+@pytest.mark.interpreted
 def test_the_table_of_the_docs_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_table(page), "docs/llm-d.md is stale: run make generate"

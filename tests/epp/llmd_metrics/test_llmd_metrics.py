@@ -83,6 +83,7 @@ def test_every_metric_of_llm_d_is_in_the_table_once() -> None:
     assert {each.names.older for each in EXPORTED} - {""} == OLDER
 
 
+@pytest.mark.interpreted
 def test_the_documented_table_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page) == page, "run make generate"

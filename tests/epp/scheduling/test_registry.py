@@ -99,11 +99,13 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
     assert scheduling.decider == DeciderSettings()
 
 
+@pytest.mark.interpreted
 def test_the_tables_in_the_documentation_are_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_tables(page), "docs/llm-d.md is stale: run make generate"
 
 
+@pytest.mark.interpreted
 def test_the_example_in_the_documentation_loads() -> None:
     section = EPP_PAGE.read_text(encoding="utf-8").partition("## Scheduling")[2]
     example = section.split("```yaml\n")[1].split("```")[0]

@@ -3,11 +3,15 @@
 from dataclasses import replace
 from statistics import fmean
 
+import pytest
+
 from .real_picker import PickerSettings
 from .replicas import DELAY, ReplicatedPicker
 from .run import Result, engines, simulate
 from .workload import conversations
 
+# The simulation gives the picker an index of its own, derived from PrefixTree.
+pytestmark = pytest.mark.interpreted
 LEAST_IN_FLIGHT = PickerSettings("plugins: [{type: active-request-scorer}]")
 
 

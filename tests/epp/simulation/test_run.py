@@ -15,6 +15,9 @@ from .run import Simulation, engines, simulate
 from .work import Work
 from .workload import Request, body, conversations, shared_prompts
 
+# The simulation gives the picker an index of its own, derived from PrefixTree.
+pytestmark = pytest.mark.interpreted
+
 
 def test_every_request_ends_once_with_the_real_picker() -> None:
     pods = engines(4, seed=1)

@@ -13,6 +13,8 @@ from .run import engines, simulate
 from .scenarios import NewRouter
 from .workload import Request, conversations
 
+# The simulation gives the picker an index of its own, derived from PrefixTree.
+pytestmark = pytest.mark.interpreted
 REQUESTS = conversations(300, rate=8.0, seed=7)
 """Keep four pods half busy at first."""
 

@@ -1,0 +1,173 @@
+"""Compile the EPP's request path to C with mypyc.
+
+    python -m images.hot_path SITE                     the packages in SITE, for images
+    python -m images.hot_path SITE --copy-of ROOT      a copy of those of a checkout, for tests
+
+Extension modules are written beside the sources, which stay: Python prefers the former. Needs a C
+compiler, Python's headers, mypy and setuptools. Without this step the same sources run interpreted.
+
+What mypyc cannot compile, or compiles to something else, stays out of `MODULES`:
+
+- structs that msgspec decodes, because unions in their annotations are lost (`messages`,
+  `prompt_key`, `timing`);
+- a class of which an interpreted class inherits;
+- generic data classes, and data classes with fields that `__init__` does not take;
+- a protocol that is checked at run time (`scheduling.profile`).
+
+A compiled function checks the types of its arguments, so it takes no other class that merely looks
+the same.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import setuptools
+from mypyc.build import mypycify
+
+PACKAGES: Final = ("contract/tandem_contract", "planner/tandem_planner", "epp/tandem_epp")
+"""The packages that contain or are imported by the modules below."""
+MODULES: Final = (
+    "tandem_contract.fast_metrics",
+    "tandem_contract.overlaps",
+    "tandem_epp.backends.cached_prefixes",
+    "tandem_epp.backends.ejections",
+    "tandem_epp.backends.fleet",
+    "tandem_epp.backends.fleet_figures",
+    "tandem_epp.backends.health",
+    "tandem_epp.backends.placed_prefixes",
+    "tandem_epp.backends.prefix_tree",
+    "tandem_epp.backends.radix_tree",
+    "tandem_epp.backends.token_scales",
+    "tandem_epp.counted_request",
+    "tandem_epp.estimates.busy_period",
+    "tandem_epp.estimates.cost_record",
+    "tandem_epp.estimates.overheads",
+    "tandem_epp.estimates.own_requests",
+    "tandem_epp.estimates.pod_estimates",
+    "tandem_epp.estimates.prefill_queue",
+    "tandem_epp.estimates.prompt_hits",
+    "tandem_epp.estimates.request_load",
+    "tandem_epp.ext_proc.http2_server",
+    "tandem_epp.ext_proc.stream",
+    "tandem_epp.ext_proc.wire_answers",
+    "tandem_epp.ext_proc.wire_bodies",
+    "tandem_epp.ext_proc.wire_headers",
+    "tandem_epp.field_types",
+    "tandem_epp.history",
+    "tandem_epp.http2.connection",
+    "tandem_epp.http2.frames",
+    "tandem_epp.http2.grpc",
+    "tandem_epp.http2.headers",
+    "tandem_epp.http2.held_bytes",
+    "tandem_epp.http2.pieces",
+    "tandem_epp.http2.sending",
+    "tandem_epp.http2.session",
+    "tandem_epp.llmd_metrics.requests",
+    "tandem_epp.media",
+    "tandem_epp.outcomes",
+    "tandem_epp.picker",
+    "tandem_epp.placement",
+    "tandem_epp.placement_headers",
+    "tandem_epp.preparation",
+    "tandem_epp.prompt_entries",
+    "tandem_epp.recent_requests",
+    "tandem_epp.request",
+    "tandem_epp.scheduling.candidate_layout",
+    "tandem_epp.scheduling.cost_choice",
+    "tandem_epp.scheduling.decider",
+    "tandem_epp.scheduling.prompt_tokens",
+    "tandem_epp.scheduling.scheduler",
+    "tandem_epp.shared_fleet",
+    "tandem_epp.subset_hints",
+    "tandem_epp.verdicts",
+    "tandem_planner.choice",
+    "tandem_planner.cost",
+    "tandem_planner.decode_fit",
+    "tandem_planner.figure_table",
+    "tandem_planner.learned_cost",
+    "tandem_planner.linear_fit",
+    "tandem_planner.pod_costs",
+    "tandem_planner.prefill_fit",
+    "tandem_planner.sample_window",
+    "tandem_planner.transfer",
+)
+"""The modules through which each request passes (`python -m benchmarks.epp_parts`), and those that
+contain classes derived from theirs."""
+
+
+class CannotCompile(Exception):
+    """The modules could not be compiled: the message says why and what to do."""
+
+
+def compiled_copy(root: Path, site: Path) -> None:
+    """Have `site` contain the packages of the checkout `root`, compiled; takes no time if it has
+    them as they are now. Raises CannotCompile."""
+    key, record = _key(root), site / "key"
+    if record.exists() and record.read_text() == key:
+        return
+    shutil.rmtree(site, ignore_errors=True)
+    for package in PACKAGES:
+        target = site / Path(package).name
+        shutil.copytree(root / package, target, ignore=shutil.ignore_patterns("__pycache__"))
+    compile_modules(site)
+    record.write_text(key)
+
+
+def compile_modules(site: Path, python: str = sys.executable) -> None:
+    """Compile `MODULES` of the packages in `site`. `python`: the interpreter, of this version, that
+    has the libraries which they import: their types are read. Raises CannotCompile."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise CannotCompile("no C compiler: install gcc and Python's headers")
+    paths = [f"{module.replace('.', '/')}.py" for module in MODULES]
+    # `--cache-dir`: mypy's own would be written into the folder.
+    flags = ["--ignore-missing-imports", "--python-executable", python, "--cache-dir", os.devnull]
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(site):
+        command = ["--quiet", "build_ext", "--inplace"]
+        command += ["--build-temp", scratch, "--build-lib", scratch]
+        try:
+            # Without the symbols of debuggers, so that equal sources give equal files.
+            modules = mypycify([*flags, *paths], opt_level="2", debug_level="0", target_dir=scratch)
+            setuptools.setup(name="hot-path", packages=[], ext_modules=modules, script_args=command)
+        except SystemExit as err:
+            raise CannotCompile(f"mypyc or the C compiler failed, see above: {err}") from err
+
+
+def _key(root: Path) -> str:
+    """What the compiled modules depend on."""
+    key = hashlib.sha256(f"{sys.version} {version('mypy')}".encode())
+    for source in (
+        Path(__file__),
+        *(f for p in PACKAGES for f in sorted((root / p).rglob("*.py"))),
+    ):
+        key.update(str(source.relative_to(root)).encode() + source.read_bytes())
+    return key.hexdigest()
+
+
+def main() -> int:
+    """Exit status: 0, or 1 with a line on stderr when the modules cannot be compiled."""
+    parser = argparse.ArgumentParser(prog="python -m images.hot_path", description=__doc__)
+    parser.add_argument("site", type=Path, help="folder with the packages")
+    parser.add_argument("--copy-of", type=Path, metavar="ROOT", help="first copy this checkout's")
+    parser.add_argument("--python", default=sys.executable, help="interpreter with the libraries")
+    arguments = parser.parse_args()
+    try:
+        if arguments.copy_of is not None:
+            compiled_copy(arguments.copy_of.resolve(), arguments.site)
+        else:
+            compile_modules(arguments.site, arguments.python)
+    except CannotCompile as err:
+        sys.stderr.write(f"images.hot_path: {err}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The modules of the request path, and whether they are compiled."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from images.hot_path import MODULES, CannotCompile, compile_modules
+
+from tandem_epp.compiled import is_compiled
+
+IS_COMPILED = "build/compiled" in os.environ.get("PYTHONPATH", "")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_modules_of_the_request_path_are_compiled_or_none(name: str) -> None:
+    assert is_compiled(import_module(name)) is IS_COMPILED
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CannotCompile, match="install gcc"):
+        compile_modules(tmp_path)
+
+
+@pytest.mark.component
+def test_a_compiled_module_raises_with_file_and_line(tmp_path: Path) -> None:
+    package = tmp_path / "tandem_contract"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    failing = "def divide(a: int, b: int) -> int:\n    return a // b\n"
+    (package / "failing.py").write_text(failing)
+    script = (
+        "import pathlib, images.hot_path as hot; hot.MODULES = ('tandem_contract.failing',)\n"
+        "hot.compile_modules(pathlib.Path('.'))"
+    )
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
+    call = "from tandem_contract import failing; print(failing.__file__); failing.divide(1, 0)"
+    ran = subprocess.run(
+        [sys.executable, "-c", call], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.strip().endswith(".so")
+    assert 'tandem_contract/failing.py", line 2, in divide' in ran.stderr

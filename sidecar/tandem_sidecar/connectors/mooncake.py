@@ -41,6 +41,9 @@ from .protocol import (
     check_ended_by_length,
 )
 
+MAX_PEERS: Final = 1024
+"""Prefill pods whose engine id is remembered. Pods come and go, and without signed plans any
+address of the allow-list may be named."""
 _ENGINE_ID_TTL: Final = 10.0
 """Seconds for which an engine id is used. Too long: after a prefill pod's restart, decode engines
 compute prompts again for that long. Too short: a query before every prefill."""
@@ -116,7 +119,11 @@ class Mooncake:
                 " supported"
             )
         engine_id = next(iter(ranks.values())).engine_id
+        # The newest last, so that the first is the one whose id was asked for longest ago.
+        self._engines.pop(attempt.prefill, None)
         self._engines[attempt.prefill] = engine_id, self._clock() + _ENGINE_ID_TTL
+        if len(self._engines) > MAX_PEERS:
+            del self._engines[next(iter(self._engines))]
 
     def forget_peer(self, prefill: HostPort) -> None:
         engine_id, _ = self._engines.get(prefill, ("", 0.0))

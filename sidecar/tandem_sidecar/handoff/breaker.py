@@ -7,7 +7,8 @@
 
 The caller reports the result of each request that `admit` let through, by exactly one of
 `record_success`, `record_failure`, `record_busy` or `cancel`. Only pods that failed or were busy
-are remembered, for `_TTL` seconds after their last use.
+are remembered, for `_TTL` seconds after their last use, and `MAX_TARGETS` of them at most: without
+signed plans a request may name any address of the allow-list.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from ..settings import Breaker
 
 MAX_WAIT: Final = 60.0
 """Seconds of a Retry-After that are honoured."""
+MAX_TARGETS: Final = 1024
+"""Pods that are remembered; of more, those used longest ago are forgotten."""
 _TTL: Final = 600.0
 
 
@@ -125,6 +128,8 @@ class Breakers:
         self._evict(now)
         target = self._targets.setdefault(address, _Target())
         target.last_used = now
+        if len(self._targets) > MAX_TARGETS:
+            del self._targets[min(self._targets, key=lambda each: self._targets[each].last_used)]
         return target
 
     def _evict(self, now: float) -> None:

@@ -20,6 +20,8 @@ from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Call, Failure, Pool
 
+MAX_IDLE: Final = 128
+"""Engines without legs that are kept until the next check."""
 _TICKS: Final = 4
 """Checks in `silence` seconds: an engine is probed, or given up, up to a quarter of it late."""
 
@@ -66,6 +68,8 @@ class LivenessMonitor:
         """Monitor the engine at `address` for `leg`, until `unwatch`."""
         engine = self._engines.get(address)
         if engine is None:
+            if len(self._engines) % MAX_IDLE == MAX_IDLE - 1:
+                self._drop_idle()
             engine = self._engines[address] = EngineLiveness(self._loop.time())
         elif not engine.legs:
             # Without legs the engine had no reason to send anything: its silence starts now.
@@ -83,6 +87,11 @@ class LivenessMonitor:
         for engine in self._engines.values():
             _cancel_probe(engine)
         self._engines.clear()
+
+    def _drop_idle(self) -> None:
+        """Between two checks requests may name any number of engines, each its own."""
+        for address in [each for each, engine in self._engines.items() if not engine.legs]:
+            _cancel_probe(self._engines.pop(address))
 
     def _tick(self) -> None:
         self._timer = None

@@ -64,7 +64,9 @@ def new_record(request: Request, request_id: str, kind: str) -> Record:
     if request.method != b"POST":
         record.method = request.method.decode("latin-1")
     record.target = request.target.partition(b"?")[0][:MAX_TEXT].decode("latin-1")
-    record.traceparent = request.values.get(_TRACEPARENT, b"").decode("latin-1")
+    # The history keeps it: of a later version than today's, which may be longer, the first four
+    # fields count.
+    record.traceparent = request.values.get(_TRACEPARENT, b"")[:MAX_TEXT].decode("latin-1")
     return record
 
 

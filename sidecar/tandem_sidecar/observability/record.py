@@ -185,7 +185,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     target: str = ""
     """The path without its query, cut to `MAX_TEXT` characters."""
     traceparent: str = ""
-    """The header as the client or the router sent it; empty: none."""
+    """The header as the client or the router sent it, cut to `MAX_TEXT` characters; empty: none."""
     reason: str = ""
     """Why this routing path: the signed plan's reason, or the rule that forced one engine."""
     path: RoutingPath | None = None

@@ -23,6 +23,7 @@ from .single import BLOCK, SingleVllm, single_vllm
 pytestmark = pytest.mark.vllm
 POD = "vllm-0"
 ANSWER = {"model": MODEL_NAME, "max_tokens": 1, "temperature": 0}
+RESPONSE = {"model": MODEL_NAME, "max_output_tokens": 1, "temperature": 0}
 TEXT = "The prefill pod reads all of the prompt at once and leaves its blocks behind. " * 4
 
 
@@ -66,12 +67,20 @@ async def tokenizer(engine: SingleVllm) -> AsyncIterator[PromptTokenizer]:
     await new_tokenizer.close()
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, body: object) -> int:
+def _body(kind: RequestKind, fields: dict[str, Any]) -> dict[str, Any]:
+    return (RESPONSE if kind is RequestKind.RESPONSES else ANSWER) | fields
+
+
+async def _ask(
+    http: aiohttp.ClientSession, url: str, kind: RequestKind, fields: dict[str, Any]
+) -> int:
     """Send a request; returns the tokens that the engine found in its cache."""
-    async with http.post(url, json=body) as response:
+    async with http.post(url + PATHS[kind], json=_body(kind, fields)) as response:
         answer = await response.json()
         assert response.status == 200, answer
-    return int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+    usage = answer["usage"]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
 
 
 async def _cached(
@@ -99,28 +108,62 @@ async def test_the_index_knows_what_the_engine_finds_in_its_cache(
         (RequestKind.COMPLETIONS, {"prompt": TEXT, "cache_salt": "tenant"}),
         (RequestKind.COMPLETIONS, {"prompt": list(range(10, 110))}),
         (RequestKind.CHAT, {"messages": [{"role": "user", "content": TEXT}]}),
+        (RequestKind.RESPONSES, {"instructions": "Be brief.", "input": TEXT}),
     ]
     half = len(requests) // 2
     for kind, fields in requests[:half]:
-        await _ask(http, engine.url + PATHS[kind], ANSWER | fields)
+        await _ask(http, engine.url, kind, fields)
     # The first half is replayed, the rest comes while the collector listens.
     collector.sync([PodEngine(POD, 1, address)])
     async with asyncio.timeout(60):
         while collector.knowledge(POD) is not Knowledge.WHOLE:
             await asyncio.sleep(0.05)
     for kind, fields in requests[half:]:
-        await _ask(http, engine.url + PATHS[kind], ANSWER | fields)
+        await _ask(http, engine.url, kind, fields)
     for kind, fields in requests:
-        body = ANSWER | fields
+        body = _body(kind, fields)
         async with asyncio.timeout(60):
             while not (known := await _cached(collector, tokenizer, kind, body)):
                 await asyncio.sleep(0.05)
-        assert await _ask(http, engine.url + PATHS[kind], body) == known
+        assert await _ask(http, engine.url, kind, fields) == known
     assert collector.events["malformed"] == collector.events["unplaced"] == 0
     async with http.post(engine.url + "/reset_prefix_cache") as response:
         assert response.status == 200
     # vLLM publishes events with its next step; this prompt is shorter than a block.
-    await _ask(http, engine.url + PATHS[RequestKind.COMPLETIONS], ANSWER | {"prompt": [5, 6, 7]})
+    await _ask(http, engine.url, RequestKind.COMPLETIONS, {"prompt": [5, 6, 7]})
     async with asyncio.timeout(60):
         while collector.blocks.count(POD):
             await asyncio.sleep(0.05)
+
+
+async def test_a_model_directory_gives_the_tokens_that_the_engine_renders(
+    engine: SingleVllm, tokenizer: PromptTokenizer, model: Path
+) -> None:
+    await engine.ready()
+    local = PromptTokenizer(TokenizerSettings(directory=str(model), deadline=60.0), lambda *_: None)
+    answer = {"type": "output_text", "text": "Blocks.", "annotations": []}
+    turns = [
+        {"role": "user", "content": [{"type": "input_text", "text": TEXT}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [answer],
+        },
+        {"role": "user", "content": "Whose?"},
+    ]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
+    requests: list[tuple[RequestKind, dict[str, Any]]] = [
+        (RequestKind.COMPLETIONS, {"prompt": TEXT}),
+        (RequestKind.CHAT, {"messages": messages}),
+        (RequestKind.RESPONSES, {"input": TEXT}),
+        (RequestKind.RESPONSES, {"instructions": "Be brief.", "input": turns}),
+    ]
+    for kind, fields in requests:
+        body = json.dumps(_body(kind, fields)).encode()
+        rendered, tokenized = await tokenizer.tokenize(kind, body), await local.tokenize(kind, body)
+        assert rendered is not None
+        assert tokenized is not None
+        assert list(tokenized.token_ids) == list(rendered.token_ids)
+    await local.close()

@@ -1,7 +1,8 @@
 """Asks vLLM's render endpoint for a prompt's token ids: its chat template, its tokenizer, its media
 hashes.
 
-    POST /v1/completions/render, /v1/chat/completions/render, /v1/messages/render
+    POST /v1/completions/render, /v1/chat/completions/render, /v1/messages/render,
+         /v1/responses/render
     ─► {"token_ids", "cache_salt", "features": {"mm_hashes", "mm_placeholders"}}
 
 `vllm serve` offers it, and so does `vllm launch render`, which needs no GPU.
@@ -19,7 +20,10 @@ from tandem_contract.request_kinds import PATHS, RequestKind
 from ..backends.block_keys import MediaItem, TokenizedPrompt
 from . import NotTokenized
 
-_KINDS: Final = (RequestKind.COMPLETIONS, RequestKind.CHAT, RequestKind.MESSAGES)
+_KINDS: Final = (
+    *(RequestKind.COMPLETIONS, RequestKind.CHAT, RequestKind.MESSAGES),
+    RequestKind.RESPONSES,
+)
 _MAX_CONNECTIONS: Final = 16
 
 

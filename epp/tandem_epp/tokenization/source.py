@@ -14,6 +14,7 @@ from . import NotTokenized
 
 _TEMPLATE_OPTIONS: Final = ("documents", "reasoning_effort")
 """Members of a chat request that its template reads beside messages and tools, in vLLM."""
+_TEXT_PARTS: Final = ("input_text", "output_text", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,33 @@ class _Chat(msgspec.Struct):
     cache_salt: str | None = None
 
 
+class _InputPart(msgspec.Struct):
+    type: str
+    text: str
+
+
+class _InputItem(msgspec.Struct):
+    """An input item of a request for a response that is a message."""
+
+    role: str
+    content: str | tuple[_InputPart, ...]
+    type: str = "message"
+    status: str = "completed"
+
+
+class _Response(msgspec.Struct):
+    input: str | tuple[_InputItem, ...]
+    instructions: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    previous_response_id: str | None = None
+    prompt: Raw | None = None
+    reasoning: Raw | None = None
+    tools: tuple[Raw, ...] | None = None
+
+
 _named: Final = msgspec.json.Decoder(_Named)
+_response: Final = msgspec.json.Decoder(_Response)
 _ids: Final = msgspec.json.Decoder(_Ids)
 _id_list: Final = msgspec.json.Decoder(list[int])
 _completion: Final = msgspec.json.Decoder(_Completion)
@@ -104,6 +131,8 @@ def text_prompt(kind: RequestKind, body: bytes) -> TextPrompt | ChatPrompt:
             )
         if kind is RequestKind.CHAT:
             return _chat_prompt(_chat.decode(body))
+        if kind is RequestKind.RESPONSES:
+            return _response_prompt(_response.decode(body))
     except _UNREADABLE as err:
         raise NotTokenized("the body is not understood") from err
     raise NotTokenized(f"requests of kind {kind} need a render endpoint")
@@ -117,6 +146,36 @@ def _chat_prompt(chat: _Chat) -> ChatPrompt:
     options["add_generation_prompt"] = chat.add_generation_prompt
     options["tools"] = chat.tools
     return ChatPrompt(chat.messages, options, chat.add_special_tokens, chat.cache_salt)
+
+
+def _response_prompt(request: _Response) -> ChatPrompt:
+    """The messages that vLLM makes of a request for a response (its `construct_input_messages`)."""
+    if request.previous_response_id is not None or request.prompt is not None:
+        raise NotTokenized("only the engine has what the request refers to")
+    if request.reasoning is not None or request.tools:
+        raise NotTokenized("how tools and reasoning are rendered is known to the engine alone")
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        messages.append({"role": "user", "content": request.input})
+    else:
+        messages += map(_response_message, request.input)
+    options = {**(request.chat_template_kwargs or {}), "add_generation_prompt": True, "tools": None}
+    return ChatPrompt(tuple(messages), options, False, request.cache_salt)
+
+
+def _response_message(item: _InputItem) -> dict[str, Any]:
+    if item.type != "message" or item.status != "completed":
+        raise NotTokenized("only complete messages are rendered here")
+    if isinstance(item.content, str):
+        return {"role": item.role, "content": item.content}
+    if any(part.type not in _TEXT_PARTS for part in item.content):
+        raise NotTokenized("messages with media need a render endpoint")
+    if item.role == "assistant" and len(item.content) != 1:
+        raise NotTokenized("which part of an answer the engine takes is known to it alone")
+    texts = [{"type": "text", "text": part.text} for part in item.content]
+    return {"role": item.role, "content": texts if item.role != "assistant" else texts[0]["text"]}
 
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -37,7 +37,7 @@ MAX_BODY_BYTES: Final = 4 << 20
 ids, to decode them would delay all other requests."""
 _ENTRY_BYTES: Final = 512
 """Bytes per cached prompt beside its token ids."""
-_MEDIA: Final = (b'"image_url"', b'"video_url"', b'"input_audio"')
+_MEDIA: Final = (b'"image_url"', b'"input_image"', b'"video_url"', b'"input_audio"')
 SEEDS: Final = {kind: xxhash.xxh3_64_intdigest(kind.encode()) for kind in RequestKind}
 """The same body has another prompt as a request of another kind."""
 _log: Final = logging.getLogger(__name__)

@@ -73,6 +73,31 @@ async def test_a_model_directory_gives_the_engines_own_tokens(make: Make) -> Non
     assert local.results == {"tokenized": 3}
 
 
+async def test_a_response_is_the_chat_that_the_engine_makes_of_it(make: Make) -> None:
+    local = make(directory=str(tiny_model()))
+    question = MESSAGES[0]["content"]
+    asked = await local.ids(CHAT, messages=MESSAGES)
+    assert await local.ids(RequestKind.RESPONSES, input=question) == asked
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": question}]}]
+    assert await local.ids(RequestKind.RESPONSES, input=parts) == asked
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "content": "All."},
+        {"role": "user", "content": "Why?"},
+    ]
+    answer = {
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "id": "msg_1",
+        "content": [{"type": "output_text", "text": "All.", "annotations": []}],
+    }
+    system = {"role": "system", "content": "Be brief."}
+    assert await local.ids(
+        RequestKind.RESPONSES, instructions="Be brief.", input=[parts[0], answer, turns[-1]]
+    ) == await local.ids(CHAT, messages=[system, *turns])
+
+
 async def test_token_ids_need_no_tokenizer(make: Make) -> None:
     none = make()
     assert await none.ids(COMPLETIONS, prompt=[1, 2, 3]) == [1, 2, 3]
@@ -101,7 +126,18 @@ async def test_other_models_are_adapters_of_the_one_that_is_named(make: Make) ->
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         (CHAT, {"messages": MESSAGES, "chat_template": "{{ messages }}"}),
         (CHAT, {"messages": [{"content": "no role"}]}),
-        (RequestKind.RESPONSES, {"input": "hello"}),
+        (RequestKind.RESPONSES, {"input": "hello", "previous_response_id": "resp_1"}),
+        (RequestKind.RESPONSES, {"input": "hello", "tools": [{"type": "web_search"}]}),
+        (RequestKind.RESPONSES, {"input": "hello", "reasoning": {"effort": "low"}}),
+        (RequestKind.RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}),
+        (
+            RequestKind.RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},
+        ),
+        (
+            RequestKind.RESPONSES,
+            {"input": [{"role": "assistant", "content": "hel", "status": "incomplete"}]},
+        ),
     ],
 )
 async def test_what_cannot_be_tokenized_is_placed_without(
@@ -128,13 +164,13 @@ async def test_the_same_body_is_another_prompt_in_another_kind_of_request(make: 
         rendered = {"token_ids": [len(path)]}
         return [rendered] if path.startswith("/v1/completions") else rendered
 
-    kinds = (COMPLETIONS, CHAT, RequestKind.MESSAGES)
+    kinds = (COMPLETIONS, CHAT, RequestKind.MESSAGES, RequestKind.RESPONSES)
     async with fake_render(answer) as url:
         client = make(url=url)
         ids = [await client.ids(kind, prompt="x", messages=[]) for kind in kinds]
         assert ids == [await client.ids(kind, prompt="x", messages=[]) for kind in kinds]
     assert ids == [[len(PATHS[kind] + "/render")] for kind in kinds]
-    assert client.results == {"tokenized": 3, "cached": 3}
+    assert client.results == {"tokenized": 4, "cached": 4}
     assert len(set(tokenizer.SEEDS.values())) == len(RequestKind)
 
 

@@ -1,6 +1,6 @@
 """Joins tokenized prompts and KV events: what each pod has cached of a request's prompt, exactly.
 
-    precise.apply(events, tokenizer)           as the configuration says
+    precise.apply(events, tokenizers)          as the configuration says
     match = await precise.prepare(kind, body)  before the pick; None: it goes ahead approximately
 
 Where a pod's events are not followed, where the prompt cannot be tokenized in time, and without a
@@ -8,8 +8,7 @@ configuration, the approximate index answers (`scheduling.profile`).
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,12 +23,11 @@ from .backends.pods import Pod
 from .kv_events.collector import EventCollector, PodEngine, PreciseMatch
 from .kv_events.settings import EventSettings
 from .kv_events.subscriber import EngineAddress
-from .tokenization import TokenizerUnusable
-from .tokenization.tokenizer import PromptTokenizer, TokenizerSettings
+from .tokenization.models import ModelTokenizers
+from .tokenization.tokenizer import TokenizerSettings
 
 SYNC_SECONDS: Final = 1.0
 """Seconds between looks for pods that came or left, or whose address was resolved."""
-_log: Final = logging.getLogger(__name__)
 
 
 class PrecisePrefixes:
@@ -38,10 +36,10 @@ class PrecisePrefixes:
     def __init__(self, fleet: Fleet, observe_tokenization: Callable[[str, float], None]) -> None:
         """`observe_tokenization`: see `PromptTokenizer`."""
         self._fleet, self._observe = fleet, observe_tokenization
-        self._settings: tuple[EventSettings | None, TokenizerSettings] = (None, TokenizerSettings())
+        self._settings: tuple[EventSettings | None, Sequence[TokenizerSettings]] = (None, ())
         self.collector: EventCollector | None = None
         """None while the index is off."""
-        self._tokenizer: PromptTokenizer | None = None
+        self._tokenizers: ModelTokenizers | None = None
         self._sync: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -50,29 +48,24 @@ class PrecisePrefixes:
         """Whether events are followed."""
         return self.collector is not None
 
-    def apply(self, events: EventSettings | None, tokenizer: TokenizerSettings) -> None:
+    def apply(self, events: EventSettings | None, tokenizers: Sequence[TokenizerSettings]) -> None:
         """Replace the configuration, `events` being None where the index is off; to be called on
-        the event loop. A tokenizer that cannot be used is logged, and leaves only prompts that come
-        as token ids."""
-        if (events, tokenizer) == self._settings:
+        the event loop."""
+        if (events, tokenizers) == self._settings:
             return
         self._stop()
-        self._settings = events, tokenizer
+        self._settings = events, tokenizers
         if events is None:
             return
-        try:
-            self._tokenizer = PromptTokenizer(tokenizer, self._observe)
-        except TokenizerUnusable as err:
-            _log.error("prompts are matched approximately: %s", err)
-            self._tokenizer = PromptTokenizer(TokenizerSettings(), self._observe)
+        self._tokenizers = ModelTokenizers(tokenizers, self._observe)
         self.collector = EventCollector(PodBlocks(events.max_bytes))
         self._sync = asyncio.create_task(self._follow(self.collector, events))
 
     async def prepare(self, kind: RequestKind, body: bytes) -> PreciseMatch | None:
         """What each pod has cached of the prompt in `body`; None when that is not known."""
-        if self._tokenizer is None:
+        if self._tokenizers is None:
             return None
-        prompt = await self._tokenizer.tokenize(kind, body)
+        prompt = await self._tokenizers.tokenize(kind, body)
         # The configuration may have changed meanwhile.
         if prompt is None or self.collector is None:
             return None
@@ -83,7 +76,7 @@ class PrecisePrefixes:
             return None
 
     async def close(self) -> None:
-        """End the subscribers and the tokenizer."""
+        """End the subscribers and the tokenizers."""
         self._stop()
         for task in list(self._closing):
             await task
@@ -91,12 +84,12 @@ class PrecisePrefixes:
     def _stop(self) -> None:
         if self._sync is not None:
             self._sync.cancel()
-        for part in (self._tokenizer, self.collector):
+        for part in (self._tokenizers, self.collector):
             if part is not None:
                 task = asyncio.create_task(part.close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
-        self._sync = self._tokenizer = self.collector = None
+        self._sync = self._tokenizers = self.collector = None
 
     async def _follow(self, collector: EventCollector, settings: EventSettings) -> None:
         while True:

@@ -202,7 +202,7 @@ class Service:
         self._channel.open()
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self._picker.routing = self._routing()
-        self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizer)
+        self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
         scraping = routing.scheduling.scraping
         self._scraper.settings, self._warm_ups.tls = scraping, scraping.tls
         self._scraper.sync()

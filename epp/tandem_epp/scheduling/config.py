@@ -30,6 +30,7 @@ from tandem_contract.paths import Role
 
 from ..backends.scrape_settings import ScrapeSettings
 from ..kv_events.settings import EventSettings
+from ..tokenization.models import several_tokenizers_mistake
 from ..tokenization.tokenizer import TokenizerSettings
 from .conformance import ServedHeader
 from .cost_choice import CostSettings
@@ -90,8 +91,8 @@ class Scheduling:
     index: PrefixIndexSettings
     events: EventSettings | None
     """KV events to follow; None: the approximate index alone answers."""
-    tokenizer: TokenizerSettings
-    """How prompts are tokenized, where events are followed."""
+    tokenizers: tuple[TokenizerSettings, ...]
+    """How prompts are tokenized, where events are followed: one for all models, or one for each."""
     learners: tuple[PlacementLearner, ...] = ()
     """The plugins that remember where requests went."""
     sessions: tuple[TokenSession, ...] = ()
@@ -167,7 +168,7 @@ class _Builder:
             decider=decider,
             index=self._index(),
             events=self._events(),
-            tokenizer=self._tokenizer(),
+            tokenizers=self._tokenizers(),
             learners=self._learners(),
             sessions=self._sessions(),
             served_header=self._served_header(),
@@ -224,11 +225,18 @@ class _Builder:
                     return factory(plugin.parameters)
         return None
 
-    def _tokenizer(self) -> TokenizerSettings:
-        for plugin in self._plugins:
-            if isinstance(plugin.entry, TokenizerType):
-                return plugin.entry.factory(plugin.parameters)
-        return TokenizerSettings()
+    def _tokenizers(self) -> tuple[TokenizerSettings, ...]:
+        listed = [
+            (plugin.path, plugin.entry.factory(plugin.parameters))
+            for plugin in self._plugins
+            if isinstance(plugin.entry, TokenizerType)
+        ]
+        tokenizers = tuple(settings for _, settings in listed)
+        for number, (path, _) in enumerate(listed if len(listed) > 1 else ()):
+            mistake = several_tokenizers_mistake(tokenizers[: number + 1])
+            if mistake is not None:
+                raise self._document.error(path, mistake)
+        return tokenizers
 
     def _decider(self, name: str | None) -> DeciderSettings:
         if name is None:

@@ -77,5 +77,8 @@ def _index(scheduling: Scheduling) -> Iterator[str]:
     if (events := scheduling.events) is None:
         return
     yield f"KV events: port {events.port} of every pod, replay from {events.replay_port}"
-    tokenizer = scheduling.tokenizer
-    yield f"tokenizer: {tokenizer.directory or tokenizer.url or 'none'}"
+    for tokenizer in scheduling.tokenizers:
+        of = f" of {tokenizer.model}" if len(scheduling.tokenizers) > 1 else ""
+        yield f"tokenizer{of}: {tokenizer.directory or tokenizer.url or 'none'}"
+    if not scheduling.tokenizers:
+        yield "tokenizer: none"

@@ -79,9 +79,13 @@ class TokenizerParameters(_Section, frozen=True):
         str,
         Meta(
             description="the model as the render endpoint knows it; requests for another model use "
-            "a LoRA adapter of that name"
+            "a LoRA adapter of that name. Several plugins tokenize for several models"
         ),
     ] = ""
+    loraAdapters: Annotated[  # noqa: N815 - in the style of the others
+        tuple[str, ...],
+        Meta(description="the model's adapters; needed beside plugins for other models"),
+    ] = ()
     vllm: Annotated[
         VllmRender | None,
         Meta(
@@ -131,6 +135,7 @@ def tokenizer_settings(parameters: TokenizerParameters) -> TokenizerSettings:
         directory=parameters.path,
         url=vllm.url,
         model=parameters.modelName,
+        adapters=parameters.loraAdapters,
         deadline=parse_duration(vllm.timeout),
         media_deadline=parse_duration(vllm.mmTimeout),
         cache_bytes=parameters.cacheBytes,

@@ -2,7 +2,8 @@
 
 `source` reads from a body what is to be tokenized; `local` does it with a model directory's files,
 in threads; `render` asks vLLM's render endpoint; `tokenizer` chooses among them, caches, and gives
-up at a deadline. What the ids are used for belongs to `precise`. Read `tokenizer` first.
+up at a deadline; `models` has one for each model. What the ids are used for belongs to `precise`.
+Read `tokenizer` first.
 
 Errors:
 

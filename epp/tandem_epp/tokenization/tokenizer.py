@@ -55,6 +55,9 @@ class TokenizerSettings:
     model: str = ""
     """The model's name for the render endpoint. Requests for other models use a LoRA adapter of
     that name. Empty: requests keep their model, and none has an adapter."""
+    adapters: tuple[str, ...] = ()
+    """Names of the model's LoRA adapters; needed only beside tokenizers of other models, which
+    might have them instead."""
     deadline: float = 0.2
     """Seconds after which a request is placed without its token ids. Too low: long prompts are
     matched approximately. Too high: an overloaded tokenizer delays requests."""

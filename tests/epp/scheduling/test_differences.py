@@ -191,7 +191,6 @@ def test_tokenizers_that_do_not_exist_are_refused(parameters: str) -> None:
 
 def test_an_estimate_is_no_tokenizer() -> None:
     text = "plugins: [{type: token-producer, parameters: {estimate: {image: {mode: static}}}}]"
-    assert loaded(text).tokenizer.url == ""
-    assert loaded("plugins: [{type: token-producer, parameters: {vllm: {}}}]").tokenizer.url == (
-        "http://localhost:8000"
-    )
+    assert loaded(text).tokenizers[0].url == ""
+    [here] = loaded("plugins: [{type: token-producer, parameters: {vllm: {}}}]").tokenizers
+    assert here.url == "http://localhost:8000"

@@ -212,7 +212,7 @@ def test_events_are_followed_with_the_files_tokenizer() -> None:
     ):
         scheduling = Setup(name).scheduling
         assert scheduling.events is not None
-        assert scheduling.tokenizer.url == url
+        assert [each.url for each in scheduling.tokenizers] == ([url] if url else [])
 
 
 def test_flow_control_is_accepted_with_warnings(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,15 +42,47 @@ plugins:
     vllm: {{url: http://render:8000, timeout: 5s, mmTimeout: 1m}}
 """)
     assert scheduling.events == EventSettings(6000, 6100, "kv@", 1 << 20)
-    assert scheduling.tokenizer == TokenizerSettings(
-        url="http://render:8000", model="llama", deadline=5.0, media_deadline=60.0
+    assert scheduling.tokenizers == (
+        TokenizerSettings(
+            url="http://render:8000", model="llama", deadline=5.0, media_deadline=60.0
+        ),
     )
 
 
 def test_defaults() -> None:
     scheduling = load("plugins: [{type: precise-prefix-cache-producer}, {type: tokenizer}]")
     assert scheduling.events == EventSettings()
-    assert scheduling.tokenizer == TokenizerSettings()
+    assert scheduling.tokenizers == (TokenizerSettings(),)
+
+
+def test_each_of_several_models_has_a_tokenizer() -> None:
+    scheduling = load("""
+plugins:
+- {type: precise-prefix-cache-producer}
+- {type: token-producer, parameters: {modelName: llama, path: /models/llama, loraAdapters: [sql]}}
+- {type: token-producer, name: second, parameters: {modelName: qwen, vllm: {url: "http://q"}}}
+""")
+    assert scheduling.tokenizers == (
+        TokenizerSettings(directory="/models/llama", model="llama", adapters=("sql",)),
+        TokenizerSettings(url="http://q", model="qwen"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("path: /b", "modelName: missing"),
+        ("modelName: a", "a: another tokenizer"),
+        ("{modelName: b, loraAdapters: [c, sql]}", "sql: another tokenizer"),
+    ],
+)
+def test_of_several_tokenizers_each_is_for_a_model_of_its_own(second: str, message: str) -> None:
+    second = second if second.startswith("{") else f"{{{second}}}"
+    with pytest.raises(DocumentError, match=rf"router\.yaml:3.*{message}"):
+        load(f"""plugins:
+- {{type: token-producer, parameters: {{modelName: a, loraAdapters: [sql]}}}}
+- {{type: token-producer, name: second, parameters: {second}}}
+""")
 
 
 @pytest.mark.parametrize(

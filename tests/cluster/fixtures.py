@@ -27,6 +27,7 @@ _PROGRAMS = {
     "h2spec_program": ("h2spec",),
     "gateway_definitions": (tools.GATEWAY_CRDS,),
     "istiod_program": ("pilot-discovery",),
+    "envoy_gateway_program": ("envoy-gateway", tools.GATEWAY_CRDS),
     "conformance_program": (gobuild.CONFORMANCE, tools.GATEWAY_CRDS),
 }
 """Programs that each fixture needs."""
@@ -141,6 +142,11 @@ def gateway_definitions(control_plane: ControlPlane) -> ControlPlane:
 @pytest.fixture(scope="session")
 def istiod_program() -> None:
     """For tests that run Istio's control plane: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def envoy_gateway_program() -> None:
+    """For tests that run Envoy Gateway: they are skipped where it is not built."""
 
 
 @pytest.fixture(scope="session")

@@ -58,19 +58,25 @@ def are_complete(cache: Path) -> bool:
     return all(each.folder(cache).is_dir() for each in ALL)
 
 
-def download(go: str, cache: Path) -> None:
-    """Copy the missing definitions into `cache`. Raises gobuild.BuildFailed."""
+def module_folder(go: str, definitions: Definitions, cache: Path) -> Path:
+    """The module that has `definitions`, in Go's own cache. Raises gobuild.BuildFailed."""
     (cache / "log").mkdir(parents=True, exist_ok=True)
     run = Go(go, cache, cache / "log" / "gateway-crds.log")
+    name = f"{definitions.module}@v{definitions.version}"
+    return Path(json.loads(run("mod", "download", "-json", name))["Dir"])
+
+
+def download(go: str, cache: Path) -> None:
+    """Copy the missing definitions into `cache`. Raises gobuild.BuildFailed."""
     for each in ALL:
         target = each.folder(cache)
         if target.is_dir():
             continue
-        module = json.loads(run("mod", "download", "-json", f"{each.module}@v{each.version}"))
+        source = module_folder(go, each, cache)
         partial = target.with_name(f".{target.name}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for file in Path(module["Dir"]).glob(each.files):
+        for file in source.glob(each.files):
             shutil.copyfile(file, partial / file.name)
         # Renamed only when complete: an interrupted copy leaves no partial folder.
         partial.rename(target)

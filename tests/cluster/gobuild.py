@@ -164,6 +164,7 @@ _HELM = "helm.sh/helm/v3"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _H2SPEC = "github.com/summerwind/h2spec"
 _ISTIO = "istio.io/istio"
+_ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 _CONFORMANCE = "sigs.k8s.io/gateway-api-inference-extension/conformance"
 _ECHO = "sigs.k8s.io/gateway-api/conformance/echo-basic"
 CONFORMANCE = "gateway-conformance"
@@ -237,6 +238,16 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             (f"{_ISTIO}/pilot/cmd/pilot-discovery",),
             _tool_module(f"{_ISTIO}/pilot/cmd/pilot-discovery", versions.ISTIO),
             f"-s -w -X {_ISTIO}/pkg/version.buildVersion={versions.ISTIO}",
+            version_flags=("version",),
+        ),
+        Program(
+            "envoy-gateway",
+            versions.ENVOY_GATEWAY,
+            f"envoy-gateway-{versions.ENVOY_GATEWAY}",
+            (f"{_ENVOY_GATEWAY}/cmd/envoy-gateway",),
+            _tool_module(f"{_ENVOY_GATEWAY}/cmd/envoy-gateway", versions.ENVOY_GATEWAY),
+            f"-s -w -X {_ENVOY_GATEWAY}/internal/cmd/version.envoyGatewayVersion="
+            f"v{versions.ENVOY_GATEWAY}",
             version_flags=("version",),
         ),
         Program(

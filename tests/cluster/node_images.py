@@ -35,7 +35,14 @@ def write_image(
         "/tmp": oci.Directory(0o1777),
         "/etc/passwd": oci.Text(b"root:x:0:0::/:/sbin/nologin\n"),
     }
-    image = oci.Image(reference, [oci.write_layer(files, layer)], entrypoint=[at], user=user)
+    image = oci.Image(
+        reference,
+        [oci.write_layer(files, layer)],
+        entrypoint=[at],
+        # Pods may name the program without its folder.
+        environment={"PATH": at.rpartition("/")[0] or "/"},
+        user=user,
+    )
     archive = folder / f"{name}.tar"
     oci.write_archive(image, archive)
     layer.unlink()

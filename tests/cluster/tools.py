@@ -35,7 +35,7 @@ MAKE_TEST = (
     *("helm", "promtool", "chromium", "h2spec", GATEWAY_CRDS, "pilot-discovery"),
 )
 """What `make test` uses beyond the Python environment."""
-NODE_GATEWAYS = (gobuild.CONFORMANCE, GATEWAY_CRDS, "pilot-discovery")
+NODE_GATEWAYS = (gobuild.CONFORMANCE, GATEWAY_CRDS, "pilot-discovery", "envoy-gateway")
 """What tests of gateways on the node need beside the node."""
 ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium", GATEWAY_CRDS)
 # A file of each Debian package, and the package.

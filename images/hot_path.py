@@ -23,6 +23,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -118,6 +119,7 @@ def compiled_copy(root: Path, site: Path) -> None:
         target = site / Path(package).name
         shutil.copytree(root / package, target, ignore=shutil.ignore_patterns("__pycache__"))
     compile_modules(site)
+    check_import(site)
     record.write_text(key)
 
 
@@ -138,6 +140,17 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
             setuptools.setup(name="hot-path", packages=[], ext_modules=modules, script_args=command)
         except SystemExit as err:
             raise CannotCompile(f"mypyc or the C compiler failed, see above: {err}") from err
+
+
+def check_import(site: Path, python: str = sys.executable) -> None:
+    """Import the EPP from `site`: some errors, such as an interpreted class derived from a compiled
+    one, show only then. Raises CannotCompile."""
+    environment = os.environ | {"PYTHONPATH": str(site.resolve())}
+    command = [python, "-c", "import tandem_epp.main"]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:]
+        raise CannotCompile(f"the compiled EPP cannot be imported: {' '.join(last)}")
 
 
 def _key(root: Path) -> str:
@@ -163,6 +176,7 @@ def main() -> int:
             compiled_copy(arguments.copy_of.resolve(), arguments.site)
         else:
             compile_modules(arguments.site, arguments.python)
+            check_import(arguments.site, arguments.python)
     except CannotCompile as err:
         sys.stderr.write(f"images.hot_path: {err}\n")
         return 1

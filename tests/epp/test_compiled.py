@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from images.hot_path import MODULES, CannotCompile, compile_modules
+from images.hot_path import MODULES, CannotCompile, check_import, compile_modules
 
 from tandem_epp.compiled import is_compiled
 
@@ -23,6 +23,15 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CannotCompile, match="install gcc"):
         compile_modules(tmp_path)
+
+
+def test_a_compiled_epp_that_cannot_be_imported_gets_into_no_image(tmp_path: Path) -> None:
+    package = tmp_path / "tandem_epp"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "main.py").write_text("raise TypeError('interpreted classes cannot inherit')\n")
+    with pytest.raises(CannotCompile, match="imported: TypeError: interpreted classes"):
+        check_import(tmp_path)
 
 
 @pytest.mark.component

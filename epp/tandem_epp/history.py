@@ -19,6 +19,7 @@ from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, Decisi
 
 from .backends.engine_page import Gauges
 from .backends.pods import Pod
+from .estimates.cost_record import Prediction
 
 MAX_TEXT: Final = 256
 """Characters kept of a model name, which a client chose."""
@@ -30,9 +31,8 @@ pods. Older ones keep what was chosen."""
 class Explanation(Protocol):
     """What a choice by cost was made from: `estimates.cost_record.CostRecord`."""
 
-    @property
-    def first_token(self) -> float:
-        """Predicted seconds from the decision to the first token on the chosen pods."""
+    def predict(self) -> Prediction:
+        """When the first token is expected."""
 
     def traces(self) -> Sequence[CostTrace]:
         """The costs of all candidates; computed when a person asks."""
@@ -58,8 +58,8 @@ class Decision:
     passes and the stream ends."""
 
     __slots__ = (
-        *("began", "cached_tokens", "decided_at", "decode", "ended", "explanation"),
-        *("measured_ttft", "model", "overhead", "path", "predicted_ttft", "prefill"),
+        *("began", "beyond", "cached_tokens", "decided_at", "decode", "ended", "explanation"),
+        *("join", "measured_ttft", "model", "overhead", "path", "predicted_ttft", "prefill"),
         *("prompt_tokens", "reason", "request_id", "seconds", "served", "status", "timing"),
         "turn_seconds",
     )
@@ -104,6 +104,9 @@ class Decision:
         """Seconds from the beginning of the decision to the first token; None: not predicted."""
         self.overhead = 0.0
         """The part of `predicted_ttft` that is no term of the costs."""
+        self.beyond = self.join = 0.0
+        """The parts of it that were expected beyond what is computed for the chosen pods, and after
+        a hand-off on the decode pod: `estimates.overheads`."""
         self.measured_ttft: float | None = None
         """The same as it was; None if the answer was no stream."""
         self.served: str | None = None
@@ -172,11 +175,13 @@ class History:
         self._decisions.append(decision)
         return decision
 
-    def explain(self, decision: Decision, explanation: Explanation, overhead: float = 0.0) -> None:
+    def explain(self, decision: Decision, explanation: Explanation, beyond: float = 0.0) -> None:
         """Keep how the choice of `decision` was made, and drop the explanation of an old one.
-        `overhead`: seconds until the first token beyond those that it predicts."""
-        decision.predicted_ttft = explanation.first_token + overhead
-        decision.overhead = overhead
+        `beyond`: seconds until the first token beyond those that it predicts for the pods, with
+        those of the hand-off."""
+        first_token, handoff, join = explanation.predict()
+        decision.predicted_ttft = first_token - handoff + beyond
+        decision.overhead, decision.beyond, decision.join = beyond - handoff, beyond, join
         if not self._decisions.maxlen:
             return
         decision.explanation = explanation

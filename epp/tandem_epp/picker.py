@@ -298,8 +298,7 @@ class EndpointPicker:
         decision.cached_tokens = result.cached_tokens
         decision.prompt_tokens = prompt = request.prompt_tokens if request else 0
         if result.costs is not None and request is not None:
-            overhead = self._fleet.overheads.seconds(path)
-            self._history.explain(decision, result.costs, overhead)
+            self._history.explain(decision, result.costs, self._fleet.overheads.seconds(path))
         self._metrics.decisions.child(path, reason).inc()
         if path is RoutingPath.FALLBACK:
             self._metrics.fallbacks.child(reason, result.decode[0].backend.role).inc()

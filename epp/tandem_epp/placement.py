@@ -10,7 +10,7 @@ from tandem_contract.timing import OUT_OF_RANGE, Timing, parse_timing
 from .answered_model import AnsweredModel
 from .backends.pods import Pod
 from .counted_request import CountedRequest
-from .estimates.overheads import overhead_of
+from .estimates.overheads import beyond_terms
 from .ext_proc.messages import HeaderMutation, ResponseHeaders
 from .history import Decision
 from .metrics import Metrics
@@ -145,7 +145,7 @@ class Placement:
         # vLLM sends the headers of a stream at once; a sidecar, with the first token.
         is_reported = response.timing is not None or response.path is not None
         if is_reported and response.is_stream and response.status // 100 == 2:
-            self._observe_first_token(response.path, report)
+            self._observe_first_token(response.path, report, now)
         if report is OUT_OF_RANGE:
             self.metrics.faults.ignore_timing(response.prefill or self.decode.name)
         self.pods.on_response_headers(response, now, report)
@@ -157,7 +157,7 @@ class Placement:
         if (prompt_tokens := report.prompt_tokens) is not None and report.cached is not None:
             self.metrics.observe_hit_ratio(report.cached, prompt_tokens, "measured")
 
-    def _observe_first_token(self, path: str | None, report: Timing) -> None:
+    def _observe_first_token(self, path: str | None, report: Timing, now: float) -> None:
         """Compare the prediction with what happened."""
         decision = self.decision
         measured = decision.record_first_token()
@@ -165,6 +165,6 @@ class Placement:
         is_as_planned = path is None or path == decision.path
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
-            terms = decision.predicted_ttft - decision.overhead
-            overhead = overhead_of(measured, terms, report, is_split=bool(decision.prefill))
-            self.pods.fleet.overheads.learn(decision.path, overhead)
+            terms = decision.predicted_ttft - decision.beyond
+            beyond = beyond_terms(measured, terms, decision.join, report)
+            self.pods.fleet.overheads.learn(decision.path, beyond, now)

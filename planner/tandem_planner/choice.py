@@ -70,6 +70,8 @@ class Choice(NamedTuple):
     """Whether the transfer to the chosen pod rules a split out that would be cheaper without it."""
     fabric: FabricClass = FabricClass.ELSEWHERE
     """The class of the chosen pair; of no meaning without one."""
+    ready: float = inf
+    """Seconds of the cheapest prefill pod; inf: there is none."""
 
 
 def choose(
@@ -88,14 +90,16 @@ def choose(
     # A prompt that is cached on the pod which alone is the cheapest is not split.
     rest = request.prompt - cached[which[costs.index(unified)]]
     groups = () if unified < inf and rest <= candidates.max_unsplit_tokens else candidates.groups
-    pairs = []
-    for group in groups:
-        of_group = [prefills[i] for i in group.prefills]
-        pairs.append(_cheapest_pair(request, candidates, group, of_group, random, count))
+    of_groups = [[prefills[i] for i in group.prefills] for group in groups]
+    ready = min(map(min, filter(None, of_groups)), default=inf)
+    pairs = [
+        _cheapest_pair(request, candidates, group, of_group, ready, random, count)
+        for group, of_group in zip(groups, of_groups, strict=True)
+    ]
     split = min((pair.cost for pair in pairs), default=inf)
     if split < unified:
         best = random.choice([pair for pair in pairs if pair.cost <= split + tie_seconds(split)])
-        return Choice(best.decodes, best.prefills, split, unified, fabric=best.fabric)
+        return Choice(best.decodes, best.prefills, split, unified, fabric=best.fabric, ready=ready)
     if unified == inf:
         return Choice(())
     chosen = _cheapest(costs, which, count, random, tie_seconds(unified))
@@ -103,9 +107,9 @@ def choose(
     too_far = [pair.prefill for pair in pairs if decode in pair.too_long]
     is_too_long = False
     if too_far:
-        terms = decode_terms(request, pods.pods[decode], candidates.cached[decode])
+        terms = decode_terms(request, pods.pods[decode], candidates.cached[decode], ready=ready)
         is_too_long = min(too_far) < unified - sum(terms) + terms.transfer
-    return Choice(chosen, (), unified, split, is_too_long)
+    return Choice(chosen, (), unified, split, is_too_long, ready=ready)
 
 
 def would_split(
@@ -116,12 +120,13 @@ def would_split(
 ) -> bool:
     """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
     as fast as `pod` and forms a pair of one of the classes `fabrics` with it."""
+    ready = idle_prefill_seconds(request, pod, cached)
     received = [
-        sum(decode_terms(request, pod, cached, fabric))
+        sum(decode_terms(request, pod, cached, fabric, ready))
         for fabric in fabrics
         if not is_transfer_too_long(request, pod, cached, fabric)
     ]
-    split = idle_prefill_seconds(request, pod, cached) + min(received, default=inf)
+    split = ready + min(received, default=inf)
     return split < sum(unified_terms(request, pod, cached))
 
 
@@ -143,16 +148,19 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
     candidates: Candidates,
     group: Group,
     prefills: Sequence[float],
+    ready: float,
     random: Random,
     count: int,
 ) -> _Pair:
-    """`prefills`: the costs of the group's pods that prefill."""
+    """`prefills`: the costs of the group's pods that prefill; `ready`: the least of all groups."""
     if group.neighbours is not None:
         return _cheapest_neighbours(
-            request, candidates, group, group.neighbours, prefills, random, count
+            request, candidates, group, group.neighbours, prefills, ready, random, count
         )
     which = group.decodes
-    decodes = decode_costs(request, candidates.pods, candidates.cached, which, group.fabric)
+    decodes = decode_costs(
+        request, candidates.pods, candidates.cached, which, group.fabric, ready=ready
+    )
     too_long: Sequence[int] = ()
     if inf in decodes:
         too_long = [i for i, cost in zip(which, decodes, strict=True) if cost == inf]
@@ -172,6 +180,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     group: Group,
     neighbours: Neighbours,
     prefills: Sequence[float],
+    ready: float,
     random: Random,
     count: int,
 ) -> _Pair:
@@ -179,7 +188,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     cheapest with the chosen decode and prefill pod, so they may be of another class."""
     pods, cached, which = candidates.pods, candidates.cached, group.decodes
     nearest = neighbours.cheapest_prefills(prefills)
-    costs = pair_costs(request, pods, cached, which, nearest)
+    costs = pair_costs(request, pods, cached, which, nearest, ready=ready)
     too_long: Sequence[int] = ()
     if inf in costs:
         cheapest = map(min, *nearest)
@@ -193,7 +202,10 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     pairs = [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)]
     ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random, tie)
     if count > 1:
-        of_all = [decode_costs(request, pods, cached, which, fabric) for fabric in FabricClass]
+        of_all = [
+            decode_costs(request, pods, cached, which, fabric, ready=ready)
+            for fabric in FabricClass
+        ]
         from_prefill = neighbours.classes_from(ranking[0])
         others = [of_all[fabric][at] for at, fabric in enumerate(from_prefill)]
         # The choice stays the first one, whatever others cost with its prefill pod.

@@ -2,7 +2,7 @@
 
     unified(D)  = wait(D) + prefill(D) + stall(D) + decode(D) + preemption(D) + standing(D)
     split(P, D) = wait(P) + prefill(P) + stall(P) + standing(P)
-                + transfer(P, D) + handoff + decode(D) + preemption(D) + standing(D)
+                + transfer(P, D) + handoff + join(P, D) + decode(D) + preemption(D) + standing(D)
 
     wait        seconds of prefill work ahead in the pod's queue
     prefill     a + b n + c (n² + 2 n cached), n uncached tokens on the pod that computes them
@@ -11,18 +11,21 @@
                 for those that it was set up to serve
     transfer    KV bytes of the tokens not on D ÷ D's measured rate for transfers from pods as close
                 as P: the fabric class of the pair
-    handoff     a constant for the two extra round trips
+    handoff     the extra round trips and what proxies do, learned (HANDOFF_SECONDS until then)
+    join        max(0, wait(D) - ready) + step(D): D's engine admits requests in order, so a prompt
+                that it computes itself delays the transfer beyond `ready`, when the KV is there
+                (the least wait + prefill of all P); then the request joins a decode step
     decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens: what they
                 slow this request down, and what it slows them down
     preemption  prefill of the prompt once more × the share of prompt and output for which D has no
                 free KV
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
-wait + prefill + transfer + handoff are the seconds until the first token; the rest is harm and
-risk. Where transfer(P, D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D, there is
-no split. Among pods that can exchange KV, the terms of P and those of D are independent within a
-fabric class, so the best P of a class is the same for all D that are equally close: `choice` is
-O(P + D).
+wait + prefill + transfer + handoff + join are the seconds until the first token; the rest is harm
+and risk. Where transfer(P, D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D,
+there is no split. Among pods that can exchange KV, the terms of P and those of D are independent
+within a fabric class, so the best P of a class is the same for all D that are equally close:
+`choice` is O(P + D).
 """
 
 from math import inf
@@ -46,7 +49,7 @@ DECODE_WEIGHT: Final = 4.0
 """Harm per second of ITL that a decode gets and adds: two of each, because decodes last while
 queues pass, and a pod that has many attracts long waits for memory later."""
 HANDOFF_SECONDS: Final = 0.01
-"""Seconds that a hand-off takes beside prefill and transfer: two round trips, one queue more."""
+"""Seconds that a hand-off takes beside the other terms until it is measured: two round trips."""
 FAILURE_SECONDS: Final = 5.0
 """Seconds that a failed request costs its client: it finds out and tries again."""
 LATE_SHARE: Final = 0.5
@@ -87,6 +90,8 @@ class PodFigures(NamedTuple):
     """Seconds per request, whatever its prompt."""
     transfers: Transfers = TRANSFERS_PRIOR
     kv: KvSize = KvSize(KV_BYTES_PRIOR)
+    step: float = 0.0
+    """Seconds of the decode step that a request joins after a hand-off."""
 
 
 class RequestFigures(NamedTuple):
@@ -97,6 +102,8 @@ class RequestFigures(NamedTuple):
     output: float
     """Tokens expected."""
     now: float
+    handoff: float = HANDOFF_SECONDS
+    """Seconds of a hand-off without its transfer."""
 
 
 class CostTerms(NamedTuple):
@@ -107,6 +114,7 @@ class CostTerms(NamedTuple):
     stall: float = 0.0
     transfer: float = 0.0
     handoff: float = 0.0
+    join: float = 0.0
     decode: float = 0.0
     preemption: float = 0.0
     standing: float = 0.0
@@ -114,7 +122,7 @@ class CostTerms(NamedTuple):
     @property
     def first_token(self) -> float:
         """Seconds until the first token; the rest is harm and risk."""
-        return self.wait + self.prefill + self.transfer + self.handoff
+        return self.wait + self.prefill + self.transfer + self.handoff + self.join
 
 
 def wait_seconds(pod: PodFigures, now: float) -> float:
@@ -125,20 +133,15 @@ def wait_seconds(pod: PodFigures, now: float) -> float:
     return pod.queued + (left if left > 0.0 else -left * pod.late_share)
 
 
-def first_token_seconds(
-    request: RequestFigures,
-    computing: PodFigures,
-    cached: int,
-    received: tuple[PodFigures, int, FabricClass] | None = None,
-) -> float:
-    """Predicted seconds until the first token: `CostTerms.first_token` of all pods that take part,
-    without the other terms. `computing` computes the prompt, of which it has `cached` tokens;
-    `received`, with a split: the decode pod, the tokens that it has, and the class of the pair."""
-    seconds = wait_seconds(computing, request.now)
-    seconds += idle_prefill_seconds(request, computing, cached)
-    if received is not None:
-        seconds += _transfer_seconds(request, *received) + HANDOFF_SECONDS
-    return seconds
+def first_token_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
+    """Predicted seconds until `pod`, which has `cached` tokens of the prompt, has computed it: wait
+    and prefill, the first token of a request that is not split."""
+    return wait_seconds(pod, request.now) + idle_prefill_seconds(request, pod, cached)
+
+
+def join_seconds(request: RequestFigures, pod: PodFigures, ready: float) -> float:
+    """The term `join` on the decode pod `pod`, if the KV is there in `ready` seconds."""
+    return max(0.0, wait_seconds(pod, request.now) - ready) + pod.step
 
 
 def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
@@ -170,12 +173,15 @@ def decode_terms(
     pod: PodFigures,
     cached: int,
     fabric: FabricClass = FabricClass.ELSEWHERE,
+    ready: float = inf,
 ) -> CostTerms:
     """The terms of `split(P, D)` that depend on D, which has `cached` tokens of the prompt, for the
-    pods P that form pairs of the class `fabric` with it."""
+    pods P that form pairs of the class `fabric` with it. `ready`: when the KV is there, in seconds;
+    inf: after D's own prefills."""
     return CostTerms(
-        transfer=_transfer_seconds(request, pod, cached, fabric),
-        handoff=HANDOFF_SECONDS,
+        transfer=transfer_seconds(request, pod, cached, fabric),
+        handoff=request.handoff,
+        join=join_seconds(request, pod, ready),
         decode=pod.itl_harm * request.output,
         preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
@@ -191,7 +197,7 @@ def is_transfer_too_long(
     """Whether the transfer to `pod`, which has `cached` tokens of the prompt, rules out a split
     with the pods that form pairs of the class `fabric` with it."""
     longest = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pod, cached)
-    return _transfer_seconds(request, pod, cached, fabric) > longest
+    return transfer_seconds(request, pod, cached, fabric) > longest
 
 
 def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
@@ -201,9 +207,11 @@ def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) 
     return _prefill(pod, uncached, max(1, request.prompt) - uncached)
 
 
-def _transfer_seconds(
+def transfer_seconds(
     request: RequestFigures, pod: PodFigures, cached: int, fabric: FabricClass
 ) -> float:
+    """The term `transfer` to `pod`, which has `cached` tokens of the prompt, in pairs of the class
+    `fabric`."""
     size = pod.kv.bytes(_uncached(request, cached))
     latency, per_byte = pod.transfers[fabric]
     return latency + per_byte * size

@@ -9,7 +9,7 @@ from typing import Final
 
 from tandem_contract.fabric_classes import FabricClass
 
-from .cost import HANDOFF_SECONDS, PodFigures
+from .cost import PodFigures
 from .fabrics import MAX_TRANSFER_SHARE
 
 Computing = tuple[float, float, float, float, float, float]
@@ -25,7 +25,7 @@ Computing = tuple[float, float, float, float, float, float]
 Receiving = tuple[float, float, float, float, float, float]
 """What `decode_terms` and `is_transfer_too_long` depend on in one fabric class:
 
-    constant    seconds that no request changes: latency, hand-off, standing
+    constant    seconds that no request changes: latency, the decode step to join, standing
     per_token   of the transfer
     itl_harm
     spare       seconds that the transfer may take longer than its share of D's own prefill, of
@@ -33,7 +33,9 @@ Receiving = tuple[float, float, float, float, float, float]
     share_per_token
     share_per_pair
 """
-
+Queue = tuple[float, float, float]
+"""What `wait_seconds` depends on: head_ends as above, late_share, queued."""
+_NO_QUEUE: Final = (0.0, 0.0, 0.0)
 
 ITL_HARM: Final = 5
 """Index in `Computing`."""
@@ -50,6 +52,7 @@ class FigureTable:
         )
         """One list per `FabricClass`."""
         self.free_tokens = [0.0] * len(pods)
+        self.queues: list[Queue] = [_NO_QUEUE] * len(pods)
         self.has_windows = False
         """Whether a row has, or had, a model with sliding windows."""
         for row, pod in enumerate(pods):
@@ -61,6 +64,7 @@ class FigureTable:
         copied.pods, copied.free_tokens = self.pods.copy(), self.free_tokens.copy()
         copied.computing = self.computing.copy()
         copied.receiving = tuple(rows.copy() for rows in self.receiving)
+        copied.queues = self.queues.copy()
         copied.has_windows = self.has_windows
         return copied
 
@@ -68,7 +72,7 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv,
+            standing, transfers, kv, step,
         ) = pod  # fmt: skip
         harmed, share = 1.0 + stall, MAX_TRANSFER_SHARE
         self.pods[row] = pod
@@ -77,7 +81,7 @@ class FigureTable:
             per_token * harmed, per_pair * harmed, itl_harm,
         )  # fmt: skip
         near, around, far = self.receiving
-        constant, spare = HANDOFF_SECONDS + standing, share * fixed
+        constant, spare = step + standing, share * fixed
         share_token, share_pair = share * per_token, share * per_pair
         latency, per_byte = transfers[-1]
         near[row] = around[row] = far[row] = (
@@ -92,5 +96,9 @@ class FigureTable:
                     spare - latency, share_token, share_pair,
                 )  # fmt: skip
         self.free_tokens[row] = free_tokens
+        if late_share or queued:
+            self.queues[row] = (head_ends if late_share else 0.0, late_share, queued)
+        else:
+            self.queues[row] = _NO_QUEUE
         if kv.long is not None:
             self.has_windows = True

@@ -48,16 +48,19 @@ def decode_costs(
     cached: Sequence[int],
     which: Sequence[int],
     fabric: FabricClass = FabricClass.ELSEWHERE,
+    *,
+    ready: float = inf,
 ) -> list[float]:
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
-    pairs of the class `fabric`; inf where the transfer takes too long for a split."""
+    pairs of the class `fabric`; inf where the transfer takes too long for a split. `ready`: as in
+    `cost.decode_terms`."""
     if pods.has_windows:
         no_prefills = [[0.0 if each is fabric else inf] * len(which) for each in FabricClass]
-        return pair_costs(request, pods, cached, which, no_prefills)
-    output = request.output
+        return pair_costs(request, pods, cached, which, no_prefills, ready=ready)
+    output, handoff = request.output, request.handoff
     n, cached = _at_least_one(request, cached)
     costs = [
-        constant + (n - hit) * per_token + itl_harm * output
+        handoff + constant + (n - hit) * per_token + itl_harm * output
         if (n - hit) * (per_token - share_token - share_pair * (n + hit)) <= spare
         else inf
         for (constant, per_token, itl_harm, spare, share_token, share_pair), hit in zip(
@@ -66,6 +69,7 @@ def decode_costs(
             strict=True,
         )
     ]
+    costs = _with_queues(costs, request, pods, which, ready)
     return _with_preemption(costs, request, pods, cached, which)
 
 
@@ -75,12 +79,14 @@ def pair_costs(
     cached: Sequence[int],
     which: Sequence[int],
     prefills: Sequence[Sequence[float]],
+    *,
+    ready: float = inf,
 ) -> list[float]:
     """`split(P, D)` for each pod D in `which` and the cheapest of some pods P; inf where the
     transfer takes too long from each of them. `prefills`: per class of the pair, the cost of one P
-    for each D; inf: none."""
+    for each D; inf: none. `ready`: as in `cost.decode_terms`."""
     n, cached = _at_least_one(request, cached)
-    output = request.output
+    output, handoff = request.output, request.handoff
     sizes: Sequence[float]
     sizes = uncached = [n - cached[i] for i in which]
     if pods.has_windows:
@@ -109,7 +115,8 @@ def pair_costs(
             cost := far_prefill + afar + seconds
         ) < least:
             least = cost
-        costs.append(least + itl_harm * output)
+        costs.append(least + handoff + itl_harm * output)
+    costs = _with_queues(costs, request, pods, which, ready)
     return _with_preemption(costs, request, pods, cached, which)
 
 
@@ -142,6 +149,27 @@ def _at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, 
     if max(cached, default=0) >= n:
         cached = [min(hit, n - 1) for hit in cached]
     return n, cached
+
+
+def _with_queues(
+    costs: list[float],
+    request: RequestFigures,
+    pods: FigureTable,
+    which: Sequence[int],
+    ready: float,
+) -> list[float]:
+    """`costs` of the pods in `which`, with what their own prefills delay the transfer."""
+    if ready == inf:
+        return costs
+    now = request.now
+    return [
+        cost + delay
+        if (delay := queued + (ends - now if ends > now else (now - ends) * late) - ready) > 0.0
+        else cost
+        for cost, (ends, late, queued) in zip(
+            costs, map(pods.queues.__getitem__, which), strict=True
+        )
+    ]
 
 
 def _with_preemption(

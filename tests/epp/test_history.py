@@ -6,6 +6,7 @@ import pytest
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace
+from tandem_epp.estimates.cost_record import Prediction
 from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.history import EXPLAINED, Decision, History
 
@@ -69,6 +70,9 @@ class Costs:
 
     def __init__(self, seconds: float) -> None:
         self.first_token = seconds
+
+    def predict(self) -> Prediction:
+        return Prediction(self.first_token)
 
     def traces(self) -> list[CostTrace]:
         return [CostTrace("d", "unified", self.first_token, chosen=True)]
@@ -137,10 +141,13 @@ def test_what_first_tokens_take_beyond_the_terms_is_predicted_from_then_on() -> 
     measured = [trace.measured_ttft or 0.0 for trace in setup.history.latest(4)]
     placement, _ = setup.place(f"4 {LONG}")
     [trace] = setup.history.latest(1)
-    assert min(measured) < trace.overhead < max(measured)
-    assert placement.decision.explanation is not None
-    by_terms = placement.decision.explanation.first_token
-    assert trace.predicted_ttft == pytest.approx(by_terms + trace.overhead)
+    explanation = placement.decision.explanation
+    assert explanation is not None
+    assert trace.predicted_ttft is not None
+    predicted = explanation.predict()
+    assert trace.predicted_ttft == pytest.approx(predicted.first_token + trace.overhead)
+    by_pods = predicted.first_token - predicted.handoff
+    assert min(measured) < trace.predicted_ttft - by_pods < max(measured)
 
 
 def test_the_pod_that_served_is_recorded() -> None:

@@ -48,8 +48,15 @@ PODS = st.builds(
     standing=TIMES,
     transfers=st.tuples(TRANSFERS, TRANSFERS, TRANSFERS),
     kv=st.sampled_from([KvSize(1e5)] * 5 + [KvSize(1e5, 1e8, 2e4)]),
+    step=st.floats(0.0, 0.1),
 )
-REQUESTS = st.builds(RequestFigures, st.integers(0, 20_000), st.floats(1.0, 500.0), st.just(NOW))
+REQUESTS = st.builds(
+    RequestFigures,
+    st.integers(0, 20_000),
+    st.floats(1.0, 500.0),
+    st.just(NOW),
+    handoff=st.floats(0.0, 0.1),
+)
 FLEETS = st.lists(st.tuples(PODS, st.integers(0, 20_000)), min_size=1, max_size=6)
 
 
@@ -98,17 +105,17 @@ def test_a_row_that_is_written_again_has_the_new_figures(
 
 
 @pytest.mark.parametrize("fabric", FabricClass)
-@given(request=REQUESTS, fleet=FLEETS)
+@given(request=REQUESTS, fleet=FLEETS, ready=TIMES)
 def test_a_pass_over_decode_pods_is_of_one_fabric_class(
-    fabric: FabricClass, request: RequestFigures, fleet: list[tuple[PodFigures, int]]
+    fabric: FabricClass, request: RequestFigures, fleet: list[tuple[PodFigures, int]], ready: float
 ) -> None:
     pods, cached = zip(*fleet, strict=True)
-    costs = decode_costs(request, FigureTable(pods), cached, range(len(pods)), fabric)
+    costs = decode_costs(request, FigureTable(pods), cached, range(len(pods)), fabric, ready=ready)
     assert costs == pytest.approx(
         [
             inf
             if is_transfer_too_long(request, *pod, fabric)
-            else sum(decode_terms(request, *pod, fabric))
+            else sum(decode_terms(request, *pod, fabric, ready))
             for pod in fleet
         ]
     )
@@ -140,9 +147,10 @@ def test_nothing_is_cheaper_than_the_choice(
     prefills, decodes = range(len(fleet)), range(len(fleet), len(pods))
     made = choice(request, some(pods, cached, decodes, [(prefills, decodes)]), seed)
     costs = {d: sum(unified_terms(request, pods[d], cached[d])) for d in decodes}
+    ready = min(sum(prefill_terms(request, pods[p], cached[p])) for p in prefills)
     pairs = {
         (p, d): sum(prefill_terms(request, pods[p], cached[p]))
-        + sum(decode_terms(request, pods[d], cached[d]))
+        + sum(decode_terms(request, pods[d], cached[d], ready=ready))
         for p, d in product(prefills, decodes)
         if not is_transfer_too_long(request, pods[d], cached[d])
     }
@@ -193,6 +201,26 @@ def test_a_cache_is_worth_a_wait_until_it_costs_more() -> None:
     assert choice(request, some([busy, PodFigures()], cached, (0, 1))).decodes == [0]
     busier = busy._replace(queued=60.0)
     assert choice(request, some([busier, PodFigures()], cached, (0, 1))).decodes == [1]
+
+
+def test_a_decode_pod_whose_own_prefills_delay_the_transfer_is_avoided() -> None:
+    """An engine admits requests in order: the KV is not read before."""
+    request = RequestFigures(8000, 10.0, NOW)
+    decode = PodFigures(stall=1.0, step=0.01)
+    ready = sum(prefill_terms(request, PodFigures(), 0))
+    for ends, expected in ((0.9 * ready, {1, 2}), (ready + 1.0, {2})):
+        busy = decode._replace(head_ends=NOW + ends, late_share=0.5)
+        candidates = some([PodFigures(), busy, decode], [0] * 3, (1, 2), [((0,), (1, 2))])
+        made = [choice(request, candidates, seed) for seed in range(40)]
+        assert all(each.prefills == [0] for each in made)
+        assert {each.decodes[0] for each in made} == expected
+
+
+def test_a_hand_off_that_takes_long_is_no_split() -> None:
+    request = RequestFigures(1000, 10.0, NOW)
+    pods = some([PodFigures(), PodFigures(stall=1.0)], [0, 0], (1,), [((0,), (1,))])
+    assert choice(request, pods).prefills
+    assert not choice(request._replace(handoff=0.2), pods).prefills
 
 
 PREFILL, DECODE = PodFigures(), PodFigures(stall=1.0)

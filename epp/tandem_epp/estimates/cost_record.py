@@ -5,6 +5,7 @@ It holds what the choice was made from, not the terms: those are computed on req
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -16,7 +17,9 @@ from tandem_planner.cost import (
     RequestFigures,
     decode_terms,
     first_token_seconds,
+    join_seconds,
     prefill_terms,
+    transfer_seconds,
     unified_terms,
 )
 
@@ -25,6 +28,16 @@ _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms
     "prefill": prefill_terms,
 }
 """Part of a cost, for which no other pod matters → its terms."""
+
+
+class Prediction(NamedTuple):
+    """When the first token of a request is expected, in seconds from its decision."""
+
+    first_token: float
+    handoff: float = 0.0
+    """The part of it that is the hand-off."""
+    join: float = 0.0
+    """The part of it that passes on the decode pod after a hand-off."""
 
 
 class CostRecord(NamedTuple):
@@ -51,17 +64,21 @@ class CostRecord(NamedTuple):
     """Decode pod → the classes of its pairs; empty if no pair is nearer than others."""
     grouped: AbstractSet[int] = frozenset()
     """Those of `decodes` for which one of `prefills` could prefill."""
+    ready: float = inf
+    """As in `tandem_planner.choice.Choice`."""
 
-    @property
-    def first_token(self) -> float:
-        """Predicted seconds until the first token."""
-        pods, decode = self.pods, self.decode
-        computing, received = decode, None
-        if self.prefill is not None:
-            computing = self.prefill
-            received = pods[decode], self.cached[decode], self.fabric
+    def predict(self) -> Prediction:
+        """What is expected of the chosen pods."""
+        request, pods, prefill = self.request, self.pods, self.prefill
+        computing = self.decode if prefill is None else prefill
         cached = self.cached_if_computing[computing]
-        return first_token_seconds(self.request, pods[computing], cached, received)
+        ready = first_token_seconds(request, pods[computing], cached)
+        if prefill is None:
+            return Prediction(ready)
+        decode, handoff = pods[self.decode], request.handoff
+        join = join_seconds(request, decode, ready)
+        transfer = transfer_seconds(request, decode, self.cached[self.decode], self.fabric)
+        return Prediction(ready + handoff + transfer + join, handoff, join)
 
     @property
     def prefill_seconds(self) -> float:
@@ -96,7 +113,7 @@ class CostRecord(NamedTuple):
         return _TERMS[part](self.request, self.pods[row], self.cached_if_computing[row])
 
     def _decode_terms(self, row: int, fabric: FabricClass) -> CostTerms:
-        return decode_terms(self.request, self.pods[row], self.cached[row], fabric)
+        return decode_terms(self.request, self.pods[row], self.cached[row], fabric, self.ready)
 
     def _alone(self, part: str, row: int, *, is_chosen: bool) -> CostTrace:
         terms = self._terms(part, row)

@@ -124,8 +124,8 @@ def _fill_in_decode(alike: list[PodEstimates]) -> None:
     if costs:
         shared = DecodeCost._make(_medians(costs, DECODE_PRIOR, _DECODE))
         for pod in alike:
-            if pod.shared_slope != shared.slope:
-                pod.shared_slope = shared.slope
+            if pod.shared_decode != shared:
+                pod.shared_decode = shared
                 pod.learned()
             if not pod.decode.count and pod.decode.cost != shared:
                 pod.decode.set_prior(shared)

@@ -1,11 +1,14 @@
-"""What first tokens take beyond the terms of the cost: HTTP, the steps of proxies, the first decode
-step after a hand-off. The same for all pods of a path, and learned for each path from the latest
-requests; the median, because a request that waited unexpectedly says nothing.
+"""What first tokens take beyond what is computed for each pod: HTTP, the steps of proxies, and in a
+hand-off its further round trips. The same for all pods of a path, and learned for each path from
+the latest requests; the median, because a request that waited unexpectedly says nothing.
 
-    overhead = measured - queue - compute - transfer - handoff    by the engines' own report
-    overhead = measured - terms                                   without one
+    beyond = measured - queue - compute - transfer - join    by the engines' own report
+    beyond = measured - (wait + prefill + transfer + join)   without one, by the predicted terms
 
 The first is exact. The second one also has in it by how much the wait was mispredicted.
+
+A hand-off takes what the split path has beyond that of one engine: it is the term `handoff` of the
+cost, so a split is chosen by what splits take here.
 """
 
 from collections import deque
@@ -20,15 +23,23 @@ _LATEST: Final = 32
 """Requests of which the median is taken. More: steadier, and slower to follow a change."""
 _LEAST: Final = 4
 """Requests from which a median is used."""
+_MOST_HANDOFF: Final = 0.1
+"""Seconds that a hand-off is believed to take at most. Without reports, a wait that is mispredicted
+counts too: unlimited, a busy hour would end all splits."""
+_FRESH_SECONDS: Final = 600.0
+"""Seconds after the latest split for which it counts what splits took: a path that is avoided, and
+so not measured, is tried again."""
+_SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+_ONE_ENGINE: Final = (RoutingPath.UNIFIED, RoutingPath.FAST_DECODE)
 
 
-def overhead_of(measured: float, terms: float, report: Timing, *, is_split: bool) -> float:
+def beyond_terms(measured: float, terms: float, join: float, report: Timing) -> float:
     """What a first token took beyond the terms, in seconds. `measured`: what it took in all;
-    `terms`: what they predicted."""
+    `terms`: what was predicted for the chosen pods, without the hand-off; `join`: the part of it
+    that no engine reports."""
     if report.queue is None or report.compute is None:
         return measured - terms
-    handoff = HANDOFF_SECONDS if is_split else 0.0
-    return measured - report.queue - report.compute - (report.transfer or 0.0) - handoff
+    return measured - report.queue - report.compute - (report.transfer or 0.0) - join
 
 
 class FirstTokenOverheads:
@@ -37,14 +48,34 @@ class FirstTokenOverheads:
     def __init__(self) -> None:
         self._latest: dict[RoutingPath, deque[float]] = {}
         self._seconds: dict[RoutingPath, float] = {}
+        self._split_at = 0.0
+        """When a split was last learned from, in Unix seconds."""
+        self._handoff = self._assumed = HANDOFF_SECONDS
+        """What `handoff` returns while splits are fresh, and after that."""
 
     def seconds(self, path: RoutingPath) -> float:
-        """At least 0, and 0 until it is measured."""
-        return self._seconds.get(path, 0.0)
+        """What to expect, the hand-off included; at least 0. Until it is measured, HANDOFF_SECONDS
+        for a split, else 0."""
+        return self._seconds.get(path, HANDOFF_SECONDS if path is _SPLIT else 0.0)
 
-    def learn(self, path: RoutingPath, seconds: float) -> None:
-        """The overhead of a request was `seconds`."""
+    def handoff(self, now: float) -> float:
+        """What a split takes more than one engine, at `now` (Unix seconds). HANDOFF_SECONDS until
+        both are measured, but never more than all that a split takes."""
+        return self._handoff if now - self._split_at <= _FRESH_SECONDS else self._assumed
+
+    def learn(self, path: RoutingPath, seconds: float, now: float) -> None:
+        """A request took `seconds` beyond the terms, as known at `now` (Unix seconds)."""
         latest = self._latest.setdefault(path, deque(maxlen=_LATEST))
         latest.append(seconds)
+        if path is _SPLIT:
+            self._split_at = now
         if len(latest) >= _LEAST:
             self._seconds[path] = max(0.0, median(latest))
+            self._compare()
+
+    def _compare(self) -> None:
+        split = self.seconds(_SPLIT)
+        alone = next((self._seconds[path] for path in _ONE_ENGINE if path in self._seconds), None)
+        self._assumed = self._handoff = min(HANDOFF_SECONDS, split)
+        if alone is not None:
+            self._handoff = min(_MOST_HANDOFF, max(0.0, split - alone))

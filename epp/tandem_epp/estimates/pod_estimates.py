@@ -18,7 +18,7 @@ from tandem_planner.cost import (
     STALL_WEIGHT,
     PodFigures,
 )
-from tandem_planner.decode_fit import DecodeFit
+from tandem_planner.decode_fit import DecodeCost, DecodeFit
 from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit, Transfers
@@ -92,9 +92,9 @@ class PodEstimates:
         """Requests of other routers at the last scrape."""
         self._running = 0.0
         """Requests that the engine computed at the last scrape."""
-        self.shared_slope: float | None = None
-        """Median slope of the decode fits of alike pods; None: the pod's own counts. A slope is
-        hard to measure, and two pods with unequal errors would not share the load."""
+        self.shared_decode: DecodeCost | None = None
+        """Medians of the decode fits of alike pods; None: the pod's own counts. A slope is hard to
+        measure, and two pods with unequal errors would not share the load."""
         self._free_tokens = inf
         """Tokens for which the KV cache had room at the last scrape."""
         self._placed_tokens = 0.0
@@ -195,12 +195,12 @@ class PodEstimates:
 
     def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
-        slope = self.decode.cost.slope if self.shared_slope is None else self.shared_slope
-        return _Rates(self.prefill.best, DECODE_WEIGHT * slope, self.fabrics.costs, kv)
+        decode = self.shared_decode or self.decode.cost
+        return _Rates(self.prefill.best, decode, self.fabrics.costs, kv)
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue
-        prefill, harm, transfers, kv = self._rates
+        prefill, decode, transfers, kv = self._rates
         decodes = self.decodes + self._unknown_running
         return PodFigures(
             head_ends=queue.head_ends,
@@ -211,10 +211,11 @@ class PodEstimates:
             per_pair=prefill.per_pair,
             stall=STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),
             # By the time of its first token, a request meets those before it in the queue too.
-            itl_harm=harm * (decodes + self.awaiting_prefill),
+            itl_harm=DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill),
             free_tokens=self._free_tokens - self._placed_tokens,
             transfers=transfers,
             kv=kv,
+            step=decode.step + decode.slope * decodes,
         )
 
 
@@ -222,7 +223,6 @@ class _Rates(NamedTuple):
     """What does not change with each request."""
 
     prefill: PrefillCost
-    harm: float
-    """Seconds per output token and decode."""
+    decode: DecodeCost
     transfers: Transfers
     kv: KvSize

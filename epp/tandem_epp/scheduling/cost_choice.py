@@ -84,7 +84,10 @@ class CostScheduler:
             return None
         request, refusal = context.request, _single_engine_reason(context)
         figures = RequestFigures(
-            request.prompt_tokens if request else 0, self.expected_output(request), now
+            request.prompt_tokens if request else 0,
+            self.expected_output(request),
+            now,
+            self._fleet.overheads.handoff(now),
         )
         may_split = can_split and settings.split and refusal is None
         # First: it brings the rows up to date.
@@ -110,7 +113,7 @@ class CostScheduler:
             figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
             candidates.cached_if_computing, layout.decodes, layout.prefills if may_split else (),
             choice.decodes[0], choice.prefills[0] if choice.prefills else None,
-            choice.fabric, layout.fabrics, layout.grouped,
+            choice.fabric, layout.fabrics, layout.grouped, choice.ready,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
         return SchedulingResult(decision, decode, prefill, cached, record, size)
@@ -247,7 +250,7 @@ def _with_adapter(
 
 def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:
     """What the request is predicted to take on the chosen pods."""
-    prompt, output, _ = record.request
+    prompt, output = record.request.prompt, record.request.output
     computing = record.decode if record.prefill is None else record.prefill
     cached = min(prompt, record.cached_if_computing[computing])
     on_decode = min(prompt, record.cached[record.decode])

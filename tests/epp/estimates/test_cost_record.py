@@ -66,9 +66,22 @@ def test_a_decode_pod_is_listed_for_each_class_of_its_pairs() -> None:
         ("d-0", "same_node", True), ("d-0", "elsewhere", False), ("d-1", "elsewhere", False),
     ]  # fmt: skip
     near, far = (trace.terms["transfer"] for trace in decodes[:2])
-    assert made.first_token == pytest.approx(
-        made._replace(fabric=elsewhere).first_token - far + near
+    assert made.predict().first_token == pytest.approx(
+        made._replace(fabric=elsewhere).predict().first_token - far + near
     )
+
+
+def test_the_decode_pods_own_prefills_and_its_step_delay_the_first_token() -> None:
+    busy = DECODE._replace(step=0.02, head_ends=REQUEST.now + 5.0, late_share=0.5)
+    made = record(2, 0)
+    later = made._replace(pods=(*PODS[:2], busy, DECODE), ready=made.traces()[2].cost)
+    ready = later.traces()[2].cost
+    assert ready < 5.0
+    assert named(later)["decode", "d-0"].terms["join"] == pytest.approx(5.0 - ready + 0.02)
+    first_token, handoff, join = later.predict()
+    assert join == pytest.approx(5.0 - ready + 0.02)
+    assert first_token == pytest.approx(made.predict().first_token + join)
+    assert (handoff, record(2, None).predict().handoff) == (HANDOFF_SECONDS, 0.0)
 
 
 def test_a_placed_request_is_explained_without_its_prompt() -> None:
@@ -78,6 +91,6 @@ def test_a_placed_request_is_explained_without_its_prompt() -> None:
     assert {cost.part for cost in trace.costs} == {"unified", "prefill", "decode"}
     chosen = [cost for cost in trace.costs if cost.chosen]
     assert {cost.pod for cost in chosen} == {"d", *(pod.name for pod in placement.prefill)}
-    first_token = ("wait", "prefill", "transfer", "handoff")
+    first_token = ("wait", "prefill", "transfer", "handoff", "join")
     seconds = [cost.terms.get(name, 0.0) for cost in chosen for name in first_token]
     assert trace.predicted_ttft == pytest.approx(sum(seconds))

@@ -144,7 +144,7 @@ def test_the_explanation_names_the_class_of_the_chosen_pair() -> None:
     assert (chosen.pod, chosen.fabric) == (placement.decode.name, "same_node")
     of_pod = {cost.fabric: cost.terms["transfer"] for cost in decodes if cost.pod == chosen.pod}
     assert of_pod["same_node"] < of_pod["elsewhere"]
-    first_token = ("wait", "prefill", "transfer", "handoff")
+    first_token = ("wait", "prefill", "transfer", "handoff", "join")
     both = [cost for cost in trace.costs if cost.chosen]
     seconds = [cost.terms.get(name, 0.0) for cost in both for name in first_token]
     assert trace.predicted_ttft == pytest.approx(sum(seconds))
